@@ -1,0 +1,61 @@
+# `make` alone prints the targets. Each one makes what it needs first and says what it is doing.
+
+SHELL := bash
+VENV  := .venv
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.coopstreams
+ARGS  ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup check format test test-slow demo bench docs
+
+help: ## print this
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(STAMP) ## make .venv with coopstreams (editable) and all tools; again only when pyproject.toml changed
+
+$(STAMP): pyproject.toml
+	@set -euo pipefail; \
+	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+		for candidate in "$${PYTHON:-}" python3.11 python3.12 python3.13 python3.14 python3 python; do \
+			[ -n "$$candidate" ] || continue; \
+			if "$$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$candidate; break; fi; \
+		done; \
+		if [ -z "$${found:-}" ]; then \
+			echo "setup: no Python 3.11 or newer with the venv module was found (looked for python3.11 … python3.14, python3, python)." >&2; \
+			echo "       Install one (Debian, Ubuntu: apt install python3 python3-venv; macOS: brew install python), or name it: make setup PYTHON=/path/to/python3" >&2; \
+			exit 1; \
+		fi; \
+		echo "setup: making $(VENV) with $$found ($$("$$found" -c 'import platform; print(platform.python_version())'))"; \
+		"$$found" -m venv $(VENV); \
+	fi; \
+	echo "setup: installing coopstreams and its tools into $(VENV) (the first time this downloads about 600 MB, most of it PySpark)"; \
+	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[check]'; \
+	touch $(STAMP); \
+	echo "setup: done"
+
+check: setup ## format, lint, types, import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pyright
+	$(BIN)/lint-imports --no-logo
+
+format: setup ## format, and fix what ruff can fix
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+test: setup ## all tests except the slow ones; starts a real Kafka for itself (ARGS='-k word' picks some)
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-slow: setup ## the slow tests: processes killed and stopped, long runs
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+demo: setup ## three processes share one partition of real flights, one is killed (ARGS=--once ends by itself)
+	$(BIN)/python -m coopstreams.dev.demo $(ARGS)
+
+bench: setup ## records per second on this machine
+	$(BIN)/python -m benchmarks $(ARGS)
+
+docs: setup ## check the documentation: its code runs, its commands, tables and links are right
+	$(BIN)/python -m pytest tests/docs $(ARGS)

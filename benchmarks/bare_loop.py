@@ -1,0 +1,65 @@
+"""The keyed count by hand: what the parts can do without a framework around them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from rocksdict import AccessType, Options, Rdict, WriteBatch
+
+bootstrap, folder = sys.argv[1:3]
+group, source, sink = os.environ["BENCH_APPLICATION"], os.environ["BENCH_SOURCE"], os.environ["BENCH_SINK"]
+consumer = Consumer(
+    {
+        "bootstrap.servers": bootstrap,
+        "group.id": group,
+        "enable.auto.commit": False,
+        "fetch.queue.backoff.ms": 2,
+        "queued.min.messages": 200_000,
+        "fetch.message.max.bytes": 8 << 20,
+    }
+)
+producer = Producer(
+    {
+        "bootstrap.servers": bootstrap,
+        "enable.idempotence": True,
+        "queue.buffering.max.messages": 1_000_000,
+        "delivery.report.only.error": True,
+        "partitioner": "murmur2_random",
+    }
+)
+options = Options(raw_mode=True)
+database = Rdict(f"{folder}/{group}", options, access_type=AccessType.read_write())
+counts: dict[bytes, int] = {}
+dirty: set[bytes] = set()
+consumer.assign([TopicPartition(source, 0, 0)])
+position, due = 0, time.monotonic() + 1.0
+while True:
+    batch = consumer.consume(10_000, 0.05)
+    if batch:
+        keys = [message.key() for message in batch]
+        for key in keys:
+            count = counts.get(key)
+            if count is None:
+                stored = database.get(key)
+                count = 0 if stored is None else int.from_bytes(stored, "big")
+            counts[key] = count + 1
+        dirty.update(keys)
+        position = batch[-1].offset() + 1
+    if time.monotonic() < due:
+        continue
+    due = time.monotonic() + 1.0
+    if dirty:
+        write = WriteBatch(raw_mode=True)
+        for key in sorted(dirty):
+            value = counts[key].to_bytes(8, "big")
+            producer.produce(sink, value, key)
+            producer.produce(sink, value, key, 0)
+            write.put(key, value)
+        producer.poll(0)
+        producer.flush()
+        database.write(write)
+        dirty.clear()
+    consumer.commit(offsets=[TopicPartition(source, 0, position)], asynchronous=False)

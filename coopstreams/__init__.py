@@ -1,0 +1,63 @@
+"""coopstreams: stateful stream processing on Kafka, where several shared tasks own key ranges of one partition."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from coopstreams.config import Config
+from coopstreams.topology import serdes
+from coopstreams.topology.branches import BranchedKStream
+from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.grouped import KGroupedStream, KGroupedTable
+from coopstreams.topology.join_windows import JoinWindows
+from coopstreams.topology.kstream import KStream
+from coopstreams.topology.ktable import KTable
+from coopstreams.topology.nodes import Topology
+from coopstreams.topology.processor_stores import KeyValueStore, WindowStore
+from coopstreams.topology.processors import Processor, ProcessorContext, key_value_store, window_store
+from coopstreams.topology.records import Record
+from coopstreams.topology.serdes import Serde, Windowed
+from coopstreams.topology.suppressed import until_time_limit, until_window_closes
+from coopstreams.topology.windows import SessionWindows, SlidingWindows, TimeWindows, UnlimitedWindows, Windows
+
+if TYPE_CHECKING:
+    from coopstreams.app import CoopStreams
+
+__all__ = [
+    "BranchedKStream",
+    "Config",
+    "CoopStreams",
+    "JoinWindows",
+    "KGroupedStream",
+    "KGroupedTable",
+    "KStream",
+    "KTable",
+    "KeyValueStore",
+    "Processor",
+    "ProcessorContext",
+    "Record",
+    "Serde",
+    "SessionWindows",
+    "SlidingWindows",
+    "StreamsBuilder",
+    "TimeWindows",
+    "Topology",
+    "UnlimitedWindows",
+    "WindowStore",
+    "Windowed",
+    "Windows",
+    "key_value_store",
+    "serdes",
+    "until_time_limit",
+    "until_window_closes",
+    "window_store",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Return `CoopStreams`, loaded when first asked for: who only builds or tests a topology needs no Kafka client."""
+    if name == "CoopStreams":
+        from coopstreams.app import CoopStreams
+
+        return CoopStreams
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,115 @@
+"""A topology and a configuration, running: what `coopstreams run` and a user's own `main` start."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Mapping
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from coopstreams.config import Config
+from coopstreams.query.server import QueryServer
+from coopstreams.tasks.instance import Instance
+from coopstreams.tasks.parts import Parts
+from coopstreams.tasks.serving import Serving
+from coopstreams.topology.nodes import Topology
+
+log = logging.getLogger(__name__)
+
+
+class CoopStreams:
+    """One instance of an application: a process of the group, with its tasks, state and query server.
+
+    `run()` blocks until `stop()`, Ctrl-C or SIGTERM; as a context manager it runs on a thread of its own, which suits notebooks and tests.
+
+    Raises (`run`):
+        ConfigError, TopologyError: found before anything is contacted, or when the topics do not fit the topology.
+        LogError: Kafka cannot be reached, or refused something.
+        ProcessingError: a record failed and its handler says `fail`.
+    """
+
+    def __init__(self, topology: Topology, config: Config | Mapping[str, Any]) -> None:
+        self.topology = topology
+        self.config = config if isinstance(config, Config) else Config.of(config, topology.application_id)
+        self.url: str | None = None
+        """Where this instance answers queries; None before it runs, or without a server."""
+        self._instance: Instance | None = None
+        self._stopped = threading.Event()
+        self._ended = threading.Event()
+        self._started = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Run until `stop`, Ctrl-C or SIGTERM; then drain, commit and leave the group."""
+        before = _on_signals(self.stop)
+        try:
+            self._run()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def stop(self) -> None:
+        """Ask for the end; returns at once. Any thread, and before `run` too."""
+        self._stopped.set()
+        if self._instance is not None:
+            self._instance.stop()
+
+    def __enter__(self) -> Self:
+        self._thread = threading.Thread(target=self._run_quietly, name=f"coopstreams-{self.config['application.id']}", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if self._error is not None:
+            raise self._error
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None and error is None:
+            raise self._error
+
+    def _run_quietly(self) -> None:
+        try:
+            self._run()
+        except BaseException as error:  # noqa: BLE001 raised again by the thread that uses the context manager
+            self._error = error
+        finally:
+            self._started.set()
+
+    def _run(self) -> None:
+        with Parts.build(self.topology, self.config) as parts:
+            instance = self._instance = Instance(parts)
+            server = self._serve(instance)
+            self._started.set()
+            try:
+                if not self._stopped.is_set():
+                    instance.run()
+            finally:
+                if server is not None:
+                    server.stop()
+
+    def _serve(self, instance: Instance) -> QueryServer | None:
+        """Answer queries from before the group knows of this instance until after it has left."""
+        if not self.config["http.listen"]:
+            return None
+        server = QueryServer(self.config["http.listen"], self.config["application.server"])
+        self.url = instance.url = server.url
+        server.start(Serving(instance), instance.parts.metrics)
+        log.info("queries are answered at %s", server.url)
+        return server
+
+
+def _on_signals(stop: Any) -> dict[int, Any]:
+    """Let Ctrl-C and SIGTERM stop; return the handlers from before. Off the main thread signals cannot be had, and belong to somebody else."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+
+    def handle(number: int, _: FrameType | None) -> None:
+        log.info("%s: draining", signal.Signals(number).name)
+        stop()
+
+    return {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -1,0 +1,40 @@
+"""The command line: each command in a module of its own, mounted here."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from coopstreams.commands.describe import describe
+from coopstreams.commands.query import query
+from coopstreams.commands.run import run
+from coopstreams.commands.status import status
+from coopstreams.dev.command import app as dev
+from coopstreams.topology.errors import CoopStreamsError
+
+app = typer.Typer(
+    name="coopstreams",
+    help="Stateful stream processing on Kafka, where several tasks share one partition by key range.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+)
+app.command()(run)
+app.command()(describe)
+app.command()(status)
+app.command()(query)
+app.add_typer(dev, name="dev")
+
+
+def main() -> None:
+    """Run a command; an error of the user's or of the cluster's is a sentence and exit status 1, not a traceback."""
+    try:
+        app()
+    except CoopStreamsError as error:
+        typer.secho(f"{type(error).__name__}: {error}", fg=typer.colors.RED, err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

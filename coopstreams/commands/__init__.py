@@ -1,0 +1,1 @@
+"""What `coopstreams` does on the command line, one file a command."""

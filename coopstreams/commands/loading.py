@@ -1,0 +1,63 @@
+"""From what a user types (`app.py`, `app.py:name`, `package.module:name`) to a topology."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.nodes import Topology
+
+
+def load_topology(target: str) -> Topology:
+    """Return the topology of a Python file or module; without a name, its variable `topology`, else the only one it has.
+
+    Raises:
+        ConfigError: nothing there, or no topology in it, or several; says what was found and what to type.
+    """
+    path, _, name = target.rpartition(":") if ":" in target else (target, "", "")
+    module = _file(Path(path)) if path.endswith(".py") else _module(path)
+    if name:
+        return _as_topology(getattr(module, name, None), f"{name} in {path}")
+    if hasattr(module, "topology"):
+        return _as_topology(module.topology, f"topology in {path}")
+    found = {key: value for key, value in vars(module).items() if isinstance(value, Topology)}
+    if len(found) != 1:
+        names = ", ".join(sorted(found)) or "none"
+        raise ConfigError(f"{path} has no variable `topology` (topologies found: {names}): say which one, as {path}:NAME")
+    return next(iter(found.values()))
+
+
+def _as_topology(value: object, where: str) -> Topology:
+    if isinstance(value, Topology):
+        return value
+    if isinstance(value, StreamsBuilder):
+        return value.build()
+    raise ConfigError(f"{where} is {type(value).__name__}, not a topology: assign what `builder.build()` returns")
+
+
+def _file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} is not a Python file")
+    sys.path.insert(0, str(path.resolve().parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _module(name: str) -> ModuleType:
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and name.startswith(error.name):
+            raise ConfigError(f'there is no module "{name}" here; for a file, type its name with .py') from error
+        raise

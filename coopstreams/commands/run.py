@@ -1,0 +1,122 @@
+"""`coopstreams run`: a topology in one process, or in several under a supervisor."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from coopstreams.app import CoopStreams
+from coopstreams.commands.loading import load_topology
+from coopstreams.config import Config, settings_of
+from coopstreams.memory import settle
+from coopstreams.supervisor import Supervisor
+from coopstreams.topology.errors import ConfigError
+
+log = logging.getLogger("coopstreams")
+
+
+def run(
+    target: Annotated[str, typer.Argument(metavar="APP", help="Where the topology is: app.py, app.py:NAME or package.module:NAME.")],
+    bootstrap_servers: Annotated[str | None, typer.Option(metavar="HOST:PORT,...", help="The Kafka brokers.")] = None,
+    processes: Annotated[int, typer.Option(min=1, metavar="N", help="Processes, each a member of the group: for functions that compute.")] = 1,
+    threads: Annotated[
+        int | None, typer.Option(min=1, metavar="M", help="Stream threads in each process: for functions that wait. Default: 1.")
+    ] = None,
+    http: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help='Where queries are answered; with several processes the ports count up. Port 0 takes a free one; "" is none. Default: 127.0.0.1:0.',
+        ),
+    ] = None,
+    state_dir: Annotated[str | None, typer.Option(metavar="FOLDER", help="Where local state is kept. Default: coopstreams-state.")] = None,
+    instance: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Number of this process among those that share the state folder; --processes counts up from it. Default: 0."),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Settings in a TOML file, by Kafka's dotted names.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting; may be repeated.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+) -> None:
+    """Run a topology until Ctrl-C or SIGTERM, which drain and commit.
+
+    Settings are taken from --config, then from the environment (COOPSTREAMS_COMMIT_INTERVAL_MS=100), then from these options; the later wins.
+    """
+    _configure_logging(verbose)
+    settle()
+    flags: dict[str, Any] = dict(_pair(text) for text in set_ or ())
+    named = {"bootstrap.servers": bootstrap_servers, "num.stream.threads": threads, "http.listen": http, "state.dir": state_dir, "instance": instance}
+    flags |= {name: value for name, value in named.items() if value is not None}
+    settings = settings_of(config, os.environ, flags)
+    topology = load_topology(target)
+    checked = Config.of(settings, topology.application_id)
+    if processes > 1:
+        command = partial(worker_command, target, config, flags, checked, verbose=verbose)
+        raise typer.Exit(_supervise(processes, checked, command))
+    app = CoopStreams(topology, checked)
+    end_with_parent = os.environ.get("_COOPSTREAMS_SUPERVISED")
+    if end_with_parent is not None:
+        _configure_logging(verbose, f"worker {checked['instance']}: ")
+        threading.Thread(target=_watch_parent, args=(int(end_with_parent), app), name="parent", daemon=True).start()
+    app.run()
+
+
+def _supervise(processes: int, checked: Config, command: Callable[[int], Sequence[str]]) -> int:
+    os.environ["_COOPSTREAMS_SUPERVISED"] = str(os.getpid())
+    first = checked["instance"]
+    supervisor = Supervisor(command, range(first, first + processes), drain_s=checked["transaction.timeout.ms"] / 1000 + 10)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: supervisor.stop())
+    log.info("%d processes of %s; Ctrl-C drains and stops them", processes, checked["application.id"])
+    return supervisor.run()
+
+
+def worker_command(target: str, config: Path | None, flags: Mapping[str, Any], checked: Config, number: int, *, verbose: bool) -> list[str]:
+    """Return the command line of one of several processes: what was typed, with its own number and ports.
+
+    File and environment are left to it to read: a password in them must not appear in a list of processes.
+    """
+    own = {**flags, "instance": number}
+    for name in ("http.listen", "application.server"):
+        if checked[name]:
+            own[name] = _counted_up(checked[name], number - checked["instance"])
+    typed = [part for name, value in own.items() for part in ("--set", f"{name}={value}")]
+    where = [] if config is None else ["--config", str(config)]
+    return [sys.executable, "-m", "coopstreams", "run", target, *where, *typed, *(["--verbose"] if verbose else [])]
+
+
+def _counted_up(address: str, number: int) -> str:
+    """The ports of several processes count up. Port 0 takes a free one for each."""
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) + number}" if port.isdecimal() and port != "0" else address
+
+
+def _watch_parent(parent: int, app: CoopStreams) -> None:
+    """A worker whose supervisor died drains and ends: nobody would end it otherwise."""
+    while os.getppid() == parent:
+        threading.Event().wait(1.0)
+    log.warning("the supervisor is gone; stopping")
+    app.stop()
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--set {text}: write NAME=VALUE")
+    return name.strip(), value.strip()
+
+
+def _configure_logging(verbose: bool, who: str = "") -> None:
+    """Log to the terminal; `who` tells the lines of workers that share it apart."""
+    logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s %(levelname)-7s {who}%(message)s", datefmt="%H:%M:%S", force=bool(who))
+    logging.getLogger("coopstreams").setLevel(logging.DEBUG if verbose else logging.INFO)
+    logging.getLogger("kafka").setLevel(logging.ERROR)  # it reports what the membership already does, one line a request

@@ -1,0 +1,264 @@
+"""How far one task is, what of a batch it still has to do, and what a commit of several tasks consists of.
+
+A task opens with segments (`view.Opening`): parts of its range may be further than others, after a merge of ranges. The reader begins at the
+lowest; `unseen` drops what is done already; once the reader is past the highest, there is one segment and `unseen` costs one comparison.
+
+`plan` turns the tasks of one stream thread into one commit: records first, offsets to fence with last.
+
+Invariant: a record is handed to the program exactly once between opening and closing, however often the reader begins again below it.
+After any doubt about a commit, `Progress` is thrown away and opened again from the log: what was staged may or may not have counted.
+Turned down: keeping done runs as a reason to jump ahead of them (the stream time at the end of a run is unknown; reading on is cheap).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from coopstreams.commit.ranges import above, contains
+from coopstreams.commit.record import CommitKey, Committed, CommitValue, Segment, encode_key, encode_value
+from coopstreams.commit.view import Opening, join
+from coopstreams.log.log import NO_STREAM_TIME, Position
+from coopstreams.topology.columns import Columns, TopicPartition
+from coopstreams.topology.keys import KeyRange, key_hashes
+
+
+@dataclass(frozen=True, slots=True)
+class Author:
+    """Who writes a task's commits: stays the same as long as the task stays open.
+
+    Shape: `generation` is that in which the task was opened; `transactional_id` names the writer (at-least-once: any name for people).
+    """
+
+    group: str
+    generation: int
+    transactional_id: str
+
+
+class Commits(Protocol):
+    """What a commit needs to know of everybody else's: `follower.Follower`."""
+
+    @property
+    def partition(self) -> TopicPartition:
+        """The group's partition of the commit topic."""
+        ...
+
+    @property
+    def tail(self) -> int:
+        """Everything of that partition below this offset is known."""
+        ...
+
+    def mirror(self, partition: TopicPartition, committed: Committed | None) -> Committed | None:
+        """See `view.View.mirror`."""
+        ...
+
+    def garbage(self, partition: TopicPartition, mine: Sequence[KeyRange]) -> list[bytes]:
+        """See `view.View.garbage`."""
+        ...
+
+
+@dataclass(slots=True)
+class _Source:
+    """One source partition of a task. `reached`: every record of the task's range below it was handed out."""
+
+    term: int
+    segments: tuple[Segment, ...]
+    durable: tuple[Segment, ...]
+    staged: tuple[Segment, ...]
+    mirrored: Committed | None
+    staged_mirror: Committed | None
+    claim: bool
+    until: int
+    """From this offset on nothing has to be skipped."""
+    reached: int = 0
+    stream_time: int = NO_STREAM_TIME
+
+    def now(self) -> tuple[Segment, ...]:
+        """The segments with what was reached since, joined; each is kept up to date so that the next call is short."""
+        if any(segment.position < self.reached for segment in self.segments):
+            self.segments = tuple(join([self._moved(segment) for segment in self.segments]))
+        return self.segments
+
+    def _moved(self, segment: Segment) -> Segment:
+        if segment.position >= self.reached:
+            return segment
+        return Segment(segment.range, self.reached, self.stream_time, above(segment.runs, self.reached))
+
+
+class Progress:
+    """How far one task is on each of its source partitions. Belongs to its stream thread; no I/O."""
+
+    def __init__(self, covered: KeyRange, openings: Mapping[TopicPartition, Opening], author: Author) -> None:
+        self.range = covered
+        self.author = author
+        self._sources = {
+            partition: _Source(
+                opening.term,
+                opening.segments,
+                opening.segments,
+                opening.segments,
+                opening.committed,
+                opening.committed,
+                opening.claim,
+                max(segment.runs[-1][1] + 1 if segment.runs else segment.position for segment in opening.segments),
+            )
+            for partition, opening in openings.items()
+        }
+
+    @property
+    def partitions(self) -> list[TopicPartition]:
+        """The task's source partitions."""
+        return list(self._sources)
+
+    def position(self, partition: TopicPartition) -> Position:
+        """Return where the reader must begin: the lowest position, with the stream time there."""
+        lowest = min(self._sources[partition].now(), key=lambda segment: (segment.position, -segment.stream_time))
+        return Position(lowest.position, lowest.stream_time)
+
+    def unseen(self, partition: TopicPartition, columns: Columns) -> Columns:
+        """Return the records of a batch (of this task's range) that have to be processed: the batch itself, unless the reader went back.
+
+        Call `advance` with the batch's `next_offset` after each one, before the next.
+        """
+        source = self._sources[partition]
+        if not columns or columns.offsets[0] >= source.until:
+            return columns
+        segments, ends = source.now(), [segment.range.end for segment in source.segments]
+        again = bisect_left(columns.offsets, source.until)
+        # With one segment the hash does not matter.
+        hashes = key_hashes(columns.keys[:again], columns.offsets[:again]) if len(segments) > 1 else [0] * again
+        keep = []
+        for i, hash_ in enumerate(hashes):
+            segment, offset = segments[bisect_left(ends, hash_)], columns.offsets[i]
+            if offset >= segment.position and not contains(segment.runs, offset):
+                keep.append(i)
+        return _picked(columns, keep, again)
+
+    def advance(self, partition: TopicPartition, next_offset: int, stream_time: int) -> None:
+        """Note that every record of the range below `next_offset` is done, and the partition's stream time there."""
+        source = self._sources[partition]
+        if next_offset > source.reached:
+            source.reached, source.stream_time = next_offset, stream_time
+            if next_offset > source.until:
+                source.until = next_offset
+
+    @property
+    def moved(self) -> bool:
+        """Whether there is anything to commit."""
+        return any(source.now() != source.durable for source in self._sources.values())
+
+    def record(self, partition: TopicPartition, *, claim: bool = False) -> tuple[bytes, bytes] | None:
+        """Stage what was reached; return the individual commit that says it, None where nothing moved or the plain offset says it all.
+
+        `claim` (at-least-once, before the first record is processed): return the inherited segments, unless no claim is needed.
+        """
+        source = self._sources[partition]
+        segments = source.staged = source.now()
+        if claim:
+            needed = source.claim
+        elif self.range.is_whole:
+            # Also when nothing moved: the plain offset goes out at this term, and would silence what older terms say above it.
+            needed = len(segments) > 1 or any(segment.runs for segment in segments)
+        else:
+            needed = segments != source.durable
+        if not needed:
+            return None
+        key = CommitKey(self.author.group, *partition, self.range, source.term, self.author.generation)
+        return encode_key(key), encode_value(CommitValue(self.author.transactional_id, segments))
+
+    def plain(self, partition: TopicPartition, commits: Commits) -> Committed | None:
+        """Stage and return the plain offset to write: a whole-range task's own position, hash 0's owner's mirror of the stable offset."""
+        source = self._sources[partition]
+        if self.range.start:
+            return None
+        if self.range.is_whole:
+            position = self.position(partition)
+            source.staged_mirror = Committed(position.offset, position.stream_time, source.term)
+        else:
+            source.staged_mirror = commits.mirror(partition, source.mirrored)
+        return source.staged_mirror
+
+    def durable(self, partition: TopicPartition) -> int:
+        """Return the lowest committed position of the task: what its lag is measured from. Any thread."""
+        return min(segment.position for segment in self._sources[partition].durable)
+
+    def stable(self, partition: TopicPartition) -> int | None:
+        """Return the offset below which the whole partition is done, as this task last committed it; None unless it owns hash 0. Any thread."""
+        mirrored = self._sources[partition].mirrored
+        return mirrored.offset if mirrored is not None and not self.range.start else None
+
+    def mirror_due(self, commits: Commits) -> bool:
+        """Whether siblings moved the stable offset since this task last wrote it: then commit even if nothing of its own moved."""
+        if self.range.start or self.range.is_whole:
+            return False
+        return any(commits.mirror(partition, source.mirrored) not in (None, source.mirrored) for partition, source in self._sources.items())
+
+    def committed(self) -> None:
+        """Note that what was staged last is durable. Only when the commit is known to have counted."""
+        for source in self._sources.values():
+            source.durable = source.staged
+            source.mirrored = source.staged_mirror or source.mirrored
+
+
+@dataclass(frozen=True, slots=True)
+class CommitPlan:
+    """One commit of one stream thread.
+
+    Shape: `records` (key, value or None = tombstone) go to the group's partition of the commit topic. `offsets` (offset, metadata) go out
+    with the fence. It is never empty: an empty list is not fenced.
+
+    Exactly-once: outputs, changelogs, `records`; flush; `offsets` with the fence; commit.
+    At-least-once: outputs, changelogs; flush; `records`; flush; `offsets` in a fenced OffsetCommit. A record that arrives without the outputs
+    it stands for would lose them. A task opens there with `ask` in a fenced OffsetCommit, then `plan(..., claim=True)` written the same way.
+    """
+
+    records: list[tuple[bytes, bytes | None]]
+    offsets: dict[TopicPartition, tuple[int, str]]
+
+
+def plan(tasks: Iterable[Progress], commits: Commits, *, claim: bool = False) -> CommitPlan:
+    """Stage a commit of these tasks (of one thread) and return what to write. When it counted, call `committed` on each of them.
+
+    `claim`: the commit with which at-least-once tasks open, before they process anything; exactly-once has none.
+    """
+    records: list[tuple[bytes, bytes | None]] = []
+    offsets: dict[TopicPartition, tuple[int, str]] = {}
+    mine: dict[TopicPartition, list[KeyRange]] = {}
+    for task in tasks:
+        for partition in task.partitions:
+            mine.setdefault(partition, []).append(task.range)
+            record = task.record(partition, claim=claim)
+            if record:
+                records.append(record)
+            plain = task.plain(partition, commits)
+            if plain:
+                offsets[partition] = plain.offset, plain.metadata
+    # Tombstones only beside a record: it names the transaction's writer, for those who must end it when it is left open.
+    if records:
+        for partition, ranges in mine.items():
+            records += [(key, None) for key in commits.garbage(partition, ranges)]
+    return CommitPlan(records, offsets or ask(commits))
+
+
+def ask(commits: Commits) -> dict[TopicPartition, tuple[int, str]]:
+    """Return what an at-least-once opener sends with the fence after reading its opening and before writing its claim (see `view`)."""
+    return {commits.partition: (commits.tail, "")}
+
+
+def _picked(columns: Columns, keep: list[int], rest: int) -> Columns:
+    """The records at these indices and everything from index `rest` on."""
+    tail = columns.slice(rest, len(columns))
+    if not keep:
+        return tail
+    headers = columns.headers
+    return Columns(
+        [columns.keys[i] for i in keep] + list(tail.keys),
+        [columns.values[i] for i in keep] + list(tail.values),
+        [columns.timestamps[i] for i in keep] + list(tail.timestamps),
+        [columns.offsets[i] for i in keep] + list(tail.offsets),
+        [columns.stream_times[i] for i in keep] + list(tail.stream_times),
+        None if headers is None else [headers[i] for i in keep] + list(tail.headers or ()),
+        [[clock[i] for i in keep] + list(rest_of_clock) for clock, rest_of_clock in zip(columns.clocks, tail.clocks, strict=True)],
+    )

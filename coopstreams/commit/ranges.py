@@ -1,0 +1,75 @@
+"""Runs of offsets that are done, and a position that swallows those it reaches.
+
+A task that finishes records out of order has done everything below its position, and some runs above it.
+
+Invariant: runs are inclusive `(start, end)` pairs as the proposal prints them, ascending, never overlapping and never adjacent.
+Turned down: a set of offsets (10 000 runs are 20 kB in a commit; the offsets in them may be millions).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from typing import TypeAlias
+
+Runs: TypeAlias = tuple[tuple[int, int], ...]
+"""Done offsets: inclusive (start, end), ascending, with at least one undone offset between two of them."""
+
+
+def normalise(runs: Iterable[tuple[int, int]]) -> Runs:
+    """Return the same offsets as runs in order: overlapping and neighbouring ones joined.
+
+    Raises:
+        ValueError: a run that ends before it starts.
+    """
+    joined: list[tuple[int, int]] = []
+    for start, end in sorted(runs):
+        if start > end:
+            raise ValueError(f"offset range [{start}, {end}] ends before it starts")
+        if joined and start <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((start, end))
+    return tuple(joined)
+
+
+def add(runs: Runs, start: int, end: int) -> Runs:
+    """Return the runs with the offsets start..end added; runs that overlap or touch them are absorbed.
+
+    Raises:
+        ValueError: a run that ends before it starts.
+    """
+    if start > end:
+        raise ValueError(f"offset range [{start}, {end}] ends before it starts")
+    first = bisect_left(runs, start - 1, key=lambda run: run[1])
+    last = bisect_right(runs, end + 1, key=lambda run: run[0])
+    if first < last:
+        start, end = min(start, runs[first][0]), max(end, runs[last - 1][1])
+    return (*runs[:first], (start, end), *runs[last:])
+
+
+def merge(left: Runs, right: Runs) -> Runs:
+    """Return the offsets that are in either."""
+    return normalise((*left, *right)) if left and right else left or right
+
+
+def above(runs: Runs, position: int) -> Runs:
+    """Return what of the runs lies at or above a position; a run across it is cut there."""
+    if not runs or runs[0][0] >= position:
+        return runs
+    kept = runs[bisect_left(runs, position, key=lambda run: run[1]) :]
+    return ((position, kept[0][1]), *kept[1:]) if kept and kept[0][0] < position else kept
+
+
+def advance(position: int, runs: Runs) -> tuple[int, Runs]:
+    """Return the first offset at or above the position that is not done, and the runs above it."""
+    kept = above(runs, position)
+    if kept and kept[0][0] == position:
+        return kept[0][1] + 1, kept[1:]
+    return position, kept
+
+
+def contains(runs: Runs, offset: int) -> bool:
+    """Whether the offset is done."""
+    at = bisect_right(runs, offset, key=lambda run: run[0]) - 1
+    return at >= 0 and offset <= runs[at][1]

@@ -1,0 +1,259 @@
+"""The records of `__individual_commit_offsets`, and the metadata of a plain committed offset.
+
+One record per task, source partition and commit. The key says who speaks for which hashes, the value how far they are:
+
+    key     u8 version | str group | str topic | i32 partition | u64 start | u64 end | i32 term | i32 generation
+    value   u8 version | str transactional.id | uvar n | n x segment                                null = tombstone
+    segment [u64 end, not for the last] | uvar position | svar stream time | uvar m | m x (uvar gap, uvar length)
+
+    str = uvar length + UTF-8; uvar = 7 bits a byte, lowest first; svar = zigzag uvar; numbers of fixed width are big-endian.
+    Segments tile the key's range. Each of the m runs begins `gap` after the end of the one before (the first: after the position).
+
+Of any version a key begins with version and group, so that a group can tell its own records from others'.
+The generation is that in which the task was opened. It is in the key because, under at-least-once, two openers of the same range may choose
+the same term (the first one stalled before its claim): with equal keys the late claim of the first would overwrite the commits of the second.
+Each segment carries the partition's stream time at its position, so that windows close alike wherever the task goes on.
+
+A plain committed offset carries `ic <stream time> <term>`: it is the record of a task that owns the whole hash space (see `view`).
+
+Invariant: a key has one writer for ever; its positions only grow.
+Turned down: one record per run, as the proposal has it (a commit would need an id and a count to be atomic, and a tombstone per absorbed run).
+Source: `notes/ic-commit.md` section 1.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from xxhash import xxh32_intdigest
+
+from coopstreams.commit.ranges import Runs
+from coopstreams.log.log import NO_STREAM_TIME, TopicSpec
+from coopstreams.topology.errors import LogError
+from coopstreams.topology.keys import KeyRange
+
+TOPIC = "__individual_commit_offsets"
+PARTITIONS = 50
+"""Partitions of a topic that we create. They must never change: a group would look for its progress in another one."""
+
+VERSION = 1
+_KEY_TAIL = struct.Struct(">iQQii")
+_U64 = struct.Struct(">Q")
+_DAMAGED = (IndexError, ValueError, struct.error)
+
+
+def topic_spec(partitions: int = PARTITIONS, replication: int = -1) -> TopicSpec:
+    """Return how the commit topic is created: compacted, in segments of 10 MiB, so that reading all of it stays about a second."""
+    return TopicSpec(
+        TOPIC,
+        partitions,
+        {"cleanup.policy": "compact", "segment.bytes": "10485760", "segment.ms": "3600000", "min.cleanable.dirty.ratio": "0.1"},
+        replication,
+    )
+
+
+def partition_of(group: str, partitions: int) -> int:
+    """Return the partition of the commit topic that holds everything of a group. Frozen: xxh32 of the name, seed 0."""
+    return xxh32_intdigest(group.encode()) % partitions
+
+
+@dataclass(frozen=True, slots=True)
+class CommitKey:
+    """Who speaks: a task's range on one source partition, and the term and generation in which it was opened."""
+
+    group: str
+    topic: str
+    partition: int
+    range: KeyRange
+    term: int
+    generation: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}[{self.range}]@{self.term}"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """How far a run of hashes is.
+
+    Shape: everything below `position` is done, and the offsets in `runs` (inclusive, at or above the position).
+    """
+
+    range: KeyRange
+    position: int
+    stream_time: int = NO_STREAM_TIME
+    runs: Runs = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CommitValue:
+    """What is said: segments that tile the key's range, and the transactional id of the writer (for ending it when it is dead)."""
+
+    transactional_id: str
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The plain committed offset of a source partition, as the group coordinator keeps it.
+
+    Shape: `term` None means somebody else wrote it (an ordinary consumer, or an operator's reset).
+    """
+
+    offset: int
+    stream_time: int = NO_STREAM_TIME
+    term: int | None = None
+
+    @staticmethod
+    def parse(offset: int, metadata: str | None) -> Committed:
+        """Return a fetched offset with what its metadata says. Clients append a NUL to metadata; it is ignored."""
+        words = (metadata or "").rstrip("\0").split(" ")
+        if len(words) == 3 and words[0] == "ic":
+            try:
+                return Committed(offset, int(words[1]), int(words[2]))
+            except ValueError:
+                pass
+        return Committed(offset)
+
+    @property
+    def metadata(self) -> str:
+        """What goes beside the offset."""
+        return f"ic {self.stream_time} {self.term or 0}"
+
+
+def encode_key(key: CommitKey) -> bytes:
+    """Return the bytes of a key."""
+    tail = _KEY_TAIL.pack(key.partition, key.range.start, key.range.end, key.term, key.generation)
+    return b"%c%b%b%b" % (VERSION, encode_text(key.group), encode_text(key.topic), tail)
+
+
+def decode_key(data: bytes) -> CommitKey:
+    """Return the key that the bytes stand for.
+
+    Raises:
+        LogError: another version, or not a key at all.
+    """
+    _check_version(data)
+    try:
+        group, at = _read_text(data, 1)
+        topic, at = _read_text(data, at)
+        partition, start, end, term, generation = _KEY_TAIL.unpack_from(data, at)
+        if at + _KEY_TAIL.size != len(data):
+            raise ValueError(f"{len(data) - at - _KEY_TAIL.size} bytes too many")
+        return CommitKey(group, topic, partition, KeyRange(start, end), term, generation)
+    except _DAMAGED as problem:
+        raise _damaged("key", data, problem) from problem
+
+
+def encode_value(value: CommitValue) -> bytes:
+    """Return the bytes of a value.
+
+    Raises:
+        ValueError: segments that leave a hole or overlap, runs out of order or below the position. A bug of the caller.
+    """
+    out = bytearray([VERSION])
+    out += encode_text(value.transactional_id)
+    _uvar(out, len(value.segments))
+    for i, segment in enumerate(value.segments):
+        if i and segment.range.start != value.segments[i - 1].range.end + 1:
+            raise ValueError(f"segments {value.segments[i - 1].range} and {segment.range} are not neighbours")
+        if i < len(value.segments) - 1:
+            out += _U64.pack(segment.range.end)
+        _uvar(out, segment.position)
+        _uvar(out, segment.stream_time << 1 ^ segment.stream_time >> 63)
+        _uvar(out, len(segment.runs))
+        at = segment.position
+        for start, end in segment.runs:
+            _uvar(out, start - at)
+            _uvar(out, end + 1 - start)
+            at = end + 1
+    return bytes(out)
+
+
+def decode_value(data: bytes, covered: KeyRange) -> CommitValue:
+    """Return the value that the bytes stand for; its segments tile the range of its key.
+
+    Raises:
+        LogError: another version, or not a value at all.
+    """
+    _check_version(data)
+    try:
+        transactional_id, at = _read_text(data, 1)
+        count, at = _read_uvar(data, at)
+        start, segments = covered.start, []
+        for i in range(count):
+            end = covered.end
+            if i < count - 1:
+                (end,) = _U64.unpack_from(data, at)
+                at += 8
+            segment, at = _read_segment(data, at, KeyRange(start, end))
+            segments.append(segment)
+            start = end + 1
+        if at != len(data) or not segments or segments[-1].range.end != covered.end:
+            raise ValueError("segments do not fill the range of the key")
+        return CommitValue(transactional_id, tuple(segments))
+    except _DAMAGED as problem:
+        raise _damaged("value", data, problem) from problem
+
+
+def encode_text(text: str) -> bytes:
+    """Return a string as it stands in a key: its length, then UTF-8."""
+    raw, out = text.encode(), bytearray()
+    _uvar(out, len(raw))
+    return bytes(out) + raw
+
+
+def _read_segment(data: bytes, at: int, covered: KeyRange) -> tuple[Segment, int]:
+    position, at = _read_uvar(data, at)
+    zigzag, at = _read_uvar(data, at)
+    count, at = _read_uvar(data, at)
+    runs, below = [], position
+    for _ in range(count):
+        gap, at = _read_uvar(data, at)
+        length, at = _read_uvar(data, at)
+        runs.append((below + gap, below + gap + length - 1))
+        below += gap + length
+    return Segment(covered, position, zigzag >> 1 ^ -(zigzag & 1), tuple(runs)), at
+
+
+def _uvar(out: bytearray, number: int) -> None:
+    if number < 0:
+        raise ValueError(f"cannot write {number}: positions, runs and lengths are not negative, runs lie in order above the position")
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    out.append(number)
+
+
+def _read_uvar(data: bytes, at: int) -> tuple[int, int]:
+    number = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        number |= (byte & 127) << shift
+        if byte < 128:
+            return number, at
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number of more than 64 bits")
+
+
+def _read_text(data: bytes, at: int) -> tuple[str, int]:
+    length, at = _read_uvar(data, at)
+    if at + length > len(data):
+        raise IndexError("text ends too early")
+    return data[at : at + length].decode(), at + length
+
+
+def _check_version(data: bytes) -> None:
+    if not data or data[0] != VERSION:
+        what = f"version {data[0]}" if data else "no version"
+        raise LogError(
+            f"a record of {TOPIC} has {what}, this coopstreams reads version {VERSION}: "
+            "a newer one wrote to this group; upgrade this instance (its progress stays as it is)"
+        )
+
+
+def _damaged(part: str, data: bytes, problem: Exception) -> LogError:
+    return LogError(f"a record of {TOPIC} has a {part} that nobody of this group wrote ({problem}): {data[:80].hex()}")

@@ -1,0 +1,260 @@
+"""What the log says about one group's progress, and the rule that turns it into positions.
+
+Two kinds of records say how far a source partition is:
+
+* **individual commits** `[range]@term -> segments` in `__individual_commit_offsets` (`record`), one per task that shares the partition;
+* the **plain committed offset** in `__consumer_offsets`, written by the owner of hash 0. A task that owns the whole hash space and has
+  done nothing out of order writes nothing else: an ordinary Kafka application. Its metadata says at which term (`ic <stream time> <term>`).
+  While the partition is shared, the owner of hash 0 keeps that term and mirrors the *stable* offset there, for lag monitors.
+
+The rule. For each hash the record of the highest term speaks; the plain offset is a record for all hashes at the term in its metadata.
+
+    resolve(h)  plain.term > individual(h).term -> the plain offset          equal -> the larger of both         smaller -> individual(h)
+                neither -> auto.offset.reset
+    term        1 + the highest term, plain or individual, on the whole source partition when the task is opened
+    garbage(K)  every hash of K has a live individual commit of a higher rank (term, generation): anyone may tombstone K, at any time
+    stable      the smallest resolve(h) over the whole hash space
+    foreign     a plain offset without our metadata (another client, an operator's reset) counts for each hash if it is the larger of both
+
+**Exactly-once: resolve(h) is the last commit of h's last owner.** Let o1, o2, ... own h in order. The group has one owner of h at a time,
+others are zombies; the fence, asked for after all records of the transaction are in the log, refuses zombies; o(k+1) opens when it has read
+the commit partition up to the high watermark it took after learning its generation, and after that fetched the plain offset with
+`require_stable`; so it sees everything that earlier owners can ever commit. Its term is above all it saw, so whatever it commits speaks
+from then on; what it did not commit changes nothing. In detail, for the mixed use:
+
+* *whole -> split.* The whole-range task at term t committed plain = p@t. Children resolve to p (older individual commits have lower terms)
+  and open at terms > t. One that has not committed yet rests upon p@t: the mirror keeps term t, and cannot move while a hash rests upon it,
+  because stable is at most p then.
+* *split -> whole.* The new task at term t inherits segments. While they differ it writes an individual commit at t beside the plain offset
+  (the smaller position, at t): equal terms, the larger of both is right for each hash. Once they agree, the plain offset alone moves on.
+  Old individual commits stay as they are, with lower terms; the highest individual commit of a hash is never tombstoned.
+* *merges of ranges and re-cuts*: resolve works on hashes, not on tasks.
+
+**At-least-once: complete commits <= resolve(h) <= what the state of h's owner holds.** Individual commits are not fenced, so a zombie's may
+appear at any time. Hence a task opens in four steps: read (barrier, plain offset, `open`); *ask*, a fenced OffsetCommit; *claim*, its inherited
+segments under its own term, flushed; a fenced OffsetCommit again; only then does it process. So a zombie's commits have lower ranks than
+its successor's claim, and its position cannot get ahead of the state that the successor restored, which would lose records.
+* *Ask.* Without it an opener that stalls before it reads would see its successor's commits, choose a higher term than theirs, and claim over
+  them. After it, all that it read was written before any successor opened.
+* *Term over the whole partition*, not over the range only: a stalled opener of a wider range could have a higher term from elsewhere.
+  The highest term of a partition never falls (that record is never garbage), so a successor's term is never lower.
+* *Generation.* It can be equal, when the first opener stalls between ask and claim: then the later generation outranks the earlier one, and
+  as the generation is in the key, a late claim does not overwrite the successor's commits either.
+* *No claim* for a task that owns the whole partition and finds no individual commit on it: the plain offset is fenced, so a zombie of its own
+  kind writes nothing. A stalled opener of a part may still claim, at a term that is not higher, the plain offset that this task began with:
+  equal terms, the larger one counts. An ordinary application never writes an individual commit.
+* *The plain offset has a term* because "always the larger" leaks a zombie's position through the mirror: B stalls, B' has read up to its high
+  watermark, B writes [50..99]@1 -> 180, A mirrors stable = 180, B' claims [50..99]@2 -> 130: the successor of B' would skip 130..179, which
+  are in nobody's state but the zombie's.
+`tests/commit/test_commit_simulation.py` finds a wrong history when any one of these is taken away.
+
+A torn at-least-once commit (some records arrived) is harmless: each is written after the outputs and changelogs it stands for were flushed.
+Tombstones are derived from what is *read back*, never from what is about to be written, so they may be torn off as well.
+
+Invariant: `live` holds the last value of each key and no tombstoned key; which record speaks for which hash changes only with the keys.
+Turned down: "last in the log wins" (one unfenced zombie is enough to go back); collecting what lies below the stable offset (terms would
+start again at 1, and an old zombie would win).
+Source: `notes/ic-commit.md` section 2, with the plain offset brought under the same rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from coopstreams.commit.ranges import above
+from coopstreams.commit.record import CommitKey, Committed, CommitValue, Segment, decode_key, decode_value, encode_text
+from coopstreams.log.log import Position
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.keys import WHOLE, KeyRange
+
+
+class Hole(NamedTuple):
+    """Hashes for which nobody has written an individual commit."""
+
+    range: KeyRange
+
+
+class Spoken(NamedTuple):
+    """A segment, and the term of the record it stands in."""
+
+    segment: Segment
+    term: int
+
+    @property
+    def range(self) -> KeyRange:
+        """The hashes it speaks for."""
+        return self.segment.range
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Where a task begins on one source partition.
+
+    Shape: `segments` tile the range. `committed` is the plain offset found, its term filled in. `claim`: under at-least-once these segments
+    must be in the log, under this term, before the first record is processed.
+    """
+
+    term: int
+    segments: tuple[Segment, ...]
+    committed: Committed | None
+    claim: bool
+
+
+@dataclass(slots=True)
+class _Live:
+    key: CommitKey
+    raw: bytes
+    value: CommitValue
+
+    @property
+    def rank(self) -> tuple[int, int, KeyRange]:
+        return self.key.term, self.key.generation, self.key.range
+
+
+class View:
+    """The individual commits of one group, as far as they were read. Not thread-safe: `follower.Follower` guards one."""
+
+    def __init__(self, group: str) -> None:
+        self.group = group
+        self._name = encode_text(group)
+        self._live: dict[TopicPartition, dict[bytes, _Live]] = {}
+        self._tiles: dict[TopicPartition, list[tuple[KeyRange, _Live | None]]] = {}
+
+    def apply(self, key: bytes, value: bytes | None) -> None:
+        """Take one record of the group's partition, in log order; records of other groups change nothing.
+
+        Raises:
+            LogError: a record of this group that this version cannot read.
+        """
+        if not key.startswith(self._name, 1):
+            return
+        parsed = decode_key(key)
+        at = TopicPartition(parsed.topic, parsed.partition)
+        live = self._live.setdefault(at, {})
+        known = live.get(key)
+        if value is None:
+            if known:
+                del live[key]
+                self._tiles.pop(at, None)
+        elif known:
+            known.value = decode_value(value, parsed.range)
+        else:
+            live[key] = _Live(parsed, key, decode_value(value, parsed.range))
+            self._tiles.pop(at, None)
+
+    def live(self, partition: TopicPartition) -> list[tuple[CommitKey, CommitValue]]:
+        """Return every record that is neither tombstoned nor replaced, highest rank last: for people, metrics and tests."""
+        return [(live.key, live.value) for live in sorted(self._live.get(partition, {}).values(), key=lambda live: live.rank)]
+
+    def resolve(self, partition: TopicPartition, covered: KeyRange) -> list[Spoken | Hole]:
+        """Return what the individual commits say about a range: pieces that tile it, ascending."""
+        pieces: list[Spoken | Hole] = []
+        for tile, live in self._tiling(partition):
+            part = tile.intersect(covered)
+            if part is None:
+                continue
+            if live is None:
+                pieces.append(Hole(part))
+                continue
+            for segment in live.value.segments:
+                common = segment.range.intersect(part)
+                if common is not None:
+                    pieces.append(Spoken(segment if common == segment.range else replace(segment, range=common), live.key.term))
+        return pieces
+
+    def next_term(self, partition: TopicPartition, committed: Committed | None) -> int:
+        """Return the term for a task that opens now."""
+        plain = committed.term or 0 if committed else 0
+        return 1 + max([plain, *(live.key.term for live in self._live.get(partition, {}).values())])
+
+    def open(self, partition: TopicPartition, covered: KeyRange, committed: Committed | None, reset: Position) -> Opening:
+        """Return where a task with this range begins. Only behind the barrier, with the plain offset fetched after it."""
+        segments = combine(self.resolve(partition, covered), committed, reset)
+        claim = not covered.is_whole or bool(self._live.get(partition))
+        return Opening(self.next_term(partition, committed), tuple(segments), committed, claim)
+
+    def stable(self, partition: TopicPartition, committed: Committed | None) -> Position | None:
+        """Return the position below which everything is done over the whole hash space; None while some hash never committed."""
+        pieces = self.resolve(partition, WHOLE)
+        if committed is None and any(isinstance(piece, Hole) for piece in pieces):
+            return None
+        lowest = min(combine(pieces, committed, Position(0)), key=lambda segment: (segment.position, -segment.stream_time))
+        return Position(lowest.position, lowest.stream_time)
+
+    def mirror(self, partition: TopicPartition, committed: Committed | None) -> Committed | None:
+        """Return the plain offset that the owner of hash 0 writes now, where it last wrote (or found) `committed`; None: nothing yet.
+
+        A foreign one is replaced only when nothing rests upon it any more: ours would no longer count as the larger of both.
+        """
+        stable = self.stable(partition, committed)
+        if stable is None:
+            return None
+        if committed and committed.term is None:
+            for piece in self.resolve(partition, WHOLE):
+                if isinstance(piece, Hole) or piece.segment.position < committed.offset:
+                    return None
+        return Committed(stable.offset, stable.stream_time, committed.term or 0 if committed else 0)
+
+    def garbage(self, partition: TopicPartition, mine: Sequence[KeyRange]) -> list[bytes]:
+        """Return the keys that may be tombstoned and whose first hash lies in one of these ranges: each has one such owner."""
+        speaking = {live.raw for _, live in self._tiling(partition) if live}
+        return [
+            raw
+            for raw, live in self._live.get(partition, {}).items()
+            if raw not in speaking and any(live.key.range.start in covered for covered in mine)
+        ]
+
+    def _tiling(self, partition: TopicPartition) -> list[tuple[KeyRange, _Live | None]]:
+        """Which record speaks for which hashes. Kept until a key comes or goes: a commit of a running task changes no tile."""
+        tiles = self._tiles.get(partition)
+        if tiles is None:
+            tiles, free = [], [WHOLE]
+            for live in sorted(self._live.get(partition, {}).values(), key=lambda live: live.rank, reverse=True):
+                left: list[KeyRange] = []
+                for gap in free:
+                    part = gap.intersect(live.key.range)
+                    if part is None:
+                        left.append(gap)
+                    else:
+                        tiles.append((part, live))
+                        left += gap.minus([part])
+                free = left
+            tiles += [(gap, None) for gap in free]
+            tiles.sort(key=lambda tile: tile[0])
+            self._tiles[partition] = tiles
+        return tiles
+
+
+def combine(pieces: Sequence[Spoken | Hole], committed: Committed | None, reset: Position) -> list[Segment]:
+    """Return where each piece stands, the plain offset taken into account; equal neighbours are joined."""
+    return join([_combined(piece, committed, reset) for piece in pieces])
+
+
+def join(segments: Sequence[Segment]) -> list[Segment]:
+    """Return the same progress with neighbours that stand alike made one."""
+    joined: list[Segment] = []
+    for segment in segments:
+        last = joined[-1] if joined else None
+        if last and (last.position, last.runs) == (segment.position, segment.runs):
+            covered = KeyRange(last.range.start, segment.range.end)
+            joined[-1] = replace(last, range=covered, stream_time=max(last.stream_time, segment.stream_time))
+        else:
+            joined.append(segment)
+    return joined
+
+
+def _combined(piece: Spoken | Hole, committed: Committed | None, reset: Position) -> Segment:
+    if isinstance(piece, Hole):
+        if committed is None:
+            return Segment(piece.range, reset.offset, reset.stream_time)
+        return Segment(piece.range, committed.offset, committed.stream_time)
+    segment, term = piece
+    if committed is None:
+        return segment
+    if committed.term is not None and committed.term != term:
+        return segment if committed.term < term else Segment(segment.range, committed.offset, committed.stream_time)
+    # The stream time of a position is that of all records below it, so the larger one belongs to the larger position.
+    position = max(segment.position, committed.offset)
+    return Segment(segment.range, position, max(segment.stream_time, committed.stream_time), above(segment.runs, position))

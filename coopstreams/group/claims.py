@@ -1,0 +1,99 @@
+"""Who holds what, and what may therefore be given to whom now.
+
+A range that somebody else still holds is withheld: its next owner gets it when it was released, a rebalance later.
+
+Invariant: what is granted overlaps nothing that another member rightly holds. Of two claims to the same hashes the one of the
+higher generation is right: a member that was away claims what the group has long given to others.
+Source: KIP-429 (cooperative hand-over), KIP-792 (generations of claims).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
+from coopstreams.group.members import MemberState, Place
+from coopstreams.topology.errors import AssignmentError
+from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.task_id import TaskId
+
+Claims: TypeAlias = Mapping[str, Mapping[Place, list[KeyRange]]]
+"""What each member rightly holds of each partition: disjoint ranges, ascending, none touching the next."""
+
+
+def place_of(task: TaskId) -> Place:
+    """Return the partition of a task."""
+    return Place(task.subtopology, task.partition)
+
+
+def merge(ranges: Iterable[KeyRange]) -> list[KeyRange]:
+    """Return the same hashes in as few ranges as possible, ascending."""
+    merged: list[KeyRange] = []
+    for piece in sorted(ranges):
+        if merged and piece.start <= merged[-1].end + 1:
+            merged[-1] = KeyRange(merged[-1].start, max(merged[-1].end, piece.end))
+        else:
+            merged.append(piece)
+    return merged
+
+
+def common(ranges: Iterable[KeyRange], span: KeyRange) -> int:
+    """Return how many hashes of the span lie in these (disjoint) ranges."""
+    overlaps = (piece.intersect(span) for piece in ranges)
+    return sum(both.end - both.start + 1 for both in overlaps if both is not None)
+
+
+def claims_of(members: Mapping[str, MemberState]) -> Claims:
+    """Return what each member rightly holds; among equal generations the smaller member id is believed."""
+    taken: dict[Place, list[KeyRange]] = {}
+    claims: dict[str, dict[Place, list[KeyRange]]] = {}
+    for member in sorted(members, key=lambda id_: (-members[id_].generation, id_)):
+        held: dict[Place, list[KeyRange]] = {}
+        for task in members[member].tasks:
+            held.setdefault(place_of(task), []).extend(task.range.minus(taken.get(place_of(task), ())))
+        claims[member] = {place: merge(pieces) for place, pieces in held.items() if pieces}
+        for place, pieces in claims[member].items():
+            taken.setdefault(place, []).extend(pieces)
+    return claims
+
+
+def grant(target: Mapping[str, Iterable[TaskId]], claims: Claims) -> dict[str, tuple[TaskId, ...]]:
+    """Return the part of each member's target that nobody else holds. A task of which others hold some is granted in pieces."""
+    holders: dict[Place, list[tuple[str, KeyRange]]] = {}
+    for member, held in claims.items():
+        for place, pieces in held.items():
+            holders.setdefault(place, []).extend((member, piece) for piece in pieces)
+    granted: dict[str, tuple[TaskId, ...]] = {}
+    for member, tasks in target.items():
+        pieces_of: list[TaskId] = []
+        for task in tasks:
+            others = [piece for other, piece in holders.get(place_of(task), ()) if other != member]
+            pieces_of += [TaskId(task.subtopology, task.partition, piece) for piece in task.range.minus(others)]
+        granted[member] = tuple(sorted(pieces_of))
+    return granted
+
+
+def check_granted(granted: Mapping[str, Iterable[TaskId]], claims: Claims) -> None:
+    """Do nothing if what is granted overlaps neither other grants nor what others rightly hold.
+
+    Raises:
+        AssignmentError: two members would own the same hashes; names both.
+    """
+    owners: dict[Place, list[tuple[KeyRange, str]]] = {}
+    for member, tasks in granted.items():
+        for task in tasks:
+            owners.setdefault(place_of(task), []).append((task.range, member))
+    for member, held in claims.items():
+        for place, pieces in held.items():
+            owners.setdefault(place, []).extend((piece, member) for piece in pieces)
+    for place, entries in owners.items():
+        _check_disjoint(place, entries)
+
+
+def _check_disjoint(place: Place, entries: list[tuple[KeyRange, str]]) -> None:
+    reach: dict[str, int] = {}
+    for piece, member in sorted(entries):
+        for other, end in reach.items():
+            if other != member and end >= piece.start:
+                raise AssignmentError(f"{place}: members {other} and {member} would both own hashes of key range {piece}")
+        reach[member] = max(reach.get(member, -1), piece.end)

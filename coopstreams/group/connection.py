@@ -1,0 +1,212 @@
+"""A connection to the brokers with an I/O thread: kafka-python's client, and its private names, behind a few methods.
+
+Invariant: every wait has an end, and its error says what was asked, for how long, and what the last answer was.
+Turned down: kafka-python's admin client for the same requests (a second connection and thread, and it does not look again for a
+coordinator that moved).
+Source: kafka-python 3.0 `KafkaNetClient`; `_manager` and `_net` are private and change between minor versions.
+"""
+# pyright: reportAttributeAccessIssue=false, reportUnusedExcept=false, reportIncompatibleMethodOverride=false
+# pyright brings stubs of kafka-python 2.
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+from kafka import errors
+from kafka.net.compat import KafkaNetClient
+from kafka.net.sasl.oauth import AbstractTokenProvider
+from kafka.net.wakeup_notifier import WakeupNotifier
+
+from coopstreams.group import requests
+from coopstreams.group.requests import Exchange
+from coopstreams.topology.errors import GroupError, LogError
+
+log = logging.getLogger(__name__)
+
+Node = Callable[[], Awaitable[Any]]
+"""Finds who is responsible for a request."""
+
+_T = TypeVar("_T")
+
+_PAUSE_S = 0.02
+_SLICE_MS = 3000
+
+
+class Connection:
+    """The brokers. `run`, `soon` and `close` from any other thread; what is `async` on the I/O thread."""
+
+    def __init__(self, settings: Mapping[str, Any], request_ms: int) -> None:
+        self.client = KafkaNetClient(**_client_settings(settings))
+        self._net: Any = self.client._net
+        self._manager: Any = self.client._manager
+        self._wakeup = WakeupNotifier(self._net)
+        self._request_ms = request_ms
+        self.closed = False
+
+    @property
+    def servers(self) -> str:
+        """The addresses that were given, for people."""
+        servers = self._manager.cluster.config["bootstrap_servers"]
+        return servers if isinstance(servers, str) else ",".join(servers)
+
+    @property
+    def broker_version(self) -> tuple[int, ...]:
+        """What the brokers speak, once they were found."""
+        version: tuple[int, ...] = self._manager.broker_version
+        return version
+
+    def start(self, main: Callable[[], Awaitable[None]]) -> None:
+        """Begin the I/O thread, and this on it."""
+        self._net.start()
+        self._manager.call_soon(main)
+
+    def run(self, work: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
+        """Have the I/O thread do something; return what comes of it.
+
+        Raises:
+            GroupError: the connection is closed.
+        """
+        try:
+            result: _T = self._net.run(work, *arguments)
+        except RuntimeError as error:  # the loop has ended
+            raise GroupError("the connection to the group is closed") from error
+        except errors.KafkaError as error:
+            raise requests.translated("group", error) from error
+        return result
+
+    def soon(self, work: Callable[[], None]) -> None:
+        """Have the I/O thread do something, and do not wait for it."""
+        if not self.closed:
+            self._manager.call_soon(work)
+
+    def wake(self) -> None:
+        """End the `idle` that is or comes next."""
+        if not self.closed:
+            self._wakeup.notify()
+
+    def close(self) -> None:
+        """End the I/O thread and all connections."""
+        self.closed = True
+        self._net.stop(2000)
+        self.client.close()
+
+    async def idle(self, seconds: float) -> None:
+        """Wait for `wake`, not for longer than this. One at a time."""
+        await self._wakeup(seconds)
+
+    async def find_brokers(self, give_up: float) -> errors.KafkaError | None:
+        """Look for the brokers for a while; None: found, else why not."""
+        try:
+            await self._manager.bootstrap_async(timeout_ms=max(1, min(_SLICE_MS, 1000 * (give_up - time.monotonic()))))
+        except errors.KafkaTimeoutError:
+            return await self._why()
+        except errors.KafkaError as error:
+            return error
+        return None
+
+    async def _why(self) -> errors.KafkaError:
+        """Try one connection by hand: a bootstrap that fails does not say why."""
+        node = self._manager.cluster.bootstrap_brokers()[0].node_id
+        await self._net.sleep(self._manager.connection_delay(node) + 0.01)
+        try:
+            await self._manager.get_connection(node, timeout_ms=_SLICE_MS, pop_on_close=False, refresh_metadata_on_err=False)
+        except errors.KafkaError as error:
+            reason: errors.KafkaError = error
+            return reason
+        finally:
+            self._manager._conns.pop(node, None)
+        return errors.KafkaTimeoutError("they accept connections, and do not say which brokers there are")
+
+    async def once(self, exchange: Exchange[_T], node: Any, timeout_ms: float = _SLICE_MS) -> _T:
+        """Send a request to a node; return what its answer means, or raise kafka-python's error."""
+        return exchange.read(await self._manager.send(exchange.request, node_id=node, request_timeout_ms=timeout_ms))
+
+    async def ask(self, exchange: Exchange[_T], node: Node, timeout_ms: int | None = None, moved: Callable[[], None] | None = None) -> _T:
+        """Return the answer of whoever is responsible, asked again while that may help; `moved` says that it may be another by now.
+
+        Raises:
+            MembershipLostError: the request came from a member that is none, or not in this generation.
+            LogError: refused, or no answer in time.
+        """
+        timeout_s = (timeout_ms or self._request_ms) / 1000
+        give_up = time.monotonic() + timeout_s
+        while True:
+            try:
+                return await self.once(exchange, await node(), max(100.0, 1000 * (give_up - time.monotonic())))
+            except errors.KafkaError as error:
+                if not requests.passes(error):
+                    raise requests.translated(exchange.what, error) from error
+                if time.monotonic() > give_up:
+                    raise LogError(f"{exchange.what}: no success in {timeout_s:.1f} s; last: {error}", retryable=True) from error
+                if requests.coordinator_moved(error):
+                    self._manager.cluster.request_update()
+                    if moved is not None:
+                        moved()
+            await self._net.sleep(_PAUSE_S)
+
+    async def end_transaction(self, transactional_id: str, transaction_ms: int, timeout_ms: int | None) -> None:
+        """Abort what is open under that id."""
+        found: list[int] = []
+
+        async def node() -> int:
+            if not found:
+                found.append(await self.once(requests.transaction_coordinator(transactional_id), None))
+            return found[0]
+
+        await self.ask(requests.new_producer(transactional_id, transaction_ms), node, timeout_ms, found.clear)
+
+    async def open_transactions(self, timeout_ms: int | None) -> frozenset[str]:
+        """Return the ids of the open transactions of all brokers."""
+        found: set[str] = set()
+        for broker in self._manager.cluster.brokers():
+
+            async def node(id_: Any = broker.node_id) -> Any:
+                return id_
+
+            open_there: frozenset[str] = await self.ask(requests.list_open_transactions(), node, timeout_ms)
+            found |= open_there
+        return frozenset(found)
+
+    def plain_node(self, coordinator: Any) -> Any:
+        """Return the broker behind the coordinator's connection: another connection to it, which no join blocks."""
+        plain = int(str(coordinator).rpartition("-")[2])
+        return coordinator if self._manager.cluster.broker_metadata(plain) is None else plain
+
+
+class _TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
+    """librdkafka's `oauth_cb` as kafka-python wants it. A token is used until shortly before it expires."""
+
+    def __init__(self, callback: Callable[[str], tuple[Any, ...]], config: str) -> None:
+        super().__init__()
+        self._callback = callback
+        self._config = config
+        self._token = ""
+        self._until = 0.0
+        self._extensions: dict[str, str] = {}
+
+    def token(self) -> str:
+        if time.time() > self._until - 10:
+            token, until, *rest = self._callback(self._config)
+            self._token, self._until = str(token), float(until)
+            self._extensions = dict(rest[1]) if len(rest) > 1 else {}
+        return self._token
+
+    def extensions(self) -> dict[str, str]:
+        return self._extensions
+
+
+def _client_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults that the proofs call for, then what the user says."""
+    arguments: dict[str, Any] = {
+        "client_id": "coopstreams",
+        "reconnect_backoff_max_ms": 1000,  # kafka-python's 30 s would cost the membership after a short outage
+        "receive_message_max_bytes": 100_000_000,
+        **settings,
+    }
+    callback, config = arguments.pop("oauth_cb", None), arguments.pop("oauth_config", "")
+    if callback is not None:
+        arguments["sasl_oauth_token_provider"] = _TokenProvider(callback, config)
+    return arguments

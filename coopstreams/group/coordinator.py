@@ -1,0 +1,349 @@
+"""Joining a group and staying in it: kafka-python's state machine of a member, with our hooks in it.
+
+Everything here runs on the connection's I/O thread: heartbeats, joins, the hooks. The hooks must only keep books: while they run,
+no heartbeat is sent.
+
+Invariant: a lost membership reaches the hooks before a new one can begin.
+Turned down: kafka-python's consumer (it fetches), aiokafka (eager rebalances only, heartbeats on the user's loop), one connection for
+joins and commits (a broker answers one request after the other, and a join may wait for seconds).
+Source: kafka-python 3.0 `BaseCoordinator`, which is meant to be extended; `_generation`, `_heartbeat_wakeup` and the `_on_join_*`,
+`_handle_*` and `_process_*` methods are private and change between minor versions.
+"""
+# pyright: reportAttributeAccessIssue=false, reportUnusedExcept=false, reportIncompatibleMethodOverride=false
+# pyright brings stubs of kafka-python 2.
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from kafka import errors
+from kafka.coordinator.base import BaseCoordinator
+from kafka.structs import MemberState as State
+
+from coopstreams.group import requests
+from coopstreams.group.connection import Connection
+from coopstreams.group.requests import Exchange
+from coopstreams.topology.errors import CoopStreamsError, GroupError
+
+log = logging.getLogger(__name__)
+
+PROTOCOL = "coopstreams"
+"""The name of our assignor: consumers of other kinds cannot join a group that uses it."""
+
+_T = TypeVar("_T")
+
+_STEP_MS = 1000
+_IDLE_S = 0.25
+_LAST_HEARTBEAT_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """How long things may take. Units: ms."""
+
+    session: int = 10_000
+    """Without heartbeats for so long, a member is out. A C call that keeps the GIL for longer costs the membership, nothing else."""
+    heartbeat: int = 400
+    """A rebalance takes about one heartbeat a round."""
+    rebalance: int = 60_000
+    """How long the group waits for a member to join again."""
+    connect: int = 60_000
+    """How long to look for the brokers at start."""
+    request: int = 30_000
+    """How long a request is repeated while brokers are away."""
+    patience: int = 1000
+    """How long commits wait for a join, and a join for commits, before they go on all the same."""
+
+
+class Hooks(Protocol):
+    """What the membership decides. Called on the I/O thread; must return at once."""
+
+    def alive(self) -> bool:
+        """Whether this process makes progress; if not, it leaves the group until it does."""
+        ...
+
+    def subscription(self) -> bytes:
+        """What to tell the leader."""
+        ...
+
+    def assignments(self, subscriptions: Mapping[str, bytes]) -> dict[str, bytes]:
+        """As the leader: what each member gets."""
+        ...
+
+    def may_join(self) -> bool:
+        """Whether nothing is in the way of a join now."""
+        ...
+
+    def joined(self, generation: int, assignment: bytes) -> bool:
+        """Take an assignment; return whether to join again at once."""
+        ...
+
+    def lost(self) -> None:
+        """The membership is over."""
+
+    def failed(self, error: GroupError) -> None:
+        """It will never be a member: stop."""
+
+
+class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no types
+    """kafka-python's side of a member. The arguments' names are kafka-python's."""
+
+    def __init__(self, connection: Connection, hooks: Hooks, patience_s: float, **config: Any) -> None:
+        self._hooks = hooks
+        self._connection = connection
+        self._patience_s = patience_s
+        self.heard_at = 0.0
+        """When the last heartbeat or join that was answered was sent: `time.monotonic()`."""
+        self.fenced: errors.KafkaError | None = None
+        super().__init__(connection.client, api_version=connection.broker_version, **config)
+
+    def protocol_type(self) -> str:
+        return "consumer"  # so that Kafka's tools show the group, and brokers keep the offsets of its topics
+
+    def group_protocols(self) -> list[tuple[str, bytes]]:
+        return [(PROTOCOL, self._hooks.subscription())]
+
+    def _perform_assignment(self, leader_id: str, protocol: str, members: list[Any]) -> dict[str, bytes]:  # noqa: ARG002
+        return self._hooks.assignments({member.member_id: member.metadata for member in members})
+
+    async def _on_join_prepare_async(self, generation: int, member_id: str, timeout_ms: float | None = None) -> None:  # noqa: ARG002
+        patient_until = time.monotonic() + self._patience_s
+        while not self._hooks.may_join() and time.monotonic() < patient_until:  # heartbeats go on meanwhile
+            await self._net.sleep(0.005)
+
+    async def _on_join_complete_async(self, generation: int, member_id: str, protocol: str, member_assignment_bytes: bytes) -> None:  # noqa: ARG002
+        if self._hooks.joined(generation, bytes(member_assignment_bytes)):
+            self.request_rejoin()
+
+    def reset_generation(self, member_id: str = "") -> None:
+        if self._generation.generation_id >= 0:  # else it is only a step of the first join
+            self._hooks.lost()
+        super().reset_generation(member_id)
+        self._connection.wake()
+
+    def request_rejoin(self) -> None:
+        super().request_rejoin()
+        self._connection.wake()
+
+    def heartbeat_now(self) -> None:
+        """Find out at once whether this is still a member."""
+        self.heartbeat.last_receive = max(self.heartbeat.last_receive, self.heartbeat.last_reset)
+        self.heartbeat.last_send = self.heartbeat.last_reset = float("-inf")
+        self._heartbeat_wakeup.notify()
+
+    async def stop_heartbeats(self) -> None:
+        """End the heartbeats, and wait for one that is under way (not for long)."""
+        self._close_heartbeat()
+        give_up = time.monotonic() + _LAST_HEARTBEAT_S
+        loop = self._heartbeat_loop_future
+        while loop is not None and not loop.is_done and time.monotonic() < give_up:
+            await self._net.sleep(0.005)
+
+    def _handle_heartbeat_response(self, response: Any, send_time: float) -> None:
+        try:
+            super()._handle_heartbeat_response(response, send_time)
+        except errors.RebalanceInProgressError:
+            self.heard_at = send_time
+            raise
+        except errors.FencedInstanceIdError as error:
+            self.fenced = error
+            self._connection.wake()
+            raise
+        self.heard_at = send_time
+
+    def _process_sync_group_response(self, response: Any, send_time: float) -> bytes:
+        assignment = super()._process_sync_group_response(response, send_time)
+        self.heard_at = send_time
+        return bytes(assignment)
+
+
+class GroupCoordinator:
+    """Membership of one process in one group. Any thread but the I/O thread."""
+
+    def __init__(self, settings: Mapping[str, Any], group: str, instance: str | None, timings: Timings, hooks: Hooks) -> None:
+        self.problem = "not started"
+        """What keeps this process out of the group, in words; empty: nothing."""
+        self._group = group
+        self._instance = instance
+        self._timings = timings
+        self._hooks = hooks
+        self._connection = Connection(settings, timings.request)
+        self._member: _Member | None = None
+        self._out = False
+
+    def start(self) -> None:
+        """Begin to join; the hooks are called from now on."""
+        self._connection.start(self._drive)
+
+    def identity(self) -> tuple[int, str]:
+        """Return generation and member id as they are now; a generation below 0 is nobody's."""
+        if self._member is None:
+            return -1, ""
+        metadata = self._member.group_metadata()
+        return metadata.generation_id, metadata.member_id
+
+    @property
+    def sure_until(self) -> float:
+        """Until when nobody else can have got our tasks, as far as we know: `time.monotonic()`; 0 while we are no member."""
+        member = self._member
+        if member is None or member.state is State.UNJOINED or member.fenced is not None:
+            return 0.0
+        return member.heard_at + self._timings.session / 1000
+
+    def rejoin(self) -> None:
+        """Have a rebalance soon; come back if this process has left."""
+        self._out = False
+        self._connection.soon(lambda: None if self._member is None else self._member.request_rejoin())
+
+    def leave(self) -> None:
+        """Leave the group soon, and stay out until `rejoin`."""
+        self._out = True
+        self._connection.wake()
+
+    def check(self) -> None:
+        """Find out soon whether this is still a member."""
+        self._connection.soon(lambda: None if self._member is None else self._member.heartbeat_now())
+
+    def ask(self, exchange: Exchange[_T], timeout_ms: int | None = None) -> _T:
+        """Return the answer of the group's coordinator.
+
+        Raises:
+            MembershipLostError: it does not know this member and generation.
+            LogError: it refused, or did not answer in time; says what and why.
+        """
+        answer: _T = self._connection.run(self._connection.ask, exchange, self._node, timeout_ms, self._moved)
+        return answer
+
+    def end_transaction(self, transactional_id: str, timeout_ms: int | None = None) -> None:
+        """Abort whatever is open under that id, and fence its producer.
+
+        Raises:
+            LogError: refused, or no answer in time.
+        """
+        self._connection.run(self._connection.end_transaction, transactional_id, self._timings.session, timeout_ms)
+
+    def open_transactions(self, timeout_ms: int | None = None) -> frozenset[str]:
+        """Return the ids of all open transactions that this principal may see.
+
+        Raises:
+            LogError: refused, or no answer in time.
+        """
+        return self._connection.run(self._connection.open_transactions, timeout_ms)
+
+    def close(self, *, leave: bool) -> None:
+        """End everything; without `leave`, the group finds out when the session has timed out. Idempotent."""
+        if self._connection.closed:
+            return
+        self._connection.closed = True
+        try:
+            self._connection.run(self._end, leave)
+        except CoopStreamsError as error:
+            log.warning("leaving group %s: %s", self._group, error)
+        self._connection.close()
+
+    # --- on the I/O thread ---
+
+    async def _drive(self) -> None:
+        """Be a member until closed."""
+        failure: GroupError | None = None
+        try:
+            self._member = await self._connect()
+            while not self._connection.closed and failure is None:
+                failure = await self._step(self._member)
+        except GroupError as error:
+            failure = error
+        except Exception as error:  # a bug in a hook, or in kafka-python: never silent
+            log.exception("the membership in group %s ends", self._group)
+            failure = GroupError(f"the membership in group {self._group} ended unexpectedly: {error!r}")
+        if failure is not None and not self._connection.closed:
+            self.problem = str(failure)
+            await self._leave()
+            self._hooks.failed(failure)
+
+    async def _connect(self) -> _Member:
+        """Find the brokers; say now and then why not yet."""
+        give_up = time.monotonic() + self._timings.connect / 1000
+        self.problem = f"looking for the brokers at {self._connection.servers}"
+        while (reason := await self._connection.find_brokers(give_up)) is not None:
+            if refusal := self._refusal(reason):
+                raise refusal
+            self._trouble(f"cannot reach the brokers at {self._connection.servers}: {reason}")
+            if time.monotonic() > give_up:
+                raise GroupError(f"{self.problem}. Tried for {self._timings.connect / 1000:.0f} s: are they running, and is bootstrap.servers right?")
+        self.problem = f"looking for the coordinator of group {self._group}"
+        return _Member(
+            self._connection,
+            self._hooks,
+            self._timings.patience / 1000,
+            group_id=self._group,
+            group_instance_id=self._instance,
+            session_timeout_ms=self._timings.session,
+            heartbeat_interval_ms=self._timings.heartbeat,
+            max_poll_interval_ms=self._timings.rebalance,
+        )
+
+    async def _step(self, member: _Member) -> GroupError | None:
+        """Do what is to be done now, then wait until there is more. Returns why to give up for good."""
+        if member.fenced is not None:
+            return self._refusal(member.fenced)
+        wanted = self._hooks.alive() and not self._out
+        try:
+            if wanted:
+                member.poll_heartbeat()
+                joined = await member.ensure_active_group_async(timeout_ms=_STEP_MS)
+                self.problem = "" if joined else f"waiting for the coordinator of group {self._group}, or for its other members to join"
+            elif member.state is not State.UNJOINED:
+                self._trouble(f"out of group {self._group}: " + ("asked to leave" if self._out else "this process makes no progress"))
+                await self._leave()
+        except errors.KafkaError as error:
+            if refusal := self._refusal(error):
+                return refusal
+            self._trouble(f"group {self._group}: {error}")
+            await self._connection.idle(_IDLE_S)
+        if not (wanted and member.need_rejoin()) and not self._connection.closed:
+            await self._connection.idle(_IDLE_S)
+        return None
+
+    async def _end(self, leave: bool) -> None:
+        if self._member is not None:
+            await self._member.stop_heartbeats()
+        if leave:
+            await self._leave()
+
+    async def _leave(self) -> None:
+        """Leave if this is a member; a static one only forgets: its place is kept for the session time-out."""
+        generation, member_id = self.identity()
+        if self._member is None or not member_id:
+            return
+        if self._instance is None:
+            try:
+                await self._connection.once(requests.leave_group(self._group, member_id), await self._node())
+            except errors.KafkaError as error:
+                log.info("leaving group %s: %s", self._group, error)
+        if generation >= 0:
+            self._member.reset_generation()
+
+    async def _node(self) -> Any:
+        """The broker that coordinates the group."""
+        if self._member is None:
+            raise errors.CoordinatorNotAvailableError(self.problem)
+        if not await self._member.ensure_coordinator_ready_async(timeout_ms=_STEP_MS) or self._member.coordinator_id is None:
+            raise errors.CoordinatorNotAvailableError(f"no coordinator of group {self._group} found")
+        return self._connection.plain_node(self._member.coordinator_id)
+
+    def _trouble(self, problem: str) -> None:
+        """Say what is in the way, once."""
+        if problem != self.problem:
+            log.warning("%s; trying again", problem)
+        self.problem = problem
+
+    def _moved(self) -> None:
+        if self._member is not None:
+            self._member.coordinator_dead("it does not answer, or says that it is another")
+
+    def _refusal(self, error: errors.KafkaError) -> GroupError | None:
+        return requests.refusal(error, self._group, self._instance, self._timings.session)

@@ -1,0 +1,185 @@
+"""Deals the cells of one sub-topology to members: balanced, moving little, siblings together.
+
+    quotas      who takes one cell more than others, where cells do not come out even: those who hold more already
+    slot counts which partitions have one slot more: those that then keep the most where it is
+    keep        a member keeps the cells that it holds completely
+    fill        the rest goes where the member has a store already, then where it fits as a whole
+    place       which cell of the partition: the one of which the member holds the most
+
+Invariant: every cell has one member and every member its quota; what a member holds completely stays, up to its quota.
+Turned down: a maximum matching (cubic; the leader deals on the thread that sends its heartbeats), keeping members in the order of
+the hash space (when the first of n leaves, all others shift: half of everything moves; by overlap it is a quarter).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from fractions import Fraction
+from itertools import combinations
+
+from coopstreams.group.claims import common
+from coopstreams.group.slots import Cell, Layout
+from coopstreams.topology.keys import MAX_HASH, KeyRange
+
+_PASSES = 8
+"""Bound on rounds of changing places; they settle in two or three."""
+
+_CALM = 4
+"""A partition in which no task would change counts a sixteenth more than one that is cut anew."""
+
+_Held = Mapping[str, Mapping[int, list[KeyRange]]]
+
+
+def deal(layout: Layout, held: _Held, load: Mapping[str, Fraction]) -> dict[str, list[Cell]]:
+    """Return the cells of each member.
+
+    Shape: `held` by member and partition, disjoint ranges. `load` is what members got of other sub-topologies: it breaks ties.
+    """
+    counts = _slot_counts(layout, held)
+    cells = {partition: layout.cells(partition, slots) for partition, slots in enumerate(counts)}
+    kept = _complete(cells, held)
+    quota = _quotas(layout, held, kept, load)
+    dealt = {member: _best_kept(kept.get(member, []), quota[member]) for member in layout.threads}
+    taken = {cell for mine in dealt.values() for cell in mine}
+    free = {partition: [cell for cell in row if cell not in taken] for partition, row in cells.items()}
+    wants = _fill({member: quota[member] - len(mine) for member, mine in dealt.items()}, free, dealt, held, counts)
+    for partition, shares in wants.items():
+        for cell, member in _match(free[partition], shares, held)[0].items():
+            if member is not None:
+                dealt[member].append(cell)
+    return {member: sorted(mine, key=lambda cell: (cell.partition, cell.span)) for member, mine in dealt.items()}
+
+
+def _slot_counts(layout: Layout, held: _Held) -> list[int]:
+    """Slots of each partition. One more goes where it lets the most stay in place."""
+    counts = [layout.fewest] * layout.partitions
+    if layout.larger:
+        gain = {p: _stays(layout, held, p, layout.fewest + 1) - _stays(layout, held, p, layout.fewest) for p in range(layout.partitions)}
+        for partition in sorted(gain, key=lambda p: (-gain[p], p))[: layout.larger]:
+            counts[partition] += 1
+    return counts
+
+
+def _stays(layout: Layout, held: _Held, partition: int, slots: int) -> int:
+    """Hashes that could stay where they are if the partition had so many slots; a little more if nothing at all would change."""
+    limits = {member: layout.quotas[member][1] for member in held if partition in held[member]}
+    stays = _match(layout.cells(partition, slots), limits, held)[1]
+    return stays + (stays >> _CALM if stays > MAX_HASH else 0)
+
+
+def _overlaps(cells: Iterable[Cell], members: Iterable[str], held: _Held) -> Iterator[tuple[int, Cell, str]]:
+    """How many hashes of which cell whom; nothing where it is none."""
+    members = tuple(members)
+    for cell in cells:
+        for member in members:
+            overlap = common(held.get(member, {}).get(cell.partition, ()), cell.span)
+            if overlap:
+                yield overlap, cell, member
+
+
+def _complete(cells: Mapping[int, list[Cell]], held: _Held) -> dict[str, list[Cell]]:
+    """The cells that each member holds completely."""
+    return {
+        member: [cell for partition in sorted(mine) for cell in cells.get(partition, ()) if any(piece.covers(cell.span) for piece in mine[partition])]
+        for member, mine in held.items()
+    }
+
+
+def _quotas(layout: Layout, held: _Held, kept: Mapping[str, list[Cell]], load: Mapping[str, Fraction]) -> dict[str, int]:
+    """How many cells each member takes; the odd ones go to those who can keep them, then to those who hold most, then to the idle."""
+    quota = {member: low for member, (low, _) in layout.quotas.items()}
+    odd = layout.slots - sum(quota.values())
+
+    def order(member: str) -> tuple[int, int, Fraction, str]:
+        pieces = [piece for mine in held.get(member, {}).values() for piece in mine]
+        stays = min(len(kept.get(member, ())), layout.quotas[member][1])
+        return -stays, -sum(piece.end - piece.start + 1 for piece in pieces), load[member] / layout.threads[member], member
+
+    for member in sorted((m for m, (low, high) in layout.quotas.items() if high > low), key=order)[:odd]:
+        quota[member] += 1
+    return quota
+
+
+def _best_kept(cells: list[Cell], quota: int) -> list[Cell]:
+    """The cells to keep if there are more than allowed: those of partitions where the member has most."""
+    together = Counter(cell.partition for cell in cells)
+    return sorted(cells, key=lambda cell: (-together[cell.partition], cell.partition, cell.span))[:quota]
+
+
+def _fill(
+    need: dict[str, int], free: Mapping[int, list[Cell]], dealt: Mapping[str, list[Cell]], held: _Held, counts: list[int]
+) -> dict[int, dict[str, int]]:
+    """How many free cells of which partition each member gets."""
+    wants: dict[int, dict[str, int]] = {partition: {} for partition in free}
+    room = {partition: len(cells) for partition, cells in free.items() if cells}
+
+    def take(member: str, partition: int) -> None:
+        share = min(need[member], room.get(partition, 0))
+        if share:
+            wants[partition][member] = wants[partition].get(member, 0) + share
+            need[member] -= share
+            room[partition] -= share
+            if not room[partition]:
+                del room[partition]
+
+    for _, _, partition, member in sorted(_stores(need, free, dealt, held)):
+        take(member, partition)
+    for member in sorted(need, key=lambda m: (-need[m], m)):
+        while need[member]:
+            take(member, _best_room(need[member], room, counts))
+    return wants
+
+
+def _stores(
+    need: Mapping[str, int], free: Mapping[int, list[Cell]], dealt: Mapping[str, list[Cell]], held: _Held
+) -> Iterator[tuple[bool, int, int, str]]:
+    """Where members have a store: (it would be given up, minus the hashes it has of what is free, partition, member)."""
+    for member in need:
+        stays = {cell.partition for cell in dealt[member]}
+        for partition in stays | set(held.get(member, ())):
+            if partition in free:
+                overlap = sum(n for n, _, _ in _overlaps(free[partition], [member], held))
+                yield partition not in stays, -overlap, partition, member
+
+
+def _best_room(need: int, room: Mapping[int, int], counts: list[int]) -> int:
+    """The partition to start a store in: all in one place if possible, filling up what is nearly full; one slot alone goes round robin."""
+
+    def order(partition: int) -> tuple[bool, int, int]:
+        if need == 1:
+            return False, counts[partition] - room[partition], partition
+        fits = room[partition] >= need
+        return not fits, room[partition] if fits else -room[partition], partition
+
+    return min(room, key=order)
+
+
+def _match(cells: list[Cell], limits: Mapping[str, int], held: _Held) -> tuple[dict[Cell, str | None], int]:
+    """Return who gets which cell, none more than its limit, and how many hashes stay where they are.
+
+    The largest overlap first, the rest in order, then two change places while that keeps more.
+    """
+    overlaps = {(cell, member): overlap for overlap, cell, member in _overlaps(cells, limits, held)}
+    owners: dict[Cell, str | None] = dict.fromkeys(cells)
+    left = dict(limits)
+    for (cell, member), _ in sorted(overlaps.items(), key=lambda x: (-x[1], x[0][0].span, x[0][1])):
+        if owners[cell] is None and left[member]:
+            left[member] -= 1
+            owners[cell] = member
+    rest = (member for member in sorted(left, key=lambda m: (-left[m], m)) for _ in range(left[member]))
+    owners.update(zip([cell for cell in cells if owners[cell] is None], rest, strict=False))
+    for _ in range(_PASSES):
+        if not any([_swap(a, b, owners, overlaps) for a, b in combinations(cells, 2)]):  # noqa: C419 all pairs, not up to the first
+            break
+    return owners, sum(overlaps.get((cell, member or ""), 0) for cell, member in owners.items())
+
+
+def _swap(a: Cell, b: Cell, owners: dict[Cell, str | None], overlaps: Mapping[tuple[Cell, str], int]) -> bool:
+    """Let the owners of two cells change places if more stays where it is; return whether they did."""
+    mine, other = owners[a] or "", owners[b] or ""
+    stays = overlaps.get((a, mine), 0) + overlaps.get((b, other), 0)
+    would = overlaps.get((a, other), 0) + overlaps.get((b, mine), 0)
+    if would > stays:
+        owners[a], owners[b] = owners[b], owners[a]
+    return would > stays

@@ -1,0 +1,266 @@
+"""This process as a member of the group: what it holds, when it may commit, and what it hears.
+
+    Kafka -> coordinator.py (I/O thread) -> holdings.py (what it means) -> events -> the instance's control thread
+    control thread -> released -> join again;   stream threads -> fence -> commit
+
+Invariant: a task that was revoked is held until `released`, so nobody else can open it before its last commit here.
+Invariant: work names the epoch it began under. `fence` refuses another one, and takes the identity before it looks at the epoch: a
+member that was lost and came back cannot lend its new identity to old work. No identity, no commit: brokers do not fence it.
+Turned down: a thread that drives the membership beside the I/O thread (two more hand-overs, nothing gained).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from coopstreams.group import requests
+from coopstreams.group.codec import decode_assignment, decode_subscription, encode_assignments, encode_subscription
+from coopstreams.group.coordinator import GroupCoordinator, Timings
+from coopstreams.group.gate import Gate
+from coopstreams.group.holdings import Assigned, GroupEvent, Holdings, Lost, Refused
+from coopstreams.group.members import Assignment, Cluster, MemberInfo, MemberState
+from coopstreams.group.settings import kafka_python_settings
+from coopstreams.log.log import GroupFence
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import FencedError, GroupError, MembershipLostError
+from coopstreams.topology.task_id import TaskId
+
+__all__ = ["Assigned", "Assigner", "GroupEvent", "GroupMember", "Lost", "Refused", "Timings"]
+
+log = logging.getLogger(__name__)
+
+Assigner = Callable[[Mapping[str, MemberState]], Mapping[str, Assignment]]
+
+_RECORD_LIMIT = 900_000
+"""The broker keeps all subscriptions and assignments of a group in one record, by default of 1 MiB at most. Units: bytes."""
+
+
+class GroupMember:
+    """One process in one group. Any thread may call it, except from inside `on_event`, `info`, `assign` and `alive`.
+
+    These four run on the I/O thread (`on_event` on whichever thread makes something happen) and must return at once.
+    """
+
+    def __init__(
+        self,
+        connection: Mapping[str, Any],
+        group: str,
+        topics: Sequence[str],
+        info: Callable[[], MemberInfo],
+        assign: Assigner,
+        on_event: Callable[[GroupEvent], None],
+        alive: Callable[[], bool] = lambda: True,
+        *,
+        instance_id: str | None = None,
+        sources: Mapping[int, Sequence[str]] | None = None,
+        timings: Timings | None = None,
+    ) -> None:
+        """Connect nothing yet.
+
+        Shape: `connection` in librdkafka's names. `topics` is every topic that offsets are committed for: brokers forget those of
+        others. `sources` names the source topics of each sub-topology, for tools that show who reads which partition.
+
+        Raises:
+            ConfigError: a connection or security setting that the group's client cannot be given.
+        """
+        self.group = group
+        self._instance = instance_id
+        self._timings = timings or Timings()
+        self._topics = sorted(set(topics))
+        self._sources = dict(sources or {})
+        self._info = info
+        self._assign = assign
+        self._on_event = on_event
+        self._alive = alive
+        self._gate = Gate()
+        self._lock = threading.RLock()
+        self._holdings = Holdings(info().process)
+        self._closed = False
+        self._coordinator = GroupCoordinator(kafka_python_settings(connection), group, instance_id, self._timings, _Hooks(self))
+
+    def start(self) -> None:
+        """Join the group, in the background: `Assigned` follows, or `Refused`."""
+        self._coordinator.start()
+
+    def close(self, leave: bool = True) -> None:
+        """Leave the group. Without `leave` it finds out when the session has timed out, as if this process had died. No events follow."""
+        with self._lock:
+            self._closed = True
+        self._coordinator.close(leave=leave)
+
+    @property
+    def problem(self) -> str:
+        """What keeps this process out of the group, in words; empty: nothing."""
+        return self._coordinator.problem
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch."""
+        with self._lock:
+            return self._holdings.epoch
+
+    def held(self) -> tuple[TaskId, ...]:
+        """Return the tasks that nobody else can have: assigned, or revoked and not yet released."""
+        with self._lock:
+            return self._holdings.held
+
+    def sure(self, epoch: int, generation: int | None = None) -> bool:
+        """Return whether this is certainly still a member, under that epoch: a heartbeat was answered within the session time-out.
+
+        With a generation: and in that one, as far as this process has heard.
+        """
+        if generation is not None and self._coordinator.identity()[0] != generation:
+            return False
+        return self.epoch == epoch and time.monotonic() < self._coordinator.sure_until
+
+    def released(self, tasks: Iterable[TaskId], seen: int) -> None:
+        """Say that these revoked tasks are committed and closed; when all are, and somebody waits for one, the group rebalances.
+
+        Shape: `seen` is the `serial` of the last `Assigned` that the caller has handled: tasks revoked by a later one stay held.
+        """
+        with self._lock:
+            self._holdings.released(tasks, seen)
+            again = self._holdings.wants_rebalance
+        if again:
+            self._coordinator.rejoin()
+
+    def rejoin(self) -> None:
+        """Have a rebalance: what the others know of this member is out of date. Brings back one that left."""
+        with self._lock:
+            self._holdings.ask()
+        self._coordinator.rejoin()
+
+    def request_leave(self) -> None:
+        """Leave the group soon: `Lost` follows. Stays out until `rejoin`."""
+        self._coordinator.leave()
+
+    @contextmanager
+    def fence(self, epoch: int) -> Iterator[GroupFence]:
+        """Commit inside of this, for work that began under `epoch`. Any number of threads at once; joins wait for them (a while).
+
+        Raises:
+            MembershipLostError: the membership of that epoch is over: what is uncommitted is void.
+        """
+        self._gate.enter(self._timings.patience / 1000)
+        try:
+            generation, member = self._coordinator.identity()  # before the epoch: see above
+            if self.epoch != epoch or generation < 0 or not member:
+                raise MembershipLostError(f"group {self.group} went on without this process since epoch {epoch}; what is uncommitted is void")
+            yield GroupFence(self.group, generation, member, self._instance)
+        except (FencedError, MembershipLostError):
+            self._coordinator.check()
+            raise
+        finally:
+            self._gate.leave()
+
+    def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence, timeout_ms: int | None = None) -> None:
+        """Commit offsets (with metadata) outside of any transaction, inside `fence`.
+
+        Raises:
+            MembershipLostError: refused: another generation has begun.
+            LogError: refused for another reason, or no answer in time.
+        """
+        self._coordinator.ask(requests.commit_offsets(fence, offsets), timeout_ms)
+
+    def committed(self, partitions: Iterable[TopicPartition], timeout_ms: int | None = None) -> requests.Offsets:
+        """Return what is committed for each partition; waits for open transactions that would change it.
+
+        Raises:
+            LogError: refused, or a transaction stayed open, or no answer in time.
+        """
+        return self._coordinator.ask(requests.fetch_offsets(self.group, partitions), timeout_ms)
+
+    def end_transaction(self, transactional_id: str, timeout_ms: int | None = None) -> None:
+        """Abort what a dead producer left open under that id, at once. A live one is fenced.
+
+        Raises:
+            LogError: refused, or no answer in time.
+        """
+        self._coordinator.end_transaction(transactional_id, timeout_ms)
+
+    def open_transactions(self, prefix: str = "") -> frozenset[str]:
+        """Return the ids, with that prefix, of all transactions that are open now.
+
+        Raises:
+            LogError: refused, or no answer in time.
+        """
+        return frozenset(id_ for id_ in self._coordinator.open_transactions() if id_.startswith(prefix))
+
+
+class _Hooks:
+    """What the I/O thread asks of a member. Book-keeping only: no heartbeat is sent meanwhile."""
+
+    def __init__(self, member: GroupMember) -> None:
+        self._of = member
+
+    def alive(self) -> bool:
+        return self._of._alive()
+
+    def subscription(self) -> bytes:
+        member = self._of
+        info = member._info()
+        with member._lock:
+            state, nonce = member._holdings.state(info)
+        return encode_subscription(state, nonce, member._topics, member._sources)
+
+    def assignments(self, subscriptions: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Deal tasks to our members. Somebody else's process in the group gets none: it must not stop everybody."""
+        member = self._of
+        states: dict[str, MemberState] = {}
+        strangers: dict[str, GroupError] = {}
+        for id_, data in sorted(subscriptions.items()):
+            try:
+                states[id_] = decode_subscription(data, id_)
+            except GroupError as error:
+                strangers[id_] = error
+                log.error("%s It gets no tasks.", error)
+        given = dict(member._assign(states))
+        cluster = next((assignment.cluster for assignment in given.values()), Cluster())
+        given |= {id_: Assignment("", cluster=cluster, error=str(error)) for id_, error in strangers.items()}
+        encoded = encode_assignments(given, member._sources)
+        size = sum(map(len, subscriptions.values())) + sum(map(len, encoded.values()))
+        if size > _RECORD_LIMIT:
+            log.warning(
+                "group %s has %d bytes of metadata; brokers refuse more than their message.max.bytes (1 MiB). Use fewer or larger processes.",
+                member.group,
+                size,
+            )
+        return encoded
+
+    def may_join(self) -> bool:
+        return self._of._gate.close()
+
+    def joined(self, generation: int, assignment: bytes) -> bool:
+        member = self._of
+        given = decode_assignment(assignment, f"{member.group}'s leader") if assignment else Assignment(member._holdings.process)
+        if given.error:
+            raise GroupError(f"the leader of group {member.group} gives this process nothing: {given.error}")
+        with member._lock:
+            event = member._holdings.assigned(generation, given)
+            again = member._holdings.wants_rebalance
+            self._tell(event)
+        member._gate.open()
+        log.info("generation %d of group %s: %d tasks, +%d, -%d", generation, member.group, len(event.tasks), len(event.added), len(event.revoked))
+        return again
+
+    def lost(self) -> None:
+        member = self._of
+        with member._lock:
+            self._tell(member._holdings.lost())
+        member._gate.open()
+
+    def failed(self, error: GroupError) -> None:
+        member = self._of
+        member._gate.open()
+        with member._lock:
+            self._tell(Refused(error))
+
+    def _tell(self, event: GroupEvent) -> None:
+        """In the order in which things happened: with the lock held."""
+        if not self._of._closed:
+            self._of._on_event(event)

@@ -1,0 +1,184 @@
+"""What is asked of Kafka besides joining: group offsets, and transactions that nobody ends. Requests out, values in; no connections.
+
+Each exchange is a request and a function that reads the answer and raises kafka-python's error for what was refused.
+
+Invariant: a commit carries the identity it was begun under, never the current one.
+"""
+
+# pyright: reportAttributeAccessIssue=false
+# pyright brings stubs of kafka-python 2.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from kafka import errors
+from kafka.protocol.admin import ListTransactionsRequest
+from kafka.protocol.consumer import LeaveGroupRequest, OffsetCommitRequest, OffsetFetchRequest
+from kafka.protocol.metadata import FindCoordinatorRequest
+from kafka.protocol.producer import InitProducerIdRequest
+
+from coopstreams.log.log import GroupFence
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import CoopStreamsError, GroupError, LogError, MembershipLostError, UnknownTopicError
+
+Offsets = dict[TopicPartition, tuple[int, str] | None]
+"""Committed offset and metadata of each partition; None: nothing was ever committed."""
+
+_T = TypeVar("_T")
+
+LOST = (errors.IllegalGenerationError, errors.UnknownMemberIdError, errors.FencedInstanceIdError)
+"""The broker does not know us as a member of this generation."""
+
+_STALE_COORDINATOR = (errors.NotCoordinatorError, errors.CoordinatorNotAvailableError, errors.KafkaConnectionError, errors.UnknownBrokerIdError)
+_TRANSACTION = 1
+"""The kind of coordinator that keeps transactions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange(Generic[_T]):
+    """A request, how to read its answer, and what it is about, for people."""
+
+    what: str
+    request: Any
+    read: Callable[[Any], _T]
+
+
+def commit_offsets(fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int, str]]) -> Exchange[None]:
+    """Ask the group coordinator to keep offsets, as the member and generation of the fence."""
+    topic_type = OffsetCommitRequest.OffsetCommitRequestTopic
+    partition_type = topic_type.OffsetCommitRequestPartition
+    by_topic: dict[str, list[Any]] = {}
+    for (topic, partition), (offset, metadata) in sorted(offsets.items()):
+        entry = partition_type(partition_index=partition, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=metadata)
+        by_topic.setdefault(topic, []).append(entry)
+    request = OffsetCommitRequest(
+        max_version=8,
+        group_id=fence.group,
+        generation_id_or_member_epoch=fence.generation,
+        member_id=fence.member,
+        group_instance_id=fence.instance,
+        topics=[topic_type(name=topic, partitions=partitions) for topic, partitions in by_topic.items()],
+    )
+
+    def read(response: Any) -> None:
+        for topic in response.topics:
+            for partition in topic.partitions:
+                _raise(partition.error_code, f"{topic.name}-{partition.partition_index}")
+
+    return Exchange(f"committing offsets of group {fence.group}", request, read)
+
+
+def fetch_offsets(group: str, partitions: Iterable[TopicPartition]) -> Exchange[Offsets]:
+    """Ask the group coordinator for offsets, none of which an open transaction may still change."""
+    group_type = OffsetFetchRequest.OffsetFetchRequestGroup
+    by_topic: dict[str, list[int]] = {}
+    for topic, partition in sorted(set(partitions)):
+        by_topic.setdefault(topic, []).append(partition)
+    topics = [group_type.OffsetFetchRequestTopics(name=topic, partition_indexes=wanted) for topic, wanted in by_topic.items()]
+    request = OffsetFetchRequest(min_version=8, max_version=8, groups=[group_type(group_id=group, topics=topics)], require_stable=True)
+
+    def read(response: Any) -> Offsets:
+        answer = response.groups[0]
+        _raise(answer.error_code, group)
+        offsets: Offsets = {}
+        for topic in answer.topics:
+            for entry in topic.partitions:
+                partition = TopicPartition(topic.name, entry.partition_index)
+                _raise(entry.error_code, str(partition))
+                # librdkafka appends a NUL to the metadata of transactional commits.
+                metadata = (entry.metadata or "").rstrip("\0")
+                offsets[partition] = (entry.committed_offset, metadata) if entry.committed_offset >= 0 else None
+        return offsets
+
+    return Exchange(f"reading offsets of group {group}", request, read)
+
+
+def leave_group(group: str, member: str) -> Exchange[None]:
+    """Tell the group coordinator that a member goes."""
+    identity = LeaveGroupRequest.MemberIdentity(member_id=member, group_instance_id=None, reason="closed")
+    request = LeaveGroupRequest(group_id=group, member_id=member, members=[identity])
+    return Exchange(f"leaving group {group}", request, lambda response: _raise(response.error_code, group))
+
+
+def transaction_coordinator(transactional_id: str) -> Exchange[int]:
+    """Ask any broker which one keeps a transaction."""
+    request = FindCoordinatorRequest(key=transactional_id, key_type=_TRANSACTION, coordinator_keys=[transactional_id])
+
+    def read(response: Any) -> int:
+        answer = response.coordinators[0] if response.coordinators else response
+        _raise(answer.error_code, transactional_id)
+        return int(answer.node_id)
+
+    return Exchange(f"looking for the coordinator of transaction {transactional_id}", request, read)
+
+
+def new_producer(transactional_id: str, timeout_ms: int) -> Exchange[None]:
+    """Ask the transaction's coordinator to begin a new life of a producer: it aborts what the old one left open."""
+    request = InitProducerIdRequest(
+        max_version=4, transactional_id=transactional_id, transaction_timeout_ms=timeout_ms, producer_id=-1, producer_epoch=-1
+    )
+    return Exchange(f"ending transaction {transactional_id}", request, lambda response: _raise(response.error_code, transactional_id))
+
+
+def list_open_transactions() -> Exchange[frozenset[str]]:
+    """Ask one broker for the ids of the transactions that are open on it."""
+
+    def read(response: Any) -> frozenset[str]:
+        _raise(response.error_code, "ListTransactions")
+        return frozenset(entry.transactional_id for entry in response.transaction_states)
+
+    return Exchange("listing open transactions", ListTransactionsRequest(state_filters=["Ongoing"], producer_id_filters=[]), read)
+
+
+def _raise(code: int, about: str) -> None:
+    error = errors.for_code(code)
+    if error is not errors.NoError:
+        raise error(about)
+
+
+def passes(error: errors.KafkaError) -> bool:
+    """Whether the same request may succeed in a moment, without anybody changing anything."""
+    if isinstance(error, errors.UnknownTopicOrPartitionError):
+        return False
+    return bool(error.retriable) or isinstance(error, (errors.RebalanceInProgressError, errors.UnknownBrokerIdError))
+
+
+def coordinator_moved(error: errors.KafkaError) -> bool:
+    """Whether the coordinator has to be looked for again."""
+    return isinstance(error, _STALE_COORDINATOR)
+
+
+def translated(what: str, error: errors.KafkaError) -> CoopStreamsError:
+    """Return the error of ours for what Kafka refused for good."""
+    text = f"{what}: {error}"
+    if isinstance(error, LOST):
+        return MembershipLostError(f"{text}. The group went on without this member; what is uncommitted is void")
+    if isinstance(error, errors.UnknownTopicOrPartitionError):
+        return UnknownTopicError(f"{text}. The topic, or this partition of it, does not exist")
+    if isinstance(error, errors.AuthorizationError):
+        return LogError(f"{text}. Allow it (kafka-acls) for the principal of this process")
+    return LogError(text)
+
+
+def refusal(error: errors.KafkaError, group: str, instance: str | None, session_ms: int) -> GroupError | None:
+    """Return why Kafka will never have this member, with the cure; None: it may well have it later."""
+    if isinstance(error, errors.FencedInstanceIdError):
+        return GroupError(f"another process has taken over group.instance.id {instance!r} in group {group}. Give every process one of its own.")
+    if isinstance(error, errors.InconsistentGroupProtocolError):
+        return GroupError(f"group {group} is in use by other consumers. Give this application another application.id, or stop them.")
+    if isinstance(error, errors.InvalidSessionTimeoutError):
+        return GroupError(
+            f"session.timeout.ms {session_ms} is outside of what the brokers allow (their group.min.session.timeout.ms and group.max.session.timeout.ms)."
+        )
+    if isinstance(error, errors.GroupMaxSizeReachedError):
+        return GroupError(f"group {group} has as many members as the brokers allow (their group.max.size).")
+    if isinstance(error, (errors.GroupAuthorizationFailedError, errors.InvalidGroupIdError)):
+        return GroupError(f"group {group}: {error}. Allow READ on it (kafka-acls) for the principal of this process.")
+    if isinstance(error, (errors.SaslAuthenticationFailedError, errors.UnsupportedSaslMechanismError)):
+        return GroupError(f"the brokers do not accept the credentials: {error}. Check sasl.mechanism, sasl.username and sasl.password.")
+    if isinstance(error, errors.UnsupportedVersionError):
+        return GroupError(f"the brokers are too old: {error}. Kafka 3.0 or later is needed.")
+    return None

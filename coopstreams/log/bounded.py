@@ -1,0 +1,59 @@
+"""A bound on calls that may never come back.
+
+librdkafka's `send_offsets_to_transaction` ignores its time-out while it waits for a group coordinator whose connection it has given
+up (librdkafka issues 5456 and 5511; seen for minutes after a broker's restart). It runs on a thread beside the caller's, who goes on without
+it when the time is over.
+
+Invariant: a call that was given up has nobody who waits for it; what it does when it comes back is void (its transaction is fenced).
+Turned down: a thread a call (started ten times a second, to be needed once a year).
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+class Bounded:
+    """Makes calls, one at a time, on a thread that is given up with a call that does not come back. One thread uses it."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[tuple[Any, BaseException | None]]] | None] | None = None
+
+    def run(self, call: Callable[[], Any], timeout_s: float) -> Any:
+        """Return what the call returns, or raise what it raises.
+
+        Raises:
+            TimeoutError: it has done neither in this time.
+        """
+        if self._calls is None:
+            self._calls = queue.SimpleQueue()
+            threading.Thread(target=_serve, args=[self._calls], name="bounded", daemon=True).start()
+        answer: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        self._calls.put((call, answer))
+        try:
+            result, error = answer.get(timeout=timeout_s)
+        except queue.Empty:
+            self.close()
+            raise TimeoutError(f"no answer in {timeout_s:g} s") from None
+        if error is not None:
+            raise error
+        return result
+
+    def close(self) -> None:
+        """Let the thread end, after the call that it may be in. Idempotent."""
+        if self._calls is not None:
+            self._calls.put(None)
+            self._calls = None
+
+
+def _serve(calls: queue.SimpleQueue[Any]) -> None:
+    while (job := calls.get()) is not None:
+        call, answer = job
+        try:
+            answer.put((call(), None))
+        except BaseException as error:  # noqa: BLE001 it is raised where the call was made
+            answer.put((None, error))
+        del job, call, answer  # what the call held (a producer) is not kept until the next one

@@ -1,0 +1,252 @@
+"""The narrow interface to a partitioned log: readers, writers, and what an administrator asks.
+
+Two implementations: `KafkaLog` (confluent-kafka) and `MemoryLog`; one contract suite (`tests/log/`) holds both to this page.
+It speaks in columns, in runs of one (partition, slot), and has no callback per record: that is what lets a native reader and
+writer come later without a change above.
+
+Invariant: a reader and a writer belong to the one thread that uses them; a `Log` itself may be called from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from coopstreams.topology.clocks import ClockColumns
+from coopstreams.topology.columns import Columns, Headers, Int64s, TopicPartition
+from coopstreams.topology.errors import FencedError
+from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.program import TimestampColumn
+
+NO_STREAM_TIME = -1
+"""The stream time of a partition of which nothing has been read."""
+
+
+@dataclass(slots=True)
+class Run:
+    """What one fetch gives for one (partition, slot).
+
+    Shape: `next_offset` is the first offset this reader has not looked at: past dropped, compacted and control records.
+    `columns` may be empty: everything was dropped or control records, and the position still moved.
+    """
+
+    partition: TopicPartition
+    slot: int
+    columns: Columns
+    next_offset: int
+    stream_time: int
+    """The partition's stream time after this run, `NO_STREAM_TIME` if nothing was ever read. Units: ms."""
+    at_end: bool
+    """The reader had read everything the log would give (the last stable offset, for read_committed) when this was made."""
+    clocks: Sequence[int] = ()
+    """What the clocks of the partition show after this run; see `route`."""
+
+    @staticmethod
+    def ended(partition: TopicPartition, slot: int, at: Position) -> Run:
+        """Return a run without records that says: at this position, the partition was read to its end."""
+        return Run(partition, slot, Columns((), (), (), (), ()), at.offset, at.stream_time, at_end=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where to begin: the next offset to read, and the partition's stream time up to there."""
+
+    offset: int
+    stream_time: int = NO_STREAM_TIME
+
+
+class Reader(Protocol):
+    """Reads partitions that it is told to; never a member of the group. One thread."""
+
+    def assign(self, positions: Mapping[TopicPartition, Position]) -> None:
+        """Read exactly these partitions; one that is already being read goes on if its position is where it stands, else seeks there.
+
+        A partition that stays keeps its routes and its hold, also when it seeks; one that leaves loses them.
+
+        Raises:
+            UnknownTopicError: the cluster has no such partition; nothing is changed.
+        """
+
+    def route(
+        self,
+        partition: TopicPartition,
+        ranges: Sequence[KeyRange],
+        timestamps: TimestampColumn | None = None,
+        clocks: ClockColumns | None = None,
+    ) -> None:
+        """Give each record to the slot (index) of the range that holds its key hash; drop what lies outside all of them.
+
+        Takes effect from the next fetch. Without routes a partition has the one slot 0, and nothing is hashed.
+        A record without a key has the hash of its offset. May be called before the partition is assigned.
+        `timestamps` replaces the timestamps of ALL records, before any is dropped and before stream times are computed from them.
+        `clocks` looks at ALL records, too: where a slot has a part of the keys, its columns say what the clocks were before each record.
+        """
+
+    def fetch(self, max_records: int, timeout_s: float) -> list[Run]:
+        """Return what is there; wait only for the first record, never to fill up.
+
+        With routes, each slot of a fetched partition gets a run, empty or not, so that every position moves.
+        When the end of a partition is reached, a run with `at_end` says so, once per end.
+
+        Shape: a record without a timestamp has -1. `max_records` bounds what is handed out; no record is ever given twice or left out.
+
+        Raises:
+            OffsetOutOfRangeError: the position of a partition is gone; names partition and offset. Until it is assigned elsewhere.
+            UnknownTopicError: a topic was deleted while it was read.
+            LogError: anything else that does not heal by itself. A broker that is away heals: then the result is empty.
+        """
+        ...
+
+    def hold(self, partition: TopicPartition, held: bool) -> None:
+        """Stop or resume handing out a partition, without a round trip; the reader keeps what it has prefetched."""
+
+    def close(self) -> None:
+        """Let go of everything. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFence:
+    """Who commits, for the group coordinator to check: the identity of a member in a generation."""
+
+    group: str
+    generation: int
+    member: str
+    instance: str | None = None
+
+    def check(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:
+        """Do nothing if these offsets, sent by this identity, will be checked by the coordinator at all.
+
+        Raises:
+            ValueError: no offsets, or one below 0: nothing would be sent, and a stale member would commit unseen.
+            FencedError: the identity of nobody (-1, ""), which no coordinator refuses.
+        """
+        if not offsets or any(offset < 0 for offset, _ in offsets.values()):
+            raise ValueError(f'group "{self.group}": offsets {dict(offsets)} are no fence; send at least one, and none below 0')
+        if self.generation < 0 or not self.member:
+            raise FencedError(f'this process is not a member of group "{self.group}" now, nothing may be committed. Abort, join, open again.')
+
+
+class Writer(Protocol):
+    """Writes records, in transactions if it was made with a transactional id. One thread."""
+
+    def append(
+        self,
+        topic: str,
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+        timestamps: Int64s,
+        *,
+        partitions: int | Int64s | None = None,
+        headers: Sequence[Headers | None] | None = None,
+    ) -> None:
+        """Take these records, in order; waits inside while the queue is full. Inside a transaction if the writer is transactional.
+
+        Shape: `partitions` None = murmur2 of the key as Java does, any partition for a null key; an int = all to that one.
+        Timestamps are kept, but for 0 on Kafka: its client would take that for "now", so it is written as 1.
+
+        Raises:
+            DeliveryError: a record was refused at once (too large, unknown partition); names topic and reason.
+            FencedError: another writer took over the transactional id.
+        """
+
+    def flush(self, timeout_s: float) -> None:
+        """Return when everything taken so far is in the log.
+
+        Raises:
+            DeliveryError: a record since the last flush was not delivered, or time ran out; nothing of this commit may count.
+                A transactional writer on Kafka may say so only when offsets are sent or the transaction is committed.
+            FencedError: another writer took over the transactional id.
+        """
+
+    def delivered_to(self, partition: TopicPartition) -> int:
+        """Return an offset that all records of this writer to that partition, flushed so far, lie below: the changelog checkpoint.
+
+        For records appended with `partitions` an int, which changelogs are.
+        """
+        ...
+
+    def begin(self) -> None:
+        """Begin a transaction. Only with a transactional id."""
+
+    def send_offsets(self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence) -> None:
+        """Add group offsets (offset, metadata) to the transaction; the coordinator checks the fence now. Never with no offsets.
+
+        Raises:
+            FencedError: the generation or member is stale: abort.
+        """
+
+    def commit(self, timeout_s: float) -> None:
+        """End the transaction; all its records and offsets count. Readers see it when its markers are written, soon after.
+
+        Raises:
+            FencedError | DeliveryError | LogError: it may or may not have counted: `abort`, forget, and ask the log.
+        """
+
+    def abort(self) -> None:
+        """End the transaction, if one is open; nothing of it counts. Makes the writer usable again whatever happened to it.
+
+        Raises:
+            LogError: retryable: the log is away, and whether the transaction ended is not known; call it again.
+        """
+
+    def close(self) -> None:
+        """Flush what is outside a transaction, abort what is inside, let go. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSpec:
+    """A topic to create. `config` in Kafka's names (`cleanup.policy`, `retention.ms`, ...)."""
+
+    name: str
+    partitions: int
+    config: Mapping[str, str] = field(default_factory=dict)
+    replication: int = -1
+
+
+class Log(Protocol):
+    """A cluster. Any thread."""
+
+    def reader(self, *, committed_only: bool = True) -> Reader:
+        """Return a reader of committed records only (read_committed), or of all (read_uncommitted)."""
+        ...
+
+    def writer(self, transactional_id: str | None = None) -> Writer:
+        """Return an idempotent writer, or a transactional one; making the latter ends whatever transaction was open under that id."""
+        ...
+
+    def partitions(self, topics: Sequence[str] | None = None) -> dict[str, int]:
+        """Return the partition count of each topic asked for (all: None) that exists."""
+        ...
+
+    def create_topics(self, specs: Sequence[TopicSpec]) -> None:
+        """Create what does not exist yet; one that exists is left as it is.
+
+        Raises:
+            LogError: refused (policy, authorisation, replication); names topic and cause.
+        """
+
+    def delete_topics(self, names: Sequence[str]) -> None:
+        """Delete these topics; one that does not exist is fine."""
+
+    def topic_config(self, topic: str) -> dict[str, str]:
+        """Return the topic's configuration in Kafka's names."""
+        ...
+
+    def start_offset(self, partition: TopicPartition) -> int:
+        """Return the first offset the log still has."""
+        ...
+
+    def end_offset(self, partition: TopicPartition) -> int:
+        """Return the true high watermark (read_uncommitted): everything anyone has written lies below it. Never from a cache."""
+        ...
+
+    def delete_before(self, partition: TopicPartition, offset: int) -> None:
+        """Delete the records below an offset: repartition records that are done. `start_offset` is then at least that.
+
+        Raises:
+            OffsetOutOfRangeError: the partition ends before it.
+        """
+
+    def close(self) -> None:
+        """Let go. Idempotent."""

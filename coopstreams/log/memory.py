@@ -1,0 +1,113 @@
+"""A log in memory, with everything of Kafka's that the engine leans on.
+
+That is: partitions, transactions with their markers, the last stable offset, fencing, compaction, retention, group offsets. For the test driver and for simulations; nothing is kept when the process ends, and all readers and writers are in it.
+`compact`, `committed`, `commit_offsets` are what a broker does by itself or for a group; here somebody calls them.
+
+Turned down: librdkafka's mock cluster (transactions do not isolate, nothing is compacted, old records vanish: measured).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from coopstreams.log.log import GroupFence, TopicSpec
+from coopstreams.log.memory_reader import MemoryReader
+from coopstreams.log.memory_state import CheckFence, MemoryState, Partition, Topic
+from coopstreams.log.memory_writer import MemoryWriter
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import FencedError, LogError, OffsetOutOfRangeError, UnknownTopicError
+
+
+class MemoryLog:
+    """A cluster in memory. Any thread.
+
+    `check_fence` stands for the group coordinator: it returns why a fence is stale, or None. Default: none ever is.
+    """
+
+    def __init__(self, check_fence: CheckFence = lambda _: None) -> None:
+        self._state = MemoryState(check_fence)
+
+    def reader(self, *, committed_only: bool = True) -> MemoryReader:
+        """Return a reader of committed records only, or of all."""
+        return MemoryReader(self._state, committed_only=committed_only)
+
+    def writer(self, transactional_id: str | None = None) -> MemoryWriter:
+        """Return a writer; a transactional one ends whatever transaction was open under its id."""
+        return MemoryWriter(self._state, transactional_id)
+
+    def partitions(self, topics: Sequence[str] | None = None) -> dict[str, int]:
+        """Return the partition count of each topic asked for (all: None) that exists."""
+        with self._state.changed:
+            known = {name: len(topic.partitions) for name, topic in self._state.topics.items()}
+        return known if topics is None else {name: known[name] for name in topics if name in known}
+
+    def create_topics(self, specs: Sequence[TopicSpec]) -> None:
+        """Create what does not exist yet."""
+        for spec in specs:
+            if spec.partitions < 1:
+                raise LogError(f'topic "{spec.name}" cannot have {spec.partitions} partitions')
+        with self._state.changed:
+            for spec in specs:
+                self._state.topics.setdefault(spec.name, Topic(spec, [Partition() for _ in range(spec.partitions)]))
+
+    def delete_topics(self, names: Sequence[str]) -> None:
+        """Delete these topics; one that does not exist is fine."""
+        with self._state.changed:
+            for name in names:
+                self._state.topics.pop(name, None)
+            self._state.changed.notify_all()
+
+    def topic_config(self, topic: str) -> dict[str, str]:
+        """Return the topic's configuration as it was given."""
+        with self._state.changed:
+            return dict(self._topic(topic).spec.config)
+
+    def start_offset(self, partition: TopicPartition) -> int:
+        """Return the first offset the log still has."""
+        with self._state.changed:
+            return self._state.partition(partition).start
+
+    def end_offset(self, partition: TopicPartition) -> int:
+        """Return the true end: everything anyone has written lies below it."""
+        with self._state.changed:
+            return self._state.partition(partition).end
+
+    def delete_before(self, partition: TopicPartition, offset: int) -> None:
+        """Delete the records below an offset."""
+        with self._state.changed:
+            stored = self._state.partition(partition)
+            if offset > stored.end:
+                raise OffsetOutOfRangeError(f"{partition} ends at {stored.end}: there is nothing to delete up to {offset}")
+            stored.delete_before(offset)
+
+    def close(self) -> None:
+        """Do nothing: others may still use what is in memory."""
+
+    def compact(self, topic: str) -> None:
+        """Keep the last committed record of each key, as Kafka's cleaner does for a compacted topic; offsets stay, with holes."""
+        with self._state.changed:
+            for partition in self._topic(topic).partitions:
+                partition.compact()
+
+    def committed(self, group: str) -> dict[TopicPartition, tuple[int, str]]:
+        """Return the offsets and metadata that a group has committed."""
+        with self._state.changed:
+            return dict(self._state.groups.get(group, {}))
+
+    def commit_offsets(self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence) -> None:
+        """Commit group offsets outside of any transaction, as at-least-once does.
+
+        Raises:
+            FencedError: the fence is stale.
+        """
+        with self._state.changed:
+            fence.check(offsets)
+            if (reason := self._state.check_fence(fence)) is not None:
+                raise FencedError(f'group "{fence.group}" refuses the offsets of member "{fence.member}": {reason}')
+            self._state.groups.setdefault(fence.group, {}).update(offsets)
+
+    def _topic(self, name: str) -> Topic:
+        topic = self._state.topics.get(name)
+        if topic is None:
+            raise UnknownTopicError(f'there is no topic "{name}" in the in-memory log. Create it first, or correct the name.')
+        return topic

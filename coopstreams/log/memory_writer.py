@@ -1,0 +1,191 @@
+"""The writer of a `MemoryLog`: records are in the log at once; what a transaction holds back is only that they count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from coopstreams.log.log import GroupFence
+from coopstreams.log.memory_state import MemoryState, Partition, Producer, Topic, Transaction
+from coopstreams.topology.columns import Headers, Int64s, TopicPartition
+from coopstreams.topology.errors import DeliveryError, FencedError, LogError
+from coopstreams.topology.keys import partition_of
+
+MOST_BYTES = 1_048_588
+"""Kafka's default of `max.message.bytes`."""
+
+
+class MemoryWriter:
+    """Writes to a `MemoryLog`. One thread."""
+
+    def __init__(self, state: MemoryState, transactional_id: str | None) -> None:
+        self._state = state
+        self._id = transactional_id
+        self._producer = Producer()
+        self._epoch = 0
+        self._open = False
+        self._closed = False
+        self._delivered: dict[TopicPartition, int] = {}
+        if transactional_id is not None:
+            self._register()
+
+    def append(
+        self,
+        topic: str,
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+        timestamps: Int64s,
+        *,
+        partitions: int | Int64s | None = None,
+        headers: Sequence[Headers | None] | None = None,
+    ) -> None:
+        """Take these records, in order."""
+        with self._state.changed:
+            transaction = self._transaction()
+            stored = self._state.topics.get(topic)
+            if stored is None:
+                raise DeliveryError(f'topic "{topic}" does not exist in the in-memory log. Create it first, or correct the name.')
+            _check(stored, keys, values)
+            if isinstance(partitions, int):
+                self._add(stored, partitions, keys, values, timestamps, headers, transaction)
+            else:
+                for partition, indexes in _by_partition(_choose(stored, keys) if partitions is None else partitions).items():
+                    self._add(
+                        stored,
+                        partition,
+                        [keys[i] for i in indexes],
+                        [values[i] for i in indexes],
+                        [timestamps[i] for i in indexes],
+                        None if headers is None else [headers[i] for i in indexes],
+                        transaction,
+                    )
+            self._state.changed.notify_all()
+
+    def flush(self, timeout_s: float) -> None:  # noqa: ARG002
+        """Do nothing: what was taken is in the log."""
+        with self._state.changed:
+            self._check_fence()
+
+    def delivered_to(self, partition: TopicPartition) -> int:
+        """Return the offset after this writer's last record in the partition, 0 without any."""
+        return self._delivered.get(partition, 0)
+
+    def begin(self) -> None:
+        """Begin a transaction."""
+        with self._state.changed:
+            if self._id is None:
+                raise LogError("this writer has no transactional id; make it with log.writer(transactional_id)")
+            if self._open:
+                raise LogError("a transaction is open already; commit or abort it first")
+            if not self._epoch:
+                self._register()
+            self._check_fence()
+            self._producer.transaction = Transaction()
+            self._open = True
+
+    def send_offsets(self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence) -> None:
+        """Add group offsets to the transaction, if the fence is not stale."""
+        with self._state.changed:
+            transaction = self._transaction()
+            if transaction is None:
+                raise LogError("offsets are sent in a transaction; begin one first")
+            fence.check(offsets)
+            if (reason := self._state.check_fence(fence)) is not None:
+                raise FencedError(f'group "{fence.group}" refuses the offsets of member "{fence.member}" in generation {fence.generation}: {reason}')
+            transaction.offsets.setdefault(fence.group, {}).update(offsets)
+
+    def commit(self, timeout_s: float) -> None:  # noqa: ARG002
+        """End the transaction; everything in it counts."""
+        self._end(commit=True)
+
+    def abort(self) -> None:
+        """End the transaction; nothing of it counts. A fenced writer gets a new epoch with its next transaction."""
+        with self._state.changed:
+            if self._producer.epoch != self._epoch:
+                self._epoch, self._open = 0, False
+            elif self._open:
+                self._end(commit=False)
+
+    def close(self) -> None:
+        """Abort what is open."""
+        if not self._closed:
+            self.abort()
+            self._closed = True
+
+    def _end(self, *, commit: bool) -> None:
+        with self._state.changed:
+            if self._transaction() is None:
+                raise LogError("there is no transaction to end; begin one first")
+            self._state.end(self._producer, commit=commit)
+            self._open = False
+
+    def _register(self) -> None:
+        """Become the writer of the transactional id: whoever was it is fenced, and what it left open is aborted."""
+        assert self._id is not None
+        with self._state.changed:
+            self._producer = self._state.producers.setdefault(self._id, Producer())
+            self._state.end(self._producer, commit=False)
+            self._producer.epoch += 1
+            self._epoch = self._producer.epoch
+
+    def _transaction(self) -> Transaction | None:
+        """Return the open transaction, None for a writer without any."""
+        if self._closed:
+            raise LogError("this writer is closed")
+        if self._id is None:
+            return None
+        self._check_fence()
+        if not self._open:
+            raise LogError("a transactional writer writes inside transactions only; begin one first")
+        return self._producer.transaction
+
+    def _check_fence(self) -> None:
+        if self._epoch and self._producer.epoch != self._epoch:
+            raise FencedError(f'another writer with the transactional id "{self._id}" took over')
+
+    def _add(
+        self,
+        stored: Topic,
+        partition: int,
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+        timestamps: Int64s,
+        headers: Sequence[Headers | None] | None,
+        transaction: Transaction | None,
+    ) -> None:
+        if not 0 <= partition < len(stored.partitions):
+            raise DeliveryError(f'topic "{stored.spec.name}" has {len(stored.partitions)} partitions, there is no partition {partition}')
+        target: Partition = stored.partitions[partition]
+        target.append(keys, values, timestamps, headers, transaction)
+        if keys:
+            self._delivered[TopicPartition(stored.spec.name, partition)] = target.end
+
+
+def _check(stored: Topic, keys: Sequence[bytes | None], values: Sequence[bytes | None]) -> None:
+    """Do nothing if Kafka would take these records."""
+    config, name = stored.spec.config, stored.spec.name
+    most = int(config.get("max.message.bytes", MOST_BYTES))
+    largest = max(map(len, filter(None, values)), default=0)
+    if largest > most:
+        raise DeliveryError(f'a value of {largest} bytes is too large for topic "{name}": its max.message.bytes is {most}')
+    if None in keys and "compact" in config.get("cleanup.policy", ""):
+        raise DeliveryError(f'a record without a key cannot be written to the compacted topic "{name}"')
+
+
+def _choose(stored: Topic, keys: Sequence[bytes | None]) -> list[int]:
+    """Return the partition of each record: that of its key, or any if it has none."""
+    count, chosen = len(stored.partitions), []
+    for key in keys:
+        if key is None:
+            chosen.append(stored.next_keyless % count)
+            stored.next_keyless += 1
+        else:
+            chosen.append(partition_of(key, count))
+    return chosen
+
+
+def _by_partition(chosen: Int64s) -> dict[int, list[int]]:
+    """Return which records go to which partition, each in order."""
+    indexes: dict[int, list[int]] = {}
+    for i, partition in enumerate(chosen):
+        indexes.setdefault(partition, []).append(i)
+    return indexes

@@ -1,0 +1,155 @@
+"""What an instance counts, for Prometheus.
+
+Threads call one method a batch, never one a record: `metrics.processed(task, len(batch))`. Each series is looked up once and kept;
+a task that closes takes its series with it, so that a split or a move leaves no stale lag behind.
+
+Invariant: every instance has a registry of its own; nothing is global, so several instances live in one process (tests do).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any, Generic, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics import MetricWrapperBase
+
+from coopstreams.topology.task_id import TaskId
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Of `Metrics.text()`."""
+
+COMMIT_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+QUERY_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+"""Units: seconds."""
+
+TASK_STATES = ("waiting", "restoring", "running", "closing")
+
+M = TypeVar("M", bound=MetricWrapperBase)
+
+
+class _Family(Generic[M]):
+    """The series of one metric: made when first used, found again without the registry's lock and without making label texts.
+
+    The first label is the task's if `by_task`; `forget` then removes all series of a task.
+    """
+
+    def __init__(self, metric: M, *, by_task: bool = False) -> None:
+        self._metric = metric
+        self._series: dict[Hashable, M] = {}
+        self._by_task = by_task
+
+    def of(self, *labels: Hashable) -> M:
+        series = self._series.get(labels)
+        if series is None:
+            series = self._series[labels] = self._metric.labels(*(str(label) for label in labels))
+        return series
+
+    def forget(self, task: TaskId) -> None:
+        if not self._by_task:
+            return
+        for labels in [labels for labels in list(self._series) if isinstance(labels, tuple) and labels[0] == task]:
+            self._series.pop(labels, None)
+            self._metric.remove(*(str(label) for label in labels))
+
+
+class Metrics:
+    """Counters, gauges and histograms of one instance. Any thread may call any method; each costs about a microsecond."""
+
+    def __init__(self, application_id: str, instance_id: str) -> None:
+        self.registry = CollectorRegistry()
+        self._families: list[_Family[Any]] = []
+        info = Gauge("coopstreams_instance_info", "1: which application and instance this is.", ["application", "instance"], registry=self.registry)
+        info.labels(application_id, instance_id).set(1)
+        self._consumed = self._counter("consumed_records", "Records a task was handed.", "task", "topic")
+        self._processed = self._counter("processed_records", "Records a task has processed.", "task")
+        self._produced = self._counter("produced_records", "Records a task has written, changelogs included.", "task", "topic")
+        self._dropped = self._counter("dropped_records", "Records left out, by reason: late, null-key, deserialization, ...", "task", "reason")
+        self._restored = self._counter("restored_records", "Changelog records read to restore a store.", "task", "store")
+        self._lag = self._gauge("lag_records", "Records between what a task has committed and the end of its topic.", "task", "topic")
+        self._remaining = self._gauge("restore_remaining_records", "Changelog records yet to be read until a store is restored.", "task", "store")
+        self._tasks = self._gauge("tasks", "Tasks of this instance, by state.", "state")
+        self._commits = self._counter("commits", "Commits that counted, by stream thread.", "thread")
+        self._aborts = self._counter("aborts", "Commits given up, by stream thread; what they held is done again.", "thread")
+        self._rebalances = Counter("coopstreams_rebalances", "Assignments received from the group.", registry=self.registry)
+        self._generation = Gauge("coopstreams_generation", "Generation of the group that the last assignment belongs to.", registry=self.registry)
+        self._commit_seconds = self._histogram(
+            "commit_latency_seconds", "From the flush of a commit until the state is written.", COMMIT_BUCKETS, "thread"
+        )
+        self._queries = self._counter("http_requests", "Requests answered, by route and status.", "route", "status")
+        self._query_seconds = self._histogram("http_request_seconds", "Time to answer a request, by route.", QUERY_BUCKETS, "route")
+        for state in TASK_STATES:
+            self._tasks.of(state).set(0)
+
+    def consumed(self, task: TaskId, topic: str, records: int) -> None:
+        """Count records a task was handed."""
+        self._consumed.of(task, topic).inc(records)
+
+    def processed(self, task: TaskId, records: int) -> None:
+        """Count records a task has processed."""
+        self._processed.of(task).inc(records)
+
+    def produced(self, task: TaskId, topic: str, records: int) -> None:
+        """Count records a task has written to a topic."""
+        self._produced.of(task, topic).inc(records)
+
+    def dropped(self, task: TaskId, reason: str, records: int = 1) -> None:
+        """Count records left out. `reason` is one of a few words, never a text with values in it."""
+        self._dropped.of(task, reason).inc(records)
+
+    def lag(self, task: TaskId, topic: str, records: int) -> None:
+        """Set how many records of a topic a task is behind."""
+        self._lag.of(task, topic).set(records)
+
+    def restored(self, task: TaskId, store: str, records: int, remaining: int | None = None) -> None:
+        """Count changelog records read for a store; `remaining` is an upper bound, since compaction leaves holes."""
+        self._restored.of(task, store).inc(records)
+        if remaining is not None:
+            self._remaining.of(task, store).set(remaining)
+
+    def committed(self, thread: int, seconds: float) -> None:
+        """Count a commit and how long it took."""
+        self._commits.of(thread).inc()
+        self._commit_seconds.of(thread).observe(seconds)
+
+    def aborted(self, thread: int) -> None:
+        """Count a commit that was given up."""
+        self._aborts.of(thread).inc()
+
+    def rebalanced(self, generation: int) -> None:
+        """Count an assignment."""
+        self._rebalances.inc()
+        self._generation.set(generation)
+
+    def tasks(self, counts: Mapping[str, int]) -> None:
+        """Set how many tasks are in each state; states that are not named have none."""
+        for state in {*TASK_STATES, *counts}:
+            self._tasks.of(state).set(counts.get(state, 0))
+
+    def task_closed(self, task: TaskId) -> None:
+        """Remove all series of a task: it lives on elsewhere, or was cut anew."""
+        for family in self._families:
+            family.forget(task)
+
+    def answered(self, route: str, status: int, seconds: float) -> None:
+        """Count an HTTP request. `route` is the pattern, not the path."""
+        self._queries.of(route, status).inc()
+        self._query_seconds.of(route).observe(seconds)
+
+    def text(self) -> bytes:
+        """Return everything in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, says: str, *labels: str) -> _Family[Counter]:
+        return self._family(Counter(f"coopstreams_{name}", says, labels, registry=self.registry), labels)
+
+    def _gauge(self, name: str, says: str, *labels: str) -> _Family[Gauge]:
+        return self._family(Gauge(f"coopstreams_{name}", says, labels, registry=self.registry), labels)
+
+    def _histogram(self, name: str, says: str, buckets: tuple[float, ...], *labels: str) -> _Family[Histogram]:
+        return self._family(Histogram(f"coopstreams_{name}", says, labels, registry=self.registry, buckets=buckets), labels)
+
+    def _family(self, metric: M, labels: tuple[str, ...]) -> _Family[M]:
+        family = _Family(metric, by_task=labels[0] == "task")
+        self._families.append(family)
+        return family

@@ -1,0 +1,240 @@
+"""The HTTP surface: routes, and the one place where errors become answers.
+
+Invariant: every answer is JSON (or NDJSON, or Prometheus' text), every error has the form of `problems`, and every request is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeAlias
+
+import msgspec
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from coopstreams.metrics import CONTENT_TYPE, Metrics
+from coopstreams.query import reports
+from coopstreams.query.asked import (
+    RANGE_PARAMETERS,
+    WINDOW_PARAMETERS,
+    Parameters,
+    how_asked,
+    limit_of,
+    path_piece,
+    range_query,
+    unpacked,
+    window_times,
+)
+from coopstreams.query.backend import Backend, StoreInfo
+from coopstreams.query.openapi import description
+from coopstreams.query.pages import Page, Query
+from coopstreams.query.peers import FORWARDED, INSTANCE, PART_TYPE, Peers, check_hop
+from coopstreams.query.problems import body_of, timed_out
+from coopstreams.query.router import Asked
+from coopstreams.query.service import Limits, QueryService
+from coopstreams.topology.errors import QueryError
+
+log = logging.getLogger(__name__)
+
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+
+Answer: TypeAlias = Callable[[Request], Awaitable[Response]]
+
+
+class QueryApp:
+    """The routes of one instance."""
+
+    def __init__(self, backend: Backend, metrics: Metrics, limits: Limits) -> None:
+        self._backend = backend
+        self._metrics = metrics
+        self._limits = limits
+        self._service: QueryService
+
+    def starlette(self) -> Starlette:
+        """Return the ASGI application."""
+        routes = [Route(path, self._endpoint(path, answer), methods=["GET"]) for path, answer in self.answers().items()]
+        return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: self._no_route})
+
+    def answers(self) -> dict[str, Answer]:
+        """Return who answers at each path."""
+        return {
+            "/v1/stores": self._stores,
+            "/v1/stores/{store}/keys": self._keys,
+            "/v1/stores/{store}/keys/{key:path}": self._key,
+            "/v1/stores/{store}/range": self._range,
+            "/v1/stores/{store}/windows/{key:path}": self._windows,
+            "/v1/metadata": self._metadata,
+            "/v1/metadata/{store}/{key:path}": self._key_metadata,
+            "/v1/status": self._status,
+            "/health/live": self._live,
+            "/health/ready": self._ready,
+            "/metrics": self._prometheus,
+            "/openapi.json": self._openapi,
+        }
+
+    @asynccontextmanager
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        peers = Peers(self._backend)
+        self._service = QueryService(self._backend, peers, self._limits)
+        try:
+            yield
+        finally:
+            await peers.close()
+            self._service.close()
+
+    async def _stores(self, request: Request) -> Response:
+        return _json(await self._service.stores(self._asked(request, _parameters(request, "local"))))
+
+    async def _key(self, request: Request) -> Response:
+        store, text, asked = self._store(request), path_piece(_raw_path(request), 5), self._asked(request, _parameters(request, "local"))
+        return _json(await self._service.point(store, text, asked))
+
+    async def _keys(self, request: Request) -> Response:
+        parameters = Parameters(request.scope["query_string"], ("local",), many="key")
+        return _json(await self._service.points(self._store(request), parameters.many, self._asked(request, parameters)))
+
+    async def _windows(self, request: Request) -> Response:
+        store, text, parameters = self._store(request), path_piece(_raw_path(request), 5), _parameters(request, *WINDOW_PARAMETERS)
+        times, limit = window_times(parameters), limit_of(parameters, self._limits)
+        return _json(await self._service.windows(store, text, times, limit, self._asked(request, parameters)))
+
+    async def _range(self, request: Request) -> Response:
+        store = self._store(request)
+        if request.headers.get(FORWARDED) == "1":
+            query = unpacked(_parameters(request, "query").text("query"))
+            return Response(await self._service.packed_part(store, query), media_type=PART_TYPE)
+        parameters = _parameters(request, *RANGE_PARAMETERS)
+        asked, streamed = self._asked(request, parameters), NDJSON in request.headers.get("accept", "")
+        if not streamed:
+            page = await self._service.page(store, range_query(store, parameters, limit_of(parameters, self._limits)), asked)
+            return _json(_page_body(store, page))
+        total = None if parameters.text("limit") is None else limit_of(parameters, self._limits)
+        query = range_query(store, parameters, min(self._limits.entries, total or self._limits.entries))
+        first = await self._service.page(store, query, asked)
+        return StreamingResponse(self._lines(store, query, first, total, asked), media_type=NDJSON)
+
+    async def _lines(self, store: StoreInfo, query: Query, page: Page, total: int | None, asked: Asked) -> AsyncIterator[bytes]:
+        """Yield a line for each entry, page by page; the last line says that it is the last: `cursor` and `count`, or an error."""
+        count = 0
+        cursor: str | None = None
+        while True:
+            count += len(page.entries)
+            yield b"".join(entry + b"\n" for _, _, entry in page.entries)
+            cursor = page.cursor
+            if cursor is None or count == total:
+                break
+            key, partition, _ = page.entries[-1]
+            limit = query.limit if total is None else min(query.limit, total - count)
+            query = msgspec.structs.replace(query, after=(key, partition), limit=limit)
+            try:
+                async with asyncio.timeout(self._limits.request_s):
+                    page = await self._service.page(store, query, asked)
+            except (QueryError, TimeoutError) as error:
+                failure = error if isinstance(error, QueryError) else timed_out("a page took too long")
+                failure.details = {**failure.details, "cursor": cursor, "count": count}
+                yield body_of(failure) + b"\n"
+                return
+        yield orjson.dumps({"cursor": cursor, "count": count}) + b"\n"
+
+    async def _metadata(self, request: Request) -> Response:
+        _parameters(request)
+        return _json(self._service.metadata())
+
+    async def _key_metadata(self, request: Request) -> Response:
+        _parameters(request)
+        return _json(self._service.key_metadata(self._store(request), path_piece(_raw_path(request), 4)))
+
+    async def _status(self, request: Request) -> Response:
+        return _json(await self._service.status(self._asked(request, _parameters(request, "local"))))
+
+    async def _live(self, _request: Request) -> Response:
+        health = self._backend.health()
+        return _json(orjson.dumps(reports.health(health)), 200 if health.live else 503)
+
+    async def _ready(self, _request: Request) -> Response:
+        health = self._backend.health()
+        return _json(orjson.dumps(reports.health(health)), 200 if health.live and health.ready else 503)
+
+    async def _prometheus(self, _request: Request) -> Response:
+        return Response(self._metrics.text(), media_type=CONTENT_TYPE)
+
+    async def _openapi(self, _request: Request) -> Response:
+        return _json(orjson.dumps(description(self._limits)))
+
+    def _store(self, request: Request) -> StoreInfo:
+        return self._service.store(request.path_params["store"])
+
+    def _asked(self, request: Request, parameters: Parameters) -> Asked:
+        return how_asked(parameters, forwarded=request.headers.get(FORWARDED) == "1")
+
+    def _endpoint(self, path: str, answer: Answer) -> Answer:
+        """Return an endpoint that bounds the time of an answer, turns errors into answers, and counts."""
+        route = path.replace(":path", "")
+
+        async def endpoint(request: Request) -> Response:
+            began = time.monotonic()
+            response = await self._guarded(request, answer)
+            response.headers[INSTANCE] = self._backend.placement().here
+            self._metrics.answered(route, response.status_code, time.monotonic() - began)
+            return response
+
+        return endpoint
+
+    async def _guarded(self, request: Request, answer: Answer) -> Response:
+        try:
+            if request.headers.get(FORWARDED) == "1":
+                check_hop(request.headers, self._backend.placement(), self._backend.application)
+            async with asyncio.timeout(self._limits.request_s):
+                return await answer(request)
+        except QueryError as error:
+            return _failure(error)
+        except TimeoutError:
+            return _failure(timed_out(f"no answer within {self._limits.request_s:g} s"))
+        except Exception as error:
+            log.exception("GET %s failed", request.url.path)
+            return _failure(QueryError("INTERNAL", f"{type(error).__name__}: {error}", status=500))
+
+    async def _no_route(self, request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        code = "UNKNOWN_PATH" if status == 404 else "METHOD_NOT_ALLOWED"
+        response = _failure(QueryError(code, f"{request.method} {request.url.path}: see /openapi.json for what there is", status=status))
+        response.headers[INSTANCE] = self._backend.placement().here
+        return response
+
+
+def _page_body(store: StoreInfo, page: Page) -> bytes:
+    ranges = [
+        {"partition": cover.partition, "key_range": str(cover.range), "owner": cover.owner, "epoch": cover.epoch, "lag": cover.lag}
+        for cover in page.covers
+    ]
+    entries = [orjson.Fragment(entry) for _, _, entry in page.entries]
+    return orjson.dumps({"store": store.name, "entries": entries, "cursor": page.cursor, "ranges": ranges})
+
+
+def _json(body: bytes, status: int = 200) -> Response:
+    return Response(body, status, media_type=JSON)
+
+
+def _failure(error: QueryError) -> Response:
+    response = _json(body_of(error), error.status)
+    if error.retry_after_ms is not None:
+        response.headers["retry-after"] = str(max(1, -(-error.retry_after_ms // 1000)))
+    return response
+
+
+def _parameters(request: Request, *known: str) -> Parameters:
+    return Parameters(request.scope["query_string"], known)
+
+
+def _raw_path(request: Request) -> bytes:
+    raw: bytes = request.scope["raw_path"]
+    return raw

@@ -1,0 +1,136 @@
+"""A request as the service understands it: parameters that are checked, text that was really sent.
+
+Invariant: a text that is not UTF-8 after percent-decoding is refused. Frameworks put U+FFFD in its place, and the key with that
+character in it is another key: a wrong "not found".
+Turned down: ignoring parameters nobody knows (`?form=` for `?from=` would answer with everything).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+import msgspec
+
+from coopstreams.query.backend import StoreInfo
+from coopstreams.query.formats import parse_key, parse_prefix
+from coopstreams.query.pages import Query, cursor_of
+from coopstreams.query.problems import bad_request
+from coopstreams.query.router import Asked
+from coopstreams.query.service import Limits
+
+FAR = (1 << 63) - 1
+"""The last timestamp there is."""
+
+RANGE_PARAMETERS = ("from", "to", "prefix", "reverse", "limit", "cursor", "local")
+WINDOW_PARAMETERS = ("from", "to", "limit", "local")
+
+
+class Parameters:
+    """The query string of a request: known names only, given once unless `many`.
+
+    Raises:
+        QueryError: BAD_PARAMETER: an unknown name (the nearest is named), a name given twice, or bytes that are not UTF-8.
+    """
+
+    def __init__(self, query_string: bytes, known: Sequence[str], many: str | None = None) -> None:
+        self.many: list[str] = []
+        self._values: dict[str, str] = {}
+        try:
+            pairs = parse_qsl(query_string.decode("ascii"), keep_blank_values=True, errors="strict")
+        except (UnicodeDecodeError, ValueError) as error:
+            raise bad_request("BAD_PARAMETER", f"the query string is not UTF-8 with percent signs: {error}. Give bytes as base64:...") from error
+        for name, value in pairs:
+            if name == many:
+                self.many.append(value)
+            elif name not in known:
+                near = difflib.get_close_matches(name, [*known, *([many] if many else [])], 1)
+                raise bad_request("BAD_PARAMETER", f'unknown parameter "{name}"' + (f'; did you mean "{near[0]}"?' if near else ""))
+            elif name in self._values:
+                raise bad_request("BAD_PARAMETER", f'parameter "{name}" is given twice')
+            else:
+                self._values[name] = value
+
+    def text(self, name: str) -> str | None:
+        """Return a parameter as it was sent."""
+        return self._values.get(name)
+
+    def flag(self, name: str) -> bool:
+        """Return a parameter that is true or false; without it, false."""
+        value = self._values.get(name, "false").lower()
+        if value not in ("true", "false"):
+            raise bad_request("BAD_PARAMETER", f'{name}={value}: give "true" or "false"')
+        return value == "true"
+
+    def number(self, name: str, default: int, low: int, high: int) -> int:
+        """Return a whole number between two bounds, both inclusive."""
+        text = self._values.get(name)
+        if text is None:
+            return default
+        digits = text.removeprefix("-")
+        if not (digits.isascii() and digits.isdigit()) or len(digits) > 19 or not low <= int(text) <= high:
+            raise bad_request("BAD_PARAMETER", f"{name}={text[:40]}: give a whole number from {low} to {high}")
+        return int(text)
+
+
+def path_piece(raw_path: bytes, number: int) -> str:
+    """Return what follows the `number`-th slash of a path, as text; slashes in it are its own.
+
+    Raises:
+        QueryError: BAD_KEY: not UTF-8.
+    """
+    try:
+        return unquote_to_bytes(raw_path.split(b"/", number)[number]).decode()
+    except UnicodeDecodeError as error:
+        raise bad_request("BAD_KEY", f"the key in the path is not UTF-8 ({error}): give bytes as base64:...") from error
+
+
+def how_asked(parameters: Parameters, *, forwarded: bool) -> Asked:
+    """Return whether the request may be forwarded."""
+    if forwarded:
+        return "forwarded"
+    return "local" if parameters.flag("local") else "any"
+
+
+def range_query(store: StoreInfo, parameters: Parameters, limit: int) -> Query:
+    """Return the query that the parameters of a range request ask for.
+
+    Raises:
+        QueryError: BAD_KEY | BAD_PARAMETER.
+    """
+    first, last, prefix, cursor = (parameters.text(name) for name in ("from", "to", "prefix", "cursor"))
+    query = Query(
+        first=None if first is None else parse_key(store.key, first),
+        last=None if last is None else parse_key(store.key, last),
+        prefix=None if prefix is None else parse_prefix(store.key, prefix),
+        reverse=parameters.flag("reverse"),
+        limit=limit,
+        after=None if cursor is None else cursor_of(cursor),
+    )
+    if query.first is not None and query.last is not None and query.first > query.last:
+        raise bad_request(
+            "BAD_PARAMETER", f'from="{first}" comes after to="{last}" in the order of the serialised keys, which is that of their bytes'
+        )
+    return query
+
+
+def unpacked(text: str | None) -> Query:
+    """Return the query that another instance packed."""
+    try:
+        return msgspec.msgpack.decode(bytes.fromhex(text or ""), type=Query)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise bad_request("BAD_PARAMETER", f"a forwarded range request without its query: {error}") from error
+
+
+def window_times(parameters: Parameters) -> tuple[int, int]:
+    """Return the first and last window start that are asked for, both inclusive."""
+    first, last = parameters.number("from", 0, 0, FAR), parameters.number("to", FAR, 0, FAR)
+    if first > last:
+        raise bad_request("BAD_PARAMETER", f"from={first} is later than to={last}")
+    return first, last
+
+
+def limit_of(parameters: Parameters, limits: Limits) -> int:
+    """Return how many entries are asked for."""
+    return parameters.number("limit", min(limits.entries, limits.max_entries), 1, limits.max_entries)

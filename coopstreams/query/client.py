@@ -1,0 +1,202 @@
+"""A small client for the queries of a running application: any instance will do, it forwards.
+
+    with QueryClient("http://localhost:8080") as queries:
+        queries.get("counts", "be")            # Found(value=2, ...), or None
+        for entry in queries.range("counts", prefix="t"): ...
+
+Invariant: None means that the owner of the key has no such key. Whatever may pass (a task moves, an instance restarts) is tried
+again until `deadline_s` is over, and only then raised.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import orjson
+
+from coopstreams.query.paths import key_batches, piece, store_path
+from coopstreams.query.problems import bad_request, error_of, moving
+from coopstreams.topology.errors import QueryError
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The value of a key, and who says so. `lag`: records the owner was behind, None if it did not know."""
+
+    key: Any
+    value: Any
+    timestamp: int
+    partition: int
+    key_range: str
+    owner: str
+    epoch: int
+    lag: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class WindowFound:
+    """One window of a key. Units: ms since the epoch; `end` is outside."""
+
+    start: int
+    end: int
+    value: Any
+    timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class EntryFound:
+    """An entry of a range. `window` is (start, end) in a window store."""
+
+    key: Any
+    value: Any
+    timestamp: int
+    partition: int
+    window: tuple[int, int] | None = None
+
+
+class QueryClient:
+    """Queries over HTTP. Keys are given as Python values; bytes for raw keys. Any thread may use it."""
+
+    def __init__(self, url: str, *, deadline_s: float = 30.0, timeout_s: float = 15.0) -> None:
+        self._url = url.rstrip("/")
+        self._deadline_s = deadline_s
+        self._client = httpx.Client(trust_env=False, timeout=timeout_s)
+        self._key_serdes: dict[str, str] = {}
+
+    def get(self, store: str, key: Any) -> Found | None:
+        """Return the value of a key, or None if there is none.
+
+        Raises:
+            QueryError: the store or key cannot be, or nobody could answer before the deadline.
+        """
+        try:
+            answer = self._ask(store_path(store, f"keys/{piece(self._text(store, key))}"))
+        except QueryError as error:
+            if error.code == "KEY_NOT_FOUND":
+                return None
+            raise
+        return _found(answer)
+
+    def get_many(self, store: str, keys: Sequence[Any]) -> list[Found | None]:
+        """Return the values of several keys, in their order."""
+        found: list[Found | None] = []
+        for query in key_batches([self._text(store, key) for key in keys]):
+            found += [_found(entry) if entry["found"] else None for entry in self._ask(store_path(store, f"keys?{query}"))["entries"]]
+        return found
+
+    def windows(self, store: str, key: Any, start_ms: int = 0, end_ms: int = (1 << 63) - 1, limit: int = 100_000) -> list[WindowFound]:
+        """Return the windows of a key that start within start_ms..end_ms, both inclusive, ascending."""
+        path = store_path(store, f"windows/{piece(self._text(store, key))}?from={start_ms}&to={end_ms}&limit={limit}")
+        return [WindowFound(window["start"], window["end"], window["value"], window["timestamp"]) for window in self._ask(path)["windows"]]
+
+    def range(
+        self,
+        store: str,
+        first: Any = None,
+        last: Any = None,
+        *,
+        prefix: str | bytes | None = None,
+        reverse: bool = False,
+        page: int = 1000,
+    ) -> Iterator[EntryFound]:
+        """Yield the entries first..last, both inclusive, of all instances, in the order of the serialised keys; pages are fetched as needed."""
+        asked: dict[str, str] = {"limit": str(page)}
+        for name, value in (("from", first), ("to", last), ("prefix", prefix)):
+            if value is not None:
+                asked[name] = self._text(store, value)
+        if reverse:
+            asked["reverse"] = "true"
+        while True:
+            answer = self._ask(store_path(store, f"range?{_query(asked)}"))
+            for entry in answer["entries"]:
+                window = entry.get("window")
+                where = None if window is None else (window["start"], window["end"])
+                yield EntryFound(entry["key"], entry["value"], entry["timestamp"], entry["partition"], where)
+            if answer["cursor"] is None:
+                return
+            asked["cursor"] = answer["cursor"]
+
+    def stores(self) -> list[dict[str, Any]]:
+        """Return the stores of the application."""
+        stores: list[dict[str, Any]] = self._ask("/v1/stores")["stores"]
+        return stores
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the instances with their tasks and key ranges."""
+        return self._ask("/v1/metadata")
+
+    def owner(self, store: str, key: Any) -> dict[str, Any]:
+        """Return where a key lies; `owner` is None while it moves."""
+        return self._ask(f"/v1/metadata/{piece(store)}/{piece(self._text(store, key))}")
+
+    def status(self) -> dict[str, Any]:
+        """Return what the instances are doing."""
+        return self._ask("/v1/status")
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._client.close()
+
+    def __enter__(self) -> QueryClient:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _ask(self, path: str) -> dict[str, Any]:
+        deadline = time.monotonic() + self._deadline_s
+        pause = FIRST_PAUSE_S
+        while True:
+            try:
+                return self._ask_once(path)
+            except QueryError as error:
+                left = deadline - time.monotonic()
+                if not error.retryable or left <= 0:
+                    raise
+                time.sleep(min(left, max(pause, (error.retry_after_ms or 0) / 1000)))
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def _ask_once(self, path: str) -> dict[str, Any]:
+        try:
+            response = self._client.get(self._url + path)
+        except httpx.TransportError as error:
+            raise moving(f"{self._url} does not answer: {str(error) or type(error).__name__}") from error
+        except httpx.InvalidURL as error:
+            raise bad_request("BAD_PARAMETER", f"the address of this request cannot be: {error}") from error
+        if response.status_code != httpx.codes.OK:
+            raise error_of(response.status_code, response.content)
+        answer: dict[str, Any] = orjson.loads(response.content)
+        return answer
+
+    def _text(self, store: str, key: Any) -> str:
+        """Return a key as the server reads it; only for texts it matters which serde the store's keys have."""
+        if isinstance(key, bytes):
+            return "base64:" + base64.b64encode(key).decode()
+        if isinstance(key, str):
+            return orjson.dumps(key).decode() if self._key_serde(store).startswith("json") else key
+        if isinstance(key, int | float):
+            return repr(key)
+        return orjson.dumps(key).decode()
+
+    def _key_serde(self, store: str) -> str:
+        if store not in self._key_serdes:
+            self._key_serdes = {known["name"]: known["key"] for known in self._ask("/v1/stores?local=true")["stores"]}
+        return self._key_serdes.get(store, "")
+
+
+def _query(asked: Mapping[str, str]) -> str:
+    return "&".join(f"{name}={quote(value, safe='')}" for name, value in asked.items())
+
+
+def _found(answer: Mapping[str, Any]) -> Found:
+    return Found(*(answer[name] for name in ("key", "value", "timestamp", "partition", "key_range", "owner", "epoch", "lag")))

@@ -1,0 +1,145 @@
+"""Keys from a URL to the bytes that are stored, and bytes from a store to JSON.
+
+    text, raw          the text as it is; raw also as `base64:...`
+    int64, float64     a number in decimal
+    anything else      the serialised key as text (for json: the JSON text), or `base64:...`; written anew by its serde, so that
+                       `{"a": 1}` finds the key that was written `{"a":1}`
+
+Invariant: what an answer prints as a key, as text, finds that key again.
+Turned down: guessing a key's type from how it looks (`007` is a text, a number and a JSON error).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from typing import Any
+
+import msgspec
+import orjson
+
+from coopstreams.query.problems import bad_request, unreadable
+from coopstreams.topology import serdes
+from coopstreams.topology.errors import QueryError, SerdeError
+from coopstreams.topology.serdes import Serde
+
+BASE64 = "base64:"
+
+_WHOLE = re.compile(r"[+-]?[0-9]+", re.ASCII)
+_OPTIONS = orjson.OPT_NON_STR_KEYS
+
+
+def parse_key(key: Serde[Any], text: str) -> bytes:
+    """Return the bytes of a key given as text.
+
+    Raises:
+        QueryError: BAD_KEY: the text is no key of this serde; says what one looks like.
+    """
+    if key == serdes.text:
+        return text.encode()
+    if text.startswith(BASE64) and key not in (serdes.int64, serdes.float64):
+        data = _from_base64(text)
+        return data if key == serdes.raw else _canonical(key, data, text)
+    if key == serdes.raw:
+        return text.encode()
+    if key == serdes.int64:
+        if not _WHOLE.fullmatch(text):
+            raise bad_key(key, text, "a whole number such as 42")
+        return _serialised(key, int(text[:40]), text)
+    if key == serdes.float64:
+        try:
+            return _serialised(key, float(text), text)
+        except ValueError:
+            raise bad_key(key, text, "a number such as 1.5") from None
+    return _canonical(key, text.encode(), text)
+
+
+def parse_prefix(key: Serde[Any], text: str) -> bytes:
+    """Return the bytes that keys with this prefix begin with.
+
+    Raises:
+        QueryError: BAD_PARAMETER: keys of this serde have no prefixes that mean anything.
+    """
+    if key == serdes.text or (key == serdes.raw and not text.startswith(BASE64)):
+        return text.encode()
+    if key == serdes.raw:
+        return _from_base64(text)
+    raise bad_request("BAD_PARAMETER", f"prefix is for text and raw keys; this store has {key.name} keys. Use from= and to=")
+
+
+def show_key(key: Serde[Any], data: bytes) -> Any:
+    """Return a key as JSON shows it.
+
+    Raises:
+        QueryError: UNREADABLE: the bytes are none of this serde's; shows them.
+    """
+    return _shown(key, data, "a key")
+
+
+def show_value(value: Serde[Any], data: bytes, where: str) -> Any:
+    """Return a value as JSON shows it; `where` names its key in the error.
+
+    Raises:
+        QueryError: UNREADABLE: the bytes are none of this serde's.
+    """
+    return _shown(value, data, where)
+
+
+def to_json(value: Any, where: str) -> bytes:
+    """Return JSON. Dataclasses, dates, enums, msgspec types, sets and decimals become what JSON has for them.
+
+    Raises:
+        QueryError: UNREADABLE: some part of it has no form in JSON.
+    """
+    try:
+        return orjson.dumps(value, msgspec.to_builtins, _OPTIONS)
+    except TypeError as error:
+        raise unreadable(f"{where} has no form in JSON: {error.__cause__ or error}") from error
+
+
+def bad_key(key: Serde[Any], text: str, expected: str) -> QueryError:
+    """Return the error for a text that is no key."""
+    shown = text if len(text) <= 60 else text[:60] + "..."
+    return bad_request("BAD_KEY", f'"{shown}" is no {key.name} key: give {expected}')
+
+
+def _shown(serde: Serde[Any], data: bytes, where: str) -> Any:
+    if serde == serdes.raw:
+        return _as_text(data)
+    try:
+        return serde.deserialize(data)
+    except SerdeError as error:
+        raise unreadable(f"{where} cannot be read: {error}") from error
+
+
+def _as_text(data: bytes) -> str:
+    """Text where the bytes are some, unless it would be taken for base64 on the way back."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return BASE64 + base64.b64encode(data).decode()
+    return BASE64 + base64.b64encode(data).decode() if text.startswith(BASE64) else text
+
+
+def _from_base64(text: str) -> bytes:
+    digits = text.removeprefix(BASE64)
+    try:
+        return base64.b64decode(digits + "=" * (-len(digits) % 4), b"-_" if "-" in digits or "_" in digits else None, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise bad_request("BAD_KEY", f"what follows base64: is no base64 text: {error}") from error
+
+
+def _canonical(key: Serde[Any], data: bytes, text: str) -> bytes:
+    try:
+        return key.serialize(key.deserialize(data))
+    except SerdeError as error:
+        reason = error.__cause__ or error
+        raise bad_key(key, text, f"the serialised key as text ({reason}), or its bytes as base64:...") from error
+
+
+def _serialised(key: Serde[Any], value: Any, text: str) -> bytes:
+    try:
+        return key.serialize(value)
+    except SerdeError as error:
+        raise bad_key(key, text, f"one that fits: {error.__cause__ or error}") from error

@@ -1,0 +1,213 @@
+"""The description of the HTTP interface (OpenAPI 3.1), written by hand; a test holds it against the routes and the answers.
+
+Turned down: a framework that derives it from annotations (it would bring its own model layer into every answer).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from coopstreams.query.service import Limits
+
+Schema = dict[str, Any]
+
+_RETRY = "Nobody can answer now: a task moves or is restored, or its owner does not answer. Ask again after `retry_after_ms`."
+
+
+def description(limits: Limits) -> Schema:
+    """Return the OpenAPI document."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "coopstreams queries",
+            "version": "1",
+            "description": "Every instance answers for all: a request is routed by the key's partition, then by its key hash, and forwarded at most once.",
+        },
+        "paths": _paths(limits),
+        "components": {"schemas": _schemas()},
+    }
+
+
+def _paths(limits: Limits) -> Schema:
+    store, key, local = _path("store", "Name of a store."), _path("key", _KEY), _query("local", _BOOLEAN, "Answer from this instance only.")
+    limit = _query("limit", {**_WHOLE, "minimum": 1, "maximum": limits.max_entries, "default": limits.entries}, "Most entries in an answer.")
+    return {
+        "/v1/stores": _get("stores", "All stores of the topology", "Stores", local),
+        "/v1/stores/{store}/keys/{key}": _get("key", "The value of a key", "Found", store, key, local, by_key=True, missing=True),
+        "/v1/stores/{store}/keys": _get(
+            "keys",
+            f"The values of several keys, at most {limits.max_keys}, in the order asked: all, or none while one is moving",
+            "FoundMany",
+            store,
+            _query("key", {"type": "array", "items": {"type": "string"}}, "A key; give it several times.", required=True),
+            local,
+            by_key=True,
+        ),
+        "/v1/stores/{store}/range": _range(store, limit, local),
+        "/v1/stores/{store}/windows/{key}": _get(
+            "windows",
+            "The windows of a key that start within from..to, both inclusive, ascending; an empty list if there are none",
+            "Windows",
+            store,
+            key,
+            _query("from", _TIME, "First window start."),
+            _query("to", _TIME, "Last window start."),
+            limit,
+            local,
+            by_key=True,
+        ),
+        "/v1/metadata": _get("metadata", "Instances, their tasks and key ranges, by the last assignment", "Metadata"),
+        "/v1/metadata/{store}/{key}": _get("keyMetadata", "Where a key lies and who owns it", "KeyMetadata", store, key),
+        "/v1/status": _get("status", "What the instances are doing; one that does not answer is listed as unreachable", "Status", local),
+        "/health/live": _health("live", "Whether the instance does its work, or waits for good reason"),
+        "/health/ready": _health("ready", "Whether the instance is a member of the group with all its tasks open"),
+        "/metrics": {
+            "get": {"operationId": "metrics", "summary": "Prometheus metrics", "responses": {"200": _answer("Metrics", _STRING, "text/plain")}}
+        },
+        "/openapi.json": {
+            "get": {"operationId": "openapi", "summary": "This document", "responses": {"200": _answer("OpenAPI", {"type": "object"})}}
+        },
+    }
+
+
+def _range(store: Schema, limit: Schema, local: Schema) -> Schema:
+    operation = _get(
+        "range",
+        "Entries of all ranges of all instances, in the order of the bytes of the serialised keys. With `Accept: application/x-ndjson` a line for each "
+        "entry, without a limit unless one is given; the last line is a `RangeEnd`, or an `Error` with the `cursor` to go on from",
+        "Range",
+        store,
+        _query("from", _STRING, "First key, inclusive."),
+        _query("to", _STRING, "Last key, inclusive."),
+        _query("prefix", _STRING, "What the keys begin with; text and raw keys only."),
+        _query("reverse", _BOOLEAN, "Descending instead of ascending."),
+        limit,
+        _query("cursor", _STRING, "The `cursor` of the page before."),
+        local,
+        by_key=True,
+    )
+    lines = {"schema": {"anyOf": [_ref("Entry"), _ref("RangeEnd"), _ref("Error")]}}
+    operation["get"]["responses"]["200"]["content"]["application/x-ndjson"] = lines
+    return operation
+
+
+def _get(id_: str, summary: str, schema: str, *parameters: Schema, by_key: bool = False, missing: bool = False) -> Schema:
+    names = {parameter["name"] for parameter in parameters}
+    responses = {"200": _answer(summary, _ref(schema)), "400": _error("BAD_KEY, BAD_PARAMETER or WRONG_KIND")}
+    if "store" in names:
+        responses["404"] = _error(
+            "UNKNOWN_STORE" + (", or KEY_NOT_FOUND: from the owner of the key only, with the fields of `Where`" if missing else "")
+        )
+    if by_key:
+        responses["421"] = _error("NOT_OWNER: `local=true` at another instance; `owner` and `url` say whom to ask")
+        responses["503"] = _error(f"TASK_MOVING. {_RETRY}") | {"headers": {"Retry-After": {"schema": _WHOLE, "description": "Seconds."}}}
+        responses["500"] = _error("UNREADABLE: what is stored is no value of the store's serde; or INTERNAL")
+    responses["504"] = _error("TIMED_OUT: ask again, or for less")
+    return {"get": {"operationId": id_, "summary": summary, "parameters": list(parameters), "responses": responses}}
+
+
+def _health(id_: str, summary: str) -> Schema:
+    responses = {"200": _answer("Yes", _ref("Health")), "503": _answer("No, with the reasons", _ref("Health"))}
+    return {"get": {"operationId": id_, "summary": summary, "responses": responses}}
+
+
+def _schemas() -> Schema:
+    """What queries answer."""
+    where = {"partition": _WHOLE, "key_range": _STRING, "owner": _STRING, "epoch": _WHOLE, "lag": _MAYBE_WHOLE}
+    entry = {"key": {}, "value": {}, "timestamp": _WHOLE}
+    window = {"start": _WHOLE, "end": _WHOLE}
+    windows = _list(_object({**window, "value": {}, "timestamp": _WHOLE}))
+    one_of_many = _object({"key": {}, "found": _BOOLEAN, **where}, {"value": {}, "timestamp": _WHOLE})
+    error = {"error": _STRING, "message": _STRING, "retryable": _BOOLEAN}
+    return {
+        "Where": _object(where),
+        "Found": _object({"store": _STRING, **entry, **where}),
+        "FoundMany": _object({"store": _STRING, "entries": _list(one_of_many)}),
+        "Entry": _object({**entry, "partition": _WHOLE}, {"window": _object(window)}),
+        "Range": _object({"store": _STRING, "entries": _list(_ref("Entry")), "cursor": _MAYBE_STRING, "ranges": _list(_ref("Where"))}),
+        "RangeEnd": _object({"cursor": _MAYBE_STRING, "count": _WHOLE}),
+        "Windows": _object({"store": _STRING, "key": {}, "windows": windows, "more": _BOOLEAN, **where}),
+        "Error": _object(error, {"retry_after_ms": _WHOLE, "owner": _STRING, "url": _STRING}),
+        **_group_schemas(),
+    }
+
+
+def _group_schemas() -> Schema:
+    """What the routes about stores, instances and tasks answer."""
+    place = {"id": _STRING, "subtopology": _WHOLE, "partition": _WHOLE, "key_range": _STRING}
+    task = _object({**place, "stores": _list(_STRING), "state": _MAYBE_STRING, "lag": _MAYBE_WHOLE})
+    instance = _object({"id": _STRING, "url": _MAYBE_STRING, "ready": _BOOLEAN, "tasks": _list(task)})
+    owner = _object({"id": _STRING, "url": _MAYBE_STRING, "task": _STRING, "key_range": _STRING})
+    health = {"live": _BOOLEAN, "ready": _BOOLEAN, "reasons": _list(_object({"code": _STRING, "message": _STRING, "task": _MAYBE_STRING}))}
+    known = {
+        "name": _STRING,
+        "kind": {"enum": ["key_value", "window"]},
+        "subtopology": _WHOLE,
+        "partitions": _WHOLE,
+        "key": _STRING,
+        "value": _STRING,
+    }
+    store = _object({**known, "window_ms": _MAYBE_WHOLE, "approximate_entries": _WHOLE})
+    key = {"store": _STRING, "key": {}, "partition": _WHOLE, "key_hash": _STRING, "key_group": _WHOLE, "generation": _WHOLE}
+    return {
+        "Stores": _object({"stores": _list(store), "unreachable": _list(_STRING)}),
+        "Metadata": _object({"application": _STRING, "generation": _WHOLE, "here": _STRING, "instances": _list(instance)}),
+        "KeyMetadata": _object({**key, "owner": {"anyOf": [owner, {"type": "null"}]}}),
+        "Status": _object({"application": _STRING, "generation": _WHOLE, "instances": _list(_status(health, place))}),
+        "Health": _object(health),
+    }
+
+
+def _status(health: Schema, place: Schema) -> Schema:
+    source = {"topic": _STRING, "partition": _WHOLE, "position": _WHOLE, "committed": _MAYBE_WHOLE, "end": _MAYBE_WHOLE, "lag": _MAYBE_WHOLE}
+    restore = {"store": _STRING, "restored": _WHOLE, "remaining": _WHOLE, "rate": _NUMBER, "eta_s": {"type": ["number", "null"]}}
+    known = {
+        "epoch": _WHOLE,
+        "processed": _WHOLE,
+        "rate": _NUMBER,
+        "lag": _MAYBE_WHOLE,
+        "sources": _list(_object(source)),
+        "restore": _list(_object(restore)),
+    }
+    task = _object({**place, "state": _MAYBE_STRING}, known)
+    required = {"id": _STRING, "url": _MAYBE_STRING, "state": _STRING, **health, "tasks": _list(task)}
+    return _object(required, {"generation": _WHOLE, "uptime_s": _NUMBER, "details": {"type": "object"}})
+
+
+_STRING: Schema = {"type": "string"}
+_WHOLE: Schema = {"type": "integer"}
+_NUMBER: Schema = {"type": "number"}
+_BOOLEAN: Schema = {"type": "boolean"}
+_MAYBE_STRING: Schema = {"type": ["string", "null"]}
+_MAYBE_WHOLE: Schema = {"type": ["integer", "null"]}
+_TIME: Schema = {"type": "integer", "minimum": 0, "description": "Milliseconds since the epoch."}
+_KEY = "A key as text: text as it is, int64 and float64 in decimal, json as JSON text, raw as text or `base64:...`. Slashes may stand or be %2F."
+
+
+def _object(required: Schema, optional: Schema | None = None) -> Schema:
+    return {"type": "object", "properties": {**required, **(optional or {})}, "required": list(required)}
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def _ref(schema: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{schema}"}
+
+
+def _answer(says: str, schema: Schema, media_type: str = "application/json") -> Schema:
+    return {"description": says, "content": {media_type: {"schema": schema}}}
+
+
+def _error(says: str) -> Schema:
+    return _answer(says, _ref("Error"))
+
+
+def _path(name: str, says: str) -> Schema:
+    return {"name": name, "in": "path", "required": True, "schema": _STRING, "description": says}
+
+
+def _query(name: str, schema: Schema, says: str, *, required: bool = False) -> Schema:
+    return {"name": name, "in": "query", "required": required, "schema": schema, "description": says}

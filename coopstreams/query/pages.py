@@ -1,0 +1,114 @@
+"""Pages of a range query: what one instance contributes, and how the parts become one ordered page.
+
+Order: the bytes of the stored keys, as Kafka Streams orders; equal keys of two partitions by partition. Every part holds the first
+`limit` entries after the cursor, so the first `limit` of all parts together are right.
+
+Invariant: a page and those that follow its cursors hold every key that was there all along exactly once.
+Turned down: offsets as cursors (an entry that comes or goes between two pages shifts all others).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import merge
+from itertools import islice
+from typing import TypeAlias, TypeVar
+
+import msgspec
+
+from coopstreams.query.problems import bad_request
+from coopstreams.topology.keys import MAX_HASH, KeyRange
+
+T = TypeVar("T")
+
+
+class Cover(msgspec.Struct, array_like=True, frozen=True):
+    """A range that an instance answered for. `start` and `end` are hashes, both inclusive."""
+
+    partition: int
+    start: int
+    end: int
+    owner: str
+    epoch: int
+    lag: int | None
+
+    @property
+    def range(self) -> KeyRange:
+        """The key range."""
+        return KeyRange(self.start, min(self.end, MAX_HASH))
+
+
+Entry: TypeAlias = tuple[bytes, int, bytes]
+"""The stored key, the partition, and the entry as JSON."""
+
+
+class Part(msgspec.Struct, array_like=True):
+    """What one instance knows: entries in order, and whether it has more behind them."""
+
+    covers: list[Cover]
+    entries: list[Entry]
+    more: bool
+
+
+class Page(msgspec.Struct):
+    """Entries of all ranges in order; `cursor` is None after the last one."""
+
+    covers: list[Cover]
+    entries: list[Entry]
+    cursor: str | None
+
+
+class Query(msgspec.Struct, frozen=True, kw_only=True):
+    """A range query in bytes. Shape: `first` and `last` are keys, both inclusive, None = open; `after` is where the last page ended."""
+
+    first: bytes | None = None
+    last: bytes | None = None
+    prefix: bytes | None = None
+    reverse: bool = False
+    limit: int
+    after: tuple[bytes, int] | None = None
+
+    def is_after(self, key: bytes, partition: int) -> bool:
+        """Whether an entry lies behind the cursor in the direction of the query."""
+        if self.after is None:
+            return True
+        return (key, partition) < self.after if self.reverse else (key, partition) > self.after
+
+
+def page_of(parts: Sequence[Part], query: Query) -> Page:
+    """Return the first `limit` entries of all parts."""
+    entries = list(islice(in_order((part.entries for part in parts), query.reverse), query.limit))
+    more = any(part.more for part in parts) or sum(len(part.entries) for part in parts) > len(entries)
+    covers = sorted((cover for part in parts for cover in part.covers), key=lambda cover: (cover.partition, cover.start))
+    return Page(covers, entries, cursor_text(entries[-1][0], entries[-1][1]) if more and entries else None)
+
+
+def in_order(streams: Iterable[Iterable[tuple[bytes, int, T]]], reverse: bool) -> Iterator[tuple[bytes, int, T]]:
+    """Return (stored key, partition, whatever) of ordered streams in order, lazily."""
+    return iter(merge(*streams, key=_order, reverse=reverse))
+
+
+def cursor_text(key: bytes, partition: int) -> str:
+    """Return a place in the order as text for a URL. Clients pass it back as it is."""
+    return base64.urlsafe_b64encode(partition.to_bytes(4, "big") + key).decode().rstrip("=")
+
+
+def cursor_of(text: str) -> tuple[bytes, int]:
+    """Return the place that a cursor names.
+
+    Raises:
+        QueryError: BAD_PARAMETER: no cursor of ours.
+    """
+    try:
+        data = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        data = b""
+    if len(data) < 4:
+        raise bad_request("BAD_PARAMETER", "cursor is not one that an answer gave: leave it out to begin anew")
+    return data[4:], int.from_bytes(data[:4], "big")
+
+
+def _order(entry: tuple[bytes, int, object]) -> tuple[bytes, int]:
+    return entry[0], entry[1]

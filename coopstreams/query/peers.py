@@ -1,0 +1,84 @@
+"""Asking another instance, once: a request that was forwarded is never forwarded again.
+
+A request names whom it means and by which generation; an answer names who gave it. An address that another process has taken over
+since (a restart, another application) is thereby not believed.
+
+Invariant: whatever keeps the owner from answering is TASK_MOVING: it is retried, and it is never "not found".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import httpx
+
+from coopstreams.query.backend import Backend, Instance, Placement
+from coopstreams.query.problems import bad_request, error_of, moving
+
+FORWARDED = "x-coopstreams-forwarded"
+APPLICATION = "x-coopstreams-application"
+TARGET = "x-coopstreams-target"
+GENERATION = "x-coopstreams-generation"
+INSTANCE = "x-coopstreams-instance"
+"""Headers: the first four of a forwarded request, the last of every answer."""
+
+PART_TYPE = "application/x-msgpack"
+"""What parts of a range query travel as."""
+
+CONNECT_S = 1.0
+
+
+class Peers:
+    """The other instances of the application. Used on the server's event loop."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._client = httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_connections=200, max_keepalive_connections=50))
+
+    async def ask(self, target: Instance, path: str, timeout_s: float) -> bytes:
+        """Return the body of an instance's answer to `GET path`.
+
+        Raises:
+            QueryError: what the instance says; TASK_MOVING if it does not answer, is another one, or is of another mind.
+        """
+        headers = {
+            FORWARDED: "1",
+            APPLICATION: self._backend.application,
+            TARGET: target.id,
+            GENERATION: str(self._backend.placement().generation),
+        }
+        timeout = httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s))
+        try:
+            response = await self._client.get(f"{target.url}{path}", headers=headers, timeout=timeout)
+        except httpx.InvalidURL as error:
+            raise bad_request("BAD_PARAMETER", f"what was asked does not fit into an address: {error}") from error
+        except httpx.TransportError as error:
+            raise moving(f"instance {target.id} at {target.url} does not answer: {str(error) or type(error).__name__}") from error
+        if response.headers.get(INSTANCE) != target.id:
+            raise moving(f"what answers at {target.url} is not instance {target.id}")
+        if response.status_code == httpx.codes.OK:
+            return response.content
+        refusal = error_of(response.status_code, response.content)
+        if refusal.code in ("UNKNOWN_STORE", "UNKNOWN_PATH"):
+            raise moving(f"instance {target.id} has another topology: {refusal}")
+        raise refusal
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._client.aclose()
+
+
+def check_hop(headers: Mapping[str, str], placement: Placement, application: str) -> None:
+    """Do nothing if a forwarded request is meant for this instance, and this instance knows as much as the sender.
+
+    Raises:
+        QueryError: TASK_MOVING: the sender looks again.
+    """
+    if headers.get(APPLICATION) != application or headers.get(TARGET) != placement.here:
+        raise moving(f"this is instance {placement.here} of {application}; the request is for {headers.get(TARGET)} of {headers.get(APPLICATION)}")
+    try:
+        generation = int(headers.get(GENERATION, ""))
+    except ValueError as error:
+        raise bad_request("BAD_PARAMETER", f"header {GENERATION} must be a number") from error
+    if generation > placement.generation:
+        raise moving(f"instance {placement.here} has not heard of generation {generation} yet, it is at {placement.generation}", retry_after_ms=50)

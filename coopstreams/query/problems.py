@@ -1,0 +1,79 @@
+"""What can go wrong with a query, as errors that travel.
+
+    400  BAD_KEY, BAD_PARAMETER, WRONG_KIND   what was asked cannot be parsed or cannot be asked of this store
+    404  KEY_NOT_FOUND                        only from the owner of the key, whose range was open during the whole read
+    404  UNKNOWN_STORE, UNKNOWN_PATH
+    421  NOT_OWNER                            `local=true` at another instance; `owner` and `url` say where to go
+    500  UNREADABLE, INTERNAL                 stored bytes that are no value, or a bug
+    503  TASK_MOVING                          nobody can answer now: ask again after `retry_after_ms`
+    504  TIMED_OUT                            ask again, or ask for less
+
+Invariant: `retryable` means the same request may succeed later without anybody changing anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from coopstreams.topology.errors import QueryError
+
+RETRY_AFTER_MS = 200
+"""How long a client waits when nobody knows better."""
+
+
+def bad_request(code: str, message: str) -> QueryError:
+    """Return the error for a request that can never succeed."""
+    return QueryError(code, message, status=400)
+
+
+def unknown_store(name: str, names: list[str]) -> QueryError:
+    """Return the error for a store that the topology does not have."""
+    return QueryError("UNKNOWN_STORE", f'no store "{name}" in this topology; it has: {", ".join(sorted(names)) or "none"}', status=404)
+
+
+def key_not_found(store: str, key: str, details: Mapping[str, Any]) -> QueryError:
+    """Return the owner's answer that it has no such key."""
+    return QueryError("KEY_NOT_FOUND", f'store {store} has no key "{key}"', status=404, details=details)
+
+
+def not_owner(owner: str, url: str) -> QueryError:
+    """Return the error of `local=true` at another instance than the owner."""
+    return QueryError(
+        "NOT_OWNER", f"instance {owner} owns the key; ask it, or leave out local=true", status=421, details={"owner": owner, "url": url}
+    )
+
+
+def moving(message: str, retry_after_ms: int = RETRY_AFTER_MS) -> QueryError:
+    """Return the error for what nobody can answer now."""
+    return QueryError("TASK_MOVING", message, status=503, retryable=True, retry_after_ms=retry_after_ms)
+
+
+def timed_out(message: str) -> QueryError:
+    """Return the error for an answer that took too long."""
+    return QueryError("TIMED_OUT", message, status=504, retryable=True, retry_after_ms=RETRY_AFTER_MS)
+
+
+def unreadable(message: str) -> QueryError:
+    """Return the error for stored bytes that have no form in an answer."""
+    return QueryError("UNREADABLE", message, status=500)
+
+
+def body_of(error: QueryError) -> bytes:
+    """Return the JSON of an error."""
+    body: dict[str, Any] = {"error": error.code, "message": str(error), "retryable": error.retryable}
+    if error.retry_after_ms is not None:
+        body["retry_after_ms"] = error.retry_after_ms
+    return orjson.dumps(body | dict(error.details))
+
+
+def error_of(status: int, body: bytes) -> QueryError:
+    """Return the error that a body carries; INTERNAL when it carries none."""
+    try:
+        fields = orjson.loads(body)
+        code, message, retryable = str(fields.pop("error")), str(fields.pop("message")), bool(fields.pop("retryable"))
+    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+        return QueryError("INTERNAL", f"HTTP status {status} with a body that is not ours: {body[:200]!r}", status=status)
+    return QueryError(code, message, status=status, retryable=retryable, retry_after_ms=fields.pop("retry_after_ms", None), details=fields)

@@ -1,0 +1,161 @@
+"""What an instance knows about itself and the group, as plain values for JSON. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from coopstreams.query.backend import Health, Instance, Owner, Placement, Reason, Status, StoreInfo, TaskStatus
+from coopstreams.query.formats import show_key
+from coopstreams.query.router import Place, owner_of
+from coopstreams.topology.keys import key_group
+from coopstreams.topology.task_id import TaskId
+
+Report = dict[str, Any]
+
+
+def metadata(placement: Placement, stores: Mapping[str, StoreInfo], status: Status) -> Report:
+    """Return the instances with their tasks and key ranges; states and lags of this instance's own tasks."""
+    own = {task.task: task for task in status.tasks}
+    kept = _stores_by_subtopology(stores.values())
+
+    def task(instance: Instance, id_: TaskId) -> Report:
+        known = own.get(id_) if instance.id == placement.here else None
+        return _task_place(id_) | {
+            "stores": kept.get(id_.subtopology, []),
+            "state": None if known is None else known.state,
+            "lag": None if known is None else _lag(known),
+        }
+
+    return {
+        "application": status.application,
+        "generation": placement.generation,
+        "here": placement.here,
+        "instances": [
+            {"id": instance.id, "url": instance.url, "ready": instance.ready, "tasks": [task(instance, id_) for id_ in sorted(instance.tasks)]}
+            for instance in sorted(placement.instances, key=lambda instance: instance.id)
+        ],
+    }
+
+
+def key_metadata(placement: Placement, store: StoreInfo, key: bytes, at: Place) -> Report:
+    """Return where a key lies and who owns it; `owner` is null while nobody does."""
+    owner = owner_of(placement, store.subtopology, at)
+    return {
+        "store": store.name,
+        "key": show_key(store.key, key),
+        "partition": at.partition,
+        "key_hash": str(at.hash),
+        "key_group": key_group(at.hash),
+        "generation": placement.generation,
+        "owner": None if owner is None else _owner(owner),
+    }
+
+
+def store_list(stores: Mapping[str, StoreInfo], sizes: Mapping[str, int], unreachable: Iterable[str]) -> Report:
+    """Return the stores; `unreachable` instances are missing from the sizes."""
+    return {
+        "stores": [
+            {
+                "name": store.name,
+                "kind": store.kind,
+                "subtopology": store.subtopology,
+                "partitions": store.partitions,
+                "key": store.key.name,
+                "value": store.value.name,
+                "window_ms": store.window_ms,
+                "approximate_entries": sizes.get(store.name, 0),
+            }
+            for store in sorted(stores.values(), key=lambda store: store.name)
+        ],
+        "unreachable": sorted(unreachable),
+    }
+
+
+def health(report: Health) -> Report:
+    """Return whether an instance is well, with the reasons why not."""
+    return {"live": report.live, "ready": report.ready, "reasons": [_reason(reason) for reason in report.reasons]}
+
+
+def instance_status(placement: Placement, url: str | None, status: Status) -> Report:
+    """Return what this instance is doing."""
+    return {
+        "id": placement.here,
+        "url": url,
+        "state": status.state,
+        "generation": placement.generation,
+        "uptime_s": round(status.uptime_s, 1),
+        **health(status.health),
+        "tasks": [_task(task) for task in sorted(status.tasks, key=lambda task: task.task)],
+        "details": dict(status.details),
+    }
+
+
+def unreachable_status(instance: Instance, error: Exception) -> Report:
+    """Return what is known of an instance that does not answer: what the last assignment says."""
+    return {
+        "id": instance.id,
+        "url": instance.url,
+        "state": "unreachable",
+        "live": False,
+        "ready": False,
+        "reasons": [{"code": "unreachable", "message": str(error), "task": None}],
+        "tasks": [_task_place(task) | {"state": None} for task in sorted(instance.tasks)],
+    }
+
+
+def _task(status: TaskStatus) -> Report:
+    return _task_place(status.task) | {
+        "state": status.state,
+        "epoch": status.epoch,
+        "processed": status.processed,
+        "rate": round(status.rate, 1),
+        "lag": _lag(status),
+        "sources": [
+            {
+                "topic": source.source.topic,
+                "partition": source.source.partition,
+                "position": source.position,
+                "committed": source.committed,
+                "end": source.end,
+                "lag": source.lag,
+            }
+            for source in status.sources
+        ],
+        "restore": [
+            {
+                "store": restore.store,
+                "restored": restore.restored,
+                "remaining": restore.remaining,
+                "rate": round(restore.rate, 1),
+                "eta_s": restore.eta_s,
+            }
+            for restore in status.restore
+        ],
+    }
+
+
+def _task_place(task: TaskId) -> Report:
+    return {"id": str(task), "subtopology": task.subtopology, "partition": task.partition, "key_range": str(task.range)}
+
+
+def _lag(status: TaskStatus) -> int | None:
+    """The sum over the sources; unknown if one is."""
+    lags = [source.lag for source in status.sources]
+    known = [lag for lag in lags if lag is not None]
+    return sum(known) if lags and len(known) == len(lags) else None
+
+
+def _owner(owner: Owner) -> Report:
+    return {"id": owner.instance.id, "url": owner.instance.url, "task": str(owner.task), "key_range": str(owner.task.range)}
+
+
+def _reason(reason: Reason) -> Report:
+    return {"code": reason.code, "message": reason.message, "task": None if reason.task is None else str(reason.task)}
+
+
+def _stores_by_subtopology(stores: Iterable[StoreInfo]) -> dict[int, list[str]]:
+    kept: dict[int, list[str]] = {}
+    for store in sorted(stores, key=lambda store: store.name):
+        kept.setdefault(store.subtopology, []).append(store.name)
+    return kept

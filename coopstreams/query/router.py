@@ -1,0 +1,119 @@
+"""Where a query goes: a pure function of the placement and the key.
+
+By key: murmur2 gives the partition, the key hash the task, the placement the instance. By range: to every instance that has a part
+of the store; the parts together must cover the whole hash space of every partition, each hash once, or the answer is incomplete.
+
+Invariant: a hash has one owner or none. Two claims for a hash (two generations seen at once) count as none, so that nobody is
+believed who may be wrong; whatever has no owner is moving, and the client may ask again.
+Turned down: asking the instance that used to own the key (it answers from the past while the new owner already writes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from coopstreams.query.backend import Instance, Owner, Placement, StoreInfo
+from coopstreams.topology.errors import AssignmentError
+from coopstreams.topology.keys import KeyRange, check_tiling, key_hash, partition_of
+from coopstreams.topology.task_id import TaskId
+
+Asked: TypeAlias = Literal["any", "local", "forwarded"]
+"""How a request came: it may be forwarded, it must not (`local=true`), or it was already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a key lies in a store."""
+
+    partition: int
+    hash: int
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """This instance owns the key."""
+
+    task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class There:
+    """Another instance owns it: forward."""
+
+    owner: Owner
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Another instance owns it, and the client wants no forwarding."""
+
+    owner: Owner
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """Nobody can answer now; somebody soon will."""
+
+    reason: str
+
+
+Route: TypeAlias = Here | There | Elsewhere | Moving
+
+
+def place(store: StoreInfo, key: bytes) -> Place:
+    """Return where a serialised key lies: the partition as Java's producers choose it, and the key hash."""
+    return Place(partition_of(key, store.partitions), key_hash(key))
+
+
+def owner_of(placement: Placement, subtopology: int, at: Place) -> Owner | None:
+    """Return who owns a key, or None if nobody or more than one does."""
+    claims = [owner for owner in placement.by_partition.get((subtopology, at.partition), ()) if at.hash in owner.task.range]
+    return claims[0] if len(claims) == 1 else None
+
+
+def route(placement: Placement, store: StoreInfo, at: Place, asked: Asked = "any") -> Route:
+    """Return where a query by key goes."""
+    owner = owner_of(placement, store.subtopology, at)
+    if owner is None:
+        return Moving(
+            f"no instance owns the key in partition {at.partition} of {store.name} in generation {placement.generation}: it is being handed over"
+        )
+    if owner.instance.id == placement.here:
+        return Here(owner.task)
+    if asked == "forwarded":
+        return Moving(f"task {owner.task} belongs to instance {owner.instance.id} by generation {placement.generation}, not to {placement.here}")
+    if owner.instance.url is None:
+        return Moving(f"task {owner.task} belongs to instance {owner.instance.id}, which serves no queries (yet)")
+    return Elsewhere(owner, owner.instance.url) if asked == "local" else There(owner, owner.instance.url)
+
+
+def scatter(placement: Placement, store: StoreInfo) -> Sequence[Instance] | Moving:
+    """Return the instances that together own a store, this one first."""
+    owners = [owner for partition in range(store.partitions) for owner in placement.by_partition.get((store.subtopology, partition), ())]
+    missing = coverage_gap(store, ((owner.task.partition, owner.task.range) for owner in owners))
+    if missing is not None:
+        return Moving(f"{missing} in generation {placement.generation}: being handed over")
+    instances = {owner.instance.id: owner.instance for owner in owners}
+    for instance in instances.values():
+        if instance.url is None and instance.id != placement.here:
+            return Moving(f"instance {instance.id} has a part of {store.name}, but serves no queries (yet)")
+    return sorted(instances.values(), key=lambda instance: (instance.id != placement.here, instance.id))
+
+
+def coverage_gap(store: StoreInfo, ranges: Iterable[tuple[int, KeyRange]]) -> str | None:
+    """Return what keeps these (partition, range) from covering the store, each hash exactly once; None if nothing does."""
+    pieces: dict[int, list[KeyRange]] = {partition: [] for partition in range(store.partitions)}
+    for partition, piece in ranges:
+        pieces.setdefault(partition, []).append(piece)
+    for partition, found in pieces.items():
+        if partition >= store.partitions:
+            return f"{store.name} has {store.partitions} partitions here, but another instance has partition {partition}"
+        try:
+            check_tiling(found, f"partition {partition} of {store.name}")
+        except AssignmentError as error:
+            return str(error)
+    return None

@@ -1,0 +1,144 @@
+"""The query server of one instance: a socket at once, an event loop in a thread of its own when there is something to serve.
+
+The address is known before the instance joins its group, because the group must be told; so binding and serving are two steps.
+
+Invariant: importing this module loads no web server; starting one does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+from coopstreams.query.backend import Backend
+from coopstreams.topology.errors import ConfigError
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from coopstreams.metrics import Metrics
+    from coopstreams.query.service import Limits
+
+log = logging.getLogger(__name__)
+
+START_S = 10.0
+LONGEST_HEAD = 1 << 20
+"""Request line and headers in bytes: a thousand keys fit into a query string."""
+DRAIN_S = 3
+"""How long `stop` waits for requests that are being answered."""
+
+
+class QueryServer:
+    """An HTTP server on a thread: `QueryServer("127.0.0.1:0")`, tell the group its `url`, `start(...)`, `stop()`."""
+
+    def __init__(self, listen: str, advertised: str | None = None) -> None:
+        """Bind HOST:PORT; port 0 takes a free one. `advertised` is the HOST:PORT (or URL) that others reach it by.
+
+        Raises:
+            ConfigError: the address cannot be bound, or the `http` extra is not installed.
+        """
+        _check_installed()
+        self._socket = _bound(listen)
+        host, port = self._socket.getsockname()[:2]
+        self.host: str = host
+        self.port: int = port
+        self.url = _url(advertised) if advertised else _url(f"[{_reachable(host)}]:{port}" if ":" in host else f"{_reachable(host)}:{port}")
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, backend: Backend, metrics: Metrics, limits: Limits | None = None) -> None:
+        """Serve, on a thread of its own; returns when requests are answered.
+
+        Raises:
+            ConfigError: the server did not come up; says why.
+        """
+        import uvicorn
+
+        from coopstreams.query.app import QueryApp
+        from coopstreams.query.service import Limits
+
+        app = QueryApp(backend, metrics, limits or Limits()).starlette()
+        config = uvicorn.Config(
+            app,
+            access_log=False,
+            log_config=None,
+            log_level="warning",
+            lifespan="on",
+            ws="none",
+            http="h11",
+            h11_max_incomplete_event_size=LONGEST_HEAD,
+            server_header=False,
+            timeout_graceful_shutdown=DRAIN_S,
+        )
+        self._server = uvicorn.Server(config)
+        started = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(self._server, started), name="coopstreams-http", daemon=True)
+        self._thread.start()
+        if not started.wait(START_S) or not self._server.started:
+            raise ConfigError(f"the query server at {self.url} did not come up; see the log")
+
+    def stop(self) -> None:
+        """Finish what is being answered, then let go of the address. Idempotent; also without `start`."""
+        if self._server is not None and self._thread is not None:
+            self._server.should_exit = True
+            self._thread.join(2 * DRAIN_S + 4)
+            if self._thread.is_alive():
+                log.error("the query server at %s did not stop in time", self.url)
+            self._server = self._thread = None
+        self._socket.close()
+
+    def _run(self, server: uvicorn.Server, started: threading.Event) -> None:
+        async def serve() -> None:
+            serving = asyncio.ensure_future(server.serve([self._socket]))
+            while not server.started and not serving.done():
+                await asyncio.sleep(0.005)
+            started.set()
+            await serving
+
+        try:
+            asyncio.run(serve())
+        except (Exception, SystemExit):  # uvicorn exits when it cannot start
+            log.exception("the query server at %s ended", self.url)
+        finally:
+            started.set()
+
+
+def _check_installed() -> None:
+    from importlib.util import find_spec
+
+    missing = [name for name in ("httpx", "starlette", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f'the query server needs {", ".join(missing)}: pip install "coopstreams[http]", or turn it off with http.listen=""')
+
+
+def _bound(listen: str) -> socket.socket:
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]") or "127.0.0.1"
+    try:
+        number = int(port)
+        if not 0 <= number <= 65535:
+            raise ValueError(f"there is no port {number}")
+        family, kind, protocol, _, address = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        bound = socket.socket(family, kind, protocol)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"http.listen = {listen}: {error}. Give HOST:PORT; port 0 takes a free one") from error
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(1024)
+    except OSError as error:
+        bound.close()
+        raise ConfigError(f"cannot listen on {listen}: {error.strerror}. Give another http.listen; port 0 takes a free one") from error
+    return bound
+
+
+def _reachable(host: str) -> str:
+    """A server on all addresses is reached by this host's name."""
+    return socket.gethostname() if host in ("0.0.0.0", "::") else host
+
+
+def _url(address: str) -> str:
+    return address.rstrip("/") if "://" in address else f"http://{address}"

@@ -1,0 +1,276 @@
+"""Answers to queries: routed, read here or asked of the owner, tried again for a short while when a task moves.
+
+    key -> partition, hash -> owner -> read here in a thread | ask the owner (one hop) | TASK_MOVING
+    range -> every instance that has a part -> check that the parts cover the store -> merge
+
+Invariant: the loop that tries again runs on the instance that the client asked; one that was asked by another answers at once.
+Turned down: caching answers, or whom we asked last (the placement is at hand, and it is what the group agreed on).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+import orjson
+
+from coopstreams.query import reports
+from coopstreams.query.backend import Backend, Instance, StoreInfo
+from coopstreams.query.formats import parse_key
+from coopstreams.query.local import LocalReader
+from coopstreams.query.pages import Page, Part, Query, page_of
+from coopstreams.query.paths import key_batches, piece, store_path
+from coopstreams.query.peers import Peers
+from coopstreams.query.problems import bad_request, moving, not_owner, unknown_store
+from coopstreams.query.router import Asked, Elsewhere, Here, Moving, Place, There, coverage_gap, place, route, scatter
+from coopstreams.topology.errors import QueryError
+
+T = TypeVar("T")
+
+FIRST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a request may take. Units: entries, keys, seconds."""
+
+    entries: int = 1000
+    """When the request does not say."""
+    max_entries: int = 100_000
+    max_keys: int = 1000
+    request_s: float = 10.0
+    """After this, TIMED_OUT."""
+    forward_s: float = 3.0
+    """How long to wait for the owner of a key."""
+    retry_s: float = 2.0
+    """How long TASK_MOVING is kept from the client."""
+
+
+class QueryService:
+    """Everything the routes answer with. Coroutines run on the server's loop, reads in its threads.
+
+    Scans have threads of their own, so that they never delay a read by key.
+    """
+
+    def __init__(self, backend: Backend, peers: Peers, limits: Limits) -> None:
+        self.backend = backend
+        self.limits = limits
+        self._peers = peers
+        self._local = LocalReader(backend)
+        self._gets = ThreadPoolExecutor(4, "coopstreams-get")
+        self._scans = ThreadPoolExecutor(2, "coopstreams-scan")
+
+    def store(self, name: str) -> StoreInfo:
+        """Return a store.
+
+        Raises:
+            QueryError: UNKNOWN_STORE.
+        """
+        stores = self.backend.stores()
+        if name not in stores:
+            raise unknown_store(name, list(stores))
+        return stores[name]
+
+    async def point(self, store: StoreInfo, text: str, asked: Asked) -> bytes:
+        """Return the JSON of one key."""
+        _expect_kind(store, "key_value")
+        key = parse_key(store.key, text)
+        path = store_path(store.name, f"keys/{piece(text)}")
+        at = place(store, key)
+        return await self._by_key(store, at, asked, path, lambda: self._local.point(store, (text, key, at)))
+
+    async def windows(self, store: StoreInfo, text: str, times: tuple[int, int], limit: int, asked: Asked) -> bytes:
+        """Return the JSON of one key's windows."""
+        _expect_kind(store, "window")
+        key = parse_key(store.key, text)
+        path = store_path(store.name, f"windows/{piece(text)}?from={times[0]}&to={times[1]}&limit={limit}")
+        at = place(store, key)
+        return await self._by_key(store, at, asked, path, lambda: self._local.windows(store, (text, key, at), times, limit))
+
+    async def points(self, store: StoreInfo, texts: Sequence[str], asked: Asked) -> bytes:
+        """Return the JSON of several keys, in the order asked; all or, while one is moving, none."""
+        _expect_kind(store, "key_value")
+        if not 1 <= len(texts) <= self.limits.max_keys:
+            raise bad_request("BAD_PARAMETER", f"give 1 to {self.limits.max_keys} keys as ?key=a&key=b, not {len(texts)}")
+        keys = [parse_key(store.key, text) for text in texts]
+        places = [place(store, key) for key in keys]
+
+        async def attempt() -> bytes:
+            here, there = self._split(store, places, asked)
+            entries: list[Any] = [None] * len(texts)
+
+            async def fill(indices: list[int], found: Awaitable[list[Any]]) -> None:
+                for index, entry in zip(indices, await found, strict=True):
+                    entries[index] = orjson.Fragment(entry) if isinstance(entry, bytes) else entry
+
+            wanted = [(texts[i], keys[i], places[i]) for i in here]
+            fills = [fill(here, self._run(self._gets, lambda: self._local.points(store, wanted)))] if here else []
+            fills += [fill(indices, self._ask_points(store, owner, [texts[i] for i in indices])) for owner, indices in there]
+            await asyncio.gather(*fills)
+            return orjson.dumps({"store": store.name, "entries": entries})
+
+        return await self._settled(attempt, asked)
+
+    async def page(self, store: StoreInfo, query: Query, asked: Asked) -> Page:
+        """Return a page of a range query over all ranges of all instances; with `local` only of this one's."""
+
+        async def attempt() -> Page:
+            placement = self.backend.placement()
+            instances = scatter(placement, store)
+            if isinstance(instances, Moving):
+                raise moving(instances.reason)
+            path = _part_path(store, query)
+
+            async def part(instance: Instance) -> Part | bytes:
+                if instance.id == placement.here:
+                    return await self._part(store, query)
+                return await self._peers.ask(instance, path, self.limits.request_s)
+
+            parts = await asyncio.gather(*(part(instance) for instance in instances))
+            return await self._run(self._scans, lambda: _put_together(store, query, parts))
+
+        if asked == "local":
+            return page_of([await self._part(store, query)], query)
+        return await self._settled(attempt, asked)
+
+    async def packed_part(self, store: StoreInfo, query: Query) -> bytes:
+        """Return what this instance has for a range query, for the instance that puts the parts together."""
+        return msgspec.msgpack.encode(await self._part(store, query))
+
+    async def stores(self, asked: Asked) -> bytes:
+        """Return the JSON of all stores, with sizes summed over the instances that answer."""
+        stores = self.backend.stores()
+        sizes = await self._run(self._scans, self._local.sizes)
+        unreachable = []
+        if asked == "any":
+            for instance, answer in await self._ask_all("/v1/stores"):
+                if isinstance(answer, QueryError):
+                    unreachable.append(instance.id)
+                    continue
+                for store in answer["stores"]:
+                    sizes[store["name"]] = sizes.get(store["name"], 0) + store["approximate_entries"]
+        return orjson.dumps(reports.store_list(stores, sizes, unreachable))
+
+    async def status(self, asked: Asked) -> bytes:
+        """Return the JSON of what the instances are doing; one that does not answer is listed as unreachable."""
+        placement, status = self.backend.placement(), self.backend.status()
+        url = next((instance.url for instance in placement.instances if instance.id == placement.here), None)
+        found = [reports.instance_status(placement, url, status)]
+        if asked == "any":
+            for instance, answer in await self._ask_all("/v1/status"):
+                found += [reports.unreachable_status(instance, answer)] if isinstance(answer, QueryError) else answer["instances"]
+        found.sort(key=lambda instance: str(instance["id"]))
+        return orjson.dumps({"application": status.application, "generation": placement.generation, "instances": found})
+
+    def metadata(self) -> bytes:
+        """Return the JSON of instances, tasks and key ranges."""
+        return orjson.dumps(reports.metadata(self.backend.placement(), self.backend.stores(), self.backend.status()))
+
+    def key_metadata(self, store: StoreInfo, text: str) -> bytes:
+        """Return the JSON of where a key lies."""
+        key = parse_key(store.key, text)
+        return orjson.dumps(reports.key_metadata(self.backend.placement(), store, key, place(store, key)))
+
+    def close(self) -> None:
+        """Let go of the threads once what they read is read."""
+        self._gets.shutdown(cancel_futures=True)
+        self._scans.shutdown(cancel_futures=True)
+
+    async def _by_key(self, store: StoreInfo, at: Place, asked: Asked, path: str, read: Callable[[], bytes]) -> bytes:
+        async def attempt() -> bytes:
+            decision = self._decide(store, at, asked)
+            if isinstance(decision, Here):
+                return await self._run(self._gets, read)
+            return await self._peers.ask(decision.owner.instance, path, self.limits.forward_s)
+
+        return await self._settled(attempt, asked)
+
+    def _decide(self, store: StoreInfo, at: Place, asked: Asked) -> Here | There:
+        decision = route(self.backend.placement(), store, at, asked)
+        if isinstance(decision, Moving):
+            raise moving(decision.reason)
+        if isinstance(decision, Elsewhere):
+            raise not_owner(decision.owner.instance.id, decision.url)
+        return decision
+
+    def _split(self, store: StoreInfo, places: Sequence[Place], asked: Asked) -> tuple[list[int], list[tuple[Instance, list[int]]]]:
+        """Return the indices of the keys that are here, and of those with each other owner."""
+        here: list[int] = []
+        there: dict[str, tuple[Instance, list[int]]] = {}
+        for index, at in enumerate(places):
+            decision = self._decide(store, at, asked)
+            if isinstance(decision, Here):
+                here.append(index)
+            else:
+                owner = decision.owner.instance
+                there.setdefault(owner.id, (owner, []))[1].append(index)
+        return here, list(there.values())
+
+    async def _settled(self, attempt: Callable[[], Awaitable[T]], asked: Asked) -> T:
+        """Return the first result that is not TASK_MOVING, or raise that after a while."""
+        deadline = time.monotonic() + (self.limits.retry_s if asked == "any" else 0.0)
+        pause = FIRST_PAUSE_S
+        while True:
+            try:
+                return await attempt()
+            except QueryError as error:
+                if error.code != "TASK_MOVING" or time.monotonic() + pause > deadline:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    async def _ask_points(self, store: StoreInfo, owner: Instance, texts: Sequence[str]) -> list[Any]:
+        entries: list[Any] = []
+        for query in key_batches(texts):
+            answer = await self._peers.ask(owner, store_path(store.name, f"keys?{query}"), self.limits.forward_s)
+            entries += orjson.loads(answer)["entries"]
+        return entries
+
+    async def _part(self, store: StoreInfo, query: Query) -> Part:
+        return await self._run(self._scans, lambda: self._local.part(store, query, self.limits.request_s))
+
+    async def _ask_all(self, path: str) -> list[tuple[Instance, Mapping[str, Any] | QueryError]]:
+        placement = self.backend.placement()
+
+        async def ask(instance: Instance) -> tuple[Instance, Mapping[str, Any] | QueryError]:
+            try:
+                if instance.url is None:
+                    raise moving(f"instance {instance.id} serves no queries (yet)")
+                return instance, orjson.loads(await self._peers.ask(instance, path, self.limits.forward_s))
+            except QueryError as error:
+                return instance, error
+
+        return await asyncio.gather(*(ask(instance) for instance in placement.instances if instance.id != placement.here))
+
+    @staticmethod
+    async def _run(pool: ThreadPoolExecutor, read: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(pool, read)
+
+
+def _put_together(store: StoreInfo, query: Query, answers: Sequence[Part | bytes]) -> Page:
+    """Return the page of these parts; takes a while when they are large.
+
+    Raises:
+        QueryError: TASK_MOVING: together they do not cover the store, or two have the same range.
+    """
+    parts = [msgspec.msgpack.decode(answer, type=Part) if isinstance(answer, bytes) else answer for answer in answers]
+    gap = coverage_gap(store, ((cover.partition, cover.range) for part in parts for cover in part.covers))
+    if gap is not None:
+        raise moving(f"{gap}: moving or being restored")
+    return page_of(parts, query)
+
+
+def _part_path(store: StoreInfo, query: Query) -> str:
+    return store_path(store.name, f"range?query={msgspec.msgpack.encode(query).hex()}")
+
+
+def _expect_kind(store: StoreInfo, kind: str) -> None:
+    if store.kind != kind:
+        form = "windows/{key}" if store.kind == "window" else "keys/{key}"
+        raise bad_request("WRONG_KIND", f"{store.name} is a {store.kind} store: ask /v1/stores/{store.name}/{form}, or /range")

@@ -1,0 +1,95 @@
+"""Several processes of one application: each a member of the group of its own, because Python computes on one core a process.
+
+A worker that a signal killed is started again (nothing it did without committing counts); one that ended by an error of the
+application ends them all, because it would end the others in turn.
+
+Invariant: no worker outlives its supervisor's `stop`; a worker that does not drain in time is killed, and the log knows the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+log = logging.getLogger(__name__)
+
+RESTART_AFTER_S = 1.0
+MOST_RESTARTS_A_MINUTE = 5
+
+
+@dataclass(slots=True)
+class _Worker:
+    number: int
+    process: subprocess.Popen[bytes]
+    started: list[float]
+    again_at: float | None = None
+
+
+class Supervisor:
+    """Runs `command(number)` for each worker's number until `stop`, or until one ends by an error."""
+
+    def __init__(self, command: Callable[[int], Sequence[str]], numbers: Iterable[int], drain_s: float) -> None:
+        self._command = command
+        self._drain_s = drain_s
+        self._stopping = False
+        self._workers = [_Worker(number, self._spawn(number), [time.monotonic()]) for number in numbers]
+
+    def run(self) -> int:
+        """Return the exit status: 0 after `stop`, else that of the worker that failed."""
+        while not self._stopping:
+            for worker in self._workers:
+                status = self._look_after(worker)
+                if status is not None:
+                    self._end_all()
+                    return status
+            time.sleep(0.1)
+        self._end_all()
+        return 0
+
+    def stop(self) -> None:
+        """Ask for the end; signal handlers may call it."""
+        self._stopping = True
+
+    def _look_after(self, worker: _Worker) -> int | None:
+        """Start a killed worker again; return a status if everything must end."""
+        if worker.again_at is not None:
+            if time.monotonic() >= worker.again_at:
+                worker.process, worker.again_at = self._spawn(worker.number), None
+                worker.started.append(time.monotonic())
+            return None
+        status = worker.process.poll()
+        if status is None or self._stopping:
+            return None
+        if status >= 0:
+            log.error("worker %d ended with status %d; stopping the others", worker.number, status)
+            return status or 1
+        worker.started = [at for at in worker.started if at > time.monotonic() - 60]
+        if len(worker.started) > MOST_RESTARTS_A_MINUTE:
+            log.error(
+                "worker %d was killed %d times in a minute (last by %s); giving up", worker.number, len(worker.started), signal.Signals(-status).name
+            )
+            return 128 - status
+        log.warning("worker %d was killed by %s; starting it again", worker.number, signal.Signals(-status).name)
+        worker.again_at = time.monotonic() + RESTART_AFTER_S
+        return None
+
+    def _spawn(self, number: int) -> subprocess.Popen[bytes]:
+        # A session of its own: Ctrl-C reaches the supervisor alone, which then ends the workers in good order.
+        return subprocess.Popen(list(self._command(number)), start_new_session=True)
+
+    def _end_all(self) -> None:
+        running = [worker for worker in self._workers if worker.process.poll() is None]
+        for worker in running:
+            worker.process.terminate()
+        deadline = time.monotonic() + self._drain_s
+        for worker in running:
+            try:
+                worker.process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                log.error("worker %d did not drain within %.0f s; killing it", worker.number, self._drain_s)
+                worker.process.kill()
+                worker.process.wait()

@@ -1,0 +1,224 @@
+"""Commits of one stream thread: records first, fence last.
+
+    exactly-once   begin | outputs, changelogs, individual commits | flush | fence (offsets in the transaction) | commit | database
+    at-least-once  outputs, changelogs | flush | individual commits | flush | fenced OffsetCommit                        | database
+
+A new owner takes the high watermark after it knows its generation: whatever an earlier owner can still commit lies below it,
+because its records were in the log before its fence was asked. With the fence first, records double (measured).
+
+Invariant: the epoch of the membership is the one under which the tasks were opened, and the fence refuses another one: a member that
+was lost and came back cannot commit what it did before.
+Under at-least-once nobody fences records, so a zombie's may land in a changelog above those of its successor, and a later restore
+would go back to them. Hence no changelog is written unless the group has answered within the session time-out, and a record that was
+not sent for so long is given up (`parts`). What is left is a process that is stopped in the very milliseconds in which it writes.
+Source: KIP-447 for the fence; the notes on individual commits for the order.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from coopstreams.commit.follower import Follower
+from coopstreams.commit.progress import CommitPlan, ask, plan
+from coopstreams.config import Config
+from coopstreams.group.membership import GroupMember
+from coopstreams.log.log import Log, Writer
+from coopstreams.metrics import Metrics
+from coopstreams.tasks.task import Task
+from coopstreams.topology.columns import Headers, TopicPartition
+from coopstreams.topology.errors import FencedError, LogError, MembershipLostError, UnknownTopicError
+from coopstreams.topology.failures import Failure
+from coopstreams.topology.stores import StoreSpec
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+MOST_IN_VAIN = 5
+"""Failures to abort that Kafka did not promise would pass."""
+UNKNOWN_FOR_S = 3.0
+"""How long a topic may be unknown before it is gone: a broker that has just started may not know all."""
+
+
+class Committer:
+    """Writes and commits for the tasks of one stream thread; used by that thread only."""
+
+    def __init__(
+        self,
+        number: int,
+        cluster: Log,
+        member: GroupMember,
+        follower: Follower,
+        config: Config,
+        transactional_id: str,
+        changelog: Callable[[StoreSpec], str],
+        written: frozenset[str],
+        metrics: Metrics,
+    ) -> None:
+        """Get a writer. `written`: all topics that it will ever write to."""
+        self._number = number
+        self._log = cluster
+        self._written = written
+        self._transactional = config.exactly_once
+        self._writer: Writer = cluster.writer(transactional_id if self._transactional else None)
+        self._member = member
+        self._follower = follower
+        self._metrics = metrics
+        self._changelog = changelog
+        self._dead_letters = config["errors.dead.letter.queue.topic.name"]
+        self._timeout_s = config["transaction.timeout.ms"] / 1000
+        self._epoch: int | None = None
+        """The group epoch in which the interval began; None: nothing was begun since the last commit."""
+
+    def begin(self, task: Task) -> None:
+        """Begin an interval for this task if none is open: what is written from now on counts with the next commit, or not at all.
+
+        Raises:
+            MembershipLostError: the interval began under another membership than this task was opened under.
+        """
+        if self._epoch is None:
+            self._epoch = task.epoch
+            if self._transactional:
+                self._writer.begin()
+        elif self._epoch != task.epoch:
+            raise MembershipLostError(
+                f"{task} was opened in epoch {task.epoch} of the membership, but the commit under way is of epoch {self._epoch}"
+            )
+
+    def claim(self, task: Task) -> None:
+        """Make a task's inherited positions its own before it processes anything: at-least-once only, where zombies are not fenced.
+
+        Raises:
+            MembershipLostError, LogError: it may or may not have counted: open the task again.
+        """
+        if self._transactional:
+            return
+        claim = plan([task.progress], self._follower, claim=True)
+        if not claim.records:
+            return
+        with self._member.fence(task.epoch) as fence:
+            self._member.commit(ask(self._follower), fence)
+        self._write_plan(claim)
+        self._writer.flush(self._timeout_s)
+        with self._member.fence(task.epoch) as fence:
+            self._member.commit(claim.offsets, fence)
+        task.progress.committed()
+
+    def write_outputs(self, task: Task) -> None:
+        """Hand the results of a task to the log; they count with the next commit."""
+        for output in task.program.outputs.values():
+            if len(output):
+                self._writer.append(output.topic, output.keys, output.values, output.timestamps, headers=output.headers)
+                self._metrics.produced(task.id, output.topic, len(output))
+                output.clear()
+
+    def dead_letter(self, failure: Failure, headers: Headers) -> None:
+        """Write a record that failed to the dead-letter topic, with the results around it."""
+        self._writer.append(self._dead_letters, [failure.key], [failure.value], [failure.timestamp], headers=[headers])
+
+    def commit(self, tasks: Sequence[Task]) -> None:
+        """Make everything that these tasks (all of this thread) did durable, or raise; without anything to say, do nothing.
+
+        Raises:
+            MembershipLostError, LogError: it may or may not have counted: `abort`, discard the tasks, open them again.
+        """
+        if self._epoch is None and not any(task.progress.mirror_due(self._follower) or task.progress.moved for task in tasks):
+            return
+        for task in tasks:
+            self.begin(task)
+        assert self._epoch is not None
+        started = time.perf_counter()
+        changed = self._write(tasks)
+        commit = plan([task.progress for task in tasks], self._follower)
+        if not self._transactional:
+            self._writer.flush(self._timeout_s)  # what a position stands for is in the log before the position is
+        self._write_plan(commit)
+        self._writer.flush(self._timeout_s)
+        # Before the fence: after it, these offsets may lie behind records of a successor, which this state does not have.
+        checkpoints = {task: {store: self._writer.delivered_to(where) for store, where in stores.items()} for task, stores in changed.items()}
+        with self._member.fence(self._epoch) as fence:
+            if self._transactional:
+                self._writer.send_offsets(commit.offsets, fence)
+            else:
+                self._member.commit(commit.offsets, fence)
+        if self._transactional:
+            self._writer.commit(self._timeout_s)
+        self._epoch = None
+        for task in tasks:
+            task.commit(checkpoints.get(task, {}))
+        self._metrics.committed(self._number, time.perf_counter() - started)
+
+    def abort(self) -> None:
+        """Nothing since the last commit counts. Returns when the writer can be used again: not before the brokers are back.
+
+        Raises:
+            LogError: it never can.
+        """
+        self._metrics.aborted(self._number)
+        self._epoch = None
+        in_vain = 0
+        while True:
+            try:
+                self._writer.abort()
+                return
+            except LogError as error:
+                in_vain += not (error.retryable or isinstance(error, FencedError))
+                if in_vain >= MOST_IN_VAIN:
+                    raise
+                log.warning("stream thread %d cannot end its transaction: %s; trying again", self._number, error)
+                time.sleep(RETRY_S)
+
+    def check_topics(self) -> None:
+        """Do nothing if all topics are there, or if nobody can be asked. A client that cannot deliver does not always say why.
+
+        Raises:
+            UnknownTopicError: one is gone; names it.
+        """
+        deadline = time.monotonic() + UNKNOWN_FOR_S
+        while True:
+            try:
+                missing = self._written - self._log.partitions().keys()
+            except LogError:
+                return
+            if not missing:
+                return
+            if time.monotonic() > deadline:
+                raise UnknownTopicError(
+                    f"the application writes to {', '.join(sorted(missing))}, which Kafka has no longer. Create it again, and start anew."
+                )
+            time.sleep(0.2)
+
+    def close(self) -> None:
+        """Let go of the writer."""
+        self._writer.close()
+
+    def _write(self, tasks: Sequence[Task]) -> dict[Task, dict[str, TopicPartition]]:
+        """Write what the record caches held back, then the changelogs; return which changelog partitions each task wrote to."""
+        changed: dict[Task, dict[str, TopicPartition]] = {}
+        for task in tasks:
+            batches = task.flush()
+            self.write_outputs(task)
+            for batch in batches:
+                self._check_sure(task.epoch)
+                changelog = TopicPartition(self._changelog(task.state.stores[batch.store].spec), task.id.partition)
+                self._writer.append(changelog.topic, batch.keys, batch.values, batch.timestamps, partitions=changelog.partition)
+                self._metrics.produced(task.id, changelog.topic, len(batch.keys))
+                changed.setdefault(task, {})[batch.store] = changelog
+        return changed
+
+    def _check_sure(self, epoch: int) -> None:
+        """Do nothing if nobody else can have this member's tasks: nobody fences a changelog under at-least-once.
+
+        Raises:
+            MembershipLostError: the group may have gone on. The records of a process that was stopped would cover its successor's.
+        """
+        if not self._transactional and not self._member.sure(epoch):
+            raise MembershipLostError(f"group {self._follower.group} has not answered this process lately; somebody else may have its tasks")
+
+    def _write_plan(self, commit: CommitPlan) -> None:
+        if commit.records:
+            now = int(time.time() * 1000)
+            keys, values = [key for key, _ in commit.records], [value for _, value in commit.records]
+            where = self._follower.partition
+            self._writer.append(where.topic, keys, values, [now] * len(keys), partitions=where.partition)

@@ -1,0 +1,53 @@
+"""What the threads of an instance say to each other, as values.
+
+The control thread is the only one that decides; the opener, the stream threads and the group member put events into its inbox.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from coopstreams.group.holdings import Assigned, Lost, Refused
+from coopstreams.tasks.task import Incarnation, Task
+from coopstreams.topology.task_id import TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The opener has found positions and restored the state of a task."""
+
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A stream thread has committed (or, unclean, given up) a task and will not touch it again."""
+
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """A stream thread could not commit; these tasks of its are discarded and must be opened again from the log."""
+
+    tasks: tuple[Task, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The opener has dropped a task that was revoked before it was open."""
+
+    id: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A thread cannot go on: the instance stops and says why."""
+
+    error: BaseException
+    where: str
+
+
+Event: TypeAlias = Assigned | Lost | Refused | Opened | Closed | Aborted | Cancelled | Failed

@@ -1,0 +1,88 @@
+"""The global tables of an instance: each read whole before the first task starts, then followed for as long as the instance lives.
+
+Every instance reads every partition of their topics, as nobody's member and without commits: after a restart the rows are read again.
+
+Invariant: when `load` has returned, the rows hold everything that was in the topics when it was called.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from coopstreams.log.log import Log, Position
+from coopstreams.state.global_table import GlobalRows
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.global_tables import GlobalTable
+
+log = logging.getLogger(__name__)
+
+_BATCH = 10_000
+_WAIT_S = 0.1
+
+
+class Globals:
+    """The rows of global tables, by store name, and the thread that follows their topics."""
+
+    def __init__(self, log: Log, tables: Sequence[GlobalTable], partitions: Mapping[str, int]) -> None:
+        self.rows = {table.store.name: GlobalRows(table.store) for table in tables}
+        self._log = log
+        self._of: dict[TopicPartition, list[GlobalRows]] = {}
+        for table in tables:
+            for partition in range(partitions[table.topic]):
+                self._of.setdefault(TopicPartition(table.topic, partition), []).append(self.rows[table.store.name])
+        self._reader = log.reader() if tables else None
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def load(self, cancelled: Callable[[], bool]) -> None:
+        """Read the topics to the ends they have now, or until it is cancelled.
+
+        Raises:
+            LogError: they cannot be read.
+            SerdeError: a record is not of its table's serde.
+        """
+        if self._reader is None:
+            return
+        missing = {partition: self._log.end_offset(partition) for partition in self._of}
+        starts = {partition: self._log.start_offset(partition) for partition in self._of}
+        self._reader.assign({partition: Position(start) for partition, start in starts.items()})
+        missing = {partition: end for partition, end in missing.items() if starts[partition] < end}
+        while missing and not cancelled():
+            for partition, reached in self._step().items():
+                if reached >= missing.get(partition, reached + 1):
+                    del missing[partition]
+        log.info("global tables: %s", ", ".join(f"{name} has {len(rows.entries)} rows" for name, rows in self.rows.items()))
+
+    def follow(self, failed: Callable[[BaseException], None]) -> None:
+        """Go on reading, on a thread of its own; `failed` hears of what ends it."""
+        if self._reader is not None:
+            self._thread = threading.Thread(target=self._run, args=(failed,), name="global tables", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and let go of the reader. Idempotent."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(10)
+        if self._reader is not None:
+            self._reader.close()
+
+    def _run(self, failed: Callable[[BaseException], None]) -> None:
+        try:
+            while not self._stopped.is_set():
+                self._step()
+        except BaseException as error:  # whatever it is, the control thread must learn of it
+            log.debug("the global tables end", exc_info=True)
+            failed(error)
+
+    def _step(self) -> dict[TopicPartition, int]:
+        """Read on once; return how far the partitions are of which something came."""
+        assert self._reader is not None
+        reached: dict[TopicPartition, int] = {}
+        for run in self._reader.fetch(_BATCH, _WAIT_S):
+            for rows in self._of[run.partition]:
+                rows.apply(run.columns)
+            reached[run.partition] = run.next_offset
+        return reached

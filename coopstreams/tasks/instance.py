@@ -1,0 +1,204 @@
+"""An instance: one process, one member of the group, and its control thread.
+
+    reader -> dispatch -> stream threads (tasks, commits)          this file decides who opens and closes
+    group member ----^        ^---- opener (barrier, positions, restore)
+
+The control thread owns the reader and the roster; everybody else sends it events. It never blocks for longer than one fetch.
+
+Invariant: a task reaches a stream thread only through the opener, and the group hears `released` only after `Closed`.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterable
+
+from coopstreams.group.holdings import Assigned, Lost, Refused
+from coopstreams.tasks.dispatch import Dispatcher
+from coopstreams.tasks.events import Aborted, Cancelled, Closed, Event, Failed, Opened
+from coopstreams.tasks.parts import Parts
+from coopstreams.tasks.roster import Action, Do, Roster
+from coopstreams.tasks.task import Incarnation, Task
+from coopstreams.tasks.thread import StreamThread
+from coopstreams.topology.errors import CoopStreamsError
+from coopstreams.topology.task_id import TaskId
+
+log = logging.getLogger(__name__)
+
+FETCH_WAIT_S = 0.05
+"""Longest time the control thread waits for records before it looks at its inbox again."""
+
+
+class Instance:
+    """The control thread of a process, as an object: `run` until `stop`."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.roster = Roster()
+        self.tasks: dict[TaskId, Task] = {}
+        self._homes: dict[TaskId, StreamThread] = {}
+        self._opened: dict[TaskId, Incarnation] = {}
+        self._assigned: Assigned | None = None
+        self._stop = threading.Event()
+        self.url: str | None = None
+        """Where this instance answers queries; to be set before `run`, so that the group learns it."""
+        self.began = time.monotonic()
+        self.member = parts.member(self._inbox.put, self._alive, lambda: self.url)
+        self._threads = [parts.thread(number, self.member, self._inbox.put) for number in range(parts.config["num.stream.threads"])]
+        self.opener = parts.opener(self.member, self._inbox.put)
+        most_bytes = parts.config["max.bytes.key.range.cache"]
+        self._dispatcher = Dispatcher(parts.log.reader(), parts.timestamp_of, parts.clocks_of, most_bytes, parts.metrics)
+        self._watcher = parts.watcher(self.roster, self.tasks)
+        self.watch = self._watcher.watch
+
+    def run(self) -> None:
+        """Be a member of the group until `stop`; then drain, commit, leave.
+
+        Raises:
+            ProcessingError: a record failed and the handler says `fail`.
+            CoopStreamsError: something that does not heal by itself; says what and where.
+        """
+        self.parts.globals.load(self._stop.is_set)
+        self.parts.globals.follow(lambda error: self._inbox.put(Failed(error, "global tables")))
+        self.opener.start()
+        for thread in self._threads:
+            thread.start()
+        self.member.start()
+        self._watcher.start()
+        failure: Failed | None = None
+        try:
+            while not self._stop.is_set() and failure is None:
+                failure = self._turn()
+        finally:
+            self._close(clean=failure is None)
+        if failure is not None:
+            raise failure.error
+
+    def stop(self) -> None:
+        """Ask for the end. Any thread, signal handlers too."""
+        self._stop.set()
+
+    @property
+    def assigned(self) -> Assigned | None:
+        """The last assignment: the whole group's tasks and who has them. None before the first."""
+        return self._assigned
+
+    def _turn(self) -> Failed | None:
+        """Handle what happened, then move records once."""
+        try:
+            block = not self._dispatcher
+            while True:
+                event = self._inbox.get(block=block, timeout=FETCH_WAIT_S) if block else self._inbox.get_nowait()
+                block = False
+                failure = self._handle(event)
+                if failure is not None:
+                    return failure
+        except queue.Empty:
+            pass
+        try:
+            if self._dispatcher:
+                self._dispatcher.move(FETCH_WAIT_S)
+        except CoopStreamsError as error:
+            return Failed(error, "reader")
+        return None
+
+    def _handle(self, event: Event) -> Failed | None:
+        match event:
+            case Failed():
+                return event
+            case Assigned():
+                self._assigned = event
+                self.parts.metrics.rebalanced(event.generation)
+                self.opener.follow_generation(event)
+                self._do(self.roster.assigned(event.added, event.revoked))
+            case Refused(error):
+                return Failed(error, "group")
+            case Lost():
+                log.warning("the group went on without this process; what was not committed is done again")
+                self._do(self.roster.lost())
+            case Opened(incarnation):
+                self._opened[incarnation.id] = incarnation
+                self._do(self.roster.opened(incarnation.id))
+            case Closed(task) if self.tasks.get(task.id) is task:
+                self._forget([task])
+                self._do(self.roster.closed(task.id))
+            case Aborted(tasks):
+                mine = [task for task in tasks if self.tasks.get(task.id) is task]
+                self._forget(mine)
+                self._do(self.roster.aborted([task.id for task in mine]))
+            case Cancelled(task_id):
+                self._do(self.roster.closed(task_id))
+            case _:
+                pass  # a task of an earlier incarnation: it was already given up
+        return None
+
+    def _do(self, actions: Iterable[Action]) -> None:
+        closing: dict[StreamThread, list[Task]] = {}
+        dirty = False
+        released: list[TaskId] = []
+        for action in actions:
+            match action.do:
+                case Do.OPEN:
+                    assert self._assigned is not None
+                    self.opener.open(action.task, self._assigned.epoch)
+                case Do.CANCEL:
+                    self.opener.cancel(action.task)
+                case Do.RUN:
+                    self._start(self._opened.pop(action.task))
+                case Do.DROP:
+                    del self._opened[action.task]
+                    self.parts.rooms.leave(action.task)
+                case Do.CLOSE | Do.CLOSE_DIRTY:
+                    dirty = action.do is Do.CLOSE_DIRTY
+                    task = self.tasks[action.task]
+                    self._dispatcher.close(task)
+                    closing.setdefault(self._homes[action.task], []).append(task)
+                case Do.RELEASE:
+                    self.parts.rooms.moved_away(action.task, self.roster.wanted)
+                    released.append(action.task)
+        for thread, tasks in closing.items():
+            thread.close(tuple(tasks), clean=not dirty)
+        if released:
+            assert self._assigned is not None
+            self.member.released(released, self._assigned.serial)
+
+    def _start(self, incarnation: Incarnation) -> None:
+        home = min(self._threads, key=lambda thread: (self._load(thread, incarnation.id.subtopology), thread.number))
+        task = self.parts.task(incarnation, home.committer)
+        self.tasks[task.id], self._homes[task.id] = task, home
+        home.open(task)
+        self._dispatcher.open(task, home)
+        log.info("task %s runs on thread %d", task.id, home.number)
+
+    def _load(self, thread: StreamThread, subtopology: int) -> tuple[int, int]:
+        """Tasks of this sub-topology on a thread, then all its tasks: each stage spreads over all threads."""
+        mine = [task for task, home in self._homes.items() if home is thread]
+        return sum(task.subtopology == subtopology for task in mine), len(mine)
+
+    def _forget(self, tasks: Iterable[Task]) -> None:
+        for task in tasks:
+            self._dispatcher.close(task)
+            del self.tasks[task.id], self._homes[task.id]
+            self.parts.closed(task)
+
+    def _alive(self) -> bool:
+        """Whether every stream thread has moved lately; if not, the group gets its tasks (`max.poll.interval.ms`)."""
+        limit = self.parts.config["max.poll.interval.ms"] / 1000
+        return all(time.monotonic() - thread.moved_at < limit for thread in self._threads)
+
+    def _close(self, *, clean: bool) -> None:
+        """Give up everything, in order: stop reading, commit, leave the group, close the state."""
+        if clean:
+            self._do(self.roster.stop())
+        deadline = time.monotonic() + self.parts.config["transaction.timeout.ms"] / 1000
+        for thread in self._threads:
+            if not thread.stop(max(0.1, deadline - time.monotonic())):
+                log.error("stream thread %d did not stop in time; what it has not committed is done again elsewhere", thread.number)
+        self._watcher.stop()
+        self.opener.stop()
+        self.member.close()
+        self._dispatcher.close_reader()

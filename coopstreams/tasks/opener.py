@@ -1,0 +1,191 @@
+"""How a task comes to be open: wait at the barrier, learn the positions, restore the state. On a thread of its own.
+
+    barrier    the true end of the commit topic, taken after the generation is known; wait until everything below it is read
+    positions  individual commits and the group's plain offset -> segments, term
+    restore    each changelog to the end it has now, filtered by key range, beside the tasks that run
+
+Invariant: nothing an earlier owner can still commit is missed: it lies below the barrier, or its fence is refused.
+Transactions of members that are gone are ended at once, else their last stable offset would hold everybody for the time-out.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from coopstreams.commit.follower import Follower
+from coopstreams.commit.progress import Progress
+from coopstreams.group.holdings import Assigned
+from coopstreams.group.membership import GroupMember
+from coopstreams.state.database import Database
+from coopstreams.state.restore import RestoreProgress
+from coopstreams.tasks.events import Cancelled, Event, Failed, Opened
+from coopstreams.tasks.positions import Positions
+from coopstreams.tasks.restoring import Restoring
+from coopstreams.tasks.rooms import Rooms
+from coopstreams.tasks.task import Incarnation
+from coopstreams.topology.errors import GroupError, LogError, OffsetOutOfRangeError
+from coopstreams.topology.task_id import TaskId
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 0.3
+"""How long a barrier may hold before open transactions of members that are gone are looked for again."""
+
+
+@dataclass(slots=True)
+class _Opening:
+    id: TaskId
+    epoch: int
+    since: float = field(default_factory=time.monotonic)
+    barrier: int | None = None
+    progress: Progress | None = None
+    """Known once the barrier is passed; the state is being restored from then on."""
+    database: Database | None = None
+
+
+class Opener:
+    """Opens tasks for an instance. `open`, `cancel`, `follow_generation` return at once; events answer."""
+
+    def __init__(
+        self,
+        member: GroupMember,
+        follower: Follower,
+        positions: Positions,
+        restoring: Restoring,
+        rooms: Rooms,
+        ours: Callable[[str], bool],
+        emit: Callable[[Event], None],
+    ) -> None:
+        self._member = member
+        self._follower = follower
+        self._positions = positions
+        self._restoring = restoring
+        self._rooms = rooms
+        self._ours = ours
+        self._emit = emit
+        self._requests: queue.SimpleQueue[_Opening | TaskId | Assigned | None] = queue.SimpleQueue()
+        self._openings: dict[TaskId, _Opening] = {}
+        self._living: frozenset[str] = frozenset()
+        self._generation = -1
+        self._epoch = -1
+        self._hunt_at: float | None = None
+        self._thread = threading.Thread(target=self._run, name="opener", daemon=True)
+
+    def start(self) -> None:
+        """Begin to follow the commit topic."""
+        self._thread.start()
+
+    def follow_generation(self, assigned: Assigned) -> None:
+        """Learn who is in the group now: transactions of anybody else are ended."""
+        self._requests.put(assigned)
+
+    def open(self, task: TaskId, epoch: int) -> None:
+        """Open a task under this epoch of the membership; `Opened` follows, unless it is cancelled."""
+        self._requests.put(_Opening(task, epoch))
+
+    def cancel(self, task: TaskId) -> None:
+        """Give up opening a task; `Cancelled` follows if it was not yet open."""
+        self._requests.put(task)
+
+    def stop(self) -> None:
+        """End the thread and let go of the readers."""
+        self._requests.put(None)
+        if self._thread.is_alive():
+            self._thread.join(10)
+
+    def waits_for(self, task: TaskId) -> tuple[str, list[RestoreProgress]]:
+        """Return what a task that is not yet open waits for, in words, and how far its restore is. Any thread."""
+        opening = self._openings.get(task)
+        if opening is None or opening.barrier is None:
+            return "its turn with the opener", []
+        if opening.progress is None:
+            return f"the barrier: offset {opening.barrier} of {self._follower.partition}, known up to {self._follower.tail}", []
+        return "its state to be restored", self._restoring.progress(task)
+
+    def _run(self) -> None:
+        try:
+            while self._take_requests():
+                try:
+                    self._turn()
+                except OffsetOutOfRangeError:
+                    raise
+                except (LogError, GroupError) as error:
+                    log.warning("opening tasks: %s; trying again", error)
+                    time.sleep(PATIENCE_S)
+        except BaseException as error:  # whatever it is, the control thread must learn of it
+            log.debug("the opener ends", exc_info=True)
+            self._emit(Failed(error, "opener"))
+        finally:
+            for opening in self._openings.values():
+                self._leave(opening)
+            self._restoring.close()
+            self._follower.close()
+
+    def _take_requests(self) -> bool:
+        while True:
+            try:
+                request = self._requests.get_nowait()
+            except queue.Empty:
+                return True
+            if request is None:
+                return False
+            if isinstance(request, Assigned):
+                self._living = request.cluster.transactional_ids
+                self._generation, self._epoch = request.generation, request.epoch
+                self._hunt_at = time.monotonic()
+            elif isinstance(request, _Opening):
+                self._openings[request.id] = request
+            elif (opening := self._openings.pop(request, None)) is not None:
+                self._restoring.cancel(opening.id)
+                self._leave(opening)
+                self._emit(Cancelled(opening.id))
+
+    def _turn(self) -> None:
+        self._hunt()
+        busy = self._restoring.step()
+        self._follower.poll(0.0 if busy else 0.01 if self._openings else 0.1)
+        self._pass_barrier()
+        for id_ in self._restoring.finished():
+            opening = self._openings.pop(id_)
+            assert opening.progress is not None
+            assert opening.database is not None
+            state = self._rooms.state(id_, opening.database)
+            self._emit(Opened(Incarnation(id_, self._positions.sources(id_), state, opening.progress, opening.epoch)))
+
+    def _pass_barrier(self) -> None:
+        waiting = [opening for opening in self._openings.values() if opening.progress is None]
+        if any(opening.barrier is None for opening in waiting):
+            end = self._follower.barrier()
+            for opening in waiting:
+                opening.barrier = end if opening.barrier is None else opening.barrier
+        passed = {o.id: o for o in waiting if o.barrier is not None and self._follower.passed(o.barrier)}
+        if passed:
+            for id_, progress in self._positions.resolve(list(passed), self._generation).items():
+                opening = passed[id_]
+                if opening.database is None:
+                    opening.database = self._rooms.enter(id_)
+                self._restoring.add(id_, self._rooms.subtopology(id_), opening.database)
+                opening.progress = progress  # last: if the brokers did not answer, everything is asked again
+        if self._hunt_at is None and (len(passed) < len(waiting) or self._restoring.stuck()):
+            self._hunt_at = time.monotonic() + PATIENCE_S
+
+    def _hunt(self) -> None:
+        """End transactions of members that are gone. Only while nobody can have joined whom this process does not know of."""
+        if self._hunt_at is None or time.monotonic() < self._hunt_at or not self._living:
+            return
+        if not self._member.sure(self._epoch, self._generation):
+            return
+        self._hunt_at = None
+        for name in sorted(self._member.open_transactions() - self._living):
+            if self._ours(name):
+                log.info("ending the transaction that %s left open", name)
+                self._member.end_transaction(name)
+
+    def _leave(self, opening: _Opening) -> None:
+        if opening.database is not None:
+            self._rooms.leave(opening.id)

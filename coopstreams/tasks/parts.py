@@ -1,0 +1,207 @@
+"""What an instance is made of, put together once: cluster, topics, programs, state folder, metrics, and how they are wired.
+
+Invariant: whatever is opened here is closed here, in the opposite order.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+import uuid
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from coopstreams.commit.follower import Follower
+from coopstreams.config import SETTINGS, Config
+from coopstreams.group.assignor import assign
+from coopstreams.group.members import MemberInfo
+from coopstreams.group.membership import GroupMember, Timings
+from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.log import Log
+from coopstreams.metrics import Metrics
+from coopstreams.state.directory import StateDirectory
+from coopstreams.tasks.committer import Committer
+from coopstreams.tasks.events import Event
+from coopstreams.tasks.failures import handler
+from coopstreams.tasks.globals import Globals
+from coopstreams.tasks.opener import Opener
+from coopstreams.tasks.positions import Positions
+from coopstreams.tasks.restoring import Restoring
+from coopstreams.tasks.rooms import Rooms
+from coopstreams.tasks.roster import Roster
+from coopstreams.tasks.task import Incarnation, Task
+from coopstreams.tasks.thread import StreamThread
+from coopstreams.tasks.topics import prepare_topics
+from coopstreams.tasks.watcher import Watcher
+from coopstreams.topology.clocks import ClockColumns
+from coopstreams.topology.compile import compile_subtopology
+from coopstreams.topology.naming import changelog_topic, internal_topic
+from coopstreams.topology.nodes import Sink, SubTopology, Topology
+from coopstreams.topology.partitions import ResolvedTopics
+from coopstreams.topology.program import Program, TimestampColumn
+from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.task_id import TaskId
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Parts:
+    """The parts of one instance, and how the threads get theirs."""
+
+    config: Config
+    topology: Topology
+    log: Log
+    topics: ResolvedTopics
+    programs: dict[int, Program]
+    directory: StateDirectory
+    rooms: Rooms
+    metrics: Metrics
+    follower: Follower
+    globals: Globals
+    process: str
+    """Names one life of this process."""
+    _closing: ExitStack
+
+    @staticmethod
+    def build(topology: Topology, config: Config) -> Parts:
+        """Return the parts: brokers reached, topics checked and made, state folder locked.
+
+        Raises:
+            LogError: the brokers cannot be reached within `connect.timeout.ms`.
+            TopologyError, UnknownTopicError: the topics do not fit the topology.
+            StateLockedError: another process uses the state folder.
+        """
+        application = config["application.id"]
+        with ExitStack() as closing:
+            directory = StateDirectory(config["state.dir"], application, config["instance"])
+            closing.callback(directory.close)
+            cluster = KafkaLog(_client(config), timeout_s=config["connect.timeout.ms"] / 1000)
+            closing.callback(cluster.close)
+            topics = prepare_topics(cluster, topology, config)
+            subtopologies = {subtopology.id: subtopology for subtopology in topology.subtopologies}
+            programs = {number: compile_subtopology(topology, subtopology) for number, subtopology in subtopologies.items()}
+            process = f"{directory.process_id[:8]}-{uuid.uuid4().hex[:8]}"
+            tasks = sum(topics.tasks) or 1
+            # Without a record cache updates go out one by one, but what was read or written lately is still kept.
+            buffer_bytes = config["statestore.cache.max.bytes"] or SETTINGS["statestore.cache.max.bytes"][1]
+            rooms = Rooms(directory, subtopologies, max(1 << 20, buffer_bytes // tasks))
+            follower = Follower(cluster, application, replication=config["replication.factor"])
+            tables = Globals(cluster, topology.global_tables, topics.partitions)
+            closing.callback(tables.stop)
+            metrics = Metrics(application, process)
+            return Parts(config, topology, cluster, topics, programs, directory, rooms, metrics, follower, tables, process, closing.pop_all())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._closing.close()
+
+    @property
+    def application(self) -> str:
+        """The application id, which is also the group."""
+        return str(self.config["application.id"])
+
+    @property
+    def timestamp_of(self) -> dict[str, TimestampColumn]:
+        """The timestamp extractors of source topics, for the reader."""
+        return {topic: column for program in self.programs.values() for topic, column in program.timestamp_of.items()}
+
+    def clocks_of(self, topic: str) -> ClockColumns | None:
+        """Return what the reader needs to tell tasks that share a partition the stream time of their operators."""
+        return next((program.clocks_of(topic) for program in self.programs.values() if topic in program.subtopology.topics), None)
+
+    def transactional_id(self, thread: int) -> str:
+        """Return the transactional id of a stream thread: the same after a restart on the same state folder."""
+        return f"{self.application}-{self.directory.process_id}-{thread}"
+
+    def changelog(self, store: StoreSpec) -> str:
+        """Return the changelog topic of a store."""
+        return internal_topic(self.application, changelog_topic(store.name))
+
+    def subtopology(self, number: int) -> SubTopology:
+        """Return a sub-topology by its number."""
+        return self.programs[number].subtopology
+
+    def member(self, emit: Callable[[Event], None], alive: Callable[[], bool], endpoint: Callable[[], str | None]) -> GroupMember:
+        """Return this process as a member of the group, not yet joined."""
+        threads = self.config["num.stream.threads"]
+        ids = tuple(self.transactional_id(number) for number in range(threads)) if self.config.exactly_once else ()
+
+        def info() -> MemberInfo:
+            return MemberInfo(self.process, socket.gethostname(), endpoint(), threads, ids)
+
+        partitions = dict(enumerate(self.topics.tasks))
+        # The commit topic is among the topics: the broker expires offsets of topics that no member subscribes to.
+        subscribed = sorted(
+            {*self.topology.source_topics, *(t for s in self.topology.subtopologies for t in s.topics), self.follower.partition.topic}
+        )
+        timings = Timings(
+            session=self.config["session.timeout.ms"], heartbeat=self.config["heartbeat.interval.ms"], connect=self.config["connect.timeout.ms"]
+        )
+        whole = frozenset(s.id for s in self.topology.subtopologies if not s.divisible)
+        deal = partial(assign, partitions, ranges=self.config["ranges.per.partition"], whole=whole)
+        sources = {s.id: s.topics for s in self.topology.subtopologies}
+        return GroupMember(self.config.client, self.application, subscribed, info, deal, emit, alive, sources=sources, timings=timings)
+
+    def thread(self, number: int, member: GroupMember, emit: Callable[[Event], None]) -> StreamThread:
+        """Return a stream thread, not yet started."""
+        committer = Committer(
+            number, self.log, member, self.follower, self.config, self.transactional_id(number), self.changelog, self._written, self.metrics
+        )
+        return StreamThread(number, committer, emit, self.config.commit_interval_s)
+
+    @property
+    def _written(self) -> frozenset[str]:
+        """All topics that the application writes to."""
+        dead_letters = self.config["errors.dead.letter.queue.topic.name"]
+        internal = {plan.name for plan in self.topics.internal}
+        return frozenset({*self.topology.sink_topics, *internal, self.follower.partition.topic, *([dead_letters] if dead_letters else [])})
+
+    def opener(self, member: GroupMember, emit: Callable[[Event], None]) -> Opener:
+        """Return the thread that opens tasks, not yet started."""
+        topics = {subtopology.id: subtopology.topics for subtopology in self.topology.subtopologies}
+        positions = Positions(self.log, member, self.follower, topics, self.config["auto.offset.reset"], self.transactional_id(0))
+        restoring = Restoring(self.log, self.changelog, self.metrics.restored)
+        # The whole form: the id of another application may begin like ours.
+        form = re.compile(re.escape(self.application) + r"-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}-\d+")
+        return Opener(member, self.follower, positions, restoring, self.rooms, lambda name: form.fullmatch(name) is not None, emit)
+
+    def watcher(self, roster: Roster, tasks: dict[TaskId, Task]) -> Watcher:
+        """Return the thread that measures lags and purges repartition topics, not yet started."""
+        purged = frozenset(node.topic for s in self.topology.subtopologies for node in s.nodes if isinstance(node, Sink) and node.internal)
+        return Watcher(
+            self.log, self.metrics, roster, tasks, purged, self.config["repartition.purge.interval.ms"] / 1000, self.config.commit_interval_s
+        )
+
+    def task(self, opened: Incarnation, dead_letter: Committer) -> Task:
+        """Return a task, ready to run on the thread of this committer."""
+        count = partial(self.metrics.dropped, opened.id)
+        on_failure = handler(opened.id, self.config, count, dead_letter.dead_letter)
+        caching = self.config["statestore.cache.max.bytes"] > 0
+        return Task(opened, self.programs[opened.id.subtopology], on_failure, caching=caching, global_tables=self.globals.rows)
+
+    def closed(self, task: Task) -> None:
+        """A task has ended here: let go of its database, forget its metrics."""
+        self.rooms.leave(task.id)
+        self.metrics.task_closed(task.id)
+
+
+def _client(config: Config) -> dict[str, Any]:
+    """Return the settings of the Kafka clients, with the time-outs that go with the group's."""
+    own = {
+        "producer.transaction.timeout.ms": config["transaction.timeout.ms"],
+        # Sooner than a flush gives up: else a topic that was deleted looks like a Kafka that is away, for ever.
+        "producer.topic.metadata.propagation.max.ms": min(10_000, config["transaction.timeout.ms"] // 3),
+    }
+    given = {name.removeprefix("producer.") for name in config.client}
+    if not config.exactly_once and not given & {"message.timeout.ms", "delivery.timeout.ms"}:
+        # A process that was stopped for longer has a successor, whose changelog records those that still wait here would cover.
+        own["producer.message.timeout.ms"] = config["session.timeout.ms"]
+    return {**own, **config.client}

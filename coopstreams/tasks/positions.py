@@ -1,0 +1,65 @@
+"""Where a task begins: what the group's individual commits and plain offsets say about its range, behind the barrier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from coopstreams.commit.follower import Follower
+from coopstreams.commit.progress import Author, Progress
+from coopstreams.commit.record import Committed
+from coopstreams.group.membership import GroupMember
+from coopstreams.log.log import Log, Position
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import OffsetOutOfRangeError
+from coopstreams.topology.task_id import TaskId
+
+
+class Positions:
+    """Answers for one instance. Used by the opener thread only."""
+
+    def __init__(self, log: Log, member: GroupMember, follower: Follower, topics: Mapping[int, Sequence[str]], reset: str, author: str) -> None:
+        self._log = log
+        self._member = member
+        self._follower = follower
+        self._topics = topics
+        self._from_start = reset == "earliest"
+        self._author = author
+
+    def sources(self, task: TaskId) -> tuple[TopicPartition, ...]:
+        """Return the partitions a task reads: each source topic of its sub-topology at the task's number."""
+        return tuple(TopicPartition(topic, task.partition) for topic in self._topics[task.subtopology])
+
+    def resolve(self, tasks: Sequence[TaskId], generation: int) -> dict[TaskId, Progress]:
+        """Return how far each of these tasks is. Only when the barrier is passed.
+
+        Raises:
+            LogError: a position that the log no longer has; names it and says what to do.
+        """
+        partitions = sorted({source for task in tasks for source in self.sources(task)})
+        committed = {
+            partition: None if found is None else Committed.parse(*found)
+            for partition, found in self._member.committed([*partitions, self._follower.partition]).items()
+        }
+        self._follower.check(partition for partition, found in committed.items() if found is not None)
+        author = Author(self._follower.group, generation, self._author)
+        resets = {partition: self._reset(partition) for partition in partitions}
+        progress = {}
+        for task in tasks:
+            openings = {source: self._follower.open(source, task.range, committed.get(source), resets[source]) for source in self.sources(task)}
+            progress[task] = Progress(task.range, openings, author)
+        self._check(progress.values())
+        return progress
+
+    def _reset(self, partition: TopicPartition) -> Position:
+        return Position(self._log.start_offset(partition) if self._from_start else self._log.end_offset(partition))
+
+    def _check(self, progress: Iterable[Progress]) -> None:
+        """A position below the log start would be skipped silently by a reset; here it is an error."""
+        for one in progress:
+            for partition in one.partitions:
+                at, start = one.position(partition).offset, self._log.start_offset(partition)
+                if at < start:
+                    raise OffsetOutOfRangeError(
+                        f"{partition}: the group stands at offset {at}, but the log begins at {start}: {start - at} records were deleted before they were "
+                        "processed. Raise the topic's retention; to go on without them, start the application under another application.id"
+                    )

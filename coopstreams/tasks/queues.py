@@ -1,0 +1,136 @@
+"""The order in which a task takes records of several source partitions: by stream time, as soon as it can be known.
+
+A join needs its table's records before the stream's that came later. Each source partition has a queue; the one whose head has
+the smallest *stream time* goes next. Stream time (the running maximum over all records of the partition) and not the record's own
+timestamp, because it never goes back and does not depend on which key range one looks at: so the order, and with it the result,
+is the same for every number of ranges.
+
+Invariant: while a source's queue is empty, records of the others pass only up to the stream time that source has reached, unless
+that source was read to its end (there is nothing on the broker to wait for).
+Source: KIP-695 (`max.task.idle.ms=0`: do not wait for producers, but for what the broker has).
+Turned down: the head's own timestamp (a late record of another key would change the order).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from coopstreams.log.log import Position, Run
+from coopstreams.topology.columns import Columns, TopicPartition
+
+
+@dataclass(slots=True)
+class _Source:
+    received: int
+    """Next offset to take in; what lies below was taken before the reader went back for a sibling."""
+    stream_time: int
+    at_end: bool = False
+    waiting: deque[tuple[Columns, int, int, Sequence[int]]] = field(default_factory=deque)
+    """Batches with the position, stream time and clocks that hold once they are processed."""
+    records: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Records to process now, and where the source stands once they are done."""
+
+    source: TopicPartition
+    columns: Columns
+    next_offset: int
+    stream_time: int
+    clocks: Sequence[int] = ()
+
+
+class SourceQueues:
+    """The queues of one task.
+
+    Shape: sources in the order of the topology, tables first where the topology has them first: it breaks ties.
+    """
+
+    def __init__(self, positions: Sequence[tuple[TopicPartition, Position]]) -> None:
+        self._sources = {source: _Source(at.offset, at.stream_time) for source, at in positions}
+        self._single = len(self._sources) == 1
+
+    def received(self, source: TopicPartition) -> int:
+        """Return the next offset this task wants of a source."""
+        return self._sources[source].received
+
+    def waiting(self, source: TopicPartition) -> int:
+        """Return how many records of a source were taken in but not handed out."""
+        return self._sources[source].records
+
+    def add(self, run: Run) -> None:
+        """Take in a run of the reader, less what was taken in before the reader went back."""
+        source, columns = self._sources[run.partition], run.columns
+        source.at_end = run.at_end
+        if run.next_offset <= source.received:
+            return
+        if len(columns) and columns.offsets[0] < source.received:
+            columns = columns.slice(bisect_left(columns.offsets, source.received), len(columns))
+        source.received = run.next_offset
+        source.records += len(columns)
+        source.waiting.append((columns, run.next_offset, run.stream_time, run.clocks))
+
+    def steps(self, most: int) -> Iterator[Step]:
+        """Yield what may be processed now, in order, at most so many records in each step; what must wait for another source stays."""
+        if self._single:
+            for name, source in self._sources.items():
+                while source.waiting:
+                    yield self._take(name, source, None, most, ties=False)
+            return
+        while (step := self._next(most)) is not None:
+            yield step
+
+    def _next(self, most: int) -> Step | None:
+        """The source with the smallest head, up to where another one has the word."""
+        best: tuple[int, int] | None = None
+        limit, limit_order = None, -1
+        for order, source in enumerate(self._sources.values()):
+            head = self._head(source)
+            if head is None:
+                continue
+            if best is None or head < best[0]:
+                if best is not None:
+                    limit, limit_order = best
+                best = (head, order)
+            elif limit is None or head < limit:
+                limit, limit_order = head, order
+        if best is None:
+            return None
+        name, chosen = list(self._sources.items())[best[1]]
+        if not chosen.waiting:
+            return None
+        return self._take(name, chosen, limit, most, ties=best[1] < limit_order)
+
+    @staticmethod
+    def _head(source: _Source) -> int | None:
+        """The stream time at which this source has the word; None: it has nothing, and nothing is to be waited for."""
+        while source.waiting and not len(source.waiting[0][0]) and len(source.waiting) > 1:
+            columns, _, stream_time, _ = source.waiting.popleft()
+            source.stream_time = stream_time
+        if source.waiting:
+            columns, _, stream_time, _ = source.waiting[0]
+            return columns.stream_times[0] if len(columns) else stream_time
+        return None if source.at_end else source.stream_time
+
+    @staticmethod
+    def _take(name: TopicPartition, source: _Source, limit: int | None, most: int, ties: bool) -> Step:
+        columns, next_offset, stream_time, clocks = source.waiting[0]
+        count = len(columns)
+        if limit is not None and count:
+            cut = bisect_right if ties else bisect_left
+            count = max(1, cut(columns.stream_times, limit))
+        count = min(count, most)
+        if count >= len(columns):
+            source.waiting.popleft()
+            source.records -= len(columns)
+            source.stream_time = stream_time
+            return Step(name, columns, next_offset, stream_time, clocks)
+        taken, rest = columns.slice(0, count), columns.slice(count, len(columns))
+        source.waiting[0] = (rest, next_offset, stream_time, clocks)
+        source.records -= count
+        source.stream_time = taken.stream_times[-1]
+        return Step(name, taken, rest.offsets[0], source.stream_time)

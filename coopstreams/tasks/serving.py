@@ -1,0 +1,172 @@
+"""What an instance shows of itself: the query server's `Backend` over the roster, the open tasks and the last assignment.
+
+Invariant: a view counts as owned only while its very task (this opening of it) runs here and the group has lately answered a
+heartbeat: a process that was stopped and wakes up owns nothing until it has heard from the group.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from coopstreams.query.backend import (
+    Health,
+    NotOpen,
+    OpenView,
+    Placement,
+    Reason,
+    RestoreStatus,
+    SourceStatus,
+    Status,
+    StoreInfo,
+    TaskState,
+    TaskStatus,
+)
+from coopstreams.query.backend import Instance as Peer
+from coopstreams.state.database import Database
+from coopstreams.state.views import StoreView
+from coopstreams.tasks.instance import Instance
+from coopstreams.tasks.roster import State
+from coopstreams.tasks.task import Task
+from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.task_id import TaskId
+
+
+class TaskView:
+    """A store of a running task, pinned for one read."""
+
+    def __init__(self, serving: Serving, task: Task, spec: StoreSpec, lag: int | None) -> None:
+        self.task = task.id
+        self.epoch = task.progress.author.generation
+        self.lag = lag
+        self._serving = serving
+        self._opened = task
+        self._database: Database = serving.pin(task.id)
+        self.store = StoreView(self._database, spec, [task.id.range])
+
+    def owned(self) -> bool:
+        """Whether this opening of the task has been the owner all along."""
+        return self._serving.owns(self._opened)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._serving.unpin(self.task)
+
+
+class Serving:
+    """The `Backend` of one instance. Any thread."""
+
+    def __init__(self, instance: Instance) -> None:
+        self._instance = instance
+        self._parts = instance.parts
+        self._placement: tuple[object, Placement] = (None, Placement(-1, instance.parts.process, ()))
+        self._specs = {store.name: store for subtopology in instance.parts.topology.subtopologies for store in subtopology.stores}
+        self._stores = {
+            store.name: StoreInfo(
+                store.name, store.kind, subtopology.id, self._parts.topics.tasks[subtopology.id], store.key, store.value, store.window_ms
+            )
+            for subtopology in self._parts.topology.subtopologies
+            for store in subtopology.stores
+            if store.kind in ("key_value", "window")  # the others are not asked over HTTP
+        }
+
+    @property
+    def application(self) -> str:
+        """The application id."""
+        return self._parts.application
+
+    def stores(self) -> Mapping[str, StoreInfo]:
+        """Return every store of the topology."""
+        return self._stores
+
+    def placement(self) -> Placement:
+        """Return who owns what by the last assignment."""
+        assigned = self._instance.assigned
+        if assigned is not None and self._placement[0] is not assigned:
+            peers = tuple(Peer(member.info.process, member.info.endpoint, member.tasks) for member in assigned.cluster.members)
+            self._placement = (assigned, Placement(assigned.generation, self._parts.process, peers))
+        return self._placement[1]
+
+    def view(self, store: str, partition: int, hash_: int) -> OpenView | NotOpen:
+        """Return an open view of the local task that holds this key hash, or why there is none."""
+        subtopology = self._stores[store].subtopology
+        for task, state in list(self._instance.roster.states.items()):
+            if task.subtopology == subtopology and task.partition == partition and hash_ in task.range:
+                return self._open(store, task, state)
+        return NotOpen("not owned", f"this instance has no task for partition {partition} and key hash {hash_}", partition)
+
+    def views(self, store: str) -> Sequence[OpenView | NotOpen]:
+        """Return a view for each task of this instance that keeps a part of a store."""
+        subtopology = self._stores[store].subtopology
+        return [self._open(store, task, state) for task, state in list(self._instance.roster.states.items()) if task.subtopology == subtopology]
+
+    def health(self) -> Health:
+        """Return whether the instance is well, and why not."""
+        reasons = [Reason("no-progress", message, task) for task, message in self._instance.watch.stalled(time.monotonic()).items()]
+        live = not reasons
+        if self._instance.assigned is None or not self._instance.member.sure(self._instance.member.epoch):
+            reasons.append(Reason("not-a-member", self._instance.member.problem or "the group has not answered this process lately"))
+        for task, state in list(self._instance.roster.states.items()):
+            if state is not State.RUNNING:
+                reasons.append(Reason(state.value, self._why(task, state), task))
+        return Health(live, not reasons, tuple(reasons))
+
+    def status(self) -> Status:
+        """Return what the instance is doing."""
+        states = dict(self._instance.roster.states)
+        running = all(state is State.RUNNING for state in states.values())
+        state = "joining" if self._instance.assigned is None else "running" if running else "rebalancing"
+        tasks = tuple(self._task(task, states[task]) for task in sorted(states))
+        return Status(self.application, state, self.health(), tasks, time.monotonic() - self._instance.began)
+
+    def owns(self, task: Task) -> bool:
+        """Whether this very opening of a task runs here now."""
+        here = self._instance.tasks.get(task.id) is task and self._instance.roster.states.get(task.id) is State.RUNNING
+        return here and not task.closed and self._instance.member.sure(task.epoch)
+
+    def pin(self, task: TaskId) -> Database:
+        """Keep a task's database open until `unpin`."""
+        return self._parts.rooms.enter(task)
+
+    def unpin(self, task: TaskId) -> None:
+        """Let go of a database."""
+        self._parts.rooms.leave(task)
+
+    def _open(self, store: str, id_: TaskId, state: State) -> OpenView | NotOpen:
+        task = self._instance.tasks.get(id_)
+        if state is not State.RUNNING or task is None or not self.owns(task):
+            return self._not_open(id_, state)
+        sight = self._instance.watch.sights.get(id_)
+        return TaskView(self, task, self._specs[store], sight.lag if sight is not None else None)
+
+    def _not_open(self, task: TaskId, state: State) -> NotOpen:
+        range_: KeyRange = task.range
+        match state:
+            case State.CLOSING:
+                return NotOpen("closing", self._why(task, state), task.partition, range_)
+            case State.WAITING:
+                return NotOpen("waiting", self._why(task, state), task.partition, range_)
+            case _:
+                return NotOpen("restoring", self._why(task, state), task.partition, range_)
+
+    def _why(self, task: TaskId, state: State) -> str:
+        if state is State.OPENING:
+            return f"task {task} waits for {self._instance.opener.waits_for(task)[0]}"
+        return f"task {task} is {state.value}"
+
+    def _task(self, id_: TaskId, state: State) -> TaskStatus:
+        word: TaskState = {State.WAITING: "waiting", State.OPENING: "restoring", State.RUNNING: "running", State.CLOSING: "closing"}[state]  # type: ignore[assignment]
+        task, sight = self._instance.tasks.get(id_), self._instance.watch.sights.get(id_)
+        restores = self._instance.opener.waits_for(id_)[1] if state is State.OPENING else []
+        restore = tuple(RestoreStatus(r.store, r.read, r.remaining, r.rate, r.eta_s) for r in restores)
+        if task is None:
+            return TaskStatus(id_, word, -1, restore=restore)
+        rate, ends = (sight.rate, sight.ends) if sight is not None else (0.0, {})
+        # Positions as of now; ends as of the last look, which asks the brokers.
+        sources = tuple(SourceStatus(source, at, at, ends.get(source)) for source in task.sources for at in [task.progress.durable(source)])
+        return TaskStatus(id_, word, task.progress.author.generation, task.processed, rate, sources, restore)

@@ -1,0 +1,135 @@
+"""A shared task at work: its program, its state, its progress, on the one stream thread that owns it.
+
+The way of a record here: `add` (from the dispatcher) -> `step` (through the program) -> the program's outputs, which the stream
+thread writes. `commit` and `discard` are the two ways an interval ends.
+
+Invariant: between two commits the database is untouched; whatever `step` did lives in memory and in the open transaction.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from coopstreams.commit.progress import Progress
+from coopstreams.log.log import Run
+from coopstreams.state.task_state import ChangelogBatch, TaskState
+from coopstreams.tasks.queues import SourceQueues
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.failures import OnFailure
+from coopstreams.topology.program import BoundProgram, Program
+from coopstreams.topology.stores import TableStore
+from coopstreams.topology.task_id import TaskId
+
+STEP_S = 0.05
+"""How long a task works before it lets its thread look at the clock: much less than a commit interval, much more than that look costs."""
+FIRST_STEP = 64
+"""Records of the first step, before anything is known about the functions. Then as many as fit into the time."""
+
+log = logging.getLogger(__name__)
+
+
+def wall_clock_ms() -> int:
+    """Return what time it is, in milliseconds since the epoch."""
+    return int(time.time() * 1000)
+
+
+@dataclass(slots=True)
+class Incarnation:
+    """One opening of a task: what the opener found out. A task that is closed and opened again is another incarnation."""
+
+    id: TaskId
+    sources: tuple[TopicPartition, ...]
+    state: TaskState
+    progress: Progress
+    epoch: int
+    """Of the membership under which it was opened: under another one, nothing it did may be committed."""
+
+
+class Task:
+    """A task between open and close.
+
+    Shape: `processed` counts records since the opening. `leaving`: it is being given up, and takes no more records.
+    """
+
+    def __init__(
+        self, opened: Incarnation, program: Program, on_failure: OnFailure, *, caching: bool, global_tables: Mapping[str, TableStore] | None = None
+    ) -> None:
+        self.id = opened.id
+        self.sources = opened.sources
+        self.state = opened.state
+        self.progress = opened.progress
+        self.epoch = opened.epoch
+        self.program: BoundProgram = program.bind(
+            {**opened.state.stores, **(global_tables or {})}, on_failure, caching=caching, shared=not opened.id.range.is_whole, clock=wall_clock_ms
+        )
+        for source in opened.sources:  # windows close where they would have for whoever had the task before
+            self.program.resume(source, opened.progress.position(source).stream_time)
+        self.queues = SourceQueues([(source, opened.progress.position(source)) for source in opened.sources])
+        self.closed = False
+        self.leaving = False
+        self.processed = 0
+        self._most = FIRST_STEP
+
+    def add(self, run: Run) -> None:
+        """Take in a run of the reader."""
+        self.queues.add(run)
+
+    def step(self) -> bool:
+        """Process what may be processed, for about `STEP_S`; return whether there is more. Outputs wait in `program.outputs`."""
+        began = now = time.monotonic()
+        for step in self.queues.steps(self._most):
+            # Less what an earlier owner of part of the range has done.
+            columns = self.progress.unseen(step.source, step.columns)
+            if len(columns):
+                self.program.process(step.source, columns)
+                self.processed += len(columns)
+            self.program.advance(step.source, step.stream_time, step.clocks)
+            self.progress.advance(step.source, step.next_offset, step.stream_time)
+            before, now = now, time.monotonic()
+            self._pace(len(step.columns), now - before)
+            if now - began > STEP_S:
+                return True
+        return False
+
+    def _pace(self, records: int, seconds: float) -> None:
+        """Learn how many records fit into `STEP_S`."""
+        if seconds > STEP_S:
+            self._most = max(1, int(records * STEP_S / seconds))
+        elif records >= self._most:
+            self._most *= 2
+
+    def punctuate(self, now_ms: int) -> None:
+        """Call what is due by the wall clock. Outputs wait in `program.outputs`."""
+        self.program.punctuate(now_ms)
+
+    def punctuation_due(self, now_ms: int) -> bool:
+        """Whether `punctuate` has something to do."""
+        due = self.program.next_punctuation_ms
+        return due is not None and due <= now_ms
+
+    def flush(self) -> Sequence[ChangelogBatch]:
+        """Forward what the record caches hold (into `program.outputs`), then return what the changelogs must get."""
+        self.program.flush()
+        return self.state.changes()
+
+    def commit(self, checkpoints: dict[str, int]) -> None:
+        """What was processed is durable in the log: let the database have it, in one batch, and begin anew."""
+        self.state.commit(checkpoints)
+        self.progress.committed()
+
+    def discard(self) -> None:
+        """Forget everything since the last commit. The task is of no use afterwards: it is opened again from the log. Idempotent."""
+        if self.closed:
+            return  # its database may be closed by now
+        self.closed = True
+        try:
+            self.program.close()
+        except Exception:
+            log.exception("%s: a processor failed while it was closed", self)
+        self.state.discard()
+
+    def __str__(self) -> str:
+        return f"task {self.id}"

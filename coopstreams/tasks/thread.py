@@ -1,0 +1,223 @@
+"""A stream thread: runs the tasks it was given, writes what they make, commits them together.
+
+Invariant: a task's state, program and progress are touched by this thread alone, from `open` to `Closed` or `Aborted`.
+Invariant: nothing of an interval counts unless its commit did. After any doubt about the outcome the tasks are discarded and
+opened again from the log, which knows. What no repetition can cure (a record that no broker takes) ends the instance instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from coopstreams.log.log import Run
+from coopstreams.tasks.committer import Committer
+from coopstreams.tasks.events import Aborted, Closed, Event, Failed
+from coopstreams.tasks.task import Task, wall_clock_ms
+from coopstreams.topology.errors import DeliveryError, FencedError, LogError, MembershipLostError
+
+log = logging.getLogger(__name__)
+
+MOST_IN_VAIN = 5
+"""Failed commits in `IN_VAIN_S` that Kafka did not promise would succeed later; then they never will."""
+IN_VAIN_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
+class _Close:
+    tasks: tuple[Task, ...]
+    clean: bool
+
+
+_Message = _Open | _Close | tuple[Task, Run] | None
+
+
+class StreamThread:
+    """One thread of an instance. Methods are called by the control thread and return at once."""
+
+    def __init__(self, number: int, committer: Committer, emit: Callable[[Event], None], commit_interval_s: float) -> None:
+        self.number = number
+        self.backlog = 0
+        """Records handed over and not yet processed: what the dispatcher bounds."""
+        self.moved_at = time.monotonic()
+        """When this thread last showed that it is alive."""
+        self.committer = committer
+        self._emit = emit
+        self._interval = commit_interval_s
+        self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        self._tasks: list[Task] = []
+        self._thread = threading.Thread(target=self._run, name=f"stream-{number}", daemon=True)
+        self._lock = threading.Lock()
+        self._due = 0.0
+        """When the next commit is due: `time.monotonic()`."""
+        self._in_vain: list[float] = []
+
+    def start(self) -> None:
+        """Begin to take messages."""
+        self._thread.start()
+
+    def open(self, task: Task) -> None:
+        """Take over a task."""
+        self._inbox.put(_Open(task))
+
+    def deliver(self, task: Task, run: Run) -> None:
+        """Queue a run of records for a task."""
+        with self._lock:
+            self.backlog += len(run.columns)
+        self._inbox.put((task, run))
+
+    def close(self, tasks: tuple[Task, ...], *, clean: bool) -> None:
+        """Give these tasks up: after a commit if `clean`, else by discarding what is not committed. `Closed` follows for each.
+
+        Records that wait in front of them are left to the next owner: a hand-over takes as long as one record, not as long as a queue.
+        """
+        for task in tasks:
+            task.leaving = True
+        self._inbox.put(_Close(tasks, clean))
+
+    def stop(self, timeout_s: float) -> bool:
+        """Commit and end; return whether it did within the time."""
+        self._inbox.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+            self.committer.close()
+        except BaseException as error:  # whatever it is, the control thread must learn of it: a dead thread is never silent
+            log.debug("stream thread %d ends", self.number, exc_info=True)
+            try:
+                self._abandon()
+            except LogError as second:
+                log.warning("stream thread %d cannot end its transaction: %s", self.number, second)
+            self._emit(Failed(error, f"stream thread {self.number}"))
+
+    def _loop(self) -> None:
+        self._due = time.monotonic() + self._interval
+        while True:
+            self.moved_at = time.monotonic()
+            wait = max(0.0, min(self._due - self.moved_at, self._next_punctuation_s()))
+            try:
+                message = self._inbox.get(timeout=wait) if wait else self._inbox.get_nowait()
+            except queue.Empty:
+                message = ()  # type: ignore[assignment]  # nothing but time has passed
+            if message is None:
+                self._commit_or_abort()
+                return
+            if isinstance(message, tuple):
+                if message:
+                    self._process(*message)
+            elif isinstance(message, _Open):
+                self._open(message.task)
+            else:
+                self._close(message)
+            self._punctuate()
+            self._commit_if_due()
+
+    def _open(self, task: Task) -> None:
+        self._tasks.append(task)
+        try:
+            self.committer.claim(task)
+        except (LogError, MembershipLostError) as error:
+            # All tasks: what the writer could not deliver may have been anybody's.
+            self._abort(error)
+
+    def _process(self, task: Task, run: Run) -> None:
+        try:
+            task.add(run)
+            while not task.closed and not task.leaving:
+                self.moved_at = time.monotonic()
+                self.committer.begin(task)
+                more = task.step()
+                self.committer.write_outputs(task)
+                if not more:
+                    break
+                self._commit_if_due()  # a slow function: commits, heartbeats and revocations do not wait for the end of the run
+        except (LogError, MembershipLostError) as error:
+            self._abort(error)
+        finally:
+            with self._lock:
+                self.backlog -= len(run.columns)
+
+    def _commit_if_due(self) -> None:
+        if time.monotonic() >= self._due or any(task.state.full for task in self._tasks):
+            self._commit_or_abort()
+            self._due = time.monotonic() + self._interval
+
+    def _next_punctuation_s(self) -> float:
+        """How long until a processor wants to be called by the wall clock."""
+        due = [task.program.next_punctuation_ms for task in self._tasks]
+        return min((at / 1000 - time.time() for at in due if at is not None), default=self._interval)
+
+    def _punctuate(self) -> None:
+        """Call what is due by the wall clock."""
+        now_ms = wall_clock_ms()
+        try:
+            for task in self._tasks:
+                if task.punctuation_due(now_ms):
+                    self.committer.begin(task)
+                    task.punctuate(now_ms)
+                    self.committer.write_outputs(task)
+        except (LogError, MembershipLostError) as error:
+            self._abort(error)
+
+    def _commit_or_abort(self) -> bool:
+        try:
+            self.committer.commit(self._tasks)
+            return True
+        except (LogError, MembershipLostError) as error:
+            self._abort(error)
+            return False
+
+    def _abort(self, error: LogError | MembershipLostError) -> None:
+        self._check_hope(error)
+        log.warning("stream thread %d: what was done since the last commit is done again: %s", self.number, error)
+        tasks = tuple(self._tasks)
+        self._abandon()
+        if isinstance(error, LogError) and not isinstance(error, FencedError):
+            self.committer.check_topics()
+        self._emit(Aborted(tasks, str(error)))
+
+    def _check_hope(self, error: LogError | MembershipLostError) -> None:
+        """Do nothing if doing it again may help.
+
+        Raises:
+            LogError: it does not.
+        """
+        if not isinstance(error, LogError) or isinstance(error, FencedError) or error.retryable:
+            return
+        now = time.monotonic()
+        self._in_vain = [at for at in self._in_vain if at > now - IN_VAIN_S] + [now]
+        if isinstance(error, DeliveryError) or len(self._in_vain) >= MOST_IN_VAIN:
+            raise error
+
+    def _abandon(self) -> None:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.discard()
+        self.committer.abort()
+
+    def _close(self, message: _Close) -> None:
+        mine = [task for task in message.tasks if not task.closed]
+        if mine and message.clean and not self._commit_or_abort():
+            mine = []
+        if mine and not message.clean:
+            others = tuple(task for task in self._tasks if task not in mine)
+            self._abandon()
+            if others:
+                self._emit(Aborted(others, "a sibling on this thread was given up"))
+        for task in message.tasks:
+            if task in self._tasks:
+                self._tasks.remove(task)
+            task.discard()
+            self._emit(Closed(task))

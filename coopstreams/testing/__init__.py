@@ -1,0 +1,6 @@
+"""Testing a topology without a broker."""
+
+from coopstreams.testing.driver import TopologyTestDriver
+from coopstreams.testing.views import InputTopic, OutputRecord, OutputTopic, Row, StoreView
+
+__all__ = ["InputTopic", "OutputRecord", "OutputTopic", "Row", "StoreView", "TopologyTestDriver"]

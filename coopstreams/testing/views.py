@@ -1,0 +1,180 @@
+"""What a test sends to a topology and sees of it: input topics, output topics, stores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+from coopstreams.state.layout import after, prefix_end
+from coopstreams.topology.columns import Headers
+from coopstreams.topology.keys import KeyRange, key_hash, partition_of
+from coopstreams.topology.serdes import Serde, Windowed, windowed
+from coopstreams.topology.stores import StoreSpec, TableStore, window_key
+from coopstreams.topology.versions import latest_value, version_at
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+MAX_START_MS = (1 << 63) - 2
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRecord(Generic[K, V]):
+    """A record that the topology wrote. Null keys and values are None."""
+
+    topic: str
+    key: K
+    value: V
+    timestamp: int
+    headers: Headers = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Row(Generic[K, V]):
+    """A row of a store. The key of a window store is `serdes.Windowed`."""
+
+    key: K
+    value: V
+    timestamp: int
+
+
+class Send(Protocol):
+    """Writes a record to a topic and processes it to its end."""
+
+    def __call__(self, topic: str, key: bytes | None, value: bytes | None, *, timestamp: int | None, headers: Headers | None, at: int | None) -> None:
+        """`timestamp` None: the driver's clock. `at` None: the partition of the key."""
+
+
+class InputTopic(Generic[K, V]):
+    """A topic to send records to. Made by `TopologyTestDriver.input`."""
+
+    def __init__(self, send: Send, topic: str, key: Serde[K], value: Serde[V]) -> None:
+        self._send, self._topic, self._key, self._value = send, topic, key, value
+
+    def send(
+        self, key: K | None, value: V | None, timestamp: int | None = None, headers: Headers | None = None, *, partition: int | None = None
+    ) -> None:
+        """Send a record and process it to its end.
+
+        `timestamp`: by default the driver's clock. `partition`: by default that of the key, as Java's producer chooses.
+
+        Raises:
+            ProcessingError: it failed, and the handler says `fail`.
+        """
+        key_bytes = None if key is None else self._key.serialize(key)
+        value_bytes = None if value is None else self._value.serialize(value)
+        self._send(self._topic, key_bytes, value_bytes, timestamp=timestamp, headers=headers, at=partition)
+
+
+class OutputTopic(Generic[K, V]):
+    """A topic to read results from. Made by `TopologyTestDriver.output`."""
+
+    def __init__(self, records: Callable[[], list[OutputRecord[K, V]]]) -> None:
+        self._records = records
+        self._read = 0
+
+    def records(self) -> list[OutputRecord[K, V]]:
+        """Return all records so far, in the order in which they were forwarded."""
+        return self._records()
+
+    def read(self) -> list[OutputRecord[K, V]]:
+        """Return the records since the last `read`."""
+        records = self.records()[self._read :]
+        self._read += len(records)
+        return records
+
+    def latest(self) -> dict[K, V]:
+        """Return the latest value of each key, as a table: a key whose latest value is null is not in it."""
+        table: dict[K, V] = {}
+        for record in self.records():
+            table.pop(record.key, None)
+            if record.value is not None:
+                table[record.key] = record.value
+        return table
+
+
+class StoreView:
+    """A store to look into, over all partitions and key ranges. Made by `TopologyTestDriver.store`."""
+
+    def __init__(self, spec: StoreSpec, partitions: list[list[tuple[KeyRange, TableStore]]]) -> None:
+        self._spec, self._partitions = spec, partitions
+
+    def get(self, key: Any) -> Any:
+        """Return the value of a key, None if there is none. The key of a window store is `serdes.Windowed`."""
+        row = self.row(key)
+        return None if row is None else row.value
+
+    def row(self, key: Any) -> Row[Any, Any] | None:
+        """Return the row of a key with its timestamp, None if there is none."""
+        data = self._spec.key.serialize(key.key if isinstance(key, Windowed) else key)
+        entry = self._table(data).load(self._row_key.serialize(key))
+        if self._spec.history_ms is not None:
+            return None if latest_value(entry.value) is None else Row(key, latest_value(entry.value), entry.timestamp)
+        return None if entry.value is None else Row(key, entry.value, entry.timestamp)
+
+    def as_of(self, key: Any, timestamp: int) -> Row[Any, Any] | None:
+        """Return the row that a key of a versioned table had at a moment, with the timestamp from which it held; None if there was none."""
+        assert self._spec.history_ms is not None, "only a table with history= keeps versions"
+        data = self._spec.key.serialize(key)
+        newest = max((entry.timestamp for siblings in self._partitions for _, table in siblings for _, entry in table.scan(None, None)), default=0)
+        found = version_at(self._table(data).load(data).value, timestamp, newest - self._spec.history_ms)
+        return None if found is None else Row(key, found[1], found[0])
+
+    def fetch(self, key: Any, start_ms: int = 0, end_ms: int = MAX_START_MS, *, reverse: bool = False) -> list[Row[Any, Any]]:
+        """Return the windows of a key that start from start_ms to end_ms, both inclusive, in the order of their starts."""
+        data = self._spec.key.serialize(key)
+        if self._spec.kind == "session":
+            return self._sessions(data, start_ms, end_ms, reverse=reverse)
+        found = self._table(data).scan(window_key(data, start_ms), window_key(data, end_ms + 1))
+        # Longer keys can lie in between.
+        rows = [Row(self._key(row), entry.value, entry.timestamp) for row, entry in found if len(row) == len(data) + 8]
+        return rows[::-1] if reverse else rows
+
+    def fetch_all(self, start_ms: int = 0, end_ms: int = MAX_START_MS) -> list[Row[Any, Any]]:
+        """Return the windows of all keys that start from start_ms to end_ms, both inclusive, in the order of the serialised keys."""
+        return [row for row in self.all() if start_ms <= row.key.start_ms <= end_ms]
+
+    def all(self) -> list[Row[Any, Any]]:
+        """Return all rows, in the order of the serialised keys."""
+        return self._scan(None, None)
+
+    def range(self, first: Any = None, last: Any = None, *, reverse: bool = False) -> list[Row[Any, Any]]:
+        """Return the rows of the keys from first to last, both inclusive and None for no bound, in the order of the serialised keys."""
+        start = None if first is None else self._spec.key.serialize(first)
+        rows = self._scan(start, None if last is None else after(self._spec.key.serialize(last)))
+        return rows[::-1] if reverse else rows
+
+    def prefix(self, prefix: bytes) -> list[Row[Any, Any]]:
+        """Return the rows whose serialised keys begin with these bytes, in their order."""
+        return self._scan(prefix, prefix_end(prefix))
+
+    def _scan(self, start: bytes | None, end: bytes | None) -> list[Row[Any, Any]]:
+        found = [row for siblings in self._partitions for _, table in siblings for row in table.scan(start, end)]
+        found.sort(key=lambda row: row[0])
+        if self._spec.history_ms is not None:
+            latest = [(key, latest_value(entry.value), entry.timestamp) for key, entry in found]
+            return [Row(self._key(key), value, timestamp) for key, value, timestamp in latest if value is not None]
+        return [Row(self._key(key), entry.value, entry.timestamp) for key, entry in found]
+
+    def _sessions(self, data: bytes, earliest_end: int, latest_start: int, *, reverse: bool) -> list[Row[Any, Any]]:
+        """Return the sessions of a key that end and start within these times, in the order of their ends."""
+        found = [(row, entry) for row, entry in self._table(data).scan(data, None) if len(row) == len(data) + 16 and row.startswith(data)]
+        rows = [Row(self._key(row), entry.value, entry.timestamp) for row, entry in found]
+        rows = [row for row in rows if row.key.end_ms >= earliest_end and row.key.start_ms <= latest_start]
+        return rows[::-1] if reverse else rows
+
+    @property
+    def _row_key(self) -> Serde[Any]:
+        """The serde of the keys of its rows."""
+        if self._spec.row_key is None and self._spec.window_ms is not None:
+            return windowed(self._spec.key, self._spec.window_ms)
+        return self._spec.row_key or self._spec.key
+
+    def _key(self, data: bytes) -> Any:
+        return self._row_key.deserialize(data)
+
+    def _table(self, key: bytes) -> TableStore:
+        hash_ = key_hash(key)
+        siblings = self._partitions[partition_of(key, len(self._partitions))]
+        return next(table for range_, table in siblings if hash_ in range_)

@@ -1,0 +1,225 @@
+"""The folder of an instance: who may use it, which databases are open, what is on disk.
+
+    <state.dir>/<application id>/instance-<n>/
+        lock                 held while the process lives; has its process id
+        format               version of everything below
+        process-id           names this folder for ever: transactional ids are made of it
+        <sub>_<partition>/   a database, shared by the tasks of that partition
+
+Invariant: one process at a time; one `Database` for each folder, open as long as anybody uses it.
+Invariant: a folder without a key is removed when nobody uses it any more.
+Turned down: RocksDB's own lock as the lock of the instance (a process that has no task yet would not hold any).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from uuid import UUID, uuid4
+
+from coopstreams.state.database import Database
+from coopstreams.state.engine import Engine
+from coopstreams.state.layout import groups_of
+from coopstreams.state.rocks import Rocks
+from coopstreams.topology.errors import StateCorruptError, StateError, StateLockedError
+from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.stores import StoreSpec
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+"""Version of the layout on disk."""
+
+_PARTITION = re.compile(r"(\d+)_(\d+)")
+_DOOMED = ".deleted"
+
+
+@dataclass(slots=True)
+class _Open:
+    database: Database
+    users: int = 0
+
+
+class StateDirectory:
+    """The state of one instance on this machine. Any thread.
+
+    Raises:
+        StateLockedError: another process has the folder; names it and the cure.
+        StateError: the folder cannot be used, or a newer coopstreams wrote it.
+    """
+
+    def __init__(self, root: Path | str, application_id: str, instance: int, *, engine: Callable[[Path], Engine] = Rocks) -> None:
+        self.folder = Path(root) / application_id / f"instance-{instance}"
+        self._engine = engine
+        self._lock = Lock()
+        self._open: dict[tuple[int, int], _Open] = {}
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock_file = _take_lock(self.folder)
+        except OSError as error:
+            raise StateError(f'state folder "{self.folder}" cannot be used: {error}. Set state.dir to a folder that can be written.') from error
+        try:
+            _check_format(self.folder)
+            self.process_id = _process_id(self.folder)
+            for doomed in self.folder.glob(f"*{_DOOMED}"):
+                shutil.rmtree(doomed, ignore_errors=True)
+        except BaseException:
+            os.close(self._lock_file)
+            raise
+
+    def open(self, subtopology: int, partition: int, specs: Sequence[StoreSpec], *, wipe_corrupt: bool = False) -> Database:
+        """Return the database of a partition; everybody who asks gets the same one. Give it back with `release`.
+
+        `wipe_corrupt`: delete a damaged one and begin with an empty one, and say so in the log.
+
+        Raises:
+            StateCorruptError: it is damaged; names the folder and whether it may be deleted.
+        """
+        with self._lock:
+            return self._use((subtopology, partition), specs, wipe_corrupt)
+
+    def release(self, subtopology: int, partition: int) -> None:
+        """Give a database back; the last one closes it, and removes the folder if nothing is in it."""
+        with self._lock:
+            self._give_back((subtopology, partition))
+
+    def drop(self, subtopology: int, partition: int, ranges: Iterable[KeyRange]) -> None:
+        """Forget key ranges that have moved away, keys and checkpoints, and the folder once nothing is left in it.
+
+        A damaged database is deleted: its other ranges are restored from changelogs.
+        """
+        at = (subtopology, partition)
+        with self._lock:
+            if at not in self._open and not self._path(at).exists():
+                return
+            database = self._use(at, (), wipe_corrupt=True)
+            try:
+                for key_range in ranges:
+                    database.drop(*groups_of(key_range))
+            finally:
+                self._give_back(at)
+
+    def partitions(self) -> list[tuple[int, int]]:
+        """Return the (sub-topology, partition) pairs that have a folder, ascending."""
+        names = (_PARTITION.fullmatch(path.name) for path in self.folder.iterdir() if path.is_dir())
+        return sorted((int(name[1]), int(name[2])) for name in names if name)
+
+    def close(self) -> None:
+        """Close what is still open and let other processes have the folder. Idempotent."""
+        with self._lock:
+            for at in list(self._open):
+                self._open[at].users = 1
+                self._give_back(at)
+            if self._lock_file >= 0:
+                os.close(self._lock_file)
+                self._lock_file = -1
+
+    def _path(self, at: tuple[int, int]) -> Path:
+        return self.folder / f"{at[0]}_{at[1]}"
+
+    def _use(self, at: tuple[int, int], specs: Sequence[StoreSpec], wipe_corrupt: bool) -> Database:
+        if self._lock_file < 0:
+            raise StateError(f'state folder "{self.folder}" is closed')
+        known = self._open.get(at)
+        if known is None:
+            known = self._open[at] = _Open(self._database(at, specs, wipe_corrupt))
+        known.users += 1
+        return known.database
+
+    def _database(self, at: tuple[int, int], specs: Sequence[StoreSpec], wipe_corrupt: bool) -> Database:
+        path = self._path(at)
+        try:
+            path.mkdir(exist_ok=True)
+            return _database(self._engine, path, specs)
+        except StateCorruptError as error:
+            if not wipe_corrupt:
+                raise
+            log.warning("%s. Deleting it.", error)
+            _remove(path)
+            path.mkdir()
+            return _database(self._engine, path, specs)
+
+    def _give_back(self, at: tuple[int, int]) -> None:
+        known = self._open[at]
+        known.users -= 1
+        if known.users:
+            return
+        del self._open[at]
+        try:
+            empty = known.database.is_empty()
+        except StateCorruptError:  # whoever opens it next hears of it
+            empty = False
+        known.database.close()
+        if empty:
+            _remove(self._path(at))
+
+
+def _database(engine: Callable[[Path], Engine], path: Path, specs: Sequence[StoreSpec]) -> Database:
+    opened = engine(path)
+    try:
+        return Database(opened, specs)
+    except BaseException:
+        opened.close()
+        raise
+
+
+def _take_lock(folder: Path) -> int:
+    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        owner = os.pread(file, 20, 0).decode(errors="replace").strip() or "unknown"
+        os.close(file)
+        raise StateLockedError(
+            f'state folder "{folder}" is in use by process {owner}: stop it, or give this one another instance number or state.dir'
+        ) from error
+    os.ftruncate(file, 0)
+    os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+    return file
+
+
+def _check_format(folder: Path) -> None:
+    file = folder / "format"
+    if not file.exists():
+        _write(file, str(FORMAT))
+    written = file.read_text(errors="replace").strip()
+    if not written.isdecimal():
+        raise StateCorruptError(f'"{file}" is damaged: delete the folder "{folder}", changelogs restore it')
+    if int(written) > FORMAT:
+        raise StateError(
+            f'state folder "{folder}" has format {written}, this coopstreams knows up to {FORMAT}: upgrade coopstreams, '
+            "give this one another state.dir, or delete the folder (changelogs restore it)"
+        )
+
+
+def _process_id(folder: Path) -> str:
+    """Return the id kept in the folder, made when it is missing or unreadable."""
+    file = folder / "process-id"
+    try:
+        return str(UUID(file.read_text(errors="replace").strip()))
+    except (FileNotFoundError, ValueError):
+        new = str(uuid4())
+        _write(file, new)
+        return new
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a small file, whole or not at all."""
+    new = file.with_name(file.name + ".new")
+    new.write_text(text + "\n")
+    new.replace(file)
+
+
+def _remove(path: Path) -> None:
+    """Delete a folder; renamed first, because half a database is a damaged one."""
+    doomed = path.with_name(path.name + _DOOMED)
+    shutil.rmtree(doomed, ignore_errors=True)
+    path.rename(doomed)
+    shutil.rmtree(doomed)

@@ -1,0 +1,160 @@
+"""How keys and values lie in a database, and how a changelog record becomes one of them.
+
+    database key    key group (1 byte, of the hash of the plain key) + store key
+    store key       plain key; window stores: plain key + window start (8 bytes); session stores: plain key + end + start (8 bytes each)
+    changelog key   store key; window stores: store key + sequence number 0 (4 bytes), as Kafka Streams writes it
+    value           timestamp (8 bytes) + serialised value; the changelog has the serialised value alone
+
+A *family* is an ordered map of its own in a database: one for each key-value store, one for each time segment of a window store.
+
+Invariant: the keys of a key range are a run of contiguous key groups in every family: cheap to scan, drop or ship.
+Turned down: the changelog key with the group in front (other tools could not read it), and the window start before the key (a fetch by
+key would visit every window).
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+from coopstreams.topology.keys import GROUPS, HASH_BITS, KeyRange, key_hash
+from coopstreams.topology.stores import StoreKind, StoreSpec
+
+GROUP_SHIFT: Final = HASH_BITS - 8
+"""`key_hash(key) >> GROUP_SHIFT` is the key group."""
+
+PREFIXES: Final = tuple(bytes([group]) for group in range(GROUPS))
+"""What the database keys of each key group begin with."""
+
+START_BYTES: Final = 8
+"""Length of a window start at the end of a window key."""
+
+SESSION_BYTES: Final = 16
+"""Length of end and start at the end of a session key."""
+
+SEGMENTED: Final = frozenset({"window", "session"})
+"""Kinds of stores in which what is old vanishes, a time segment at a time."""
+
+TIMESTAMP: Final = Struct(">q")
+
+_SEQUENCE = bytes(4)
+_SHORTEST_SEGMENT_MS = 60_000
+
+
+def database_key(plain_key: bytes, store_key: bytes) -> bytes:
+    """Return the database key of a store key, in the group of its plain key."""
+    return PREFIXES[key_hash(plain_key) >> GROUP_SHIFT] + store_key
+
+
+def groups_of(key_range: KeyRange) -> tuple[int, int]:
+    """Return the first and the last key group of a range, both inclusive.
+
+    Raises:
+        ValueError: the range is not cut at key groups; tasks with state are.
+    """
+    first, last = key_range.first_group, key_range.last_group
+    if key_range != KeyRange.of_groups(first, last):
+        raise ValueError(f"key range {key_range} is not cut at key groups: a task with state cannot own it")
+    return first, last
+
+
+def group_bounds(first: int, last: int) -> tuple[bytes, bytes | None]:
+    """Return the database keys of the groups first..last (inclusive) as half-open bounds; an end of None is open."""
+    return PREFIXES[first], PREFIXES[last + 1] if last + 1 < GROUPS else None
+
+
+def after(key: bytes) -> bytes:
+    """Return the first key behind a key."""
+    return key + b"\x00"
+
+
+def prefix_end(prefix: bytes) -> bytes | None:
+    """Return the first key behind all keys with a prefix; None if there is none."""
+    stem = prefix.rstrip(b"\xff")
+    return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
+
+
+def changelog_key(kind: StoreKind, store_key: bytes) -> bytes:
+    """Return the key of the changelog record of a store key."""
+    return store_key + _SEQUENCE if kind == "window" else store_key
+
+
+def store_key(kind: StoreKind, key: bytes) -> bytes:
+    """Return the store key of a changelog key."""
+    return key[: -len(_SEQUENCE)] if kind == "window" else key
+
+
+def suffix_bytes(spec: StoreSpec) -> int:
+    """Return how many bytes at the end of a store key are not of the plain key."""
+    return START_BYTES if spec.kind == "window" else SESSION_BYTES if spec.kind == "session" else spec.suffix_bytes
+
+
+def plain_key(spec: StoreSpec, store_key: bytes) -> bytes:
+    """Return the plain key within a store key."""
+    suffix = suffix_bytes(spec)
+    return store_key[:-suffix] if suffix else store_key
+
+
+def time_of(kind: StoreKind, store_key: bytes) -> int:
+    """Return the time (ms) by which an entry expires: the start of a window, the end of a session."""
+    at = SESSION_BYTES if kind == "session" else START_BYTES
+    time: int = TIMESTAMP.unpack_from(store_key, len(store_key) - at)[0]
+    return time
+
+
+def window_start(store_key: bytes) -> int:
+    """Return the window start (ms) of a window key."""
+    start: int = TIMESTAMP.unpack_from(store_key, len(store_key) - START_BYTES)[0]
+    return start
+
+
+def pack(timestamp: int, value: bytes) -> bytes:
+    """Return a value as the database keeps it."""
+    return TIMESTAMP.pack(timestamp) + value
+
+
+def unpack(data: bytes) -> tuple[bytes, int]:
+    """Return the serialised value and the timestamp of a value of the database."""
+    return data[START_BYTES:], TIMESTAMP.unpack_from(data)[0]
+
+
+def family_of(store: str) -> str:
+    """Return the family of a key-value store."""
+    return f"store/{store}"
+
+
+def segment_family(store: str, segment: int) -> str:
+    """Return the family of a time segment of a window store."""
+    return f"window/{store}/{segment}"
+
+
+def parse_segment_family(family: str) -> tuple[str, int] | None:
+    """Return store and segment of a family, None if it is of another kind."""
+    kind, _, rest = family.partition("/")
+    if kind != "window":
+        return None
+    store, _, segment = rest.rpartition("/")
+    return store, int(segment)
+
+
+def retention_ms(spec: StoreSpec) -> int:
+    """Return how long the windows of a store are kept."""
+    if spec.retention_ms is None:
+        raise ValueError(f'window store "{spec.name}" has no retention')
+    return spec.retention_ms
+
+
+def segment_ms(spec: StoreSpec) -> int:
+    """Return how long a time segment of a window store is.
+
+    Source: Kafka Streams `Stores.persistentWindowStore`: half the retention, at least a minute.
+    """
+    return max(retention_ms(spec) // 2, _SHORTEST_SEGMENT_MS)
+
+
+def horizon(spec: StoreSpec, observed: int) -> int:
+    """Return the first window start that is still visible once a store has observed a window start.
+
+    Source: Kafka Streams' strict retention: `start >= observed - retention + 1`.
+    """
+    return observed - retention_ms(spec) + 1

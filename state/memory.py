@@ -1,0 +1,87 @@
+"""Families in memory: for tests, and for the test driver of topologies. Nothing survives the process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from threading import Lock
+from typing import Any
+
+from sortedcontainers import SortedDict
+
+from coopstreams.state.engine import Change, Getter, Rows
+from coopstreams.topology.errors import StateError
+
+
+class Memory:
+    """An `Engine` on sorted dicts."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, Any] = {}
+        self._lock = Lock()
+        self._closed = False
+
+    def families(self) -> list[str]:
+        """Return the families that exist."""
+        return list(self._families)
+
+    def create(self, family: str) -> None:
+        """Make a family; one that exists stays as it is."""
+        self._families.setdefault(family, SortedDict())
+
+    def drop(self, family: str) -> None:
+        """Remove a family with all its keys."""
+        with self._lock:
+            self._families.pop(family).clear()
+
+    def getter(self, family: str) -> Getter:
+        """Return the function that reads a key."""
+        rows = self._families[family]
+
+        def get(key: bytes) -> bytes | None:
+            self._check_open()
+            found: bytes | None = rows.get(key)
+            return found
+
+        return get
+
+    def scan(self, family: str, start: bytes, end: bytes | None, *, reverse: bool = False) -> Rows:
+        """Return the rows with start <= key < end as they are now."""
+        with self._lock:
+            self._check_open()
+            rows = self._families[family]
+            found = [(key, rows[key]) for key in rows.irange(start, end, (True, False), reverse)]
+        return self._rows(found)
+
+    def write(self, changes: Sequence[Change]) -> None:
+        """Write to existing families, atomically."""
+        with self._lock:
+            self._check_open()
+            for family in {change.family for change in changes}:
+                self._families[family]  # one that does not exist: nothing is written
+            for change in changes:
+                rows = self._families[change.family]
+                for start, end in change.vanishing:
+                    for key in list(rows.irange(start, end, (True, False))):
+                        del rows[key]
+                for key, value in zip(change.keys, change.values, strict=True):
+                    if value is None:
+                        rows.pop(key, None)
+                    else:
+                        rows[key] = value
+
+    def count(self, family: str) -> int:
+        """Return how many keys a family has."""
+        return len(self._families[family])
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._closed = True
+
+    def _rows(self, found: list[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+        for row in found:
+            self._check_open()
+            yield row
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StateError("the database is closed")

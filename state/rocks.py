@@ -1,0 +1,296 @@
+"""Families on disk: RocksDB, one column family each. The only module that imports rocksdict.
+
+RocksDB loses no returned write when the process dies (write-ahead log, no fsync per write); when the machine dies it comes back as an
+older moment, all families alike, and the changelog has the rest.
+
+Invariant: after `close` nothing of this process holds the folder, whatever getters and iterators are still around.
+Turned down: rocksdict's own `items()`: it ends without an error at a block that does not read (seen), so that a scan over a
+damaged file would silently lose keys. `RdictIter` says at its end how it ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import cache
+from itertools import chain, repeat
+from pathlib import Path
+from threading import Lock
+from weakref import WeakSet
+
+from rocksdict import (
+    BlockBasedOptions,
+    Cache,
+    ColumnFamily,
+    DbClosedError,
+    DBCompressionType,
+    DBRecoveryMode,
+    Options,
+    Rdict,
+    RdictIter,
+    ReadOptions,
+    WriteBatch,
+    WriteBufferManager,
+)
+
+from coopstreams.state.engine import Change, Getter, Rows
+from coopstreams.topology.errors import StateCorruptError, StateError, StateLockedError
+
+_MIB = 1 << 20
+BLOCK_CACHE_BYTES = 64 * _MIB
+"""Read cache, shared by all databases of the process."""
+WRITE_BUFFERS_BYTES = 64 * _MIB
+"""What all databases of the process may hold in memory before they write it out."""
+WRITE_BUFFER_BYTES = 16 * _MIB
+"""The same of one family."""
+
+_DAMAGED = "DAMAGED"
+"""A file that says that something in the folder could not be read."""
+
+_BEYOND = b"\xff" * 64
+"""An end that practically all keys lie below; the few that do not are deleted one by one."""
+
+
+class Rocks:
+    """An `Engine` on RocksDB in a folder of its own.
+
+    Raises:
+        StateCorruptError: the folder cannot be read. A changelog restores it: it may be deleted.
+        StateLockedError: somebody has it open.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = Lock()
+        self._columns: dict[str, _Column] = {}
+        self._cursors: WeakSet[_Cursor] = WeakSet()
+        self._closed = False
+        path = str(folder)
+        if (folder / _DAMAGED).exists():
+            raise self._damaged((folder / _DAMAGED).read_text(errors="replace"))
+        try:
+            names = Rdict.list_cf(path, _options()) if (folder / "CURRENT").exists() else ["default"]
+            self._db = Rdict(path, _options(), column_families={name: _options() for name in names})
+        except Exception as error:
+            raise self._error(error, opening=True) from error
+        for name in names:
+            if name != "default":
+                self._columns[name] = _Column(self._db.get_column_family(name), self._db.get_column_family_handle(name))
+
+    def families(self) -> list[str]:
+        """Return the families that exist."""
+        return list(self._columns)
+
+    def create(self, family: str) -> None:
+        """Make a family; one that exists stays as it is."""
+        with self._lock:
+            if family not in self._columns:
+                self._check_open()
+                try:
+                    rdict = self._db.create_column_family(family, _options())
+                except Exception as error:
+                    raise self._error(error) from error
+                self._columns[family] = _Column(rdict, self._db.get_column_family_handle(family))
+
+    def drop(self, family: str) -> None:
+        """Remove a family with all its keys."""
+        with self._lock:
+            column = self._columns.pop(family)
+            try:
+                self._db.drop_column_family(family)
+            except Exception as error:
+                raise self._error(error) from error
+            with suppress(Exception):  # it closes, and complains that there is nothing to flush to
+                column.rdict.close()
+
+    def getter(self, family: str) -> Getter:
+        """Return the function that reads a key."""
+        read = self._columns[family].rdict.get
+
+        def get(key: bytes) -> bytes | None:
+            try:
+                return read(key)
+            except DbClosedError:
+                self._check_open()
+                return None  # the family was dropped
+            except Exception as error:
+                raise self._error(error) from error
+
+        return get
+
+    def scan(self, family: str, start: bytes, end: bytes | None, *, reverse: bool = False) -> Rows:
+        """Return the rows with start <= key < end as they are now."""
+        # The lower bound is ours: rocksdict 0.3.29 takes `set_iterate_lower_bound` for the upper one (seen).
+        options = ReadOptions()
+        if end is not None:
+            options.set_iterate_upper_bound(end)
+        with self._lock:
+            self._check_open()
+            iterator = self._columns[family].rdict.iter(options)
+            if reverse:
+                iterator.seek_to_last()
+            else:
+                iterator.seek(start)
+            cursor = _Cursor(iterator, options)
+            self._cursors.add(cursor)
+        return self._rows(cursor, start if reverse else None)
+
+    def write(self, changes: Sequence[Change]) -> None:
+        """Write to existing families, atomically."""
+        batch = WriteBatch(raw_mode=True)
+        put, delete = batch.put, batch.delete
+        with self._lock:
+            self._check_open()
+            for change in changes:
+                handle = self._columns[change.family].handle
+                for start, end in change.vanishing:
+                    self._vanish(batch, change.family, start, end)
+                for key, value in zip(change.keys, change.values, strict=True):
+                    if value is None:
+                        delete(key, handle)
+                    else:
+                        put(key, value, handle)
+            try:
+                self._db.write(batch)
+            except Exception as error:
+                raise self._error(error) from error
+
+    def count(self, family: str) -> int:
+        """Return about how many keys a family has; keys that are written again and again count several times until they are compacted."""
+        return self._columns[family].rdict.property_int_value("rocksdb.estimate-num-keys") or 0
+
+    def close(self) -> None:
+        """Let go of everything."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            for cursor in list(self._cursors):
+                cursor.iterator = None
+            opened = [*(column.rdict for column in self._columns.values()), self._db]
+            self._columns.clear()
+            failures: list[Exception] = []
+            for rdict in opened:
+                try:
+                    rdict.close()
+                except Exception as error:  # noqa: BLE001 the others must be closed all the same
+                    failures.append(error)
+            if failures:
+                raise self._error(failures[0]) from failures[0]
+
+    def _vanish(self, batch: WriteBatch, family: str, start: bytes, end: bytes | None) -> None:
+        column = self._columns[family]
+        if start < (_BEYOND if end is None else end):
+            batch.delete_range(start, _BEYOND if end is None else end, column.handle)
+        if end is None:
+            rest = column.rdict.iter()
+            rest.seek(max(start, _BEYOND))
+            while rest.valid():
+                batch.delete(rest.key(), column.handle)
+                rest.next()
+
+    def _rows(self, cursor: _Cursor, lowest: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        """Yield ascending rows, or descending ones down to the lowest key."""
+        # In chunks, between which nothing but the cursor holds the iterator, so that `close` can take it away.
+        for size in chain((4, 16, 64), repeat(256)):
+            chunk = self._chunk(cursor, lowest, size)
+            yield from chunk
+            if len(chunk) < size:
+                return
+
+    def _chunk(self, cursor: _Cursor, lowest: bytes | None, size: int) -> list[tuple[bytes, bytes]]:
+        chunk: list[tuple[bytes, bytes]] = []
+        with self._lock:
+            iterator = cursor.iterator
+            if iterator is None:
+                raise self._closed_error()
+            valid, key, value = iterator.valid, iterator.key, iterator.value
+            step = iterator.next if lowest is None else iterator.prev
+            while len(chunk) < size and valid() and (lowest is None or key() >= lowest):
+                chunk.append((key(), value()))
+                step()
+            if len(chunk) < size:
+                try:
+                    iterator.status()
+                except Exception as error:
+                    raise self._error(error) from error
+        return chunk
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise self._closed_error()
+
+    def _closed_error(self) -> StateError:
+        return StateError(f'the database in "{self._folder}" is closed')
+
+    def _error(self, error: Exception, *, opening: bool = False) -> StateError:
+        """Return what RocksDB's own words mean for whoever runs the application."""
+        text = str(error).strip()
+        if "Corruption" in text or (opening and ("No such file" in text or text.startswith("Invalid argument"))):
+            if not opening:
+                with suppress(OSError):  # opening does not read every block: the next one must know
+                    (self._folder / _DAMAGED).write_text(text)
+            return self._damaged(text)
+        if "LOCK" in text:
+            return StateLockedError(
+                f'"{self._folder}" is in use: stop the other process, or give this one another instance number or state.dir ({text})'
+            )
+        return StateError(f'"{self._folder}" cannot be {"opened" if opening else "used"}: {text}')
+
+    def _damaged(self, text: str) -> StateCorruptError:
+        return StateCorruptError(f'"{self._folder}" is damaged and may be deleted: changelogs restore it ({text})')
+
+
+class _Column:
+    """A column family: to read it, and to name it in a batch."""
+
+    __slots__ = ("handle", "rdict")
+
+    def __init__(self, rdict: Rdict, handle: ColumnFamily) -> None:
+        self.rdict = rdict
+        self.handle = handle
+
+
+class _Cursor:
+    """An iterator that can be taken away: as long as somebody has it, RocksDB does not close."""
+
+    __slots__ = ("__weakref__", "_options", "iterator")
+
+    def __init__(self, iterator: RdictIter, options: ReadOptions) -> None:
+        self.iterator: RdictIter | None = iterator
+        self._options = options  # RocksDB reads the upper bound out of it as long as it iterates, and rocksdict lets it go (seen)
+
+
+@cache
+def _block_cache() -> Cache:
+    return Cache(BLOCK_CACHE_BYTES)
+
+
+@cache
+def _write_buffers() -> WriteBufferManager:
+    return WriteBufferManager(WRITE_BUFFERS_BYTES, False)
+
+
+def _options() -> Options:
+    """Small in memory, quick to open, safe when the process dies. Many databases of a process share what can be shared."""
+    table = BlockBasedOptions()
+    table.set_block_cache(_block_cache())
+    table.set_bloom_filter(10, False)
+    table.set_cache_index_and_filter_blocks(True)
+    table.set_pin_l0_filter_and_index_blocks_in_cache(True)
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.create_missing_column_families(True)
+    options.set_block_based_table_factory(table)
+    options.set_compression_type(DBCompressionType.lz4())
+    options.set_write_buffer_size(WRITE_BUFFER_BYTES)
+    options.set_write_buffer_manager(_write_buffers())
+    options.set_arena_block_size(64 << 10)
+    options.set_max_background_jobs(2)
+    options.set_max_open_files(256)
+    options.set_max_total_wal_size(WRITE_BUFFERS_BYTES)
+    options.set_wal_recovery_mode(DBRecoveryMode.point_in_time())
+    options.set_keep_log_file_num(1)
+    options.set_max_log_file_size(_MIB)
+    options.set_stats_dump_period_sec(0)
+    return options

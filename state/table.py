@@ -1,0 +1,260 @@
+"""A key-value store of one task: live objects in a buffer, over the bytes in the database.
+
+A key is read and deserialised once, then it is an object that operators change in place; it becomes bytes again when a commit
+freezes what is dirty. The database learns of it when the commit has counted.
+
+Invariant: reads see the buffer over the database, and the buffer alone is changed between two commits.
+Invariant: an entry is in `entries` at most once, so that whoever changes it changes the one that will be written.
+Turned down: an order on the buffer (a sorted container costs every write; a scan sorts what it needs), and an exact size of live
+objects (Python does not tell): count times average is what keeps a buffer bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from itertools import islice
+from operator import attrgetter
+from typing import Any, cast
+
+from coopstreams.state import layout
+from coopstreams.state.checkpoints import NOTHING_OBSERVED
+from coopstreams.state.database import Database
+from coopstreams.state.engine import Change, Rows
+from coopstreams.state.layout import GROUP_SHIFT, PREFIXES, TIMESTAMP
+from coopstreams.topology.errors import SerdeError, StateError
+from coopstreams.topology.keys import key_hash
+from coopstreams.topology.stores import Entry, StoreSpec
+
+ENTRY_BYTES = 200
+"""What an entry of the buffer takes besides key and value: the entry, its slots in two dicts, the object headers."""
+LIVE_FACTOR = 4
+"""How much a value takes in the buffer, as object and as bytes, for each serialised byte."""
+
+_NO_TIMESTAMP = -1
+_SAMPLE = 64
+_AT = attrgetter("at")
+
+
+class PlacedEntry(Entry):
+    """An entry that knows its database key, so that a key is hashed once and not with every commit."""
+
+    __slots__ = ("at",)
+
+    def __init__(self, at: bytes, value: Any, timestamp: int, stored: bytes | None) -> None:
+        self.at = at
+        self.value = value
+        self.timestamp = timestamp
+        self.stored = stored
+        self.dirty = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChangelogBatch:
+    """Columns for the changelog of a store: one record a key, in the order of the database.
+
+    Shape: keys as the changelog has them (window stores: with the sequence number); a value of None is a tombstone.
+    """
+
+    store: str
+    keys: list[bytes]
+    values: list[bytes | None]
+    timestamps: list[int]
+
+
+class Table:
+    """A `TableStore` of kind `key_value`, for the key groups first..last of a database. One thread.
+
+    Raises:
+        SerdeError: a value does not become bytes, or bytes of the database do not become a value; names the store.
+    """
+
+    def __init__(self, database: Database, spec: StoreSpec, first: int, last: int) -> None:
+        self.spec = spec
+        self.siblings = database.siblings
+        self.guard: AbstractContextManager[Any] = database.guard
+        self.entries: dict[bytes, Entry] = {}
+        self.frozen: list[Change] = []
+        """What was frozen and not yet committed, ready for the database."""
+        self._database = database
+        self._first, self._last = first, last
+        self._suffix = layout.suffix_bytes(spec)
+        self._dirty: dict[bytes, Entry] = {}
+        self._latest: list[bytes] = []
+        self._average: float = 0.0
+        self._decode = spec.value.decode
+        self._encode = spec.value.encode
+        self._open()
+
+    def load(self, key: bytes) -> Entry:
+        """Return the entry of a key from the buffer or the database; one with value None if there is none. Kept in `entries`."""
+        entry = self.entries.get(key)
+        if entry is None:
+            at = self._database_key(key)
+            entry = self.entries[key] = self._entry(at, self._get(at))
+        return entry
+
+    def touch(self, key: bytes, entry: Entry) -> None:
+        """Mark an entry as changed since the last commit: one of `entries`, or one that `scan` has just yielded."""
+        entry.dirty = True
+        self._dirty[key] = entry
+        if key not in self.entries:  # `scan` does not keep what it yields
+            self._keep(key, entry)
+
+    def dirty(self) -> list[tuple[bytes, Entry]]:
+        """Return what changed since the last commit, in the order of the first change."""
+        return list(self._dirty.items())
+
+    def scan(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, Entry]]:
+        """Yield the live entries with start <= key < end in key order, buffer over database.
+
+        Keys that come into being meanwhile are left out; whatever else happens to the entries meanwhile is seen.
+        """
+        buffered = iter(sorted(key for key in self.entries if (start is None or key >= start) and (end is None or key < end)))
+        waiting = next(buffered, None)
+        for key, data in self._stored_rows(start, end):
+            while waiting is not None and waiting <= key:
+                if waiting != key:
+                    yield from self._live(waiting)
+                waiting = next(buffered, None)
+            entry = self.entries.get(key)
+            if entry is None:
+                yield key, self._entry(self._database_key(key), data)
+            elif entry.value is not None:
+                yield key, entry
+        while waiting is not None:
+            yield from self._live(waiting)
+            waiting = next(buffered, None)
+
+    def advance(self, stream_time: int) -> None:
+        """Do nothing: a key-value store keeps its keys whatever time it is."""
+
+    def freeze(self) -> ChangelogBatch | None:
+        """Serialise what is dirty and return it for the changelog; None if there is nothing. The entries are clean from then on.
+
+        A key that came and went since the last commit is left out.
+
+        Raises:
+            SerdeError: a value does not become bytes. The task's interval is void: `discard`.
+            StateError: a key of another task's range.
+        """
+        if not self._dirty:
+            return None
+        dirty = sorted(cast("Iterable[PlacedEntry]", self._dirty.values()), key=_AT)
+        self._check_groups(dirty)
+        self._dirty.clear()
+        for entry in dirty:
+            entry.dirty = False
+        news = [entry for entry in dirty if entry.value is not None or entry.stored is not None]
+        if not news:
+            return None
+        rows = self._rows_of(news)
+        # Cut from the row, not kept as the serde made them: bytes of orjson hold 4 KiB however short they are (seen in 3.13).
+        values = [None if row is None else row[8:] for row in rows]
+        for entry, value in zip(news, values, strict=True):
+            entry.stored = value
+        places = [entry.at for entry in news]
+        self._latest = [place[1:] for place in places]
+        self.frozen += self._changes(places, rows)
+        sample = rows[:: len(rows) // _SAMPLE + 1]
+        self._average = sum(len(row) for row in sample if row is not None) / len(sample) + len(places[0])
+        return ChangelogBatch(self.spec.name, self._changelog_keys(self._latest), values, [entry.timestamp for entry in news])
+
+    def discard(self) -> None:
+        """Forget the buffer: what the database has is what counts."""
+        self.entries.clear()
+        self._dirty.clear()
+        self.frozen.clear()
+        self._latest = []
+        self._open()
+
+    @property
+    def observed(self) -> int:
+        """The window start up to which the store has observed stream time."""
+        return NOTHING_OBSERVED
+
+    @property
+    def size_bytes(self) -> int:
+        """About how much memory the buffer takes."""
+        return int(len(self.entries) * (ENTRY_BYTES + LIVE_FACTOR * self._average))
+
+    def weigh(self) -> None:
+        """Look at an entry that changed lately, so that `size_bytes` knows how large values have become before they are frozen."""
+        newest = next(reversed(self._dirty), None)
+        if newest is None or (value := self._dirty[newest].value) is None:
+            return
+        with suppress(Exception):  # whoever freezes it will hear of it
+            size = len(newest) + len(self._encode(value))
+            self._average += (size - self._average) / 8 if self._average else size
+
+    def trim(self, share: float) -> None:
+        """Let go of clean entries until this share of the buffer is left, those changed in the latest commit last."""
+        excess = len(self.entries) - int(len(self.entries) * share)
+        for key in self._latest:
+            entry = self.entries.pop(key, None)
+            if entry is not None:
+                self.entries[key] = entry  # to the end of the queue
+        for key in list(islice((key for key, entry in self.entries.items() if not entry.dirty), excess)):
+            self._forget(key)
+
+    def _open(self) -> None:
+        self._get = self._database.getter(self.spec.name)
+
+    def _keep(self, key: bytes, entry: Entry) -> None:
+        self.entries[key] = entry
+
+    def _forget(self, key: bytes) -> None:
+        del self.entries[key]
+
+    def _database_key(self, key: bytes) -> bytes:
+        return PREFIXES[key_hash(key[: -self._suffix] if self._suffix else key) >> GROUP_SHIFT] + key
+
+    def _stored_rows(self, start: bytes | None, end: bytes | None) -> Rows:
+        return self._database.scan(self.spec.name, range(self._first, self._last + 1), start, end)
+
+    def _changes(self, places: list[bytes], rows: list[bytes | None]) -> list[Change]:
+        """Return what the commit will write to the database."""
+        return [Change(layout.family_of(self.spec.name), places, rows)]
+
+    def _changelog_keys(self, keys: list[bytes]) -> list[bytes]:
+        return keys
+
+    def _entry(self, at: bytes, data: bytes | None) -> PlacedEntry:
+        if data is None:
+            return PlacedEntry(at, None, _NO_TIMESTAMP, None)
+        stored = data[8:]
+        try:
+            value = self._decode(stored)
+        except Exception as error:
+            raise SerdeError(
+                f'store "{self.spec.name}": the value of key {at[1:]!r} is not of serde {self.spec.value}: {error}. '
+                "Go back to the serde it was written with, or start the application under another application.id."
+            ) from error
+        return PlacedEntry(at, value, TIMESTAMP.unpack_from(data)[0], stored)
+
+    def _rows_of(self, entries: list[PlacedEntry]) -> list[bytes | None]:
+        """Return the entries as the database keeps them."""
+        encode, pack = self._encode, TIMESTAMP.pack
+        rows: list[bytes | None] = []
+        entry = entries[0]
+        try:
+            for entry in entries:
+                value = entry.value
+                rows.append(None if value is None else pack(entry.timestamp) + encode(value))
+        except Exception as error:
+            raise SerdeError(f'store "{self.spec.name}": the value of key {entry.at[1:]!r} does not become bytes: {error}') from error
+        return rows
+
+    def _live(self, key: bytes) -> Iterator[tuple[bytes, Entry]]:
+        entry = self.entries.get(key)
+        if entry is not None and entry.value is not None:
+            yield key, entry
+
+    def _check_groups(self, dirty: list[PlacedEntry]) -> None:
+        if dirty[0].at[0] < self._first or dirty[-1].at[0] > self._last:
+            stray = next(entry.at for entry in dirty if not self._first <= entry.at[0] <= self._last)
+            raise StateError(
+                f'store "{self.spec.name}": key {stray[1:]!r} is of key group {stray[0]}, this task has {self._first}..{self._last}. '
+                "A store's key must be the key of the record that changes it."
+            )

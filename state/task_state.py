@@ -1,0 +1,108 @@
+"""The state of one task: its stores behind their buffers, and the two ways an interval ends, commit and discard.
+
+    changes   what is dirty becomes bytes, once: for the changelogs, and kept for the database
+    commit    these very bytes and the changelog offsets they stand for, in one batch
+    discard   the buffers are forgotten; the database was not touched
+
+Invariant: the database gets what the changelogs got, after they got it: it may be behind its changelog, never ahead.
+Turned down: writing the database while an interval goes on (an abort would have to wipe it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from coopstreams.state import layout
+from coopstreams.state.checkpoints import Checkpoint
+from coopstreams.state.database import Database
+from coopstreams.state.session_table import SessionTable
+from coopstreams.state.table import ChangelogBatch, Table
+from coopstreams.state.window_table import WindowTable
+from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.stores import StoreKind, StoreSpec
+
+__all__ = ["ChangelogBatch", "TaskState"]
+
+
+_KINDS: Mapping[StoreKind, type[Table]] = {"window": WindowTable, "session": SessionTable}
+
+
+class TaskState:
+    """The stores of a task over the database that it shares with its siblings. One thread.
+
+    Units: `cache_bytes` bounds the buffers of all its stores together, about.
+    """
+
+    def __init__(self, database: Database, specs: Sequence[StoreSpec], key_range: KeyRange, cache_bytes: int) -> None:
+        self._database = database
+        self._budget = cache_bytes
+        self._tables: dict[str, Table] = {}
+        self._first, self._last = layout.groups_of(key_range) if specs else (0, 0)  # without state any cut will do
+        for spec in specs:
+            self._tables[spec.name] = _KINDS.get(spec.kind, Table)(database, spec, self._first, self._last)
+        self._written: dict[str, Checkpoint] = {}
+
+    @property
+    def stores(self) -> Mapping[str, Table]:
+        """The stores by name, for a program to bind."""
+        return self._tables
+
+    @property
+    def full(self) -> bool:
+        """Whether the buffers are over budget, although what is clean was let go: commit now.
+
+        Ask between batches only: an entry that was let go is not the one that is loaded next.
+        """
+        for table in self._tables.values():
+            table.weigh()
+        return self._make_room()
+
+    def changes(self) -> list[ChangelogBatch]:
+        """Return what changed since the last call, serialised, a batch for each store with a changelog that has any.
+
+        Raises:
+            SerdeError: a value does not become bytes; names store and key. The interval is void: `discard`.
+        """
+        batches = [table.freeze() for table in self._tables.values()]
+        return [batch for batch in batches if batch is not None and self._tables[batch.store].spec.logged]
+
+    def commit(self, checkpoints: Mapping[str, int]) -> None:
+        """Write everything `changes` returned since the last commit, with these checkpoints, in one batch.
+
+        Shape: checkpoints by store: the changelog offset below which all records of this task lie. A store that is left out keeps
+        the one it has; one without changelog has none.
+
+        Raises:
+            StateError: nothing was written; the task is of no use any more and is opened again from the log.
+        """
+        changes = [change for table in self._tables.values() for change in table.frozen]
+        moved = {name: at for name, at in self._checkpoints(checkpoints).items() if at != self._written.get(name)}
+        if changes or moved:
+            self._database.write(changes, {name: [at] for name, at in moved.items()})
+        self._written |= moved
+        for table in self._tables.values():
+            table.frozen.clear()
+        self._make_room()
+
+    def discard(self) -> None:
+        """Forget everything since the last commit; the database was not touched."""
+        for table in self._tables.values():
+            table.discard()
+
+    def _checkpoints(self, offsets: Mapping[str, int]) -> dict[str, Checkpoint]:
+        unlogged = {name: 0 for name, table in self._tables.items() if not table.spec.logged}
+        return {name: Checkpoint(self._first, self._last, offset, self._tables[name].observed) for name, offset in {**offsets, **unlogged}.items()}
+
+    def _make_room(self) -> bool:
+        """Let go of clean entries if the buffers are over budget, down to half of it; return whether that was not enough."""
+        size = self._size_bytes()
+        if size <= self._budget:
+            return False
+        if any(table.frozen for table in self._tables.values()):
+            return True  # what is frozen is in no database yet: nothing may be let go before the commit
+        for table in self._tables.values():
+            table.trim(self._budget / 2 / size)
+        return self._size_bytes() > self._budget / 2
+
+    def _size_bytes(self) -> int:
+        return sum(table.size_bytes for table in self._tables.values())

@@ -1,0 +1,129 @@
+"""What queries see of a store: committed state of owned key ranges, in the order of the plain keys. Read-only, any thread.
+
+Invariant: a scan sees one moment, between two commits of each task, however long it is read.
+Invariant: nothing outside the ranges is ever returned. Whether the ranges are still owned is for the caller to ask, after the read.
+Turned down: reading through the write buffers (a query would see what an abort takes back, and need a lock on the hot path).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from coopstreams.state import layout
+from coopstreams.state.checkpoints import NOTHING_OBSERVED
+from coopstreams.state.database import Database
+from coopstreams.state.layout import START_BYTES
+from coopstreams.topology.keys import GROUPS, KeyRange, key_group, key_hash
+from coopstreams.topology.stores import StoreSpec, window_key
+
+_EVER = -(1 << 63)
+
+
+class Row(NamedTuple):
+    """An entry of a store. Shape: window stores have window keys. Units: ms."""
+
+    key: bytes
+    value: bytes
+    timestamp: int
+
+
+class Window(NamedTuple):
+    """A window of a key. Units: ms."""
+
+    start: int
+    value: bytes
+    timestamp: int
+
+
+class StoreView:
+    """Some key ranges of a store."""
+
+    def __init__(self, database: Database, spec: StoreSpec, ranges: Sequence[KeyRange]) -> None:
+        self.spec = spec
+        self.ranges = tuple(ranges)
+        self._database = database
+        bounds = [layout.groups_of(owned) for owned in ranges]
+        self._groups = frozenset(group for first, last in bounds for group in range(first, last + 1))
+
+    def owns(self, key: bytes) -> bool:
+        """Whether a plain key lies in the ranges."""
+        return key_group(key_hash(key)) in self._groups
+
+    def get(self, key: bytes) -> tuple[bytes, int] | None:
+        """Return value and timestamp of a key (window stores: a window key); None if there is none, or if it is not owned."""
+        plain = layout.plain_key(self.spec, key)
+        if not self.owns(plain):
+            return None
+        if self.spec.kind not in layout.SEGMENTED:
+            data = self._database.getter(self.spec.name)(layout.database_key(plain, key))
+        else:
+            start = layout.time_of(self.spec.kind, key)
+            if start < self._horizons()[key_group(key_hash(plain))]:
+                return None
+            getter = self._database.segment_getter(self.spec.name, start // layout.segment_ms(self.spec))
+            data = None if getter is None else getter(layout.database_key(plain, key))
+        return None if data is None else layout.unpack(data)
+
+    def range(
+        self,
+        first: bytes | None = None,
+        last: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[Row]:
+        """Return the entries with first <= key <= last that begin with the prefix, in the order of their bytes; lazily."""
+        start, end = first, None if last is None else layout.after(last)
+        if prefix:
+            start = prefix if start is None else max(start, prefix)
+            behind = layout.prefix_end(prefix)
+            end = behind if end is None else end if behind is None else min(end, behind)
+        return islice(self._rows(start, end, reverse=reverse), limit)
+
+    def all(self, *, reverse: bool = False, limit: int | None = None) -> Iterator[Row]:
+        """Return all entries in the order of their keys; lazily."""
+        return self.range(reverse=reverse, limit=limit)
+
+    def fetch(self, key: bytes, from_ms: int, to_ms: int, *, reverse: bool = False, limit: int | None = None) -> Iterator[Window]:
+        """Return the windows of a key with from_ms <= start <= to_ms, in the order of their starts; lazily.
+
+        Raises:
+            ValueError: not a window store.
+        """
+        if self.spec.kind != "window":
+            raise ValueError(f'"{self.spec.name}" is not a window store')
+        group = key_group(key_hash(key))
+        from_ms, to_ms = max(from_ms, self._horizons()[group], 0), min(to_ms, (1 << 63) - 1)
+        if from_ms > to_ms or group not in self._groups:
+            return iter(())
+        start, end = window_key(key, from_ms), layout.after(window_key(key, to_ms))
+        rows = self._database.scan(self.spec.name, [group], start, end, reverse=reverse, window_starts=(from_ms, to_ms))
+        # Other keys lie between: those that continue this one.
+        windows = (Window(layout.window_start(row), *layout.unpack(data)) for row, data in rows if row[:-START_BYTES] == key)
+        return islice(windows, limit)
+
+    def approximate_count(self) -> int:
+        """Return about how many entries there are: the share of these ranges in what the database keeps."""
+        kept = sum(run.last - run.first + 1 for run in self._database.checkpoints(self.spec.name))
+        return self._database.count(self.spec.name) * len(self._groups) // max(kept, len(self._groups), 1)
+
+    def _rows(self, start: bytes | None, end: bytes | None, *, reverse: bool) -> Iterator[Row]:
+        rows = self._database.scan(self.spec.name, self._groups, start, end, reverse=reverse)
+        if self.spec.kind not in layout.SEGMENTED:
+            return (Row(key, *layout.unpack(data)) for key, data in rows)
+        horizons, kind, suffix = self._horizons(), self.spec.kind, layout.suffix_bytes(self.spec)
+        if len(set(horizons)) == 1:
+            horizon = horizons[0]
+            return (Row(key, *layout.unpack(data)) for key, data in rows if layout.time_of(kind, key) >= horizon)
+        return (Row(key, *layout.unpack(data)) for key, data in rows if layout.time_of(kind, key) >= horizons[key_group(key_hash(key[:-suffix]))])
+
+    def _horizons(self) -> list[int]:
+        """The first visible window start of each key group: siblings need not stand at the same time."""
+        horizons = [_EVER] * GROUPS
+        for run in self._database.checkpoints(self.spec.name):
+            if run.observed != NOTHING_OBSERVED:
+                horizons[run.first : run.last + 1] = [layout.horizon(self.spec, run.observed)] * (run.last - run.first + 1)
+        return horizons

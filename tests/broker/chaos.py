@@ -1,0 +1,241 @@
+"""Input for the fault tests, the answer of a single thread, and the comparison with what the workers made of it."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from confluent_kafka import Producer
+
+from tests.broker.processes import Workers
+from tests.broker.reading import by_key, latest, read_topic
+from tests.broker.waiting import eventually
+from tests.conftest import Kafka
+
+KEYS = 500
+CITIES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """The topics of one run, and its application."""
+
+    application: str
+    orders: str
+    customers: str
+    counts: str
+    cities: str
+    dead: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the application is told."""
+        names = {"APPLICATION": self.application, "ORDERS": self.orders, "CUSTOMERS": self.customers, "COUNTS": self.counts, "CITIES": self.cities}
+        return {f"TEST_{name}": value for name, value in names.items()}
+
+
+@dataclass(slots=True)
+class Feeder:
+    """Writes customers at once, and orders on a thread over some time."""
+
+    bootstrap: str
+    topics: Topics
+    seed: int
+    orders: int
+    a_second: int
+    counts: Counter[str] = field(default_factory=Counter)
+    """How often each key was written."""
+    unreadable: list[bytes] = field(default_factory=list)
+    """Values that are none, each another one."""
+    failure: Exception | None = None
+    _thread: threading.Thread | None = None
+
+    @property
+    def cities(self) -> Counter[str]:
+        """How many orders each city has."""
+        found: Counter[str] = Counter()
+        for key, count in self.counts.items():
+            found[city_of(key)] += count
+        return found
+
+    def start(self) -> None:
+        """Write all customers, then begin with the orders."""
+        producer = Producer({"bootstrap.servers": self.bootstrap, "partitioner": "murmur2_random"})
+        for number in range(KEYS):
+            producer.produce(self.topics.customers, city_of(f"key-{number}"), f"key-{number}", timestamp=1)
+        assert producer.flush(30) == 0
+        self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
+        self._thread.start()
+
+    def join(self, timeout_s: float = 120) -> None:
+        """Return when everything is written."""
+        assert self._thread is not None
+        self._thread.join(timeout_s)
+        assert not self._thread.is_alive()
+        if self.failure is not None:
+            raise self.failure
+
+    def _run(self) -> None:
+        try:
+            settings = {"bootstrap.servers": self.bootstrap, "linger.ms": 20, "partitioner": "murmur2_random", "enable.idempotence": True}
+            producer, generator, started = Producer(settings), random.Random(self.seed), time.monotonic()
+            for number in range(self.orders):
+                key = f"key-{generator.randrange(KEYS)}"
+                if number % 500 == 250:
+                    self.unreadable.append(b"unreadable %d" % number)
+                    producer.produce(self.topics.orders, self.unreadable[-1], key)
+                self.counts[key] += 1
+                producer.produce(self.topics.orders, number.to_bytes(8, "big"), key)
+                if number % 100 == 0:
+                    producer.poll(0)
+                    time.sleep(max(0.0, number / self.a_second - (time.monotonic() - started)))
+            assert producer.flush(90) == 0
+        except Exception as error:  # noqa: BLE001 whoever joins hears of it
+            self.failure = error
+
+
+def seed_of_run() -> int:
+    """Return TEST_SEED if it is set, else a new seed."""
+    return int(os.environ.get("TEST_SEED", "0")) or random.SystemRandom().randrange(1, 1_000_000)
+
+
+def topics_for(kafka: Kafka, partitions: int) -> Topics:
+    """Make topics for a run."""
+    return Topics(kafka.unique("chaos"), *(kafka.topic(name, partitions) for name in ("orders", "customers", "counts", "cities", "dead")))
+
+
+class Chaos:
+    """What is done to a group of workers, drawn from a seed."""
+
+    def __init__(self, group: Workers, seed: int, members: int) -> None:
+        self.group = group
+        self.seed = seed
+        self.generator = random.Random(seed)
+        self.done: list[str] = []
+        self._next = members
+        for number in range(members):
+            group.start(number)
+
+    def kill(self) -> None:
+        """Kill a worker; start it again soon, with its state."""
+        victim = self._victim()
+        self.group.kill(victim)
+        self._pause(0.1, 2.0)
+        self.group.start(victim)
+        self.note(f"kill {victim}")
+
+    def kill_all(self, *, with_state: bool = False) -> None:
+        """Kill all workers at once, and start them again; `with_state`: without their state folders."""
+        numbers = list(self.group.running)
+        for number in numbers:
+            self.group.kill(number)
+        if with_state:
+            shutil.rmtree(self.group.folder / "state")
+        for number in numbers:
+            self.group.start(number)
+        self.note("kill all")
+
+    def stop(self, seconds: float) -> None:
+        """Freeze a worker for so long."""
+        victim = self._victim()
+        self.group.freeze(victim)
+        time.sleep(seconds)
+        self.group.thaw(victim)
+        self.note(f"stop {victim} for {seconds:.1f} s")
+
+    def add(self, members: int = 1) -> None:
+        """Start more workers; the ranges are cut anew."""
+        for _ in range(members):
+            self.group.start(self._next)
+            self._next += 1
+        self.note(f"+{members}")
+
+    def remove(self, members: int = 1) -> None:
+        """Ask workers to end in good order."""
+        for _ in range(members):
+            victim = self._victim()
+            eventually(lambda number=victim: self.group.url(number) is not None, 30, self.group.logs)  # type: ignore[misc]  # before, it cannot hear
+            status = self.group.terminate(victim)
+            assert status == 0, f"a worker ended with {status}\n{self.group.logs()}"
+        self.note(f"-{members}")
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}, {', '.join(self.done)}"
+
+    def urls(self) -> list[str]:
+        """Return where workers answer queries, as far as they have said so."""
+        return [url for number in list(self.group.running) if (url := self.group.url(number)) is not None]
+
+    def _victim(self) -> int:
+        return self.generator.choice(sorted(self.group.running))
+
+    def _pause(self, least_s: float, most_s: float) -> None:
+        time.sleep(self.generator.uniform(least_s, most_s))
+
+    def note(self, what: str) -> None:
+        """Remember what was done, let some time pass, and see that nobody has ended because of it."""
+        self.done.append(what)
+        self._pause(0.5, 3.0)
+        ended = self.group.ended()
+        assert not ended, f"workers ended by themselves: {ended}, after {self}\n{self.group.logs()}"
+
+
+def city_of(key: str) -> str:
+    """Return where a customer lives."""
+    return f"city-{int(key.removeprefix('key-')) % CITIES}"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What an output topic has, beside what it should have."""
+
+    expected: int
+    outputs: int
+    lost: int
+    """Updates that are missing."""
+    doubled: int
+    """Updates that are there more than once."""
+    disordered: int
+    """Keys whose updates are not 1, 2, 3, ... in this order, after doubles are taken out."""
+
+    @property
+    def exactly_once(self) -> bool:
+        """Whether every update is there once, in order."""
+        return (self.lost, self.doubled, self.disordered) == (0, 0, 0)
+
+
+def examine(bootstrap: str, topic: str, expected: Counter[str]) -> Found:
+    """Return what a reader of committed records finds in a topic of running counts."""
+    seen = {key.decode(): [int.from_bytes(value or b"", "big") for value in values] for key, values in by_key(read_topic(bootstrap, topic)).items()}
+    assert seen.keys() <= expected.keys()
+    lost = doubled = disordered = 0
+    for key, count in expected.items():
+        counts = seen.get(key, [])
+        once = list(dict.fromkeys(counts))
+        lost += len(set(range(1, count + 1)) - set(once))
+        doubled += len(counts) - len(once) + len(set(once) - set(range(1, count + 1)))
+        disordered += once != sorted(once)
+    return Found(sum(expected.values()), sum(map(len, seen.values())), lost, doubled, disordered)
+
+
+def dead_letters(bootstrap: str, topics: Topics, feeder: Feeder) -> Found:
+    """Return what became of the orders that cannot be read."""
+    letters = Counter(record.value for record in read_topic(bootstrap, topics.dead))
+    wanted = set(feeder.unreadable)
+    return Found(len(wanted), letters.total(), len(wanted - letters.keys()), letters.total() - len(letters.keys() & wanted), 0)
+
+
+def table_of(bootstrap: str, changelog: str) -> dict[str, int]:
+    """Return a changelog of counts as a table."""
+    return {key.decode(): int.from_bytes(value, "big") for key, value in latest(read_topic(bootstrap, changelog)).items()}
+
+
+def written(bootstrap: str, topics: Sequence[str]) -> int:
+    """Return how many committed records some topics have."""
+    return sum(len(read_topic(bootstrap, topic)) for topic in topics)

@@ -1,0 +1,27 @@
+"""Fixtures for the fault tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.broker.processes import Workers
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Callable[..., Workers]]:
+    """Return a function that makes `Workers` of an application in this folder; settings by name, dots written as underscores."""
+    made: list[Workers] = []
+
+    def make(app: str, bootstrap: str, environment: dict[str, str], **settings: object) -> Workers:
+        named = {name.replace("_", "."): str(value) for name, value in settings.items()}
+        folder = tmp_path / f"group-{len(made)}"
+        folder.mkdir()
+        made.append(Workers(Path(__file__).with_name(app), bootstrap, folder, environment, named))
+        return made[-1]
+
+    yield make
+    for group in made:
+        group.clean_up()

@@ -1,0 +1,160 @@
+"""The smallest stateful application, run in this process: a count of each key, and what is in its databases."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
+from coopstreams.query.client import QueryClient
+from coopstreams.tasks.instance import Instance
+from coopstreams.topology.errors import QueryError
+from tests.broker.waiting import eventually
+from tests.conftest import Kafka
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """An application that counts the keys of a topic into the store `counts` and another topic."""
+
+    kafka: Kafka
+    application: str
+    source: str
+    sink: str
+    topology: Topology
+
+    @staticmethod
+    def make(kafka: Kafka, partitions: int = 1) -> Counting:
+        """Return one with topics of its own."""
+        application, source, sink = kafka.unique("counting"), kafka.topic("in", partitions), kafka.topic("out", partitions)
+        builder = StreamsBuilder(application)
+        builder.stream(source, key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to(sink)
+        return Counting(kafka, application, source, sink, builder.build())
+
+    @property
+    def changelog(self) -> str:
+        """The topic behind the store."""
+        return f"{self.application}-counts-changelog"
+
+    def app(self, folder: Path, number: int = 0, **settings: Any) -> CoopStreams:
+        """Return an instance, not yet running; settings by name, dots written as underscores."""
+        given = {name.replace("_", "."): value for name, value in settings.items()}
+        shared = {"bootstrap.servers": self.kafka.bootstrap, "state.dir": str(folder), "instance": number, "commit.interval.ms": 100}
+        return CoopStreams(self.topology, shared | given)
+
+    def write(self, keys: Iterable[str], timeout_s: float = 30) -> Counter[str]:
+        """Write a record for each key; return how often each was written."""
+        written: Counter[str] = Counter()
+        producer = Producer({"bootstrap.servers": self.kafka.bootstrap, "linger.ms": 5, "partitioner": "murmur2_random", "enable.idempotence": True})
+        for key in keys:
+            producer.produce(self.source, b"x", key)
+            written[key] += 1
+        assert producer.flush(timeout_s) == 0
+        return written
+
+
+def instance_of(app: CoopStreams) -> Instance:
+    """Return what is inside of a running application."""
+    assert app._instance is not None
+    return app._instance
+
+
+def table(app: CoopStreams, store: str = "counts") -> dict[str, int]:
+    """Return a store as an instance answers over HTTP; empty while something moves."""
+    with QueryClient(str(app.url), deadline_s=5) as client:
+        try:
+            return {entry.key: entry.value for entry in client.range(store, page=20_000)}
+        except QueryError:
+            return {}
+
+
+def await_table(app: CoopStreams, expected: dict[str, int], timeout_s: float = 60) -> None:
+    """Return when the store is as expected."""
+    found: dict[str, int] = {}
+
+    def same() -> bool:
+        found.clear()
+        found.update(table(app))
+        return found == expected
+
+    eventually(same, timeout_s, lambda: f"{len(found)} of {len(expected)} keys, {sum(found.values())} of {sum(expected.values())} records")
+
+
+def await_running(apps: Iterable[CoopStreams], timeout_s: float = 60) -> None:
+    """Return when all tasks of all instances run, each instance has some, and together they are everything."""
+    apps = list(apps)
+
+    def ready() -> bool:
+        instances = [instance_of(app) for app in apps]
+        states = [dict(instance.roster.states) for instance in instances]
+        assigned = [instance.assigned for instance in instances]
+        if any(one is None or len(one.cluster.members) != len(apps) for one in assigned):
+            return False
+        return all(mine and all(state.value == "running" for state in mine.values()) for mine in states) and _whole(states)
+
+    eventually(ready, timeout_s, lambda: str([{str(task): state.value for task, state in instance_of(app).roster.states.items()} for app in apps]))
+    time.sleep(0.3)  # a rebalance that follows at once begins within a heartbeat or not at all
+    eventually(ready, timeout_s, lambda: "the group does not come to rest")
+
+
+def _whole(states: list[dict[Any, Any]]) -> bool:
+    held: Counter[tuple[int, int]] = Counter()
+    for mine in states:
+        for task in mine:
+            held[task.subtopology, task.partition] += task.range.end - task.range.start + 1
+    return set(held.values()) == {1 << 63}
+
+
+def groups_on_disk(app: CoopStreams, store: str = "counts") -> Counter[int]:
+    """Return how many keys of each key group are in the databases of an instance, whoever owns them."""
+    instance, found = instance_of(app), Counter[int]()
+    for subtopology, partition in instance.parts.directory.partitions():
+        database = instance.parts.directory.open(subtopology, partition, instance.parts.subtopology(subtopology).stores)
+        try:
+            if store in database.specs:
+                for group in range(256):
+                    found[group] += sum(1 for _ in database.scan(store, [group], None, None))
+        finally:
+            instance.parts.directory.release(subtopology, partition)
+    return +found
+
+
+def groups_owned(app: CoopStreams) -> set[int]:
+    """Return the key groups of the tasks of an instance."""
+    tasks = list(instance_of(app).roster.states)
+    return {group for task in tasks for group in range(task.range.first_group, task.range.last_group + 1)}
+
+
+def metric(app: CoopStreams, name: str) -> float:
+    """Return the sum of all series of a metric of an instance."""
+    lines = instance_of(app).parts.metrics.text().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
+
+
+def failure_of(app: CoopStreams, timeout_s: float = 60) -> BaseException:
+    """Run an application that cannot go on; return what it ends with."""
+    found: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            app.run()
+        except BaseException as error:  # noqa: BLE001 it is the result
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if thread.is_alive():
+        app.stop()
+        thread.join(30)
+        pytest.fail(f"it still ran after {timeout_s:g} s")
+    assert found, "it ended as if nothing had happened"
+    return found[0]

@@ -1,0 +1,89 @@
+"""Worker processes of an application, started by the command line as a user would, and what can be done to them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(slots=True)
+class Workers:
+    """Processes of one application; each has a number and a state folder that outlives it."""
+
+    app: Path
+    bootstrap: str
+    folder: Path
+    environment: dict[str, str]
+    settings: dict[str, str]
+    running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _began: dict[int, int] = field(default_factory=dict)
+    """Where the log of the present life of a worker begins."""
+
+    def start(self, number: int) -> None:
+        """Start worker `number`, again or for the first time."""
+        settings = {"bootstrap.servers": self.bootstrap, "state.dir": str(self.folder / "state"), "instance": str(number), **self.settings}
+        flags = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+        self._began[number] = len(self.log(number))
+        with (self.folder / f"worker-{number}.log").open("ab") as log:
+            command = [sys.executable, "-m", "coopstreams", "run", str(self.app), *flags]
+            self.running[number] = subprocess.Popen(command, env=os.environ | {"PYTHONFAULTHANDLER": "1"} | self.environment, stdout=log, stderr=log)
+
+    def kill(self, number: int) -> None:
+        """End a worker at once: it can do nothing about it."""
+        self._signal(number, signal.SIGKILL)
+        self.running.pop(number).wait()
+
+    def freeze(self, number: int) -> None:
+        """Stop a worker where it is; it does not know that time passes."""
+        self._signal(number, signal.SIGSTOP)
+
+    def thaw(self, number: int) -> None:
+        """Let a stopped worker go on, as a zombie if the group went on without it."""
+        self._signal(number, signal.SIGCONT)
+
+    def terminate(self, number: int, timeout_s: float = 30) -> int:
+        """Ask a worker to end in good order; return its exit status."""
+        worker = self.running.pop(number)
+        worker.terminate()
+        return worker.wait(timeout_s)
+
+    def stop(self, timeout_s: float = 30) -> dict[int, int]:
+        """Ask all to end in good order; return their exit statuses."""
+        for worker in self.running.values():
+            worker.terminate()
+        return {number: worker.wait(timeout_s) for number, worker in self.running.items()}
+
+    def clean_up(self) -> None:
+        """Kill what still runs."""
+        for worker in self.running.values():
+            with contextlib.suppress(ProcessLookupError):
+                worker.send_signal(signal.SIGCONT)
+                worker.kill()
+            worker.wait()
+
+    def log(self, number: int) -> str:
+        """Return what a worker said."""
+        path = self.folder / f"worker-{number}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def url(self, number: int) -> str | None:
+        """Return where a worker answers queries; None while it starts."""
+        found = re.findall(r"queries are answered at (\S+)", self.log(number)[self._began[number] :])
+        return found[-1] if found else None
+
+    def logs(self) -> str:
+        """Return what all workers said lately, for a failure message."""
+        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-6000:]}" for path in sorted(self.folder.glob("worker-*.log")))
+
+    def ended(self) -> dict[int, int]:
+        """Return the workers that have ended by themselves, with their exit statuses."""
+        return {number: status for number, worker in self.running.items() if (status := worker.poll()) is not None}
+
+    def _signal(self, number: int, which: signal.Signals) -> None:
+        os.kill(self.running[number].pid, which)

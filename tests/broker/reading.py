@@ -1,0 +1,73 @@
+"""What another application would see of a topic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+
+
+class Record(NamedTuple):
+    """A record as it was read."""
+
+    key: bytes | None
+    value: bytes | None
+    timestamp: int
+    partition: int
+    offset: int
+    headers: dict[str, bytes | None]
+
+
+def read_topic(bootstrap: str, topic: str, *, committed_only: bool = True) -> list[Record]:
+    """Return every record of a topic, partition after partition, each in order."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "reads-everything",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,
+            "isolation.level": "read_committed" if committed_only else "read_uncommitted",
+        }
+    )
+    records: list[Record] = []
+    try:
+        partitions = consumer.list_topics(topic, 10).topics[topic].partitions
+        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in partitions])
+        unfinished = set(partitions)
+        while unfinished:
+            for message in consumer.consume(5000, 0.02):
+                error, partition, offset = message.error(), message.partition(), message.offset()
+                assert partition is not None
+                assert offset is not None
+                if error is None:
+                    records.append(Record(message.key(), message.value(), message.timestamp()[1], partition, offset, dict(message.headers() or ())))  # type: ignore[arg-type]
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    unfinished.discard(partition)
+                else:
+                    raise KafkaException(error)
+    finally:
+        consumer.close()
+    return sorted(records, key=lambda record: (record.partition, record.offset))
+
+
+def latest(records: Iterable[Record]) -> dict[bytes, bytes]:
+    """Return the last value of each key, without what was deleted: a topic as a table."""
+    table: dict[bytes, bytes] = {}
+    for record in records:
+        assert record.key is not None
+        if record.value is None:
+            table.pop(record.key, None)
+        else:
+            table[record.key] = record.value
+    return table
+
+
+def by_key(records: Iterable[Record]) -> dict[bytes, list[bytes | None]]:
+    """Return the values of each key, in order."""
+    values: dict[bytes, list[bytes | None]] = {}
+    for record in records:
+        assert record.key is not None
+        values.setdefault(record.key, []).append(record.value)
+    return values

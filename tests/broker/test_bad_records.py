@@ -1,0 +1,247 @@
+"""Records that cannot be read, processed or written: an error that says where, a count, or a dead letter; nothing around them is lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
+from coopstreams.topology.errors import DeliveryError, ProcessingError
+from tests.broker.counting import failure_of, instance_of, metric
+from tests.broker.reading import Record, by_key, read_topic
+from tests.broker.waiting import eventually
+from tests.conftest import Kafka
+
+pytestmark = pytest.mark.broker
+
+GUARANTEES = ("exactly_once_v2", "at_least_once")
+PHASES = ("deserialization", "processing", "production")
+GOOD, BAD = 60, (7, 23, 41)
+"""Offsets of the records that fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An application with records of which some fail in one phase; all good ones are counted, and passed on."""
+
+    kafka: Kafka
+    phase: str
+    application: str
+    source: str
+    sink: str
+    dead: str
+
+    @staticmethod
+    def make(kafka: Kafka, phase: str) -> Case:
+        return Case(kafka, phase, kafka.unique("bad"), kafka.topic("in"), kafka.topic("out"), kafka.topic("dead"))
+
+    def topology(self) -> Topology:
+        builder = StreamsBuilder(self.application)
+        stream = builder.stream(self.source, key=serdes.text, value=serdes.json)
+        if self.phase == "deserialization":
+            stream = stream.filter(lambda _, value: "number" in value)  # a value that nobody reads is not deserialised
+        if self.phase == "processing":
+            stream = stream.map_values(refuse_bad, value=serdes.json)
+        if self.phase == "production":
+            stream = stream.map_values(unwritable_if_bad, value=serdes.json)
+        stream.to(self.sink)
+        # Reads what is read already; fails nowhere else.
+        stream.group_by_key().count(store="counts")
+        return builder.build()
+
+    def write(self) -> None:
+        producer = Producer({"bootstrap.servers": self.kafka.bootstrap})
+        for offset in range(GOOD + len(BAD)):
+            value = b'{"number": %d}' % offset
+            if offset in BAD:
+                value = b"no JSON" if self.phase == "deserialization" else b'{"bad": %d}' % offset
+            producer.produce(self.source, value, f"key-{offset % 5}", 0, timestamp=1000 + offset, headers=[("trace", b"%d" % offset)])
+        assert producer.flush(10) == 0
+
+    def app(self, folder: Path, guarantee: str, handler: str) -> CoopStreams:
+        settings = {
+            "bootstrap.servers": self.kafka.bootstrap,
+            "state.dir": str(folder),
+            "processing.guarantee": guarantee,
+            "commit.interval.ms": 100,
+            "statestore.cache.max.bytes": 0,
+            f"{self.phase}.exception.handler": handler,
+            "errors.dead.letter.queue.topic.name": self.dead,
+        }
+        return CoopStreams(self.topology(), settings)
+
+    def outputs(self) -> list[Record]:
+        return read_topic(self.kafka.bootstrap, self.sink)
+
+    def await_outputs(self) -> None:
+        eventually(lambda: len(self.outputs()) >= GOOD, 30, lambda: f"{len(self.outputs())} outputs")
+
+
+def refuse_bad(value: dict[str, int]) -> dict[str, int]:
+    if "bad" in value:
+        raise ValueError(f"number {value['bad']} is bad")
+    return value
+
+
+def unwritable_if_bad(value: dict[str, int]) -> Any:
+    return {1j} if "bad" in value else value
+
+
+def check_outputs(case: Case) -> None:
+    numbers = [int(serdes.json.decode(record.value or b"")["number"]) for record in case.outputs()]
+    assert numbers == [offset for offset in range(GOOD + len(BAD)) if offset not in BAD]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_a_handler_that_says_fail_stops_with_the_place_and_loses_nothing(kafka: Kafka, tmp_path: Path, guarantee: str, phase: str) -> None:
+    case = Case.make(kafka, phase)
+    case.write()
+    error = failure_of(case.app(tmp_path, guarantee, "fail"))
+    assert isinstance(error, ProcessingError)
+    for part in ("task 0_0", case.source, "partition 0", "offset 7", "continue or dead-letter"):
+        assert part in str(error)
+    error = failure_of(case.app(tmp_path, guarantee, "fail"))
+    assert "offset 7" in str(error), "a restart meets the same record again"
+    with case.app(tmp_path, guarantee, "continue"):
+        case.await_outputs()
+    numbers = {serdes.json.decode(record.value or b"")["number"] for record in case.outputs()}
+    assert numbers == {offset for offset in range(GOOD + len(BAD)) if offset not in BAD}
+    if guarantee == "exactly_once_v2":
+        check_outputs(case)
+    assert read_topic(kafka.bootstrap, case.dead) == []
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_a_handler_that_says_continue_counts_what_it_drops(kafka: Kafka, tmp_path: Path, guarantee: str, phase: str) -> None:
+    case = Case.make(kafka, phase)
+    case.write()
+    with case.app(tmp_path, guarantee, "continue") as app:
+        case.await_outputs()
+        eventually(lambda: dropped(app, phase) == len(BAD), 10, lambda: instance_of(app).parts.metrics.text().decode())
+    check_outputs(case)
+    assert read_topic(kafka.bootstrap, case.dead) == []
+
+
+def dropped(app: CoopStreams, reason: str) -> float:
+    lines = instance_of(app).parts.metrics.text().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("coopstreams_dropped_records_total") and f'reason="{reason}"' in line)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_a_dead_letter_is_the_record_with_the_reason_in_its_headers(kafka: Kafka, tmp_path: Path, guarantee: str, phase: str) -> None:
+    case = Case.make(kafka, phase)
+    case.write()
+    with case.app(tmp_path, guarantee, "dead-letter"):
+        case.await_outputs()
+        eventually(lambda: len(read_topic(kafka.bootstrap, case.dead)) >= len(BAD), 10, lambda: "dead letters are missing")
+    check_outputs(case)
+    sent = [record for record in read_topic(kafka.bootstrap, case.source) if record.offset in BAD]
+    letters = read_topic(kafka.bootstrap, case.dead)
+    assert [(letter.key, letter.value, letter.timestamp) for letter in letters] == [(record.key, record.value, record.timestamp) for record in sent]
+    for letter, offset in zip(letters, BAD, strict=True):
+        said = {name.removeprefix("__coopstreams.errors."): value for name, value in letter.headers.items()}
+        assert said["trace"] == b"%d" % offset, "the record's own headers stay"
+        assert (said["topic"], said["partition"], said["offset"]) == (case.source.encode(), b"0", b"%d" % offset)
+        assert (said["phase"], said["task"]) == (phase.encode(), b"0_0[0..255]")
+        assert said["exception"] in {b"SerdeError", b"ValueError"}
+        assert said["message"]
+        assert b"Traceback" in (said["stacktrace"] or b"")
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_a_timestamp_extractor_that_raises_makes_a_dead_letter(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
+    source, sink, dead = kafka.topic("in"), kafka.topic("out"), kafka.topic("dead")
+    builder = StreamsBuilder(kafka.unique("late"))
+    stream = builder.stream(source, key=serdes.text, value=serdes.json, timestamp=lambda record: record.value["at"])
+    stream.to(sink)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for number in range(10):
+        producer.produce(source, b'{"number": 3}' if number == 3 else b'{"at": %d}' % (1000 + number), "k", 0)
+    assert producer.flush(10) == 0
+    settings = {
+        "bootstrap.servers": kafka.bootstrap,
+        "state.dir": str(tmp_path),
+        "processing.guarantee": guarantee,
+        "commit.interval.ms": 100,
+        "processing.exception.handler": "dead-letter",
+        "errors.dead.letter.queue.topic.name": dead,
+    }
+    with CoopStreams(builder.build(), settings):
+        eventually(lambda: len(read_topic(kafka.bootstrap, sink)) == 9 and len(read_topic(kafka.bootstrap, dead)) == 1, 30, lambda: "not complete")
+    assert [record.value for record in read_topic(kafka.bootstrap, dead)] == [b'{"number": 3}']
+    assert [record.timestamp for record in read_topic(kafka.bootstrap, sink)] == [1000 + number for number in range(10) if number != 3]
+
+
+@pytest.mark.parametrize("handler", ["fail", "continue", "dead-letter"])
+@pytest.mark.parametrize("cache", [0, 1 << 20])
+def test_an_aggregate_that_does_not_serialise_is_told_with_store_and_key(kafka: Kafka, tmp_path: Path, handler: str, cache: int) -> None:
+    """State that cannot be written cannot be dropped either: whatever the handler says, the instance ends and names it."""
+    source, dead = kafka.topic("in"), kafka.topic("dead")
+    builder = StreamsBuilder(kafka.unique("state"))
+    stream = builder.stream(source, key=serdes.text, value=serdes.text)
+    stream.group_by_key().aggregate(set[str], lambda _, value, seen: {*seen, value}, value=serdes.json, store="seen")
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    producer.produce(source, b"v", "the-key")
+    assert producer.flush(10) == 0
+    settings = {
+        "bootstrap.servers": kafka.bootstrap,
+        "state.dir": str(tmp_path),
+        "statestore.cache.max.bytes": cache,
+        "production.exception.handler": handler,
+        "errors.dead.letter.queue.topic.name": dead,
+    }
+    error = failure_of(CoopStreams(builder.build(), settings))
+    assert "seen" in str(error)
+    assert "the-key" in str(error)
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_a_result_too_large_for_its_topic_stops_with_the_topic_and_the_cure(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
+    source, sink = kafka.topic("in"), kafka.topic("out", max_message_bytes="2000")
+    builder = StreamsBuilder(kafka.unique("large"))
+    builder.stream(source, key=serdes.text, value=serdes.raw).to(sink)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for size in (10, 20, 10_000, 30):
+        producer.produce(source, b"x" * size, f"key-{size}", 0)
+    assert producer.flush(10) == 0
+    settings = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path), "processing.guarantee": guarantee, "commit.interval.ms": 100}
+    error = failure_of(CoopStreams(builder.build(), settings))
+    assert isinstance(error, DeliveryError)
+    assert "max.message.bytes" in str(error)
+    assert sink in str(error)
+
+
+def test_records_of_all_kinds_pass_beside_bad_ones(kafka: Kafka, tmp_path: Path) -> None:
+    """Two ranges, a table and a stream: bad rows of the table are dead letters, its good rows are joined."""
+    orders, customers, sink, dead = kafka.topic("orders"), kafka.topic("customers"), kafka.topic("out"), kafka.topic("dead")
+    builder = StreamsBuilder(kafka.unique("mixed"))
+    table = builder.table(customers, key=serdes.text, value=serdes.int64)
+    builder.stream(orders, key=serdes.text, value=serdes.int64).join(table, lambda a, b: a + b, value=serdes.int64).to(sink)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for number in range(40):
+        producer.produce(customers, b"short" if number % 4 == 0 else number.to_bytes(8, "big"), f"key-{number}", 0, timestamp=1)
+    producer.produce(customers, (1).to_bytes(8, "big"), None, 0, timestamp=1)
+    for number in range(40):
+        producer.produce(orders, number.to_bytes(8, "big"), f"key-{number}", 0, timestamp=2)
+    assert producer.flush(10) == 0
+    settings = {
+        "bootstrap.servers": kafka.bootstrap,
+        "state.dir": str(tmp_path),
+        "processing.guarantee": "exactly_once_v2",
+        "ranges.per.partition": 2,
+        "deserialization.exception.handler": "dead-letter",
+        "errors.dead.letter.queue.topic.name": dead,
+    }
+    with CoopStreams(builder.build(), settings) as app:
+        eventually(lambda: len(read_topic(kafka.bootstrap, sink)) >= 30 and len(read_topic(kafka.bootstrap, dead)) >= 10, 30, lambda: "not complete")
+        eventually(lambda: metric(app, "coopstreams_dropped_records_total") == 10 + 1, 10, lambda: instance_of(app).parts.metrics.text().decode())
+    joined = {key.decode(): values for key, values in by_key(read_topic(kafka.bootstrap, sink)).items()}
+    assert joined == {f"key-{number}": [(2 * number).to_bytes(8, "big")] for number in range(40) if number % 4}
+    assert len(read_topic(kafka.bootstrap, dead)) == 10

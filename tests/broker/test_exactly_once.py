@@ -1,0 +1,140 @@
+"""Exactly once under fire: processes are killed, stopped, added and removed while records flow; every record counts once, in order.
+
+A run draws its faults from a seed and prints it; TEST_SEED=<seed> has the same faults again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from coopstreams.dev.broker import KafkaBroker
+from tests.broker.chaos import KEYS, Chaos, Feeder, Found, Topics, dead_letters, examine, seed_of_run, table_of, topics_for
+from tests.broker.hammer import Hammer
+from tests.broker.processes import Workers
+from tests.broker.waiting import eventually
+from tests.conftest import Kafka
+
+SESSION_MS = 4000
+LONG_S = SESSION_MS / 1000 + 2
+"""A stop after which the group has gone on."""
+MakeWorkers = Callable[..., Workers]
+
+
+def settle(bootstrap: str, topics: Topics, feeder: Feeder, chaos: Chaos, timeout_s: float = 90) -> None:
+    """Wait until everything was processed; then every update is there once, in order, and state and outputs say the same."""
+    feeder.join()
+    found: dict[str, Found] = {}
+
+    def complete() -> bool:
+        found["counts"] = examine(bootstrap, topics.counts, feeder.counts)
+        found["cities"] = examine(bootstrap, topics.cities, feeder.cities)
+        found["dead"] = dead_letters(bootstrap, topics, feeder)
+        return all(one.outputs >= one.expected for one in found.values())
+
+    eventually(complete, timeout_s, lambda: f"{chaos}: not complete: {found}\n{chaos.group.logs()}")
+    statuses = chaos.group.stop()
+    complete()
+    print(f"{chaos} | {feeder.orders} orders | {found}")
+    assert all(one.exactly_once for one in found.values()), f"{chaos}: {found}\n{chaos.group.logs()}"
+    assert table_of(bootstrap, f"{topics.application}-counts-changelog") == feeder.counts
+    assert table_of(bootstrap, f"{topics.application}-cities-changelog") == feeder.cities
+    assert set(statuses.values()) == {0}, f"{statuses}\n{chaos.group.logs()}"
+
+
+def group_of(workers: MakeWorkers, bootstrap: str, topics: Topics, *, threads: int, **settings: object) -> Workers:
+    return workers(
+        "chaos_app.py",
+        bootstrap,
+        topics.environment,
+        processing_guarantee="exactly_once_v2",
+        num_stream_threads=threads,
+        statestore_cache_max_bytes=0,
+        session_timeout_ms=SESSION_MS,
+        heartbeat_interval_ms=300,
+        deserialization_exception_handler="dead-letter",
+        errors_dead_letter_queue_topic_name=topics.dead,
+        **settings,
+    )
+
+
+def hammer_on(chaos: Chaos) -> Hammer:
+    return Hammer("counts", [f"key-{number}" for number in range(KEYS)], chaos.urls)
+
+
+@pytest.mark.broker
+@pytest.mark.timeout(240)
+def test_kills_and_stops_neither_lose_nor_double_a_record(kafka: Kafka, workers: MakeWorkers) -> None:
+    """One partition in six to eight ranges over three to four processes, cut anew at each fault; six kills, one long stop; queries all along."""
+    topics, seed = topics_for(kafka, 1), seed_of_run()
+    feeder = Feeder(kafka.bootstrap, topics, seed, orders=51_000, a_second=1700)
+    feeder.start()
+    chaos = Chaos(group_of(workers, kafka.bootstrap, topics, threads=2), seed, members=3)
+    time.sleep(4)
+    with hammer_on(chaos) as hammer:
+        for fault in (
+            chaos.kill,
+            chaos.kill,
+            chaos.add,
+            chaos.kill,
+            lambda: chaos.stop(LONG_S),
+            chaos.kill,
+            chaos.remove,
+            chaos.kill,
+            chaos.kill,
+        ):
+            fault()
+    settle(kafka.bootstrap, topics, feeder, chaos)
+    print(hammer.answers)
+    hammer.check()
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_members_come_and_go_and_the_broker_restarts(broker_of_own: Callable[..., KafkaBroker], workers: MakeWorkers, partitions: int) -> None:
+    """Three processes, five, two, three; all killed at once; the broker killed, and stopped in good order."""
+    broker = broker_of_own()
+    kafka = Kafka(broker.bootstrap, AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 2}))
+    topics, seed = topics_for(kafka, partitions), seed_of_run()
+    feeder = Feeder(kafka.bootstrap, topics, seed, orders=100_000, a_second=900)
+    feeder.start()
+    chaos = Chaos(group_of(workers, kafka.bootstrap, topics, threads=2), seed, members=3)
+    time.sleep(5)
+
+    def kill_broker() -> None:
+        broker.kill()
+        time.sleep(4)
+        broker.start()
+        chaos.note("broker killed")
+
+    def restart_broker() -> None:
+        broker.restart()
+        chaos.note("broker restarted")
+
+    with hammer_on(chaos) as hammer:
+        for fault in (
+            chaos.kill,
+            lambda: chaos.add(2),
+            lambda: chaos.stop(LONG_S),
+            chaos.kill,
+            lambda: chaos.stop(1.5),
+            kill_broker,
+            chaos.kill,
+            lambda: chaos.remove(3),
+            lambda: chaos.stop(LONG_S),
+            restart_broker,
+            chaos.kill_all,
+            chaos.add,
+            chaos.kill,
+            lambda: chaos.stop(LONG_S),
+            chaos.kill,
+        ):
+            fault()
+    settle(kafka.bootstrap, topics, feeder, chaos, 180)
+    print(hammer.answers)
+    hammer.check()

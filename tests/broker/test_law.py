@@ -1,0 +1,122 @@
+"""The law of the project on a real Kafka: the same input gives the same tables for any number of ranges, threads and instances."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coopstreams import CoopStreams, Topology, serdes
+from coopstreams.query.client import QueryClient
+from coopstreams.topology.errors import QueryError
+from tests.broker import law
+from tests.broker.law import Topics, law_topology
+from tests.broker.reading import by_key, read_topic
+from tests.broker.waiting import eventually
+from tests.conftest import Kafka
+
+ORDERS = 3000
+EXACTLY, AT_LEAST = "exactly_once_v2", "at_least_once"
+
+
+def topics_for(kafka: Kafka, partitions: int) -> Topics:
+    names = ("orders", "customers", "running", "windows", "cities")
+    return Topics(kafka.unique("law"), *(kafka.topic(name, partitions) for name in names))
+
+
+def instances(kafka: Kafka, topology: Topology, folder: Path, number: int, **settings: Any) -> list[CoopStreams]:
+    shared = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(folder), "commit.interval.ms": 100}
+    return [
+        CoopStreams(topology, shared | {"instance": i} | {name.replace("_", "."): value for name, value in settings.items()}) for i in range(number)
+    ]
+
+
+def check(kafka: Kafka, folder: Path, ranges: int, number: int, guarantee: str, partitions: int, *, threads: int = 1, cache: int = 0) -> None:
+    """Run the program over the input, and compare everything that can be seen with the fold of one thread."""
+    topics = topics_for(kafka, partitions)
+    topology = law_topology(topics)
+    records = law.law_input(seed=ranges * 100 + number * 10 + partitions, orders=ORDERS, partitions=partitions)
+    law.write(kafka.bootstrap, topics, records)
+    expected = law.fold(records, partitions)
+    assert expected.late > 20, "no late records: the input proves less than it should"
+
+    settings = {"ranges_per_partition": ranges, "processing_guarantee": guarantee, "statestore_cache_max_bytes": cache, "num_stream_threads": threads}
+    with ExitStack() as running:
+        apps = [running.enter_context(app) for app in instances(kafka, topology, folder, number, **settings)]
+        clients = [running.enter_context(QueryClient(str(app.url), deadline_s=20)) for app in apps]
+        seen: dict[str, Any] = {}
+
+        def complete() -> bool:
+            try:
+                seen.update(law.tables_by_query(clients[0]))
+            except QueryError as error:
+                seen["error"] = error
+                return False
+            return all(seen[name] == table for name, table in expected.tables.items())
+
+        eventually(complete, 60, lambda: difference(seen, expected.tables) + f"\n{clients[0].status()}")
+        for client in clients[1:]:
+            assert law.tables_by_query(client) == expected.tables, "instances answer differently"
+        metadata = clients[0].metadata()
+        assert len(metadata["instances"]) == number
+
+    changelogs = {name: read_topic(kafka.bootstrap, law.changelog_of(topology, name).name) for name in law.TABLES}
+    assert law.tables_by_changelog(changelogs) == expected.tables
+    check_outputs(kafka, topics, expected, every_update=not cache)
+
+
+def check_outputs(kafka: Kafka, topics: Topics, expected: law.Tables, *, every_update: bool) -> None:
+    """Each key's outputs: without record cache all updates in order, else the last ones."""
+    windowed = serdes.windowed(serdes.text, law.WINDOW_MS)
+    running = {
+        key.decode(): [serdes.int64.decode(v or b"") for v in values] for key, values in by_key(read_topic(kafka.bootstrap, topics.running)).items()
+    }
+    windows = {}
+    for key, values in by_key(read_topic(kafka.bootstrap, topics.windows)).items():
+        window = windowed.decode(key)
+        windows[window.key, window.start_ms] = [serdes.int64.decode(v or b"") for v in values]
+    cities = {}
+    for key, values in by_key(read_topic(kafka.bootstrap, topics.cities)).items():
+        window = windowed.decode(key)
+        cities[window.key, window.start_ms] = [serdes.json.decode(v or b"") for v in values]
+    assert {key: values[-1] for key, values in running.items()} == expected.tables["running"]
+    assert {key: values[-1] for key, values in windows.items()} == expected.tables["windows"]
+    assert {key: values[-1] for key, values in cities.items()} == expected.tables["cities"]
+    if every_update:
+        assert running == expected.running_updates
+        assert windows == expected.windows_updates
+        assert {key: [count for count, _ in values] for key, values in cities.items()} == {
+            key: list(range(1, count + 1)) for key, count in expected.cities_updates.items()
+        }
+
+
+def difference(seen: dict[str, Any], expected: dict[str, dict[Any, Any]]) -> str:
+    lines = [str(seen.get("error", ""))]
+    for name, table in expected.items():
+        got = seen.get(name, {})
+        wrong = {key: (got.get(key), table.get(key)) for key in table.keys() | got.keys() if got.get(key) != table.get(key)}
+        lines.append(f"{name}: {len(wrong)} of {len(table)} rows differ (got, want): {dict(list(wrong.items())[:3])}")
+    return "\n".join(lines)
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize(
+    ("ranges", "number", "guarantee", "partitions"),
+    [
+        (1, 1, EXACTLY, 1),
+        (2, 1, AT_LEAST, 2),
+        (8, 1, EXACTLY, 1),
+        (2, 2, EXACTLY, 2),
+        (3, 2, AT_LEAST, 1),
+        (1, 3, EXACTLY, 1),
+        (3, 3, EXACTLY, 2),
+        (8, 3, AT_LEAST, 1),
+        (8, 3, EXACTLY, 2),
+    ],
+)
+def test_ranges_and_instances_do_not_change_the_result(
+    kafka: Kafka, tmp_path: Path, ranges: int, number: int, guarantee: str, partitions: int
+) -> None:
+    check(kafka, tmp_path, ranges, number, guarantee, partitions)

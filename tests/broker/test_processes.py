@@ -1,0 +1,176 @@
+"""Processes as an operator sees them: signals, exit statuses, workers that crash, disks that are full."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+
+from coopstreams.dev.broker import KafkaBroker
+from tests.broker.chaos import examine
+from tests.broker.reading import read_topic
+from tests.broker.waiting import eventually
+from tests.conftest import Kafka
+
+pytestmark = pytest.mark.broker
+
+GUARANTEES = ("exactly_once_v2", "at_least_once")
+
+
+class Program:
+    """The counting application, run by the command line."""
+
+    def __init__(self, kafka: Kafka, folder: Path) -> None:
+        self.kafka, self.folder = kafka, folder
+        self.application, self.source, self.sink = kafka.unique("counting"), kafka.topic("in"), kafka.topic("out")
+        self.written: Counter[str] = Counter()
+        self.log = folder / "said.log"
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def write(self, records: int, value: bytes = bytes(8)) -> None:
+        producer = Producer({"bootstrap.servers": self.kafka.bootstrap, "linger.ms": 5})
+        for number in range(records):
+            producer.produce(self.source, value, f"key-{number % 50}")
+            self.written[f"key-{number % 50}"] += 1
+        assert producer.flush(30) == 0
+
+    def run(self, *arguments: str, most_file_bytes: int | None = None, **settings: object) -> subprocess.Popen[bytes]:
+        """Start `coopstreams run`. `most_file_bytes`: no file may grow beyond that, as if the disk were full."""
+        given = {"bootstrap.servers": self.kafka.bootstrap, "state.dir": self.folder / "state", "statestore.cache.max.bytes": 0}
+        given |= {name.replace("_", "."): value for name, value in settings.items()}
+        flags = [part for name, value in given.items() for part in ("--set", f"{name}={value}")]
+        environment = {"TEST_APPLICATION": self.application, "TEST_INPUT": self.source, "TEST_OUTPUT": self.sink}
+        command = [sys.executable, "-m", "coopstreams", "run", str(Path(__file__).with_name("counting_app.py")), *flags, *arguments]
+
+        def limit() -> None:
+            if most_file_bytes is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (most_file_bytes, most_file_bytes))
+
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(command, env=os.environ | environment, stdout=log, stderr=log, preexec_fn=limit)
+        self.started.append(process)
+        return process
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def await_outputs(self) -> None:
+        eventually(lambda: self.found().outputs >= self.written.total(), 60, lambda: f"{self.found()}\n{self.said()[-4000:]}")
+
+    def found(self):  # type: ignore[no-untyped-def]
+        return examine(self.kafka.bootstrap, self.sink, self.written)
+
+
+@pytest.fixture
+def program(kafka: Kafka, tmp_path: Path) -> Iterator[Program]:
+    made = Program(kafka, tmp_path)
+    yield made
+    for process in made.started:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_and_commits_and_nothing_is_done_again(program: Program, guarantee: str, number: signal.Signals) -> None:
+    """Signals come while records flow. The commit interval is so long that only what is committed at the end can count."""
+    settings = {"processing_guarantee": guarantee, "commit_interval_ms": 7000}
+    program.write(500)
+    for _ in range(3):
+        running = program.run(**settings)
+        eventually(lambda: re.search(r"task 0_0\[\S+\] runs[^:]*$", program.said()) is not None, 30, program.said)
+        program.write(3000)
+        time.sleep(0.3)
+        running.send_signal(number)
+        assert running.wait(30) == 0, program.said()
+        assert f"{number.name}: draining" in program.said()
+    before = len(read_topic(program.kafka.bootstrap, program.sink))
+    assert before > 0
+    running = program.run(processing_guarantee=guarantee, commit_interval_ms=100)
+    program.await_outputs()
+    running.terminate()
+    assert running.wait(30) == 0
+    assert program.found().exactly_once, "at least once repeats after a crash, not after an end in good order"
+
+
+def test_a_record_that_cannot_be_read_ends_the_process_with_status_1_and_a_sentence(program: Program) -> None:
+    program.write(1, b"short")
+    running = program.run()
+    assert running.wait(60) == 1
+    assert re.search(rf'ProcessingError: .*"{program.source}" partition 0 offset 0 cannot be read', program.said())
+    assert "Traceback" not in program.said()
+
+
+def test_a_worker_that_fails_ends_all_processes_with_its_status(program: Program) -> None:
+    program.write(10)
+    running = program.run("--processes", "3")
+    program.await_outputs()
+    program.write(1, b"short")
+    assert running.wait(60) == 1
+    assert "ProcessingError" in program.said()
+
+
+def test_a_worker_that_crashes_is_started_again(program: Program) -> None:
+    program.write(2000)
+    running = program.run("--processes", "3", processing_guarantee="exactly_once_v2", session_timeout_ms=3000, heartbeat_interval_ms=300)
+    program.await_outputs()
+    children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+    assert len(children) == 3
+    os.kill(int(children[1]), signal.SIGKILL)
+    program.write(2000)
+    program.await_outputs()
+    eventually(lambda: "starting it again" in program.said(), 10, program.said)
+    eventually(lambda: len(Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()) == 3, 20, program.said)
+    running.terminate()
+    assert running.wait(40) == 0, program.said()
+    assert program.found().exactly_once
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_a_disk_that_is_full_ends_the_process_with_the_folder_and_loses_nothing(program: Program, guarantee: str) -> None:
+    program.write(20_000)
+    settings = {"processing_guarantee": guarantee, "commit_interval_ms": 100, "log_level": "x"}
+    del settings["log_level"]
+    running = program.run(most_file_bytes=200_000, **settings)
+    deadline = time.monotonic() + 60
+    while running.poll() is None and time.monotonic() < deadline:
+        program.write(5000)
+        time.sleep(0.2)
+    assert running.poll() == 1, program.said()[-3000:]
+    assert re.search(r"StateError: .*0_0", program.said().replace("\n", " ")), program.said()[-3000:]
+    running = program.run(**settings)
+    eventually(lambda: program.found().lost == 0, 60, lambda: f"{program.found()}\n{program.said()[-3000:]}")
+    running.terminate()
+    assert running.wait(30) == 0
+    if guarantee == "exactly_once_v2":
+        assert program.found().exactly_once
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_a_signal_ends_a_process_whose_broker_is_away(broker_of_own: Callable[..., KafkaBroker], tmp_path: Path, guarantee: str) -> None:
+    broker = broker_of_own()
+    program = Program(Kafka(broker.bootstrap, AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 2})), tmp_path)
+    program.write(1000)
+    running = program.run(processing_guarantee=guarantee, transaction_timeout_ms=5000)
+    try:
+        program.await_outputs()
+        broker.kill()
+        time.sleep(3)
+        started = time.monotonic()
+        running.terminate()
+        running.wait(60)
+        assert time.monotonic() - started < 40, program.said()[-3000:]
+    finally:
+        running.kill()
+        running.wait()

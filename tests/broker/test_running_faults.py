@@ -1,0 +1,192 @@
+"""What goes wrong while records flow: brokers that go away, topics that are deleted, functions that are slow."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from coopstreams import CoopStreams, StreamsBuilder, serdes
+from coopstreams.dev.broker import KafkaBroker
+from coopstreams.topology.errors import CoopStreamsError, LogError
+from tests.broker.counting import Counting, await_running, await_table, instance_of, metric
+from tests.broker.reading import by_key, read_topic
+from tests.broker.waiting import eventually
+from tests.conftest import Kafka
+
+pytestmark = pytest.mark.broker
+
+GUARANTEES = ("exactly_once_v2", "at_least_once")
+AWAY_S = 30
+
+
+def updates(counting: Counting) -> dict[str, list[int]]:
+    records = by_key(read_topic(counting.kafka.bootstrap, counting.sink))
+    return {key.decode(): [int.from_bytes(value or b"", "big") for value in values] for key, values in records.items()}
+
+
+def outage(broker_of_own: Callable[..., KafkaBroker], folder: Path, *, paused: bool) -> None:
+    """Two groups, one for each guarantee, of two instances with two ranges each; the broker is away for 30 s in the middle."""
+    broker = broker_of_own()
+    kafka = Kafka(broker.bootstrap, AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 2}))
+    groups = {guarantee: Counting.make(kafka) for guarantee in GUARANTEES}
+    written: dict[str, Counter[str]] = {guarantee: Counter() for guarantee in GUARANTEES}
+    keys = [f"key-{number}" for number in range(200)]
+    stop = threading.Event()
+
+    def feed(guarantee: str) -> None:
+        while not stop.is_set():
+            written[guarantee] += groups[guarantee].write(keys, timeout_s=90)
+            time.sleep(0.05)
+
+    with ExitStack() as running:
+        apps = {
+            guarantee: [
+                running.enter_context(
+                    counting.app(folder / guarantee, number, processing_guarantee=guarantee, ranges_per_partition=4, statestore_cache_max_bytes=0)
+                )
+                for number in range(2)
+            ]
+            for guarantee, counting in groups.items()
+        }
+        for group in apps.values():
+            await_running(group)
+        feeders = [threading.Thread(target=feed, args=[guarantee], daemon=True) for guarantee in GUARANTEES]
+        for feeder in feeders:
+            feeder.start()
+        eventually(lambda: all(metric(app, "coopstreams_commits_total") > 5 for group in apps.values() for app in group), 30, lambda: "no commits")
+        (broker.pause if paused else broker.kill)()
+        time.sleep(AWAY_S)
+        (broker.resume if paused else broker.start)()
+        time.sleep(1)
+        stop.set()
+        for feeder in feeders:
+            feeder.join(90)
+            assert not feeder.is_alive()
+        for guarantee, group in apps.items():
+            await_running(group)
+            if guarantee == "exactly_once_v2":
+                await_table(group[0], written[guarantee])
+            else:
+                eventually(lambda w=written[guarantee], g=groups[guarantee]: behind(g, w) == 0, 60, lambda: "counts are missing")  # type: ignore[misc]
+    exact = updates(groups["exactly_once_v2"])
+    assert exact == {key: list(range(1, count + 1)) for key, count in written["exactly_once_v2"].items()}
+    for key, count in written["at_least_once"].items():
+        seen = updates(groups["at_least_once"])[key]
+        assert set(range(1, count + 1)) <= set(seen)
+
+
+def behind(counting: Counting, written: Counter[str]) -> int:
+    """Return how many updates have not come out."""
+    seen = updates(counting)
+    return sum(len(set(range(1, count + 1)) - set(seen.get(key, ()))) for key, count in written.items())
+
+
+@pytest.mark.timeout(240)
+def test_a_broker_that_is_gone_for_thirty_seconds(broker_of_own: Callable[..., KafkaBroker], tmp_path: Path) -> None:
+    outage(broker_of_own, tmp_path, paused=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_broker_that_does_not_answer_for_thirty_seconds(broker_of_own: Callable[..., KafkaBroker], tmp_path: Path) -> None:
+    outage(broker_of_own, tmp_path, paused=True)
+
+
+def ends_with(app: CoopStreams, cause: Callable[[], None], timeout_s: float) -> BaseException:
+    """Return the error with which a running application ends after this happened."""
+    try:
+        with app:
+            await_running([app])
+            cause()
+            assert app._thread is not None
+            app._thread.join(timeout_s)
+            assert not app._thread.is_alive(), "it still runs"
+    except CoopStreamsError as error:
+        return error
+    raise AssertionError("it ended as if nothing had happened")
+
+
+@pytest.mark.slow
+def test_a_source_topic_that_is_deleted_stops_the_instance(kafka: Kafka, tmp_path: Path) -> None:
+    """After half a minute: librdkafka gives a topic that it knew so long to come back."""
+    counting = Counting.make(kafka)
+    error = ends_with(counting.app(tmp_path), lambda: kafka.delete(counting.source), 60)
+    assert isinstance(error, LogError)
+    assert counting.source in str(error)
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_a_sink_topic_that_is_deleted_stops_the_instance(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
+    counting = Counting.make(kafka)
+    app = counting.app(tmp_path, processing_guarantee=guarantee, transaction_timeout_ms=5000)
+
+    def cause() -> None:
+        kafka.delete(counting.sink)
+        counting.write(["a"] * 10)
+
+    error = ends_with(app, cause, 120)
+    assert isinstance(error, LogError)
+    assert counting.sink in str(error)
+    kafka.create(counting.sink)
+    with counting.app(tmp_path, processing_guarantee=guarantee, statestore_cache_max_bytes=0):
+        eventually(lambda: len(updates(counting).get("a", [])) >= 10, 30, lambda: str(updates(counting)))
+    if guarantee == "exactly_once_v2":
+        assert updates(counting) == {"a": list(range(1, 11))}
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_a_slow_function_commits_between_records(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
+    """A run of records takes several transaction time-outs; a second instance gets its share without waiting for the queue."""
+    source, sink, application = kafka.topic("in"), kafka.topic("out"), kafka.unique("slow")
+    builder = StreamsBuilder(application)
+
+    def slow(value: bytes) -> bytes:
+        time.sleep(0.02)
+        return value
+
+    builder.stream(source, key=serdes.text, value=serdes.raw).map_values(slow, value=serdes.raw).group_by_key().count(store="counts").to_stream().to(
+        sink
+    )
+    counting = Counting(kafka, application, source, sink, builder.build())
+    written = counting.write(f"key-{number % 100}" for number in range(800))
+    settings: dict[str, Any] = {"processing_guarantee": guarantee, "transaction_timeout_ms": 2000, "statestore_cache_max_bytes": 0}
+    with counting.app(tmp_path, 0, **settings) as first:
+        eventually(lambda: len(read_topic(kafka.bootstrap, sink)) > 50, 20, lambda: "nothing was committed")
+        started = time.monotonic()
+        with counting.app(tmp_path, 1, **settings) as second:
+            await_running([first, second])
+            assert time.monotonic() - started < 8, "a hand-over waits for one record, not for the queue"
+            await_table(second, written)
+            assert metric(first, "coopstreams_aborts_total") == 0
+    assert updates(counting) == {key: list(range(1, count + 1)) for key, count in written.items()}
+
+
+def test_a_function_that_takes_too_long_once_costs_the_membership_and_nothing_else(kafka: Kafka, tmp_path: Path) -> None:
+    source, sink, application = kafka.topic("in"), kafka.topic("out"), kafka.unique("stalls")
+    builder = StreamsBuilder(application)
+    calls = Counter[bytes]()
+
+    def stalls(value: bytes) -> bytes:
+        calls[value] += 1
+        if value == b"x" and calls.total() == 50:
+            time.sleep(4)
+        return value
+
+    builder.stream(source, key=serdes.text, value=serdes.raw).map_values(stalls, value=serdes.raw).group_by_key().count(
+        store="counts"
+    ).to_stream().to(sink)
+    counting = Counting(kafka, application, source, sink, builder.build())
+    written = counting.write(f"key-{number % 10}" for number in range(200))
+    with counting.app(tmp_path, processing_guarantee="exactly_once_v2", max_poll_interval_ms=1000, statestore_cache_max_bytes=0) as app:
+        eventually(lambda: "makes no progress" in instance_of(app).member.problem, 10, lambda: "the group keeps a member that does not move")
+        await_table(app, written)
+        assert instance_of(app).assigned is not None
+    assert updates(counting) == {key: list(range(1, count + 1)) for key, count in written.items()}

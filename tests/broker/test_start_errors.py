@@ -1,0 +1,209 @@
+"""What is wrong before the first record: a sentence that says what, where and what to do, in bounded time."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer
+
+from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
+from coopstreams.dev.process import free_port
+from coopstreams.topology.errors import CoopStreamsError, GroupError, LogError, StateError, StateLockedError, TopologyError, UnknownTopicError
+from tests.broker.counting import Counting, await_running, await_table, failure_of
+from tests.conftest import Kafka
+
+pytestmark = pytest.mark.broker
+
+
+def run(topology: Topology, bootstrap: str, folder: Path, **settings: Any) -> BaseException:
+    """Return what an application ends with."""
+    given = {name.replace("_", "."): value for name, value in settings.items()}
+    return failure_of(CoopStreams(topology, {"bootstrap.servers": bootstrap, "state.dir": str(folder), **given}))
+
+
+def copying(kafka: Kafka, source: str, sink: str) -> Topology:
+    builder = StreamsBuilder(kafka.unique("copying"))
+    builder.stream(source, key=serdes.raw, value=serdes.raw).to(sink)
+    return builder.build()
+
+
+def test_a_source_topic_that_does_not_exist(kafka: Kafka, tmp_path: Path) -> None:
+    existing = kafka.topic("departures")
+    error = run(copying(kafka, existing + "s", existing), kafka.bootstrap, tmp_path)
+    assert isinstance(error, UnknownTopicError)
+    assert f'there is no topic "{existing}s" (did you mean "{existing}"?)' in str(error)
+
+
+def test_a_sink_topic_that_does_not_exist(kafka: Kafka, tmp_path: Path) -> None:
+    missing = kafka.unique("missing")
+    error = run(copying(kafka, kafka.topic(), missing), kafka.bootstrap, tmp_path)
+    assert isinstance(error, UnknownTopicError)
+    assert missing in str(error)
+    assert "create it" in str(error)
+
+
+def test_a_dead_letter_topic_that_does_not_exist(kafka: Kafka, tmp_path: Path) -> None:
+    missing = kafka.unique("dead")
+    error = run(
+        copying(kafka, kafka.topic(), kafka.topic()),
+        kafka.bootstrap,
+        tmp_path,
+        processing_exception_handler="dead-letter",
+        errors_dead_letter_queue_topic_name=missing,
+    )
+    assert isinstance(error, UnknownTopicError)
+    assert missing in str(error)
+
+
+def test_topics_of_a_join_that_differ_in_partitions(kafka: Kafka, tmp_path: Path) -> None:
+    orders, customers = kafka.topic("orders", 3), kafka.topic("customers", 2)
+    builder = StreamsBuilder(kafka.unique("join"))
+    table = builder.table(customers, key=serdes.text, value=serdes.text)
+    builder.stream(orders, key=serdes.text, value=serdes.text).join(table, lambda a, b: a + b, value=serdes.text).to(kafka.topic())
+    error = run(builder.build(), kafka.bootstrap, tmp_path)
+    assert isinstance(error, TopologyError)
+    for part in (f'"{orders}" has 3 partitions', f'"{customers}" has 2', "join", ".repartition()"):
+        assert part in str(error)
+
+
+def test_an_internal_topic_with_another_number_of_partitions(kafka: Kafka, tmp_path: Path) -> None:
+    """The source topic has grown: the changelog has one partition too few."""
+    application, source = kafka.unique("grown"), kafka.topic("in", 1)
+
+    def counts(topic: str) -> Topology:
+        builder = StreamsBuilder(application)
+        builder.stream(topic, key=serdes.text, value=serdes.raw).group_by_key().count(store="counts")
+        return builder.build()
+
+    with CoopStreams(counts(source), {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path)}) as app:
+        await_running([app])
+    error = run(counts(kafka.topic("in", 2)), kafka.bootstrap, tmp_path)
+    assert isinstance(error, TopologyError)
+    for part in (f"{application}-counts-changelog", "has 1 partitions", "needs 2", "application id"):
+        assert part in str(error)
+
+
+def test_internal_topics_of_an_earlier_form_of_the_program_are_told(kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    application, source = kafka.unique("renamed"), kafka.topic("in")
+
+    def counts(store: str) -> Topology:
+        builder = StreamsBuilder(application)
+        builder.stream(source, key=serdes.text, value=serdes.raw).group_by_key().count(store=store)
+        return builder.build()
+
+    settings = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path)}
+    with CoopStreams(counts("old"), settings) as app:
+        await_running([app])
+    caplog.clear()
+    with caplog.at_level(logging.WARNING), CoopStreams(counts("new"), settings) as app:
+        await_running([app])
+    told = [record.getMessage() for record in caplog.records if f"{application}-old-changelog" in record.getMessage()]
+    assert told, "a store that was renamed is an empty store: that must be told"
+    assert "delete" in told[0]
+
+
+def test_a_state_folder_in_use(kafka: Kafka, tmp_path: Path) -> None:
+    """Also what two instances with the same number on one machine meet."""
+    counting = Counting.make(kafka)
+    with counting.app(tmp_path) as app:
+        error = failure_of(counting.app(tmp_path))
+        assert isinstance(error, StateLockedError)
+        assert str(tmp_path / counting.application / "instance-0") in str(error)
+        assert "instance number" in str(error)
+        await_table(app, counting.write(["a", "b", "a"]))
+
+
+def test_a_state_folder_that_is_none(kafka: Kafka, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    error = failure_of(Counting.make(kafka).app(tmp_path / "file"))
+    assert isinstance(error, StateError)
+    assert "state.dir" in str(error)
+
+
+def test_no_broker(tmp_path: Path) -> None:
+    builder = StreamsBuilder("nobody")
+    builder.stream("in", key=serdes.text, value=serdes.raw).to("out")
+    address, started = f"127.0.0.1:{free_port()}", time.monotonic()
+    error = run(builder.build(), address, tmp_path, connect_timeout_ms=2000)
+    assert time.monotonic() - started < 15
+    assert isinstance(error, LogError)
+    for part in (address, "coopstreams dev", "bootstrap.servers"):
+        assert part in str(error)
+
+
+def test_a_broker_that_speaks_something_else(tmp_path: Path, kafka: Kafka) -> None:
+    """A plain broker, and an application that wants TLS."""
+    builder = StreamsBuilder("tls")
+    builder.stream("in", key=serdes.text, value=serdes.raw).to("out")
+    settings = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path), "security.protocol": "SSL", "connect.timeout.ms": 3000}
+    error = failure_of(CoopStreams(builder.build(), settings))
+    assert isinstance(error, CoopStreamsError)
+    assert "SSL" in str(error)
+
+
+def test_a_group_of_another_kind_of_consumer(kafka: Kafka, tmp_path: Path) -> None:
+    counting = Counting.make(kafka)
+    stranger = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": counting.application, "auto.offset.reset": "earliest"})
+    stranger.subscribe([counting.source])
+    try:
+        while not stranger.assignment():
+            stranger.poll(0.1)
+        error = failure_of(counting.app(tmp_path))
+    finally:
+        stranger.close()
+    assert isinstance(error, GroupError)
+    assert counting.application in str(error)
+    with counting.app(tmp_path) as app:  # when it is gone
+        await_table(app, counting.write(["a", "b", "a"]))
+
+
+def test_a_stranger_does_not_get_into_the_group(kafka: Kafka, tmp_path: Path) -> None:
+    counting = Counting.make(kafka)
+    with counting.app(tmp_path, processing_guarantee="exactly_once_v2") as app:
+        await_running([app])
+        stranger = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": counting.application})
+        stranger.subscribe([counting.source])
+        refusals = []
+        for _ in range(30):
+            message = stranger.poll(0.1)
+            if message is not None and message.error() is not None:
+                refusals.append(str(message.error()))
+        await_table(app, counting.write(["a", "b", "a"]))
+        stranger.close()
+    assert any("INCONSISTENT_GROUP_PROTOCOL" in refusal for refusal in refusals), refusals
+
+
+def test_offsets_that_the_log_no_longer_has(kafka: Kafka, tmp_path: Path) -> None:
+    """Retention deleted what was not processed: that is told, not skipped."""
+    counting = Counting.make(kafka)
+    with counting.app(tmp_path) as app:
+        await_table(app, counting.write(["a"] * 5))
+    counting.write(["b"] * 10)
+    kafka.delete_before(counting.source, 0, 12)
+    error = failure_of(counting.app(tmp_path))
+    assert isinstance(error, LogError)
+    for part in (counting.source, "stands at offset 5", "begins at 12", "7 records", "application.id"):
+        assert part in str(error)
+
+
+@pytest.mark.parametrize("ranges", [1, 2])
+def test_a_topic_made_anew(kafka: Kafka, tmp_path: Path, ranges: int) -> None:
+    """Kafka forgets the group's offset with the topic; individual commits are ours, and point behind the end of the new one."""
+    counting = Counting.make(kafka)
+    with counting.app(tmp_path, ranges_per_partition=ranges) as app:
+        await_table(app, counting.write(["a"] * 5))
+    kafka.delete(counting.source)
+    kafka.create(counting.source)
+    counting.write(["a"])
+    if ranges == 1:
+        with counting.app(tmp_path) as app:
+            await_table(app, {"a": 6})
+        return
+    error = failure_of(counting.app(tmp_path, ranges_per_partition=ranges))
+    assert isinstance(error, LogError)
+    assert counting.source in str(error)
+    assert "offset 5" in str(error)

@@ -1,0 +1,104 @@
+"""The commands that ask: what is typed, what is printed, with which exit status. Those that run something are in tests/docs and tests/broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from typer.testing import CliRunner, Result
+
+from coopstreams.cli import app
+from coopstreams.query.service import Limits
+from coopstreams.topology.errors import ConfigError, QueryError
+from tests.query.cluster import HOUR, Cluster, Data
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+DATA: Data = {
+    "counts": {"be": (2, 1), "bee": (1, 5), "to": (3, 2)},
+    "numbers": {7: ({"n": 1}, 1)},
+    "points": {"a": (1, 1), 7: (2, 2)},
+    "hours": {("k", hour * HOUR): ({"n": hour}, hour) for hour in range(3)},
+}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with Cluster(2, Limits(retry_s=0.0)) as cluster:
+        cluster.deal(2, DATA)
+        yield cluster["a"].url
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "80"})
+
+
+def lines(result: Result) -> list[dict[str, Any]]:
+    return [orjson.loads(line) for line in result.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("store", "key", "value"),
+    [("counts", "be", 2), ("numbers", "7", {"n": 1}), ("points", '"a"', 1), ("points", "7", 2)],
+    ids=["text", "number", "JSON text", "JSON number"],
+)
+def test_a_key_is_typed_as_text_and_a_json_key_as_json(url: str, store: str, key: str, value: Any) -> None:
+    result = run("query", url, store, key)
+    assert result.exit_code == 0
+    assert [found["value"] for found in lines(result)] == [value]
+
+
+def test_a_json_key_that_is_no_json_is_an_error_with_a_cure(url: str) -> None:
+    result = run("query", url, "points", "a")
+    assert isinstance(result.exception, QueryError)
+    assert "a text is written '\"a\"'" in str(result.exception)
+
+
+def test_a_key_without_a_value_is_silence_and_exit_status_1(url: str) -> None:
+    result = run("query", url, "counts", "nobody")
+    assert (result.exit_code, result.stdout) == (1, "")
+
+
+def test_a_window_store_has_windows_to_a_key(url: str) -> None:
+    assert [(found["start"], found["value"]) for found in lines(run("query", url, "hours", "k", "--limit", "2"))] == [(0, {"n": 0}), (HOUR, {"n": 1})]
+
+
+def test_without_a_key_the_entries_come_in_order(url: str) -> None:
+    assert [found["key"] for found in lines(run("query", url, "counts"))] == ["be", "bee", "to"]
+    assert [found["key"] for found in lines(run("query", url, "counts", "--prefix", "be", "--limit", "1"))] == ["be"]
+
+
+def test_an_unknown_store_is_an_error_that_names_the_others(url: str) -> None:
+    result = run("query", url, "count", "be")
+    assert isinstance(result.exception, QueryError)
+    assert "counts" in str(result.exception)
+
+
+def test_the_status_of_two_instances_fits_a_terminal_and_names_their_tasks(url: str) -> None:
+    result = run("status", url)
+    assert result.exit_code == 0
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    for task in ("0_0[0..127]", "0_0[128..255]", "0_1[0..127]", "0_1[128..255]"):
+        assert task in result.stdout
+
+
+@pytest.mark.parametrize("format_", ["text", "mermaid", "dot", "json"])
+def test_a_topology_is_drawn_without_a_broker(format_: str) -> None:
+    result = run("describe", str(EXAMPLES / "word_count.py"), "--format", format_)
+    assert result.exit_code == 0
+    assert "word-count-counts-repartition" in result.stdout
+
+
+def test_a_program_that_is_not_there_is_an_error_that_says_so() -> None:
+    result = run("describe", "nowhere.py")
+    assert isinstance(result.exception, ConfigError)
+    assert "nowhere.py" in str(result.exception)
+
+
+@pytest.mark.parametrize("command", ["run", "describe", "status", "query", "dev"])
+def test_every_command_explains_itself(command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert "Usage" in result.stdout

@@ -1,0 +1,217 @@
+"""The follower on both logs: what it knows, when a barrier is passed, and who keeps it back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import count
+from threading import Event, Thread
+
+import pytest
+
+from coopstreams.commit.follower import Follower
+from coopstreams.commit.progress import Author, Progress, plan
+from coopstreams.commit.record import (
+    PARTITIONS,
+    TOPIC,
+    CommitKey,
+    Committed,
+    CommitValue,
+    Segment,
+    encode_key,
+    encode_value,
+    partition_of,
+    topic_spec,
+)
+from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.log import Log, Position, Writer
+from coopstreams.log.memory import MemoryLog
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.keys import WHOLE, KeyRange
+from tests.conftest import Kafka
+
+PATIENCE_S = 30.0
+START = Position(0)
+ORDERS = TopicPartition("orders", 0)
+LEFT, RIGHT = KeyRange.split(2)
+_number = count()
+
+
+@pytest.fixture(params=["memory", pytest.param("kafka", marks=pytest.mark.broker)])
+def log(request: pytest.FixtureRequest) -> Iterator[Log]:
+    if request.param == "memory":
+        yield MemoryLog()
+        return
+    kafka: Kafka = request.getfixturevalue("kafka")
+    cluster = KafkaLog({"bootstrap.servers": kafka.bootstrap})
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def group() -> str:
+    return f"follower-{time.time_ns()}-{next(_number)}"
+
+
+@pytest.fixture
+def follower(log: Log, group: str) -> Iterator[Follower]:
+    follower = Follower(log, group)
+    yield follower
+    follower.close()
+
+
+def say(writer: Writer, follower: Follower, covered: KeyRange, term: int, position: int | None, name: str = "t") -> None:
+    """Append one commit of the follower's group, or a tombstone."""
+    key = encode_key(CommitKey(follower.group, *ORDERS, covered, term, 1))
+    value = None if position is None else encode_value(CommitValue(name, (Segment(covered, position),)))
+    writer.append(TOPIC, [key], [value], [1], partitions=follower.partition.partition)
+    writer.flush(PATIENCE_S)
+
+
+def pass_barrier(follower: Follower, barrier: int) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not follower.passed(barrier):
+        assert time.monotonic() < deadline, f"at {follower.tail}, the barrier is {barrier}"
+        follower.poll(0.1)
+
+
+def poll_until_idle(follower: Follower) -> None:
+    """Read on until a few polls in a row bring nothing."""
+    quiet = 0
+    while quiet < 3:
+        quiet = 0 if follower.poll(0.1) else quiet + 1
+
+
+def positions(follower: Follower, covered: KeyRange = WHOLE) -> list[int]:
+    return [segment.position for segment in follower.open(ORDERS, covered, None, START).segments]
+
+
+def test_the_topic_is_made_if_it_is_missing_and_taken_as_it_is_if_not() -> None:
+    log = MemoryLog()
+    assert Follower(log, "g").partition == TopicPartition(TOPIC, partition_of("g", PARTITIONS))
+    assert (log.partitions()[TOPIC], log.topic_config(TOPIC)["cleanup.policy"]) == (PARTITIONS, "compact")
+    assert Follower(log, "g", partitions=7).partitions == PARTITIONS
+
+
+def test_a_changed_partition_count_is_refused_when_the_fence_row_tells() -> None:
+    log = MemoryLog()
+    log.create_topics([topic_spec(4)])
+    follower = Follower(log, "g")
+    follower.check([ORDERS, follower.partition])
+    moved = TopicPartition(TOPIC, (follower.partition.partition + 1) % 4)
+    with pytest.raises(ConfigError, match=r"the partition count was changed, which it must never be"):
+        follower.check([ORDERS, moved])
+
+
+def test_a_commit_goes_from_one_task_through_the_log_to_its_successor(log: Log, follower: Follower) -> None:
+    openings = {ORDERS: follower.open(ORDERS, LEFT, Committed(10, 5, 1), START)}
+    task = Progress(LEFT, openings, Author(follower.group, 3, "a-0-0"))
+    task.advance(ORDERS, 25, 99)
+    commit = plan([task], follower)
+    writer = log.writer()
+    writer.append(TOPIC, [key for key, _ in commit.records], [value for _, value in commit.records], [1], partitions=follower.partition.partition)
+    writer.flush(PATIENCE_S)
+    pass_barrier(follower, follower.barrier())
+    successor = follower.open(ORDERS, WHOLE, Committed(10, 5, 1), START)
+    assert successor.segments == (Segment(LEFT, 25, 99), Segment(RIGHT, 10, 5))
+    assert (openings[ORDERS].term, successor.term) == (2, 3)
+
+
+@pytest.mark.parametrize("ends", ["commit", "abort"])
+def test_a_barrier_waits_for_an_open_transaction_and_passes_when_it_is_decided(log: Log, follower: Follower, ends: str) -> None:
+    plain, transactional = log.writer(), log.writer(f"{follower.group}-a")
+    say(plain, follower, WHOLE, 1, 100)
+    transactional.begin()
+    say(transactional, follower, LEFT, 2, 150, f"{follower.group}-a")
+    say(plain, follower, RIGHT, 2, 130)
+    barrier = follower.barrier()
+    poll_until_idle(follower)
+    assert not follower.passed(barrier)
+    assert positions(follower) == [100], "what lies behind an open transaction is not known yet"
+    assert follower.blockers(barrier) - {"t"} == {f"{follower.group}-a"}
+    if ends == "commit":
+        transactional.commit(PATIENCE_S)
+    else:
+        transactional.abort()
+    pass_barrier(follower, barrier)
+    assert positions(follower) == ([150, 130] if ends == "commit" else [100, 130])
+    assert follower.blockers(follower.barrier()) == set()
+    transactional.close()
+
+
+def test_a_dead_transaction_is_found_and_a_new_writer_of_its_id_ends_it(log: Log, follower: Follower) -> None:
+    dead = log.writer(f"{follower.group}-dead")
+    dead.begin()
+    say(dead, follower, WHOLE, 1, 100, f"{follower.group}-dead")
+    barrier = follower.barrier()
+    (blocker,) = follower.blockers(barrier)
+    successor = log.writer(blocker)
+    pass_barrier(follower, barrier)
+    assert positions(follower) == [0]
+    successor.close()
+
+
+def test_another_group_in_the_partition_blocks_too_but_is_not_ours_to_end() -> None:
+    log = MemoryLog()
+    log.create_topics([topic_spec(1)])
+    ours, theirs = Follower(log, "ours"), Follower(log, "theirs")
+    writer = log.writer("theirs-a")
+    writer.begin()
+    say(writer, theirs, WHOLE, 1, 100, "theirs-a")
+    barrier = ours.barrier()
+    poll_until_idle(ours)
+    assert not ours.passed(barrier)
+    assert ours.blockers(barrier) == set()
+    assert theirs.blockers(barrier) == {"theirs-a"}
+    writer.abort()
+    pass_barrier(ours, barrier)
+
+
+def test_a_follower_that_starts_after_the_cleaner_knows_the_same() -> None:
+    log = MemoryLog()
+    early, writer = Follower(log, "g"), log.writer()
+    for term in range(1, 6):
+        for position in range(term * 100, term * 100 + 30, 10):
+            for covered in (WHOLE,) if term % 2 else (LEFT, RIGHT):
+                say(writer, early, covered, term, position)
+    say(writer, early, WHOLE, 1, None)
+    say(writer, early, LEFT, 2, None)
+    pass_barrier(early, early.barrier())
+    log.compact(TOPIC)
+    late = Follower(log, "g")
+    pass_barrier(late, late.barrier())
+    assert late.tail == early.tail
+    assert late.live(ORDERS) == early.live(ORDERS)
+    assert late.garbage(ORDERS, [WHOLE]) == early.garbage(ORDERS, [WHOLE])
+    assert positions(late) == [520]
+
+
+def test_stream_threads_may_ask_while_the_opener_polls() -> None:
+    log = MemoryLog()
+    follower, writer, stop = Follower(log, "g"), log.writer(), Event()
+    say(writer, follower, WHOLE, 1, 1)
+    pass_barrier(follower, follower.barrier())
+    seen: list[list[int]] = [[], []]
+
+    def ask(offsets: list[int]) -> None:
+        while not stop.is_set():
+            stable = follower.stable(ORDERS, None)
+            assert stable
+            offsets.append(stable.offset)
+            follower.garbage(ORDERS, [WHOLE])
+            follower.open(ORDERS, LEFT, None, START)
+
+    askers = [Thread(target=ask, args=(offsets,)) for offsets in seen]
+    for asker in askers:
+        asker.start()
+    for term in range(2, 300):
+        for covered in (LEFT, RIGHT) if term % 2 else (WHOLE,):
+            say(writer, follower, covered, term, term)
+        follower.poll(0)
+    pass_barrier(follower, follower.barrier())
+    stop.set()
+    for asker in askers:
+        asker.join()
+    assert all(offsets == sorted(offsets) for offsets in seen)
+    assert positions(follower) == [299]

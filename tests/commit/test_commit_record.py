@@ -1,0 +1,134 @@
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coopstreams.commit.ranges import normalise
+from coopstreams.commit.record import (
+    PARTITIONS,
+    TOPIC,
+    CommitKey,
+    Committed,
+    CommitValue,
+    Segment,
+    decode_key,
+    decode_value,
+    encode_key,
+    encode_value,
+    partition_of,
+    topic_spec,
+)
+from coopstreams.topology.errors import LogError
+from coopstreams.topology.keys import MAX_HASH, WHOLE, KeyRange
+
+int32s = st.integers(-(2**31), 2**31 - 1)
+hashes = st.integers(0, MAX_HASH)
+ranges = st.tuples(hashes, hashes).map(lambda pair: KeyRange(min(pair), max(pair)))
+keys = st.builds(CommitKey, st.text(max_size=20), st.text(max_size=200), int32s, ranges, int32s, int32s)
+
+
+@st.composite
+def values(draw: st.DrawFn) -> tuple[KeyRange, CommitValue]:
+    covered = draw(ranges)
+    width = covered.end - covered.start
+    cuts = sorted(draw(st.sets(st.integers(covered.start, covered.end - 1), max_size=5))) if width else []
+    segments = []
+    for start, end in zip([covered.start, *(cut + 1 for cut in cuts)], [*cuts, covered.end], strict=True):
+        position = draw(st.integers(0, 2**63 - 1))
+        runs = normalise(
+            (position + a, position + a + b) for a, b in draw(st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 1000)), max_size=4))
+        )
+        segments.append(Segment(KeyRange(start, end), position, draw(st.integers(-(2**62), 2**62)), runs))
+    return covered, CommitValue(draw(st.text(max_size=30)), tuple(segments))
+
+
+SOME_KEY = CommitKey("some-group", "some-topic", 3, KeyRange(10, 99), 4, 17)
+SOME_VALUE = CommitValue("app-0-1", (Segment(KeyRange(10, 49), 150, 1_700_000_000_000), Segment(KeyRange(50, 99), 130, -1, ((140, 149), (200, 200)))))
+
+
+@given(keys)
+def test_a_key_comes_back_as_it_was_written(key: CommitKey) -> None:
+    assert decode_key(encode_key(key)) == key
+
+
+@given(values())
+def test_a_value_comes_back_as_it_was_written(written: tuple[KeyRange, CommitValue]) -> None:
+    covered, value = written
+    assert decode_value(encode_value(value), covered) == value
+
+
+def test_the_bytes_are_frozen() -> None:
+    assert encode_key(SOME_KEY).hex() == ("010a736f6d652d67726f75700a736f6d652d746f70696300000003000000000000000a00000000000000630000000400000011")
+    assert encode_value(SOME_VALUE).hex() == ("01076170702d302d31020000000000000031960180a0abfef96200820101020a0a3201")
+
+
+@given(keys, st.data())
+def test_a_key_cut_short_or_long_is_a_clear_error(key: CommitKey, data: st.DataObject) -> None:
+    raw = encode_key(key)
+    cut = data.draw(st.integers(1, len(raw) - 1))
+    for damaged in (raw[:cut], raw + b"x"):
+        with pytest.raises(LogError, match=TOPIC):
+            decode_key(damaged)
+
+
+@given(values(), st.data())
+def test_a_value_cut_short_or_long_is_a_clear_error(written: tuple[KeyRange, CommitValue], data: st.DataObject) -> None:
+    covered, value = written
+    raw = encode_value(value)
+    cut = data.draw(st.integers(1, len(raw) - 1))
+    for damaged in (raw[:cut], raw + b"x"):
+        with pytest.raises(LogError, match=TOPIC):
+            decode_value(damaged, covered)
+
+
+@given(st.binary(max_size=80), ranges)
+def test_no_bytes_do_more_than_raise_that_error(raw: bytes, covered: KeyRange) -> None:
+    for decode in (decode_key, lambda data: decode_value(data, covered)):
+        for data in (raw, b"\1" + raw):
+            with suppress(LogError):
+                decode(data)
+
+
+def test_a_version_of_the_future_says_so() -> None:
+    with pytest.raises(LogError, match=r"version 2, this coopstreams reads version 1: .*upgrade"):
+        decode_key(b"\2" + encode_key(SOME_KEY)[1:])
+    with pytest.raises(LogError, match=r"version 2, this coopstreams reads version 1: .*upgrade"):
+        decode_value(b"\2" + encode_value(SOME_VALUE)[1:], SOME_KEY.range)
+
+
+def test_a_hole_between_segments_is_not_written() -> None:
+    with pytest.raises(ValueError, match="not neighbours"):
+        encode_value(CommitValue("x", (Segment(KeyRange(0, 4), 1), Segment(KeyRange(6, 9), 2))))
+
+
+def test_runs_below_the_position_are_not_written() -> None:
+    with pytest.raises(ValueError, match="in order above the position"):
+        encode_value(CommitValue("x", (Segment(WHOLE, 10, runs=((8, 9),)),)))
+
+
+def test_ten_thousand_runs_fit_into_one_record() -> None:
+    runs = tuple((1_000_000 + 3 * i, 1_000_000 + 3 * i + 1) for i in range(10_000))
+    value = CommitValue("app-0-1", (Segment(WHOLE, 1_000_000, 1_700_000_000_000, runs),))
+    assert len(encode_value(value)) < 20_100
+    assert len(encode_value(CommitValue("app-0-1", (Segment(WHOLE, 1_000_000, 1_700_000_000_000),)))) <= 21
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(-1, 2**62), st.integers(0, 2**31 - 1), st.sampled_from(["", "\0"]))
+def test_metadata_of_a_plain_offset_comes_back(offset: int, stream_time: int, term: int, appended: str) -> None:
+    committed = Committed(offset, stream_time, term)
+    assert Committed.parse(offset, committed.metadata + appended) == committed
+
+
+@pytest.mark.parametrize("metadata", [None, "", "\0", "ic", "ic 5", "ic five 5", "ic 5 6 7", "somebody else's"])
+def test_metadata_of_others_makes_a_foreign_offset(metadata: str | None) -> None:
+    assert Committed.parse(7, metadata) == Committed(7, -1, None)
+
+
+def test_a_group_always_has_the_same_partition() -> None:
+    assert [partition_of(group, PARTITIONS) for group in ("", "word-count", "flights", "größe")] == [39, 31, 40, 39]
+
+
+def test_the_topic_is_compacted_in_segments_of_ten_mebibytes() -> None:
+    spec = topic_spec()
+    assert (spec.name, spec.partitions, spec.config["cleanup.policy"], spec.config["segment.bytes"]) == (TOPIC, 50, "compact", str(10 << 20))

@@ -1,0 +1,226 @@
+"""The examples of the note, one hash being one per cent of the hash space; and the rule against a naive one."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coopstreams.commit.record import CommitKey, Committed, CommitValue, Segment, decode_key, encode_key, encode_value
+from coopstreams.commit.view import Hole, Spoken, View, combine
+from coopstreams.log.log import Position
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import LogError
+from coopstreams.topology.keys import MAX_HASH, WHOLE, KeyRange
+
+AT = TopicPartition("orders", 0)
+START = Position(0)
+CENT = MAX_HASH // 100
+
+
+def cents(first: int, last: int) -> KeyRange:
+    return KeyRange(first * CENT, MAX_HASH if last == 99 else (last + 1) * CENT - 1)
+
+
+LEFT, RIGHT = cents(0, 49), cents(50, 99)
+
+
+def key(covered: KeyRange, term: int, generation: int = 1, group: str = "g") -> bytes:
+    return encode_key(CommitKey(group, *AT, covered, term, generation))
+
+
+def value(*segments: Segment) -> bytes:
+    return encode_value(CommitValue("t", segments))
+
+
+def say(view: View, covered: KeyRange, term: int, position: int, generation: int = 1) -> None:
+    view.apply(key(covered, term, generation), value(Segment(covered, position)))
+
+
+def positions(view: View, covered: KeyRange = WHOLE, committed: Committed | None = None) -> list[tuple[KeyRange, int]]:
+    return [(segment.range, segment.position) for segment in view.open(AT, covered, committed, START).segments]
+
+
+def tombstones(view: View, *mine: KeyRange) -> list[tuple[KeyRange, int]]:
+    return [(decoded.range, decoded.term) for decoded in map(decode_key, view.garbage(AT, mine))]
+
+
+def test_after_a_split_the_parent_speaks_for_the_child_that_never_committed() -> None:
+    view = View("g")
+    say(view, WHOLE, 1, 100)
+    assert view.open(AT, LEFT, None, START).term == 2
+    say(view, LEFT, 2, 150)
+    assert positions(view) == [(LEFT, 150), (RIGHT, 100)]
+    assert tombstones(view, WHOLE) == []
+    say(view, RIGHT, 2, 130)
+    assert positions(view) == [(LEFT, 150), (RIGHT, 130)]
+    assert tombstones(view, LEFT) == [(WHOLE, 1)]
+    assert tombstones(view, RIGHT) == []
+
+
+def test_a_merge_inherits_segments_and_covers_the_old_records() -> None:
+    view = View("g")
+    say(view, LEFT, 2, 150)
+    say(view, RIGHT, 2, 130)
+    opening = view.open(AT, WHOLE, None, START)
+    assert (opening.term, [(s.range, s.position) for s in opening.segments]) == (3, [(LEFT, 150), (RIGHT, 130)])
+    view.apply(key(WHOLE, 3), value(Segment(LEFT, 150), Segment(RIGHT, 140)))
+    assert positions(view) == [(LEFT, 150), (RIGHT, 140)]
+    assert sorted(tombstones(view, WHOLE)) == [(LEFT, 2), (RIGHT, 2)]
+    say(view, WHOLE, 3, 160)
+    assert positions(view) == [(WHOLE, 160)]
+
+
+def test_merging_back_to_old_boundaries_is_another_key_so_a_late_tombstone_hits_nothing() -> None:
+    view = View("g")
+    say(view, WHOLE, 1, 100)
+    say(view, LEFT, 2, 150)
+    say(view, RIGHT, 2, 150)
+    say(view, WHOLE, 3, 500)
+    view.apply(key(WHOLE, 1), None)
+    assert positions(view) == [(WHOLE, 500)]
+    view.apply(key(WHOLE, 1), None)
+    assert positions(view) == [(WHOLE, 500)]
+
+
+def test_a_zombie_that_writes_late_under_an_old_term_changes_nothing() -> None:
+    view = View("g")
+    say(view, LEFT, 2, 150)
+    say(view, RIGHT, 2, 150)
+    say(view, LEFT, 3, 150)
+    say(view, LEFT, 2, 180)
+    assert positions(view) == [(WHOLE, 150)]
+    assert tombstones(view, WHOLE) == [(LEFT, 2)]
+
+
+def test_of_two_openers_with_the_same_term_the_later_generation_speaks_however_late_the_other_claims() -> None:
+    view = View("g")
+    say(view, LEFT, 3, 200, generation=8)
+    say(view, WHOLE, 3, 150, generation=7)
+    assert positions(view) == [(LEFT, 200), (RIGHT, 150)]
+    say(view, LEFT, 3, 150, generation=7)
+    assert positions(view) == [(LEFT, 200), (RIGHT, 150)]
+    assert tombstones(view, WHOLE) == [(LEFT, 3)]
+
+
+def test_a_split_of_a_whole_range_task_goes_on_from_the_plain_offset_not_from_old_records() -> None:
+    view = View("g")
+    say(view, LEFT, 1, 150)
+    say(view, RIGHT, 1, 130)
+    plain = Committed(1000, 77, 2)
+    opening = view.open(AT, LEFT, plain, START)
+    assert (opening.term, opening.segments) == (3, (Segment(LEFT, 1000, 77),))
+    say(view, LEFT, 3, 1100)
+    assert positions(view, WHOLE, plain) == [(LEFT, 1100), (RIGHT, 1000)]
+    assert view.mirror(AT, plain) == plain, "the other half rests upon it"
+    say(view, RIGHT, 3, 1050)
+    assert view.mirror(AT, plain) == Committed(1050, -1, 2)
+
+
+def test_while_a_whole_range_task_has_segments_the_larger_of_its_record_and_its_plain_offset_counts() -> None:
+    view = View("g")
+    say(view, LEFT, 1, 150)
+    say(view, RIGHT, 1, 130)
+    view.apply(key(WHOLE, 2), value(Segment(LEFT, 150), Segment(RIGHT, 140)))
+    assert positions(view, WHOLE, Committed(140, term=2)) == [(LEFT, 150), (RIGHT, 140)]
+    assert positions(view, WHOLE, Committed(160, term=2)) == [(WHOLE, 160)]
+
+
+def test_a_zombies_position_that_leaked_into_the_mirror_does_not_count_for_a_claimed_range() -> None:
+    view, plain = View("g"), Committed(100, 5, 1)
+    say(view, LEFT, 2, 200)
+    say(view, RIGHT, 2, 180)  # the zombie, after its successor read 130
+    leaked = view.mirror(AT, plain)
+    assert leaked
+    assert (leaked.offset, leaked.term) == (180, 1)
+    say(view, RIGHT, 3, 130, generation=2)
+    assert positions(view, RIGHT, leaked) == [(RIGHT, 130)]
+
+
+def test_a_foreign_offset_counts_where_it_is_larger_and_is_mirrored_over_only_when_nothing_rests_upon_it() -> None:
+    view, foreign = View("g"), Committed(140)
+    assert positions(view, LEFT, foreign) == [(LEFT, 140)]
+    say(view, LEFT, 1, 150)
+    assert positions(view, WHOLE, foreign) == [(LEFT, 150), (RIGHT, 140)]
+    assert view.mirror(AT, foreign) is None
+    say(view, RIGHT, 1, 130)
+    assert positions(view, WHOLE, foreign) == [(LEFT, 150), (RIGHT, 140)]
+    assert view.mirror(AT, foreign) is None
+    say(view, RIGHT, 1, 145)
+    assert view.mirror(AT, foreign) == Committed(145, -1, 0)
+
+
+def test_an_operators_reset_of_a_whole_range_application_is_obeyed_in_both_directions() -> None:
+    for offset in (3, 5000):
+        opening = View("g").open(AT, WHOLE, Committed(offset), START)
+        assert (opening.segments, opening.claim) == ((Segment(WHOLE, offset),), False)
+
+
+def test_where_nobody_committed_the_reset_position_counts_and_nothing_is_stable() -> None:
+    view = View("g")
+    assert view.open(AT, WHOLE, None, Position(7, 3)).segments == (Segment(WHOLE, 7, 3),)
+    assert view.stable(AT, None) is None
+    say(view, LEFT, 1, 150)
+    assert view.resolve(AT, WHOLE) == [Spoken(Segment(LEFT, 150), 1), Hole(RIGHT)]
+    assert view.stable(AT, None) is None
+    assert view.mirror(AT, None) is None
+    assert view.stable(AT, Committed(100, 9, 0)) == Position(100, 9)
+
+
+def test_stable_is_the_lowest_position_with_the_stream_time_there() -> None:
+    view = View("g")
+    view.apply(key(LEFT, 1), value(Segment(LEFT, 150, 60)))
+    view.apply(key(RIGHT, 1), value(Segment(RIGHT, 130, 50)))
+    assert view.stable(AT, None) == Position(130, 50)
+
+
+def test_only_a_whole_range_task_with_nothing_live_needs_no_claim() -> None:
+    view = View("g")
+    assert not view.open(AT, WHOLE, Committed(5, 5, 5), START).claim
+    assert view.open(AT, LEFT, None, START).claim
+    say(view, LEFT, 1, 10)
+    assert view.open(AT, WHOLE, None, START).claim
+
+
+def test_records_of_other_groups_are_ignored_whatever_their_version() -> None:
+    view = View("g")
+    view.apply(key(LEFT, 1, group="gg"), value(Segment(LEFT, 10)))
+    view.apply(b"\7" + key(LEFT, 1, group="h")[1:], b"\7...")
+    view.apply(b"", b"")
+    assert view.live(AT) == []
+    with pytest.raises(LogError, match="version 7"):
+        view.apply(b"\7" + key(LEFT, 1)[1:], value(Segment(LEFT, 10)))
+
+
+def test_done_runs_below_a_larger_plain_offset_are_dropped() -> None:
+    spoken = Spoken(Segment(WHOLE, 10, 5, ((12, 14), (20, 30))), 3)
+    assert combine([spoken], Committed(25, 8, 3), START) == [Segment(WHOLE, 25, 8, ((25, 30),))]
+
+
+cuts = st.tuples(st.integers(0, 9), st.integers(0, 9)).map(lambda pair: (min(pair), max(pair)))
+writes = st.lists(st.tuples(cuts, st.integers(1, 5), st.integers(1, 3), st.one_of(st.none(), st.integers(0, 50))), max_size=25)
+
+
+@given(writes, cuts)
+def test_resolving_hash_by_hash_gives_the_highest_rank_and_garbage_is_what_speaks_for_none(
+    some: list[tuple[tuple[int, int], int, int, int | None]], asked: tuple[int, int]
+) -> None:
+    view, live = View("g"), dict[tuple[int, int, tuple[int, int]], int]()
+    for cut, term, generation, position in some:
+        covered = cents(cut[0] * 10, cut[1] * 10 + 9)
+        view.apply(key(covered, term, generation), None if position is None else value(Segment(covered, position)))
+        live.pop((term, generation, cut), None)
+        if position is not None:
+            live[term, generation, cut] = position
+
+    def speaker(tenth: int) -> tuple[int, int, tuple[int, int]] | None:
+        return max((rank for rank in live if rank[2][0] <= tenth <= rank[2][1]), default=None)
+
+    pieces = view.resolve(AT, cents(asked[0] * 10, asked[1] * 10 + 9))
+    for tenth in range(asked[0], asked[1] + 1):
+        (piece,) = [piece for piece in pieces if tenth * 10 * CENT in piece.range]
+        rank = speaker(tenth)
+        said = (piece.segment.position, piece.term) if isinstance(piece, Spoken) else None
+        assert said == (None if rank is None else (live[rank], rank[0]))
+    silent = set(live) - {speaker(tenth) for tenth in range(10)}
+    assert {(decoded.term, decoded.generation, decoded.range) for decoded in map(decode_key, view.garbage(AT, [WHOLE]))} == {
+        (term, generation, cents(cut[0] * 10, cut[1] * 10 + 9)) for term, generation, cut in silent
+    }

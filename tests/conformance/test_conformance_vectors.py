@@ -1,0 +1,34 @@
+"""What the real Kafka Streams library made of these cases, coopstreams makes of them: on both stores, and with any number of ranges."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.run import Backend, Level, read_cases, run
+
+HERE = Path(__file__).parent
+CASES = read_cases(HERE / "vectors.jsonl")
+DONE = (HERE / "done.txt").read_text(encoding="utf-8").split()
+
+
+@pytest.mark.parametrize("backend", ["memory", "rocksdb"])
+@pytest.mark.parametrize(("ranges", "level"), [(1, "strict"), (4, "per-key")])
+@pytest.mark.parametrize("family", DONE)
+def test_a_family_comes_out_as_in_kafka_streams(family: str, ranges: int, level: Level, backend: Backend) -> None:
+    outcomes = [run(case, ranges=ranges, level=level, backend=backend) for case in CASES if case["family"] == family]
+    assert outcomes
+    assert [f"{outcome.name}: {difference}" for outcome in outcomes for difference in outcome.differences] == []
+
+
+def test_what_cannot_be_expressed_fails_its_case_and_no_other() -> None:
+    case = {"name": "n", "family": "f", "topology": [{"op": "unheard_of", "id": "x"}], "inputs": [], "expected": {"outputs": [], "stores": {}}}
+    assert run(case).differences == ["not supported: unheard_of"]
+
+
+def test_a_difference_names_the_line_that_differs() -> None:
+    case = next(case for case in CASES if case["name"] == "stateless-12")
+    first, *rest = case["expected"]["outputs"]
+    changed = {**case, "expected": {**case["expected"], "outputs": [{**first, "timestamp_ms": 12345}, *rest]}}
+    (difference,) = run(changed).differences
+    assert difference.startswith("outputs")
+    assert "12345" in difference

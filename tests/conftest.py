@@ -1,0 +1,92 @@
+"""Fixtures for the whole suite: a real Kafka, started once a test run, and brokers of their own for tests that break them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from _pytest.capture import CaptureManager
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from rich.console import Console
+
+from coopstreams.dev.broker import KafkaBroker
+from coopstreams.dev.jars import kafka_jars
+from coopstreams.dev.java import find_java
+
+
+@dataclass(slots=True)
+class Kafka:
+    """The broker that all tests of a run share: never stop it, and name what you make uniquely."""
+
+    bootstrap: str
+    _admin: AdminClient
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def unique(self, name: str) -> str:
+        """Return a name that no other test of this run uses: for topics, groups, transactions, applications."""
+        return f"{name}-{os.getpid()}-{next(self._numbers)}"
+
+    def topic(self, name: str = "topic", partitions: int = 1, **config: str) -> str:
+        """Make a topic with a name of its own and return the name. Dots in the config are written as underscores: `cleanup_policy="compact"`."""
+        topic = self.unique(name)
+        self.create(topic, partitions, **config)
+        return topic
+
+    def create(self, topic: str, partitions: int = 1, **config: str) -> None:
+        """Make a topic of this name."""
+        new = NewTopic(topic, partitions, 1, config={key.replace("_", "."): value for key, value in config.items()})
+        self._admin.create_topics([new])[topic].result(30)
+
+    def delete(self, topic: str) -> None:
+        """Delete a topic, and wait until it is gone."""
+        self._admin.delete_topics([topic])[topic].result(30)
+        while topic in self._admin.list_topics(timeout=10).topics:
+            time.sleep(0.05)
+
+    def delete_before(self, topic: str, partition: int, offset: int) -> None:
+        """Delete the records of a partition below an offset, as retention does."""
+        for answer in self._admin.delete_records([TopicPartition(topic, partition, offset)]).values():
+            answer.result(30)
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Kafka]:
+    console = download_kafka(request)
+    with KafkaBroker(tmp_path_factory.mktemp("kafka"), console=console) as broker:
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 2})
+        yield Kafka(broker.bootstrap, admin)
+
+
+@pytest.fixture
+def broker_of_own(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Callable[..., KafkaBroker]]:
+    """Return a function that starts a broker for this test alone; settings by name, dots written as underscores. Stopped at the end."""
+    console = download_kafka(request)
+    brokers: list[KafkaBroker] = []
+
+    def start(folder: Path | None = None, **settings: str) -> KafkaBroker:
+        changes = {key.replace("_", "."): value for key, value in settings.items()}
+        broker = KafkaBroker(folder or tmp_path_factory.mktemp("broker"), settings=changes, console=console)
+        brokers.append(broker)
+        broker.start()
+        return broker
+
+    yield start
+    for broker in brokers:
+        broker.stop()
+
+
+def download_kafka(request: pytest.FixtureRequest) -> Console:
+    """Have Kafka's jars in the cache; the first time on a machine, show the download although pytest captures output."""
+    console = Console(stderr=True)
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    assert isinstance(capture, CaptureManager)
+    with capture.global_and_fixture_disabled():
+        kafka_jars(find_java(), console)
+    return console

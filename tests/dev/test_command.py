@@ -1,0 +1,49 @@
+"""`coopstreams dev` as somebody types it."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def coopstreams(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "coopstreams.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
+
+
+@pytest.mark.broker
+def test_dev_starts_finds_and_stops_one_broker(tmp_path: Path) -> None:
+    data = ("--data", str(tmp_path / "data"))
+    try:
+        first = coopstreams("dev", *data)
+        assert first.returncode == 0, first.stdout + first.stderr
+        address = re.search(r"is up at (127\.0\.0\.1:\d+)", first.stdout)
+        assert address is not None, first.stdout
+
+        again = coopstreams("dev", *data)
+        assert f"was already running at {address[1]}" in again.stdout
+
+        status = coopstreams("dev", "status", *data)
+        assert (status.returncode, f"answers at {address[1]}" in status.stdout) == (0, True)
+    finally:
+        stopped = coopstreams("dev", "stop", *data)
+    assert "Kafka is stopped" in stopped.stdout
+
+    status = coopstreams("dev", "status", *data)
+    assert (status.returncode, "no broker runs on" in status.stdout) == (1, True)
+    assert "no broker runs on" in coopstreams("dev", "stop", *data).stdout
+
+
+def test_dev_without_java_prints_an_error_and_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    done = coopstreams("dev", "--data", str(tmp_path), environment={"JAVA_HOME": str(tmp_path), "PATH": "", "COOPSTREAMS_CACHE": str(tmp_path)})
+    assert done.returncode == 1
+    assert "error: no usable Java: JAVA_HOME" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_help_names_the_commands() -> None:
+    assert "Apache Kafka" in coopstreams("--help").stdout
+    assert {"stop", "status"} <= set(coopstreams("dev", "--help").stdout.split())

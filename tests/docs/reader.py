@@ -1,0 +1,139 @@
+"""A reader who types what a page says: commands in order, in terminals, and looks whether they print what the page shows.
+
+`…` in what is shown stands for anything. Lines are looked for in any order, for a while: what is asked of a running application may take
+a moment to be true. In a terminal with a name a command is left running; before the next one there, the reader presses Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.docs.pages import Block
+
+PATIENCE_S = 60.0
+AGAIN_S = 0.3
+
+
+class Reader:
+    """Types in a folder. `commands` and `addresses` map what a page says to what is right here: whole commands, parts of any text."""
+
+    def __init__(self, folder: Path, commands: dict[str, str], addresses: dict[str, str], settings: dict[str, str]) -> None:
+        self._folder = folder
+        self._commands = commands
+        self._addresses = addresses
+        self._environment = os.environ | settings | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "80"}
+        self._terminals: dict[str, subprocess.Popen[bytes]] = {}
+
+    def type(self, block: Block) -> None:
+        """Type the commands of a console block, each to its end; or save the file that a Python block is."""
+        if block.file is not None:
+            (self._folder / block.file).write_text(self._here(block.text))
+        terminal = next((word for word in block.words if word.startswith("terminal-")), None)
+        for command, shown in block.commands if block.language == "console" else ():
+            wanted = [self._here(line) for line in shown if line.strip("… ")]
+            typed = self._commands.get(command) or self._here(command)
+            if terminal is not None:
+                self._begin(f"{block}", terminal, typed, wanted)
+            else:
+                self._run(f"{block}", typed, wanted)
+
+    def close(self) -> None:
+        """Press Ctrl-C everywhere; whoever does not listen is killed."""
+        for terminal in list(self._terminals):
+            self._end(terminal)
+
+    def log(self, terminal: str) -> str:
+        """Return what was printed in a terminal since its last command."""
+        return (self._folder / f"{terminal}.log").read_text(errors="replace")
+
+    def _here(self, text: str) -> str:
+        for said, right in self._addresses.items():
+            text = text.replace(said, right)
+        return text
+
+    def _run(self, where: str, command: str, wanted: list[str]) -> None:
+        printed: list[str] = []
+
+        def prints() -> str:
+            done = subprocess.run(
+                ["bash", "-c", command],
+                cwd=self._folder,
+                env=self._environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=PATIENCE_S,
+                check=False,
+            )
+            printed[:] = [done.stdout.decode(errors="replace")]
+            if not wanted:
+                assert done.returncode == 0, f"{where}: $ {command}\n{printed[0]}"
+            return printed[0]
+
+        if not _soon(wanted, prints):
+            logs = "\n".join(f"--- {terminal}\n{self.log(terminal)}" for terminal in self._terminals)
+            raise AssertionError(f"{where}: $ {command}\nshould print\n{os.linesep.join(wanted)}\nbut prints\n{printed[0]}\n{logs}")
+
+    def _begin(self, where: str, terminal: str, command: str, wanted: list[str]) -> None:
+        self._end(terminal)
+        with (self._folder / f"{terminal}.log").open("wb") as log:
+            self._terminals[terminal] = subprocess.Popen(
+                ["bash", "-c", f"exec {command}"], cwd=self._folder, env=self._environment, stdout=log, stderr=log, start_new_session=True
+            )
+        assert _soon(wanted, lambda: self.log(terminal)), (
+            f"{where}: $ {command}\nshould print\n{os.linesep.join(wanted)}\nbut prints\n{self.log(terminal)}"
+        )
+
+    def _end(self, terminal: str) -> None:
+        process = self._terminals.pop(terminal, None)
+        if process is None or process.poll() is not None:
+            return
+        os.killpg(process.pid, signal.SIGINT)
+        try:
+            process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise AssertionError(f"{terminal} did not end after Ctrl-C\n{self.log(terminal)}") from None
+
+
+def free_ports(count: int) -> int:
+    """Return the first of some neighbouring ports that nobody listens on."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            first = int(probe.getsockname()[1])
+        if first + count < 65536 and all(_is_free(first + i) for i in range(count)):
+            return first
+
+
+def matches(shown: str, printed: str) -> bool:
+    """Whether a line is as it is shown; spaces at the end do not count."""
+    return re.fullmatch(".*".join(map(re.escape, shown.rstrip().split("…"))), printed.rstrip()) is not None
+
+
+def _soon(wanted: list[str], printed: Callable[[], str]) -> bool:
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        lines = printed().splitlines()
+        if all(any(matches(line, found) for found in lines) for line in wanted):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(AGAIN_S)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,80 @@
+"""Tables of the documentation that are made from the code: settings, metrics, paths of the HTTP interface, topics.
+
+python -m tests.docs.reference      prints them, to be pasted into docs/operating.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prometheus_client.metrics import MetricWrapperBase
+
+from coopstreams.commit import record
+from coopstreams.config import SETTINGS
+from coopstreams.metrics import Metrics
+from coopstreams.query.openapi import description
+from coopstreams.query.service import Limits
+from coopstreams.topology.nodes import InternalTopic
+from coopstreams.topology.partitions import ADDITIONAL_RETENTION_MS, topic_config
+
+SETTING = ("setting", "default", "meaning")
+METRIC = ("metric", "kind", "labels", "meaning")
+PATH = ("`GET`", "answer")
+TOPIC = ("topic", "partitions", "settings")
+
+
+def settings() -> list[list[str]]:
+    """Return a row for each setting."""
+    return [[f"`{name}`", _default(default), meaning] for name, (_, default, meaning) in SETTINGS.items()]
+
+
+def metrics() -> list[list[str]]:
+    """Return a row for each metric, in the order of their names."""
+    rows = []
+    for collector in Metrics("application", "instance").registry._collector_to_names:
+        assert isinstance(collector, MetricWrapperBase)
+        (described,) = collector.describe()
+        name = described.name + ("_total" if described.type == "counter" else "")
+        labels = ", ".join(f"`{label}`" for label in collector._labelnames)
+        rows.append([f"`{name}`", described.type, labels, described.documentation])
+    return sorted(rows)
+
+
+def paths() -> list[list[str]]:
+    """Return a row for each path of the HTTP interface."""
+    return [[f"`{path}`", operations["get"]["summary"]] for path, operations in description(Limits())["paths"].items()]
+
+
+def topics() -> list[list[str]]:
+    """Return a row for each kind of topic that coopstreams makes."""
+    day = ADDITIONAL_RETENTION_MS
+    store = topic_config(InternalTopic("", "changelog", ()))
+    window = topic_config(InternalTopic("", "changelog", (), retention_ms=0))
+    assert window["retention.ms"] == str(day)
+    window["retention.ms"] = f"retention + {day}"
+    repartition = topic_config(InternalTopic("", "repartition", ()))
+    commits = record.topic_spec()
+    return [
+        ["`<application>-<store>-changelog`", "those of the sub-topology", _config(store)],
+        ["the same, of a window store", "those of the sub-topology", _config(window)],
+        ["`<application>-<name>-repartition`", "the most of the topics above it", _config(repartition)],
+        [f"`{commits.name}`", str(commits.partitions), _config(dict(commits.config))],
+    ]
+
+
+def markdown(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table as it stands on a page."""
+    return "\n".join("| " + " | ".join(row).replace("  ", " ") + " |" for row in [heading, ["---"] * len(heading), *rows])
+
+
+def _default(value: object) -> str:
+    return "" if value is None else f"`{value!r}`" if value == "" else f"`{value}`"
+
+
+def _config(config: dict[str, str]) -> str:
+    return ", ".join(f"`{name}={value}`" for name, value in config.items())
+
+
+if __name__ == "__main__":
+    for heading, rows in ((SETTING, settings()), (METRIC, metrics()), (PATH, paths()), (TOPIC, topics())):
+        print(markdown(heading, rows), end="\n\n")

@@ -1,0 +1,98 @@
+"""What the pages list is all there is: settings, metrics, paths, topics, operators, public names, reasons of ill health."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pytest
+
+import coopstreams
+from coopstreams import testing
+from coopstreams.query.client import QueryClient
+from coopstreams.tasks.roster import State
+from coopstreams.topology import errors, serdes
+from coopstreams.topology.branches import BranchedKStream
+from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.cogrouped import CogroupedKStream
+from coopstreams.topology.grouped import KGroupedStream, KGroupedTable
+from coopstreams.topology.kstream import KStream
+from coopstreams.topology.ktable import KTable
+from coopstreams.topology.windowed import SessionWindowedKStream, TimeWindowedKStream
+from tests.docs import reference
+from tests.docs.pages import ROOT, code_words, table_headed, tables
+
+OPERATING = ROOT / "docs" / "operating.md"
+GUIDE = ROOT / "docs" / "guide.md"
+API = ROOT / "docs" / "api.md"
+GLOSSARY = ROOT / "docs" / "glossary.md"
+OPERATORS = [
+    StreamsBuilder,
+    KStream,
+    BranchedKStream,
+    KGroupedStream,
+    TimeWindowedKStream,
+    SessionWindowedKStream,
+    CogroupedKStream,
+    KTable,
+    KGroupedTable,
+]
+
+
+@pytest.mark.parametrize(
+    ("heading", "rows"),
+    [
+        (reference.SETTING, reference.settings()),
+        (reference.METRIC, reference.metrics()),
+        (reference.PATH, reference.paths()),
+        (reference.TOPIC, reference.topics()),
+    ],
+    ids=["settings", "metrics", "paths", "topics"],
+)
+def test_a_table_of_the_operating_page_is_that_of_the_code(heading: Sequence[str], rows: list[list[str]]) -> None:
+    assert table_headed(OPERATING, *heading) == rows, f"paste this:\n{reference.markdown(heading, rows)}"
+
+
+@pytest.mark.parametrize("operators", OPERATORS)
+def test_the_guide_lists_every_operator_and_no_other(operators: type) -> None:
+    rows = table_headed(GUIDE, f"`{operators.__name__}`", "callback", "what comes out")
+    listed = [name for row in rows for name in code_words(row[0])]
+    assert sorted(listed) == sorted(public(operators))
+
+
+def test_the_guide_lists_every_serde() -> None:
+    rows = table_headed(GUIDE, "serde", "bytes", "Java's counterpart")
+    listed = {re.split(r"[(\"]", word)[0] for row in rows for word in code_words(row[0])}
+    known = {name for name, value in vars(serdes).items() if isinstance(value, serdes.Serde)} | {"windowed"}
+    assert listed == {f"serdes.{name}" for name in known} | {"Serde"}
+
+
+def test_every_reason_of_ill_health_is_explained() -> None:
+    explained = {word for row in table_headed(OPERATING, "reason", "means", "live") for word in code_words(row[0])}
+    source = (ROOT / "coopstreams" / "tasks" / "serving.py").read_text() + (ROOT / "coopstreams" / "query" / "reports.py").read_text()
+    codes = set(re.findall(r"Reason\(\"([\w-]+)\"", source)) | set(re.findall(r'"code": "([\w-]+)"', source))
+    assert explained == codes | {state.value for state in State if state is not State.RUNNING}
+
+
+def test_every_public_name_has_one_line() -> None:
+    listed = {module: names_in(table) for table in tables(API) for module in [code_words(table[0][0])[0]]}
+    assert listed["coopstreams"] == sorted(coopstreams.__all__)
+    assert listed["coopstreams.testing"] == sorted(testing.__all__)
+    assert listed["coopstreams.topology.errors"] == sorted(name for name in vars(errors) if name.endswith("Error"))
+    assert listed["QueryClient"] == sorted(public(QueryClient))
+    assert set(listed) == {"coopstreams", "coopstreams.testing", "coopstreams.topology.errors", "QueryClient"}
+
+
+def test_the_glossary_is_in_order_and_has_each_word_once() -> None:
+    words = [row[0].strip("*").lower() for row in table_headed(GLOSSARY, "word", "means", "Kafka Streams")]
+    assert words == sorted(set(words))
+
+
+def public(kind: type) -> list[str]:
+    """Return the public methods of a class."""
+    return [name for name, value in vars(kind).items() if callable(value) and not name.startswith("_")]
+
+
+def names_in(table: list[list[str]]) -> list[str]:
+    """Return the names of a table's first column."""
+    return [name for row in table[1:] for name in code_words(row[0])]

@@ -1,0 +1,32 @@
+"""The figures and exceptions that the page about semantics names are those that the cases give."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conformance.run import Backend, Level, read_cases, run
+from tests.docs.pages import ROOT, code_words, table_headed
+
+SEMANTICS = ROOT / "docs" / "semantics.md"
+CASES = read_cases(ROOT / "tests" / "conformance" / "vectors.jsonl")
+FIGURES = [(int(row[0]), code_words(row[1])[0], int(row[2]), int(row[3])) for row in table_headed(SEMANTICS, "ranges", "level", "passed", "of")]
+
+
+@pytest.mark.parametrize("backend", ["memory", "rocksdb"])
+@pytest.mark.parametrize(("ranges", "level", "passed", "total"), FIGURES)
+def test_as_many_cases_pass_as_the_page_says_and_those_that_do_not_are_named(
+    ranges: int, level: Level, passed: int, total: int, backend: Backend
+) -> None:
+    outcomes = [run(case, ranges=ranges, level=level, backend=backend) for case in CASES]
+    assert (sum(outcome.passed for outcome in outcomes), len(outcomes)) == (passed, total)
+    named = [code_words(row[0])[0] for row in table_headed(SEMANTICS, "case", "level", "what is different") if level in code_words(row[1])]
+    assert [outcome.name for outcome in outcomes if not outcome.passed] == (named if ranges > 1 else [])
+
+
+def test_the_page_names_the_number_of_families_and_every_tagged_case() -> None:
+    text = SEMANTICS.read_text(encoding="utf-8")
+    assert f"there are {len({case['family'] for case in CASES})} families" in text
+    for case in CASES:
+        for quirk in case.get("quirks", []):
+            assert f"`{quirk}`" in text
+            assert f"`{case['name']}`" in text

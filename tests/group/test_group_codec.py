@@ -1,0 +1,138 @@
+"""What members write to each other: every value survives, equal values are equal bytes, strangers are named."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+
+from coopstreams.group.codec import decode_assignment, decode_subscription, encode_assignments, encode_subscription
+from coopstreams.group.members import Assignment, Cluster, Member, MemberInfo, MemberState
+from coopstreams.topology.errors import GroupError
+from coopstreams.topology.keys import MAX_HASH, KeyRange
+from coopstreams.topology.task_id import TaskId
+
+SOURCES = {0: ["orders", "customers"], 1: ["app-by-customer-repartition"]}
+
+ranges = st.one_of(
+    st.integers(0, 255).flatmap(lambda a: st.integers(a, 255).map(lambda b: KeyRange.of_groups(a, b))),
+    st.integers(0, MAX_HASH).flatmap(lambda a: st.integers(a, MAX_HASH).map(lambda b: KeyRange(a, b))),
+)
+tasks = st.builds(TaskId, st.integers(0, 3), st.integers(0, 2000), ranges)
+sorted_tasks = st.lists(tasks, max_size=5).map(lambda some: tuple(sorted(some)))
+infos = st.builds(
+    MemberInfo,
+    process=st.text(),
+    host=st.text(),
+    endpoint=st.none() | st.text(),
+    threads=st.integers(1, 64),
+    transactional_ids=st.lists(st.text(), max_size=3).map(tuple),
+    rack=st.none() | st.text(min_size=1),
+    allow_key_share=st.booleans(),
+    lags=st.dictionaries(tasks, st.integers(0, 1 << 62), max_size=3),
+)
+states = st.builds(MemberState, infos, sorted_tasks, st.integers(-1, 1 << 31 - 1), sorted_tasks)
+clusters = st.builds(
+    Cluster,
+    members=st.lists(st.builds(Member, st.text(), infos, sorted_tasks), max_size=3).map(tuple),
+    partitions=st.dictionaries(st.integers(0, 9), st.integers(1, 99), max_size=3),
+)
+
+
+@given(states, st.integers(0, 99))
+def test_a_subscription_says_what_was_put_in(state: MemberState, nonce: int) -> None:
+    assert decode_subscription(encode_subscription(state, nonce, ["t"], SOURCES), "m") == state
+
+
+@given(states, st.integers(0, 99))
+def test_equal_states_are_equal_bytes_and_another_nonce_is_not(state: MemberState, nonce: int) -> None:
+    lags = dict(reversed([*state.info.lags.items()]))
+    twin = MemberState(
+        MemberInfo(
+            state.info.process,
+            state.info.host,
+            state.info.endpoint,
+            state.info.threads,
+            state.info.transactional_ids,
+            state.info.rack,
+            state.info.allow_key_share,
+            lags,
+        ),
+        state.tasks[::-1],
+        state.generation,
+        state.target,
+    )
+    once = encode_subscription(state, nonce, ["b", "a"], SOURCES)
+    assert once == encode_subscription(twin, nonce, ["a", "b", "a"], SOURCES)
+    assert once != encode_subscription(state, nonce + 1, ["b", "a"], SOURCES)
+
+
+@given(clusters, st.dictionaries(st.text(min_size=1), sorted_tasks, min_size=1, max_size=4), st.booleans(), st.text())
+def test_an_assignment_says_what_was_put_in(cluster: Cluster, given_: dict[str, tuple[TaskId, ...]], settled: bool, error: str) -> None:
+    assignments = {m: Assignment(m, tasks, tasks[::2], settled, cluster, error) for m, tasks in given_.items()}
+    encoded = encode_assignments(assignments, SOURCES)
+    assert {m: decode_assignment(data, "leader") for m, data in encoded.items()} == assignments
+
+
+def test_kafkas_tools_see_topics_partitions_generation_and_rack() -> None:
+    held = (TaskId(0, 2, KeyRange.of_groups(0, 99)), TaskId(0, 1, KeyRange.of_groups(0, 255)), TaskId(1, 1, KeyRange.of_groups(5, 9)))
+    state = MemberState(MemberInfo("p", rack="r1"), held, 5)
+    wrapper = ConsumerProtocolSubscription.decode(encode_subscription(state, 0, ["orders", "__commits"], SOURCES))
+    assert (wrapper.topics, wrapper.generation_id, wrapper.rack_id) == (["__commits", "orders"], 5, "r1")
+    assert [(t.topic, t.partitions) for t in wrapper.owned_partitions] == [
+        ("app-by-customer-repartition", [1]),
+        ("customers", [1, 2]),
+        ("orders", [1, 2]),
+    ]
+    encoded = encode_assignments({"m": Assignment("p", held)}, SOURCES)["m"]
+    assert [(t.topic, t.partitions) for t in ConsumerProtocolAssignment.decode(encoded).assigned_partitions][2] == ("orders", [1, 2])
+
+
+def test_the_group_as_a_whole_is_written_once_however_many_members_there_are() -> None:
+    """The broker keeps all in one record of 1 MiB: 100 members of 10 tasks take a fraction of that."""
+    members = tuple(Member(f"coopstreams-{i:036}", MemberInfo(f"p{i}", "host", f"10.0.0.{i}:8080"), ()) for i in range(100))
+    cluster = Cluster(1, members, {0: 12})
+    sizes = map(len, encode_assignments({m.id: Assignment(m.info.process, cluster=cluster) for m in members}, SOURCES).values())
+    assert sum(sizes) < 300_000
+
+
+def subscription(user_data: bytes | None) -> bytes:
+    return bytes(
+        ConsumerProtocolSubscription(version=3, topics=["t"], user_data=user_data, owned_partitions=[], generation_id=-1, rack_id=None).encode()
+    )
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x00",
+        b"not kafka's protocol at all, whatever it is",
+        subscription(None),
+        subscription(b"sticky assignor"),
+        subscription(b"CS1" + b"not compressed"),
+        subscription(b"CS1" + zlib.compress(b"{not json")),
+        subscription(b"CS1" + zlib.compress(b'{"process": 5}')),
+        subscription(b"CS1" + zlib.compress(b'{"process": "p", "threads": 0}')),
+        subscription(b"CS1" + zlib.compress(b'{"process": "p", "tasks": [[0, 0]]}')),
+        subscription(b"CS1" + zlib.compress(b'{"process": "p", "tasks": [[0, 0, 9, 3]]}')),
+    ],
+)
+def test_a_stranger_in_the_group_is_named(data: bytes) -> None:
+    with pytest.raises(GroupError, match=r"member sarama-7 of this group is not an instance of this application .*application\.id"):
+        decode_subscription(data, "sarama-7")
+
+
+def test_another_version_is_told_apart_from_a_stranger() -> None:
+    with pytest.raises(GroupError, match=r"member m speaks version b'2' .* this process b'1'"):
+        decode_subscription(subscription(b"CS2whatever"), "m")
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_raise_anything_else(data: bytes) -> None:
+    for decode in (decode_subscription, decode_assignment):
+        with pytest.raises(GroupError):
+            decode(data, "m")

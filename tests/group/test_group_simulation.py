@@ -1,0 +1,184 @@
+"""A whole group in a box: joins, leaves, crashes, zombies, lost answers, slow control threads. No key ever has two owners.
+
+The group coordinator is played by the test; assignor, holdings and the bytes between members are the real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import combinations
+
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+
+from coopstreams.group.assignor import assign
+from coopstreams.group.codec import decode_assignment, decode_subscription, encode_assignments, encode_subscription
+from coopstreams.group.holdings import Assigned, GroupEvent, Holdings
+from coopstreams.group.members import MemberInfo
+from coopstreams.topology.keys import check_tiling
+from coopstreams.topology.task_id import TaskId
+
+
+@dataclass
+class Process:
+    """One instance: its holdings are what its I/O thread knows, `open` what its threads really have."""
+
+    name: str
+    threads: int
+    holdings: Holdings = field(init=False)
+    inbox: list[GroupEvent] = field(default_factory=list)
+    open: set[TaskId] = field(default_factory=set)
+    wanted: set[TaskId] = field(default_factory=set)
+    owed: set[TaskId] = field(default_factory=set)
+    seen: int = 0
+    generation: int = -1
+
+    def __post_init__(self) -> None:
+        self.holdings = Holdings(self.name)
+
+    def handle(self) -> None:
+        """The control thread takes one event; what it opens does not overlap what is still to be closed."""
+        if not self.inbox:
+            return
+        event = self.inbox.pop(0)
+        if isinstance(event, Assigned):
+            self.seen = event.serial
+            self.owed |= {*event.revoked}
+            self.wanted = {*event.tasks}
+        else:
+            self.open, self.owed, self.wanted = set(), set(), set()
+        self._open()
+
+    def release(self) -> None:
+        """The stream threads have committed and closed what was revoked."""
+        self.open -= self.owed
+        self.holdings.released(self.owed, self.seen)
+        self.owed = set()
+        self._open()
+
+    def _open(self) -> None:
+        self.open |= {task for task in self.wanted if not any(task.conflicts(other) for other in self.open | self.owed)}
+
+
+@dataclass
+class Group:
+    """What the broker knows: who is a member, and the generation."""
+
+    partitions: dict[int, int]
+    ranges: int
+    members: dict[str, Process] = field(default_factory=dict)
+    zombies: list[Process] = field(default_factory=list)
+    generation: int = 0
+    _names: int = 0
+
+    def join(self, threads: int) -> None:
+        self._names += 1
+        self.members[f"member-{self._names}"] = Process(f"process-{self._names}", threads)
+
+    def crash(self, which: int) -> None:
+        if len(self.members) > 1:
+            del self.members[sorted(self.members)[which % len(self.members)]]
+
+    def expel(self, which: int) -> None:
+        """The session of a member times out; it does not know yet, and works on."""
+        if len(self.members) > 1:
+            self.zombies.append(self.members.pop(sorted(self.members)[which % len(self.members)]))
+
+    def wake(self) -> None:
+        """A zombie's next heartbeat is refused: it forgets everything and joins under a new member id."""
+        if self.zombies:
+            zombie = self.zombies.pop(0)
+            zombie.inbox.append(zombie.holdings.lost())
+            self._names += 1
+            self.members[f"member-{self._names}"] = zombie
+
+    def rebalance(self, deaf: int | None = None) -> None:
+        """Everybody joins; all but one (`deaf`) hear the answer."""
+        self.generation += 1
+        told = {
+            id_: encode_subscription(*p.holdings.state(MemberInfo(p.name, threads=p.threads)), ["t"], {0: ["t"]}) for id_, p in self.members.items()
+        }
+        states = {id_: decode_subscription(data, id_) for id_, data in told.items()}
+        given_ = encode_assignments(assign(self.partitions, states, ranges=self.ranges), {0: ["t"]})
+        for number, (id_, process) in enumerate(sorted(self.members.items())):
+            if deaf is None or number != deaf % len(self.members):
+                process.inbox.append(process.holdings.assigned(self.generation, decode_assignment(given_[id_], "leader")))
+
+    def check(self) -> None:
+        """No key has two owners among those that are members and know it."""
+        aware = [p for p in self.members.values() if not any(not isinstance(event, Assigned) for event in p.inbox)]
+        for one, other in combinations(aware, 2):
+            clashes = [(str(a), str(b)) for a in one.open for b in other.open if a.conflicts(b)]
+            assert not clashes, (one.name, other.name, clashes)
+        for process in aware:
+            assert process.open <= {*process.holdings.held}
+
+    def rest(self) -> int:
+        """Let everybody handle, release and join until nobody wants more; return how many rebalances that took."""
+        for rounds in range(10):
+            for process in self.members.values():
+                while process.inbox:
+                    process.handle()
+                    self.check()
+                process.release()
+                self.check()
+            if rounds and not any(p.holdings.wants_rebalance for p in self.members.values()):
+                return rounds
+            self.rebalance()
+            self.check()
+        raise AssertionError("the group does not come to rest")
+
+
+def each(processes: list[Process], action: Callable[[Process], None]) -> None:
+    for process in processes:
+        action(process)
+
+
+step = st.one_of(
+    st.tuples(st.just("join"), st.integers(1, 4)),
+    st.tuples(st.sampled_from(["crash", "expel", "deaf", "handle", "release"]), st.integers(0, 9)),
+    st.tuples(st.sampled_from(["wake", "rebalance", "rebalance", "all handle", "all release"]), st.just(0)),
+)
+shapes = st.dictionaries(st.integers(0, 1), st.integers(1, 12), min_size=1)
+
+
+@settings(max_examples=300, deadline=None)
+@given(shapes, st.sampled_from([1, 1, 2, 8]), st.lists(step, max_size=40))
+def test_whatever_happens_no_key_has_two_owners_and_the_group_comes_to_rest(
+    partitions: dict[int, int], ranges: int, history: list[tuple[str, int]]
+) -> None:
+    group = Group(partitions, ranges)
+    group.join(1)
+    for what, number in history:
+        everybody = [group.members[id_] for id_ in sorted(group.members)]
+        one = everybody[number % len(everybody)]
+        actions: dict[str, Callable[[], object]] = {
+            "join": partial(group.join, number),
+            "crash": partial(group.crash, number),
+            "expel": partial(group.expel, number),
+            "deaf": partial(group.rebalance, number),
+            "handle": one.handle,
+            "release": one.release,
+            "wake": group.wake,
+            "rebalance": group.rebalance,
+            "all handle": partial(each, everybody, Process.handle),
+            "all release": partial(each, everybody, Process.release),
+        }
+        actions[what]()
+        group.check()
+    rounds = group.rest()
+    note(f"at rest after {rounds} rebalances")
+    assert rounds <= 3
+    for subtopology, count in partitions.items():
+        for partition in range(count):
+            ranges_of = [t.range for p in group.members.values() for t in p.open if (t.subtopology, t.partition) == (subtopology, partition)]
+            check_tiling(ranges_of, f"{subtopology}_{partition}")
+    before = {id_: {*p.open} for id_, p in group.members.items()}
+    group.rebalance()
+    for id_, process in group.members.items():
+        event = process.inbox[-1]
+        assert isinstance(event, Assigned)
+        assert (event.added, event.revoked) == ((), ())
+        assert before[id_] == {*event.tasks}

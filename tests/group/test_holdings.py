@@ -1,0 +1,186 @@
+"""What a member holds: revoked is not released, lost is lost, and an old answer never frees a new task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coopstreams.group.holdings import Assigned, GroupEvent, Holdings
+from coopstreams.group.members import NO_GENERATION, Assignment, MemberInfo
+from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.task_id import TaskId
+
+A, B, C = (TaskId(0, 0, KeyRange.of_groups(first, first + 63)) for first in (0, 64, 128))
+
+
+def assignment(*tasks: TaskId, settled: bool = False, process: str = "me") -> Assignment:
+    return Assignment(process, tuple(sorted(tasks)), tuple(sorted(tasks)), settled)
+
+
+def holding(*tasks: TaskId) -> Holdings:
+    holdings = Holdings("me")
+    holdings.assigned(1, assignment(*tasks))
+    holdings.state(MemberInfo("me"))
+    return holdings
+
+
+def test_an_assignment_says_what_to_open_and_what_to_give_up() -> None:
+    holdings = holding(A, B)
+    event = holdings.assigned(2, assignment(B, C))
+    assert (event.tasks, event.added, event.revoked) == ((B, C), (C,), (A,))
+    assert (event.generation, event.epoch, event.cluster.generation) == (2, 0, 2)
+
+
+def test_what_is_revoked_is_held_until_it_is_released() -> None:
+    holdings = holding(A, B)
+    event = holdings.assigned(2, assignment(B))
+    assert list(holdings.held) == [A, B]
+    holdings.released([A], event.serial)
+    assert list(holdings.held) == [B]
+
+
+def test_a_rebalance_is_wanted_when_the_last_one_is_released() -> None:
+    holdings = holding(A, B, C)
+    event = holdings.assigned(2, assignment(C))
+    holdings.released([A], event.serial)
+    assert not holdings.wants_rebalance
+    holdings.released([B], event.serial)
+    assert holdings.wants_rebalance
+
+
+def test_when_nobody_waits_for_it_no_rebalance_is_wanted() -> None:
+    holdings = holding(A)
+    event = holdings.assigned(2, assignment(settled=True))
+    holdings.released([A], event.serial)
+    assert not holdings.wants_rebalance
+
+
+def test_a_rebalance_that_was_asked_for_while_one_ran_is_still_wanted() -> None:
+    holdings = holding(A)
+    holdings.ask()
+    holdings.state(MemberInfo("me"))  # the leader is told
+    holdings.ask()
+    holdings.assigned(2, assignment(A))
+    assert holdings.wants_rebalance
+
+
+def test_each_rebalance_that_is_asked_for_has_its_own_number() -> None:
+    holdings = holding(A)
+    numbers = []
+    for _ in range(3):
+        holdings.ask()
+        numbers.append(holdings.state(MemberInfo("me"))[1])
+    assert len(set(numbers)) == 3
+    assert holdings.state(MemberInfo("me"))[1] == numbers[-1]
+
+
+def test_a_task_given_back_while_it_closes_is_opened_again_and_its_release_frees_nothing() -> None:
+    holdings = holding(A)
+    revoked = holdings.assigned(2, assignment())
+    back = holdings.assigned(3, assignment(A))
+    assert back.added == (A,)
+    holdings.released([A], revoked.serial)
+    assert holdings.held == (A,)
+
+
+def test_a_late_release_does_not_free_a_task_that_was_given_back_and_revoked_again() -> None:
+    holdings = holding(A)
+    first = holdings.assigned(2, assignment())
+    holdings.assigned(3, assignment(A))
+    second = holdings.assigned(4, assignment())
+    holdings.released([A], first.serial)  # the caller is about to open it, then to close it
+    assert list(holdings.held) == [A]
+    holdings.released([A], second.serial)
+    assert not holdings.held
+
+
+def test_what_is_lost_is_gone_at_once_and_the_epoch_is_another() -> None:
+    holdings = holding(A, B)
+    holdings.assigned(2, assignment(B))
+    event = holdings.lost()
+    assert (event.epoch, event.tasks) == (1, (A, B))
+    state, _ = holdings.state(MemberInfo("me"))
+    assert (state.tasks, state.target, state.generation) == ((), (), NO_GENERATION)
+
+
+def test_after_a_loss_an_old_release_frees_nothing() -> None:
+    holdings = holding(A)
+    old = holdings.assigned(2, assignment())
+    holdings.lost()
+    holdings.assigned(3, assignment(A))
+    new = holdings.assigned(4, assignment())
+    holdings.released([A], old.serial)
+    assert holdings.held == (A,)
+    assert new.epoch == 1
+
+
+def test_an_assignment_made_for_a_predecessor_asks_for_a_new_one() -> None:
+    holdings = Holdings("second life")
+    event = holdings.assigned(7, assignment(A, process="first life"))
+    assert event.added == (A,)
+    assert holdings.wants_rebalance
+    state, _ = holdings.state(MemberInfo("second life"))
+    holdings.assigned(8, assignment(A, process=state.info.process))
+    assert not holdings.wants_rebalance
+
+
+@dataclass
+class Control:
+    """A control thread that lags behind: it handles events one by one, opens and closes, and releases what is closed."""
+
+    holdings: Holdings = field(default_factory=lambda: Holdings("me"))
+    inbox: list[GroupEvent] = field(default_factory=list)
+    open: set[TaskId] = field(default_factory=set)
+    wanted: set[TaskId] = field(default_factory=set)
+    owed: set[TaskId] = field(default_factory=set)
+    seen: int = 0
+    epoch: int = 0
+
+    def handle(self) -> None:
+        if not self.inbox:
+            return
+        event = self.inbox.pop(0)
+        if isinstance(event, Assigned):
+            self.seen, self.epoch = event.serial, event.epoch
+            self.owed |= {*event.revoked}
+            self.wanted = {*event.tasks}
+            self.open |= self.wanted
+        else:
+            self.open, self.owed, self.wanted = set(), set(), set()
+
+    def release(self) -> None:
+        """Close what is owed, say so, and open again what was given back meanwhile."""
+        self.open -= self.owed
+        self.holdings.released(self.owed, self.seen)
+        self.owed = set()
+        self.open |= self.wanted
+
+
+tasks = st.sets(st.sampled_from([A, B, C]))
+steps = st.lists(st.one_of(tasks, st.sampled_from(["lost", "handle", "handle", "release"])), max_size=40)
+
+
+@settings(max_examples=500)
+@given(steps)
+def test_whatever_may_be_open_is_held_however_late_the_control_thread_is(history: list[set[TaskId] | str]) -> None:
+    control = Control()
+    holdings = control.holdings
+    for generation, step in enumerate(history):
+        match step:
+            case "handle":
+                control.handle()
+            case "release":
+                control.release()
+            case "lost":
+                control.inbox.append(holdings.lost())
+            case set():
+                control.inbox.append(holdings.assigned(generation, assignment(*step)))
+        if control.epoch == holdings.epoch:
+            assert control.open <= {*holdings.held}
+    while control.inbox:
+        control.handle()
+    control.release()
+    if control.epoch == holdings.epoch:
+        assert control.open == {*holdings.tasks} == {*holdings.held}

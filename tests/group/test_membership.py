@@ -1,0 +1,263 @@
+"""Membership on a real Kafka: sharing, hand-over, fences, and transactions of the dead."""
+
+# pyright: reportAttributeAccessIssue=false
+# pyright brings stubs of kafka-python 2.
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from coopstreams.group.claims import check_granted
+from coopstreams.group.membership import Lost, Refused
+from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import FencedError, GroupError, LogError, MembershipLostError, UnknownTopicError
+from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.task_id import TaskId
+from tests.conftest import Kafka
+from tests.group.instances import PATIENCE_S, Application, application, commit, eventually, later
+
+pytestmark = pytest.mark.broker
+
+
+# --- sharing and hand-over ------------------------------------------------------
+
+
+def test_five_share_three_partitions_and_the_others_take_over_from_one_that_dies(kafka: Kafka) -> None:
+    with application(kafka.bootstrap, kafka.unique("five"), 3) as app:
+        for name in "abcde":
+            app.start(name)
+        app.complete(*"abcde")
+        assert max(len(instance.tasks) for instance in app.instances.values()) == 1
+        app.instances["c"].die()
+        app.complete(*"abde")
+        app.instances["a"].close()
+        app.complete(*"bde")
+        app.start("f", threads=3)
+        app.complete(*"bdef")
+        for instance in app.instances.values():
+            clusters = {event.cluster.generation: event.cluster for event in instance.events if not isinstance(event, (Lost, Refused))}
+            for cluster in clusters.values():
+                check_granted({member.id: member.tasks for member in cluster.members}, {})
+
+
+def test_everybody_has_the_same_picture_of_the_group(app: Application) -> None:
+    a = app.start("a", endpoint="a:1", transactional_ids=("t-a-0", "t-a-1"))
+    b = app.start("b", endpoint="b:1", transactional_ids=("t-b-0",))
+    app.complete("a", "b")
+    eventually(lambda: a.generation == b.generation)
+    assert a.cluster == b.cluster
+    assert {member.info.process: (member.info.endpoint, member.tasks) for member in a.cluster.members} == {
+        "a": ("a:1", a.tasks),
+        "b": ("b:1", b.tasks),
+    }
+    assert a.cluster.transactional_ids == {"t-a-0", "t-a-1", "t-b-0"}
+    assert (a.cluster.partitions, a.cluster.generation) == ({0: 1}, a.generation)
+
+
+def test_kafkas_tools_see_who_reads_which_partition(app: Application) -> None:
+    app.start("a")
+    app.complete("a")
+    admin = AdminClient({"bootstrap.servers": app.bootstrap})
+    group = admin.describe_consumer_groups([app.group])[app.group].result(PATIENCE_S)
+    assert group.partition_assignor == "coopstreams"
+    assert [(t.topic, t.partition) for t in group.members[0].assignment.topic_partitions] == [(f"{app.group}-topic", 0)]
+
+
+def test_a_revoked_range_reaches_its_next_owner_only_when_it_was_released(app: Application) -> None:
+    a = app.start("a")
+    app.complete("a")
+    a.may_release.clear()
+    b = app.start("b")
+    eventually(lambda: b.assigned is not None)
+    for _ in range(3):  # further rebalances change nothing about it
+        before = b.generation
+        b.member.rejoin()
+        eventually(partial(later, before, b))
+        assert b.tasks == ()
+        assert TaskId(0, 0, KeyRange.of_groups(0, 255)) in a.member.held()
+    a.may_release.set()
+    app.complete("a", "b")
+
+
+def test_what_does_not_move_stays_open(kafka: Kafka) -> None:
+    with application(kafka.bootstrap, kafka.unique("calm"), 2) as app:
+        a, b = app.start("a"), app.start("b")
+        app.complete("a", "b")
+        eventually(lambda: a.generation == b.generation)
+        told = {instance: len(instance.events) for instance in (a, b)}
+        c = app.start("c")
+        app.complete("a", "b", "c")
+        eventually(lambda: a.generation == b.generation == c.generation)
+        given_up = [event.revoked for instance, seen in told.items() for event in instance.events[seen:] if not isinstance(event, (Lost, Refused))]
+        assert sum(map(len, given_up)) == 1
+
+
+def test_a_follower_can_have_a_rebalance(app: Application) -> None:
+    """The broker gives a follower that says nothing new its old assignment: every wish is told apart by its number."""
+    a, b = app.start("a"), app.start("b")
+    app.complete("a", "b")
+    for instance in (a, b):
+        eventually(lambda: a.generation == b.generation)
+        before = a.generation
+        instance.member.rejoin()
+        eventually(partial(later, before, a, b))
+
+
+# --- fences ---------------------------------------------------------------------
+
+
+def test_offsets_come_back_with_their_metadata(app: Application, partition: TopicPartition) -> None:
+    a = app.start("a")
+    app.complete("a")
+    assert a.member.committed([partition]) == {partition: None}
+    commit(a, partition, 7, "é" * 1000)
+    assert a.member.committed([partition]) == {partition: (7, "é" * 1000)}
+    commit(a, partition, 8)
+    assert a.member.committed([partition, partition]) == {partition: (8, "")}
+
+
+def test_a_commit_of_an_earlier_generation_is_refused(app: Application, partition: TopicPartition) -> None:
+    a = app.start("a")
+    app.complete("a")
+    stale = commit(a, partition, 1)
+    app.start("b")
+    app.complete("a", "b")
+    with pytest.raises(MembershipLostError, match="committing offsets of group"):
+        a.member.commit({partition: (99, "")}, stale)
+    commit(a, partition, 2)
+    assert a.member.committed([partition]) == {partition: (2, "")}
+
+
+def test_a_transaction_of_an_earlier_generation_is_refused_and_the_next_one_goes_through(app: Application, partition: TopicPartition) -> None:
+    a = app.start("a")
+    app.complete("a")
+    stale = commit(a, partition, 1)
+    app.start("b")
+    app.complete("a", "b")
+    writer = KafkaLog({"bootstrap.servers": app.bootstrap}).writer(f"{app.group}-transaction")
+    writer.begin()
+    with pytest.raises(FencedError), a.member.fence(0):
+        writer.send_offsets({partition: (99, "")}, stale)
+    writer.abort()
+    writer.begin()
+    with a.member.fence(0) as fence:
+        writer.send_offsets({partition: (3, "done")}, fence)
+    writer.commit(PATIENCE_S)
+    writer.close()
+    assert a.member.committed([partition]) == {partition: (3, "done")}
+    assert not a.heard(Lost)
+
+
+def test_a_commit_to_a_topic_that_does_not_exist_is_refused_at_once(app: Application) -> None:
+    a = app.start("a")
+    app.complete("a")
+    with pytest.raises(UnknownTopicError, match="no-such-topic-0"):
+        commit(a, TopicPartition("no-such-topic", 0), 1)
+
+
+def test_there_is_no_fence_before_the_first_assignment_nor_after_the_end(app: Application) -> None:
+    a = app.start("a")
+    app.complete("a")
+    with pytest.raises(MembershipLostError, match="since epoch 5"), a.member.fence(5):
+        pass
+    a.close()
+    with pytest.raises(MembershipLostError), a.member.fence(a.member.epoch):
+        pass
+    with pytest.raises(GroupError, match="closed"):
+        a.member.committed([TopicPartition("t", 0)])
+
+
+def test_commits_of_several_threads_go_on_while_members_come_and_go(app: Application, partition: TopicPartition) -> None:
+    """Rebalances refuse nobody who holds what he holds: joins wait for commits, commits for joins."""
+    a = app.start("a")
+    app.complete("a")
+    stop = threading.Event()
+
+    def committing(number: int) -> int:
+        done = 0
+        while not stop.is_set():
+            commit(a, TopicPartition(partition.topic, 0), number)
+            done += 1
+        return done
+
+    with ThreadPoolExecutor(3) as pool:
+        threads = [pool.submit(committing, number) for number in range(3)]
+        for name in "bcd":
+            app.start(name)
+            app.complete("a", *(other for other in "bcd" if other <= name))
+        for name in "bc":
+            app.instances[name].close()
+        app.complete("a", "d")
+        stop.set()
+        assert min(thread.result(PATIENCE_S) for thread in threads) > 10
+    assert not a.heard(Lost)
+
+
+def test_a_join_that_waits_for_a_dead_member_does_not_stop_commits(app: Application, partition: TopicPartition) -> None:
+    a, b = app.start("a"), app.start("b")
+    app.complete("a", "b")
+    b.die()
+    before = a.generation
+    a.member.rejoin()  # the broker waits for b until its session is over: 6 seconds
+    began = time.monotonic()
+    commits = 0
+    while a.generation == before and time.monotonic() < began + PATIENCE_S:
+        commit(a, partition, commits)
+        commits += 1
+    assert commits >= 3
+    app.complete("a")
+
+
+def test_committed_offsets_wait_for_a_transaction_that_is_open(app: Application, partition: TopicPartition) -> None:
+    a = app.start("a")
+    app.complete("a")
+    commit(a, partition, 1)
+    writer = KafkaLog({"bootstrap.servers": app.bootstrap}).writer(f"{app.group}-transaction")
+    writer.begin()
+    with a.member.fence(0) as fence:
+        writer.send_offsets({partition: (2, "in doubt")}, fence)
+    with pytest.raises(LogError, match=r"no success in 0\.5 s; last: .*UnstableOffsetCommitError"):
+        a.member.committed([partition], timeout_ms=500)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(a.member.committed, [partition])
+        writer.commit(PATIENCE_S)
+        assert answer.result(PATIENCE_S) == {partition: (2, "in doubt")}
+    writer.close()
+
+
+# --- transactions of the dead ----------------------------------------------------
+
+
+def test_a_transaction_that_nobody_ends_is_ended_at_once_and_its_producer_fenced(app: Application, partition: TopicPartition) -> None:
+    a = app.start("a")
+    app.complete("a")
+    log = KafkaLog({"bootstrap.servers": app.bootstrap})
+    dead, living = (log.writer(f"{app.group}-{who}") for who in ("dead", "living"))
+    for writer in (dead, living):
+        writer.begin()
+        writer.append(partition.topic, [b"k"], [b"v"], [0], partitions=0)
+        writer.flush(PATIENCE_S)
+    assert a.member.open_transactions(f"{app.group}-") == {f"{app.group}-dead", f"{app.group}-living"}
+    a.member.end_transaction(f"{app.group}-dead")
+    eventually(lambda: a.member.open_transactions(f"{app.group}-") == {f"{app.group}-living"})
+    with pytest.raises(FencedError):
+        dead.commit(PATIENCE_S)
+    living.commit(PATIENCE_S)
+    for writer in (dead, living):
+        writer.close()
+    log.close()
+
+
+def test_ending_a_transaction_that_never_was_does_nothing(app: Application) -> None:
+    a = app.start("a")
+    app.complete("a")
+    a.member.end_transaction(f"{app.group}-nobody")
+    a.member.end_transaction(f"{app.group}-nobody")
+    assert a.member.open_transactions(app.group) == frozenset()

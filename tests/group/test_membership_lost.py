@@ -1,0 +1,232 @@
+"""Membership on a real Kafka, lost or refused: zombies, outages, static members, and errors that say what to do."""
+
+# pyright: reportAttributeAccessIssue=false
+# pyright brings stubs of kafka-python 2.
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import pytest
+from confluent_kafka import Consumer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from kafka.admin import KafkaAdminClient, MemberToRemove
+from kafka.protocol.consumer.metadata import ConsumerProtocolSubscription
+
+from coopstreams.dev.broker import KafkaBroker
+from coopstreams.group.codec import decode_assignment
+from coopstreams.group.coordinator import GroupCoordinator
+from coopstreams.group.membership import Lost, Refused, Timings
+from coopstreams.group.settings import kafka_python_settings
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import GroupError, MembershipLostError
+from tests.group.instances import PATIENCE_S, QUICK, Application, Instance, application, commit, eventually
+
+pytestmark = pytest.mark.broker
+
+
+# --- losing the membership --------------------------------------------------------
+
+
+def test_a_zombie_learns_that_it_is_one_and_comes_back_under_another_epoch(app: Application, partition: TopicPartition) -> None:
+    """`alive` runs on the thread that sends heartbeats: blocking it is what a C call that keeps the GIL does."""
+    awake = threading.Event()
+    awake.set()
+    z = app.start("z", alive=lambda: awake.wait(PATIENCE_S))
+    other = app.start("other")
+    app.complete("z", "other")
+    stale = commit(z, partition, 1)
+    assert z.member.sure(0)
+    awake.clear()
+    eventually(lambda: any(task.range.is_whole for task in other.tasks), "nobody took over")
+    assert not z.member.sure(0)
+    assert z.member.epoch == 0
+    app.ledger.died("z")  # from here on, what it does is void
+    commit(other, partition, 2)
+    app.ledger.clashes.clear()
+    awake.set()
+    eventually(lambda: z.heard(Lost))
+    with pytest.raises(MembershipLostError, match="since epoch 0"), z.member.fence(0):
+        pass
+    with pytest.raises(MembershipLostError):
+        z.member.commit({partition: (99, "")}, stale)
+    app.complete("z", "other")
+    assert z.member.epoch == 1
+    assert z.assigned is not None
+    assert z.assigned.epoch == 1
+    assert z.member.sure(1)
+    commit(z, partition, 3)
+
+
+def test_a_refused_commit_makes_a_zombie_look_at_once(app: Application, partition: TopicPartition) -> None:
+    """With a heartbeat every 10 s it would otherwise go on for long."""
+    z = app.start("z", timings=Timings(session=30_000, heartbeat=9_999))
+    app.complete("z")
+    member = commit(z, partition, 1).member
+    admin = KafkaAdminClient(bootstrap_servers=app.bootstrap)
+    admin.remove_group_members(app.group, [MemberToRemove(member_id=member)])
+    admin.close()
+    began = time.monotonic()
+    with pytest.raises(MembershipLostError):
+        commit(z, partition, 2)
+    eventually(lambda: z.heard(Lost))
+    assert time.monotonic() - began < 5
+    app.complete("z")
+
+
+def test_a_process_without_progress_leaves_and_comes_back(app: Application) -> None:
+    moving = threading.Event()
+    moving.set()
+    a = app.start("a", alive=moving.is_set)
+    app.start("b")
+    app.complete("a", "b")
+    moving.clear()
+    app.complete("b")
+    eventually(lambda: "no progress" in a.member.problem)
+    moving.set()
+    app.complete("a", "b")
+    assert a.member.epoch == 1
+    assert a.member.problem == ""
+
+
+def test_a_member_can_leave_on_its_own_and_come_back(app: Application) -> None:
+    a = app.start("a")
+    app.start("b")
+    app.complete("a", "b")
+    a.member.request_leave()
+    app.complete("b")
+    assert a.heard(Lost)
+    a.member.rejoin()
+    app.complete("a", "b")
+
+
+def test_a_short_outage_of_the_broker_costs_nobody_the_membership(broker_of_own: Callable[..., KafkaBroker]) -> None:
+    broker = broker_of_own()
+    with application(broker.bootstrap, "outage", 1) as app:
+        a, b = app.start("a", timings=Timings(heartbeat=200)), app.start("b", timings=Timings(heartbeat=200))
+        app.complete("a", "b")
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        admin.create_topics([NewTopic("input", 1, 1)])["input"].result(PATIENCE_S)
+        partition = TopicPartition("input", 0)
+        commit(a, partition, 1)
+        broker.restart()
+        commit(a, partition, 2)
+        commit(b, partition, 3)
+        assert a.member.committed([partition]) == {partition: (3, "")}
+        assert not a.heard(Lost)
+        assert not b.heard(Lost)
+        assert (a.member.epoch, b.member.epoch) == (0, 0)
+
+
+# --- static members ---------------------------------------------------------------
+
+
+def test_a_static_member_that_starts_again_keeps_its_tasks_and_everybody_learns_its_new_address(app: Application) -> None:
+    a = app.start("a")
+    old = app.start("old", instance_id="one", endpoint="old:1")
+    app.complete("a", "old")
+    tasks = old.tasks
+    old.close()
+    new = app.start("new", instance_id="one", endpoint="new:1")
+    app.complete("a", "new")
+    assert new.tasks == tasks
+    eventually(lambda: {member.info.endpoint for member in a.cluster.members} == {None, "new:1"})
+    assert not a.heard(Lost)
+
+
+def test_of_two_processes_with_one_instance_id_the_older_one_stops(app: Application) -> None:
+    old = app.start("old", instance_id="one")
+    app.complete("old")
+    new = app.start("new", instance_id="one")
+    eventually(lambda: old.heard(Refused))
+    assert "another process has taken over group.instance.id 'one'" in old.member.problem
+    app.ledger.clashes.clear()  # it is fenced: what it still has open is void
+    app.complete("new")
+    assert not new.heard(Refused)
+
+
+# --- what is refused ----------------------------------------------------------------
+
+
+def refusal(instance: Instance) -> str:
+    eventually(lambda: instance.heard(Refused), f"not refused; {instance.member.problem}")
+    return next(str(event.error) for event in instance.events if isinstance(event, Refused))
+
+
+def test_a_group_that_other_consumers_use_is_named(app: Application, partition: TopicPartition) -> None:
+    consumer = Consumer({"bootstrap.servers": app.bootstrap, "group.id": app.group})
+    consumer.subscribe([partition.topic])
+    eventually(lambda: consumer.poll(0.05) is None and len(consumer.assignment()) == 1)
+    assert f"group {app.group} is in use by other consumers" in refusal(app.start("a"))
+    consumer.close()
+
+
+def test_a_session_time_out_that_brokers_do_not_allow_is_named(app: Application) -> None:
+    assert "session.timeout.ms 600 is outside" in refusal(app.start("a", timings=Timings(session=600, heartbeat=100)))
+
+
+def test_a_broker_that_cannot_be_reached_is_named_with_the_reason() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with application(address, "nowhere", 1) as app:
+            said = refusal(app.start("a", timings=Timings(connect=1000)))
+    assert f"cannot reach the brokers at {address}: KafkaConnectionError" in said
+    assert "ECONNREFUSED" in said
+    assert "is bootstrap.servers right?" in said
+
+
+def test_a_broker_that_comes_up_late_is_found(broker_of_own: Callable[..., KafkaBroker]) -> None:
+    broker = broker_of_own()
+    broker.stop()
+    with application(broker.bootstrap, "late", 1) as app:
+        a = app.start("a")
+        eventually(lambda: "cannot reach the brokers" in a.member.problem)
+        broker.start()
+        app.complete("a")
+
+
+class Stranger:
+    """Somebody who calls his assignor `coopstreams` and means something else."""
+
+    def __init__(self) -> None:
+        self.given: list[bytes] = []
+
+    def alive(self) -> bool:
+        return True
+
+    def subscription(self) -> bytes:
+        return bytes(ConsumerProtocolSubscription(version=1, topics=["t"], user_data=b"sticky", owned_partitions=[]).encode())
+
+    def assignments(self, subscriptions: Mapping[str, bytes]) -> dict[str, bytes]:
+        return dict.fromkeys(subscriptions, b"")
+
+    def may_join(self) -> bool:
+        return True
+
+    def joined(self, generation: int, assignment: bytes) -> bool:
+        self.given.append(assignment)
+        return False
+
+    def lost(self) -> None:
+        pass
+
+    def failed(self, error: GroupError) -> None:
+        raise AssertionError(error)
+
+
+def test_a_stranger_in_the_group_gets_nothing_and_stops_nobody(app: Application) -> None:
+    app.start("a")
+    app.complete("a")
+    hooks = Stranger()
+    stranger = GroupCoordinator(kafka_python_settings({"bootstrap.servers": app.bootstrap}), app.group, None, QUICK, hooks)
+    stranger.start()
+    eventually(lambda: bool(hooks.given))
+    assert "is not an instance of this application" in decode_assignment(hooks.given[-1], "a").error
+    app.start("b")
+    app.complete("a", "b")
+    stranger.close(leave=True)

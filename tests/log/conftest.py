@@ -1,0 +1,45 @@
+"""Both logs, for the contract suite: every test here runs on MemoryLog and on a real Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.log import Log, TopicSpec
+from coopstreams.log.memory import MemoryLog
+from coopstreams.topology.columns import TopicPartition
+from tests.conftest import Kafka
+
+MakeTopic = Callable[..., TopicPartition]
+
+
+@pytest.fixture(params=["memory", pytest.param("kafka", marks=pytest.mark.broker)])
+def log(request: pytest.FixtureRequest) -> Iterator[Log]:
+    if request.param == "memory":
+        yield MemoryLog()
+        return
+    kafka: Kafka = request.getfixturevalue("kafka")
+    cluster = KafkaLog({"bootstrap.servers": kafka.bootstrap})
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def unique(request: pytest.FixtureRequest) -> Callable[[str], str]:
+    """Return a function that makes names no other test has: for topics, groups, transactional ids."""
+    counter = iter(range(1000))
+    return lambda name: f"{name}-{abs(hash(request.node.nodeid)) % 10**9}-{next(counter)}"
+
+
+@pytest.fixture
+def topic(log: Log, unique: Callable[[str], str]) -> MakeTopic:
+    """Return a function that makes a topic and returns its partition 0; config by name, dots written as underscores."""
+
+    def make(partitions: int = 1, **config: str) -> TopicPartition:
+        name = unique("contract")
+        log.create_topics([TopicSpec(name, partitions, {key.replace("_", "."): value for key, value in config.items()})])
+        return TopicPartition(name, 0)
+
+    return make

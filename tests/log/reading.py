@@ -1,0 +1,95 @@
+"""What the tests of the logs need to write and read a few records."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from coopstreams.log.log import Log, Position, Reader, Run, Writer
+from coopstreams.topology.columns import Headers, TopicPartition
+
+PATIENCE_S = 30.0
+
+
+class Seen(NamedTuple):
+    """One record as a reader gave it."""
+
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    timestamp: int
+    stream_time: int
+    headers: Headers | None
+
+
+def records(runs: Iterable[Run], slot: int = 0) -> list[Seen]:
+    """Return the records of one slot."""
+    seen: list[Seen] = []
+    for run in runs:
+        if run.slot == slot:
+            c = run.columns
+            seen += map(Seen, c.offsets, c.keys, c.values, c.timestamps, c.stream_times, c.headers or [None] * len(c))
+    return seen
+
+
+def fetch_until(reader: Reader, done: Callable[[list[Run]], bool], max_records: int = 1000) -> list[Run]:
+    """Fetch until it is done; fail if it never is."""
+    runs: list[Run] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while not done(runs):
+        assert time.monotonic() < deadline, f"not done after {PATIENCE_S} s; the last runs were {runs[-3:]}"
+        runs += reader.fetch(max_records, 0.2)
+    return runs
+
+
+def to_end(reader: Reader, *partitions: TopicPartition, max_records: int = 1000) -> list[Run]:
+    """Fetch until the reader says that it is at the end of each of these partitions."""
+    missing = set(partitions)
+
+    def done(runs: list[Run]) -> bool:
+        last = {run.partition: run for run in runs}
+        return all(partition in last and last[partition].at_end for partition in missing)
+
+    return fetch_until(reader, done, max_records)
+
+
+def read_all(log: Log, partition: TopicPartition, *, committed_only: bool = True, max_records: int = 1000) -> list[Seen]:
+    """Return all records of a partition, by a reader of its own."""
+    reader = log.reader(committed_only=committed_only)
+    reader.assign({partition: Position(log.start_offset(partition))})
+    seen = records(to_end(reader, partition, max_records=max_records))
+    reader.close()
+    return seen
+
+
+def write(writer: Writer, partition: TopicPartition, values: Sequence[str | None], start_ms: int = 1000) -> None:
+    """Append values with their text as key, one millisecond apart."""
+    data = [None if value is None else value.encode() for value in values]
+    writer.append(partition.topic, data, data, range(start_ms, start_ms + len(data)), partitions=partition.partition)
+
+
+def fill(log: Log, partition: TopicPartition, values: Sequence[str], start_ms: int = 1000) -> None:
+    """Write values and wait until they are in the log."""
+    writer = log.writer()
+    write(writer, partition, values, start_ms)
+    writer.flush(PATIENCE_S)
+    writer.close()
+
+
+def numbers(count: int, start: int = 0) -> list[str]:
+    """Return that many different values."""
+    return [f"v{i:05d}" for i in range(start, start + count)]
+
+
+def values(seen: Iterable[Seen]) -> list[str | None]:
+    """Return the values as text."""
+    return [None if record.value is None else record.value.decode() for record in seen]
+
+
+def arrives(log: Log, partition: TopicPartition, expected: Sequence[str | None], *, committed_only: bool = True) -> None:
+    """Assert that the partition reads so, soon: a commit is visible when its markers are written, which Kafka does after it answered."""
+    deadline = time.monotonic() + PATIENCE_S
+    while values(seen := read_all(log, partition, committed_only=committed_only)) != list(expected) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert values(seen) == list(expected)

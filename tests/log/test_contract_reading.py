@@ -1,0 +1,340 @@
+"""What every reader promises, on MemoryLog and on Kafka."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from coopstreams.log.log import NO_STREAM_TIME, Log, Position
+from coopstreams.topology.columns import Columns, TopicPartition
+from coopstreams.topology.errors import LogError, OffsetOutOfRangeError, UnknownTopicError
+from coopstreams.topology.keys import MAX_HASH, WHOLE, KeyRange, key_hash, offset_hash
+from tests.log.conftest import MakeTopic
+from tests.log.reading import PATIENCE_S, fetch_until, fill, numbers, read_all, records, to_end, values
+
+
+def test_a_null_key_a_tombstone_and_empty_bytes_stay_different(log: Log, topic: MakeTopic) -> None:
+    partition = topic()
+    writer = log.writer()
+    pairs: list[tuple[bytes | None, bytes | None]] = [
+        (None, b"v"),
+        (b"k", None),
+        (None, None),
+        (b"", b"v"),
+        (b"k", b""),
+        (b"", b""),
+        (b"\0k\xff", b"\xff\0"),
+    ]
+    writer.append(partition.topic, [key for key, _ in pairs], [value for _, value in pairs], range(1, 8))
+    writer.flush(PATIENCE_S)
+    assert [(record.key, record.value) for record in read_all(log, partition)] == pairs
+
+
+def test_headers_stay_in_order_and_a_batch_without_any_has_no_column(log: Log, topic: MakeTopic) -> None:
+    partition = topic()
+    writer = log.writer()
+    headers: list[list[tuple[str, bytes | None]] | None] = [None, [("a", b"1"), ("b", None), ("a", b"")], None]
+    writer.append(partition.topic, [b"k"] * 3, [b"v"] * 3, [1, 2, 3], headers=headers)
+    writer.flush(PATIENCE_S)
+    assert [record.headers for record in read_all(log, partition)] == headers
+
+    plain = topic()
+    fill(log, plain, ["x"])
+    reader = log.reader()
+    reader.assign({plain: Position(0)})
+    assert all(run.columns.headers is None for run in to_end(reader, plain))
+
+
+def test_timestamps_are_kept_even_out_of_order(log: Log, topic: MakeTopic) -> None:
+    partition = topic()
+    writer = log.writer()
+    timestamps = [5, 1, 1_700_000_000_123, 7, -1]
+    writer.append(partition.topic, [b"k"] * 5, [b"v"] * 5, timestamps)
+    writer.flush(PATIENCE_S)
+    assert [record.timestamp for record in read_all(log, partition)] == timestamps
+
+
+def test_small_fetches_give_everything_once_and_in_order(log: Log, topic: MakeTopic) -> None:
+    partition = topic()
+    fill(log, partition, numbers(1000))
+    reader = log.reader()
+    reader.assign({partition: Position(0)})
+    runs = to_end(reader, partition, max_records=7)
+    seen = records(runs)
+    assert values(seen) == numbers(1000)
+    assert [record.offset for record in seen] == list(range(1000))
+    assert all(len(run.columns) <= 7 for run in runs)
+
+
+def test_a_run_says_where_the_reader_stands(log: Log, topic: MakeTopic) -> None:
+    partition = topic()
+    fill(log, partition, numbers(10))
+    reader = log.reader()
+    reader.assign({partition: Position(4, stream_time=77)})
+    run = next(run for run in to_end(reader, partition, max_records=3) if len(run.columns))
+    assert list(run.columns.offsets) == [4, 5, 6]
+    assert (run.partition, run.slot, run.next_offset, run.stream_time) == (partition, 0, 7, 1006)
+
+
+def test_the_end_is_told_once_and_again_after_more_came(log: Log, topic: MakeTopic) -> None:
+    partition = topic()
+    reader = log.reader()
+    reader.assign({partition: Position(0)})
+    (run,) = to_end(reader, partition)
+    assert (len(run.columns), run.next_offset, run.stream_time) == (0, 0, NO_STREAM_TIME)
+    assert reader.fetch(10, 0.3) == []
+
+    fill(log, partition, ["a"])
+    runs = to_end(reader, partition)
+    assert (runs[-1].next_offset, runs[-1].stream_time, values(records(runs))) == (1, 1000, ["a"])
+    assert reader.fetch(10, 0.3) == []
+
+
+def test_fetch_waits_no_longer_than_it_may(log: Log, topic: MakeTopic) -> None:
+    partition = topic()
+    reader = log.reader()
+    reader.assign({partition: Position(0)})
+    to_end(reader, partition)
+    start = time.monotonic()
+    assert reader.fetch(10, 0.2) == []
+    assert 0.1 < time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 8, 256])
+def test_each_record_goes_to_the_one_slot_whose_range_holds_its_hash(log: Log, topic: MakeTopic, parts: int) -> None:
+    partition = topic()
+    fill(log, partition, numbers(500))
+    ranges = list(reversed(KeyRange.split(parts)))  # the slot is the index, whatever the order
+    reader = log.reader()
+    reader.assign({partition: Position(0)})
+    reader.route(partition, ranges)
+    runs = to_end(reader, partition, max_records=100)
+    for slot, piece in enumerate(ranges):
+        assert values(records(runs, slot)) == [value for value in numbers(500) if key_hash(value.encode()) in piece]
+    assert {run.slot for run in runs} == set(range(parts))
+    assert {run.next_offset for run in runs[-parts:]} == {500}
+
+
+def test_what_is_outside_all_ranges_is_dropped_and_the_position_moves(log: Log, topic: MakeTopic) -> None:
+    partition = topic()
+    fill(log, partition, numbers(300))
+    hashes = sorted(key_hash(value.encode()) for value in numbers(300))
+    low, high = KeyRange(hashes[10], hashes[20]), KeyRange(hashes[100], hashes[199])  # cut between key groups, with holes around
+    reader = log.reader()
+    reader.assign({partition: Position(0)})
+    reader.route(partition, [high, low])
+    runs = to_end(reader, partition)
+    assert [len(records(runs, slot)) for slot in (0, 1)] == [100, 11]
+    assert all(key_hash(record.key or b"") in piece for slot, piece in ((0, high), (1, low)) for record in records(runs, slot))
+    assert runs[-1].next_offset == 300
+
+
+def test_a_fetch_in_which_nothing_is_kept_still_moves_the_position(log: Log, topic: MakeTopic) -> None:
+    partition = topic()
+    fill(log, partition, ["a"] * 50)
+    elsewhere = KeyRange(0, key_hash(b"a") - 1)
+    reader = log.reader()
+    reader.assign({partition: Position(0)})
+    reader.route(partition, [elsewhere])
+    runs = to_end(reader, partition)
+    assert (records(runs), runs[-1].next_offset, runs[-1].stream_time) == ([], 50, 1049)
+
+
+def test_a_record_without_a_key_has_the_hash_of_its_offset(log: Log, topic: MakeTopic) -> None:
+    partition = topic()
+    writer = log.writer()
+    writer.append(partition.topic, [None] * 64 + [b"k"], [b"v"] * 65, range(65, 130))
+    writer.flush(PATIENCE_S)
+    ranges = KeyRange.split(4)
+    reader = log.reader()
+    reader.assign({partition: Position(0)})
+    reader.route(partition, ranges)
+    runs = to_end(reader, partition)
+    for slot, piece in enumerate(ranges):
+        expected = [i for i in range(64) if offset_hash(i) in piece] + [64] * (key_hash(b"k") in piece)
+        assert [record.offset for record in records(runs, slot)] == expected
+
+
+def test_a_new_route_counts_from_the_next_fetch(log: Log, topic: MakeTopic) -> None:
+    partition = topic()
+    fill(log, partition, numbers(100))
+    halves = KeyRange.split(2)
+    reader = log.reader()
+    reader.route(partition, halves)  # before the partition is assigned
+    reader.assign({partition: Position(0)})
+    first = fetch_until(reader, bool, max_records=40)
+    at = first[-1].next_offset
+    reader.route(partition, [WHOLE])
+    rest = to_end(reader, partition)
+    assert sorted(record.offset for slot in (0, 1) for record in records(first, slot)) == list(range(at))
+    assert [record.offset for record in records(rest)] == list(range(at, 100))
+
+
+def test_ranges_that_overlap_are_refused(log: Log, topic: MakeTopic) -> None:
+    partition = topic()
+    with pytest.raises(ValueError, match="overlaps"):
+        log.reader().route(partition, [KeyRange(0, 10), KeyRange(10, MAX_HASH)])
+
+
+def test_stream_time_is_that_of_all_records_whatever_the_ranges(log: Log, topic: MakeTopic) -> None:
+    partition = topic()
+    names = [f"k{i}".encode() for i in range(40)]
+    timestamps = [(i * 7919) % 97 + 1 for i in range(40)]
+    writer = log.writer()
+    writer.append(partition.topic, names, names, timestamps)
+    writer.flush(PATIENCE_S)
+    expected = [max(timestamps[: i + 1]) for i in range(40)]
+    for ranges in ([], KeyRange.split(4), KeyRange.split(8)[3:4]):
+        reader = log.reader()
+        reader.assign({partition: Position(0)})
+        if ranges:
+            reader.route(partition, ranges)
+        runs = to_end(reader, partition, max_records=9)
+        for slot in range(max(len(ranges), 1)):
+            assert all(record.stream_time == expected[record.offset] for record in records(runs, slot))
+        assert runs[-1].stream_time == max(timestamps)
+
+
+def test_stream_time_goes_on_from_the_position(log: Log, topic: MakeTopic) -> None:
+    partition = topic()
+    fill(log, partition, numbers(4), start_ms=1000)
+    reader = log.reader()
+    reader.assign({partition: Position(2, stream_time=1002)})
+    assert [record.stream_time for record in records(to_end(reader, partition))] == [1002, 1003]
+    reader.assign({partition: Position(1, stream_time=9999)})
+    assert [record.stream_time for record in records(to_end(reader, partition))] == [9999, 9999, 9999]
+
+
+def test_an_extractor_sees_all_records_before_ranges_are_cut(log: Log, topic: MakeTopic) -> None:
+    partition = topic()
+    fill(log, partition, numbers(60))
+    befores = []
+
+    def extract(where: TopicPartition, columns: Columns, before: int) -> list[int]:
+        assert where == partition
+        befores.append(before)
+        return [-1 if offset % 10 == 9 else 50_000 + offset for offset in columns.offsets]
+
+    ranges = KeyRange.split(2)
+    reader = log.reader()
+    reader.assign({partition: Position(0)})
+    reader.route(partition, ranges, extract)
+    runs = to_end(reader, partition, max_records=20)
+    seen = sorted(records(runs, 0) + records(runs, 1))
+    assert [record.timestamp for record in seen] == [-1 if i % 10 == 9 else 50_000 + i for i in range(60)]
+    assert [record.stream_time for record in seen] == [50_000 + i - (i % 10 == 9) for i in range(60)]
+    assert befores[0] == NO_STREAM_TIME
+    assert befores == sorted(befores)
+
+
+def test_a_held_partition_waits_and_loses_nothing(log: Log, topic: MakeTopic) -> None:
+    first, second = topic(), topic()
+    fill(log, first, numbers(2000))
+    fill(log, second, numbers(10))
+    reader = log.reader()
+    reader.assign({first: Position(0), second: Position(0)})
+    before = fetch_until(reader, lambda runs: any(run.partition == first for run in runs), max_records=100)
+    reader.hold(first, held=True)
+    others = fetch_until(reader, lambda runs: any(run.at_end for run in before + runs if run.partition == second))
+    assert {run.partition for run in others} <= {second}
+    assert reader.fetch(10_000, 0.3) == []
+    fill(log, first, numbers(500, start=2000))
+    assert reader.fetch(10_000, 0.3) == []
+    reader.hold(first, held=False)
+    rest = to_end(reader, first, max_records=300)
+    assert values(records(run for run in before + rest if run.partition == first)) == numbers(2500)
+
+
+def test_many_partitions_of_several_topics_are_told_apart(log: Log, topic: MakeTopic) -> None:
+    parts = [TopicPartition(topic(partitions=3).topic, number) for _ in range(2) for number in range(3)]
+    for i, partition in enumerate(parts):
+        fill(log, partition, numbers(200, start=1000 * i))
+    for chosen in (parts, parts[:3]):  # with and without partition numbers that two topics have
+        reader = log.reader()
+        reader.assign(dict.fromkeys(chosen, Position(0)))
+        runs = to_end(reader, *chosen, max_records=150)
+        for partition in chosen:
+            seen = records(run for run in runs if run.partition is partition)
+            assert values(seen) == numbers(200, start=1000 * parts.index(partition))
+
+
+def test_a_partition_that_stays_assigned_goes_on_where_it_stands(log: Log, topic: MakeTopic) -> None:
+    first, second = topic(), topic()
+    fill(log, first, numbers(100))
+    fill(log, second, numbers(100))
+    reader = log.reader()
+    reader.assign({first: Position(0)})
+    runs = fetch_until(reader, bool, max_records=30)
+    at = Position(runs[-1].next_offset, runs[-1].stream_time)
+    reader.assign({first: at, second: Position(50)})
+    runs += to_end(reader, first, second, max_records=30)
+    assert values(records(run for run in runs if run.partition == first)) == numbers(100)
+    assert values(records(run for run in runs if run.partition == second)) == numbers(50, start=50)
+
+
+def test_a_seek_gives_nothing_that_was_fetched_before_it(log: Log, topic: MakeTopic) -> None:
+    partition = topic()
+    fill(log, partition, numbers(5000))
+    reader = log.reader()
+    reader.assign({partition: Position(0)})
+    fetch_until(reader, bool, max_records=10)
+    for start in (3000, 17, 4999, 0, 2500):
+        reader.assign({partition: Position(start)})
+        runs = fetch_until(reader, lambda runs: len(records(runs)) > 0, max_records=10)
+        assert records(runs)[0].offset == start
+    reader.assign({})
+    assert reader.fetch(10, 0.1) == []
+    reader.assign({partition: Position(100)})
+    assert values(records(to_end(reader, partition))) == numbers(4900, start=100)
+
+
+def test_an_unknown_topic_is_an_error_and_changes_nothing(log: Log, topic: MakeTopic) -> None:
+    partition = topic()
+    fill(log, partition, ["a"])
+    reader = log.reader()
+    reader.assign({partition: Position(0)})
+    for unknown in (TopicPartition("nobody-made-this", 0), TopicPartition(partition.topic, 5)):
+        with pytest.raises(UnknownTopicError, match=unknown.topic):
+            reader.assign({unknown: Position(0)})
+    assert values(records(to_end(reader, partition))) == ["a"]
+
+
+@pytest.mark.parametrize("offset", [11, 1_000_000])
+def test_a_position_after_the_end_is_an_error_until_it_is_mended(log: Log, topic: MakeTopic, offset: int) -> None:
+    partition, other = topic(), topic()
+    fill(log, partition, numbers(10))
+    fill(log, other, numbers(3))
+    reader = log.reader()
+    reader.assign({partition: Position(offset)})
+    for _ in range(2):
+        with pytest.raises(OffsetOutOfRangeError, match=f"{offset} of {partition}|{partition} from offset {offset}"):
+            fetch_until(reader, lambda _: False)
+    reader.assign({partition: Position(8), other: Position(0)})
+    runs = to_end(reader, partition, other)
+    assert values(records(run for run in runs if run.partition == partition)) == numbers(2, start=8)
+    assert values(records(run for run in runs if run.partition == other)) == numbers(3)
+
+
+def test_what_was_deleted_before_it_was_read_is_out_of_range(log: Log, topic: MakeTopic) -> None:
+    partition = topic()
+    fill(log, partition, numbers(10))
+    log.delete_before(partition, 6)
+    assert (log.start_offset(partition), log.end_offset(partition)) == (6, 10)
+    reader = log.reader()
+    reader.assign({partition: Position(5)})
+    with pytest.raises(OffsetOutOfRangeError):
+        fetch_until(reader, lambda _: False)
+    reader.assign({partition: Position(6)})
+    assert values(records(to_end(reader, partition))) == numbers(4, start=6)
+    with pytest.raises(OffsetOutOfRangeError):
+        log.delete_before(partition, 11)
+
+
+def test_a_closed_reader_reads_no_more(log: Log, topic: MakeTopic) -> None:
+    reader = log.reader()
+    reader.assign({topic(): Position(0)})
+    reader.close()
+    reader.close()
+    with pytest.raises(LogError, match="closed"):
+        reader.fetch(1, 0.0)

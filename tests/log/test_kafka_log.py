@@ -1,0 +1,346 @@
+"""What only a real Kafka can show: the group's fence, bounds, settings, a broker that is away, that comes back, that compacts."""
+
+from __future__ import annotations
+
+import random
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from confluent_kafka import Consumer
+from confluent_kafka import TopicPartition as ConfluentPartition
+
+from coopstreams.dev.broker import KafkaBroker
+from coopstreams.log import kafka_reader
+from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.kafka_writer import group_metadata
+from coopstreams.log.log import GroupFence, Position, Run, TopicSpec
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import ConfigError, DeliveryError, FencedError, LogError, UnknownTopicError
+from coopstreams.topology.keys import KeyRange
+from tests.conftest import Kafka
+from tests.log.reading import PATIENCE_S, Seen, arrives, fetch_until, fill, numbers, read_all, records, to_end, values, write
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture
+def log(kafka: Kafka) -> Iterator[KafkaLog]:
+    cluster = KafkaLog({"bootstrap.servers": kafka.bootstrap})
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def member(kafka: Kafka) -> Iterator[tuple[GroupFence, bytes, Consumer]]:
+    """A live member of a group: its identity, the same as confluent-kafka writes it, and the client."""
+    group = kafka.unique("fence")
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": group, "session.timeout.ms": 6000, "log_level": 2})
+    consumer.subscribe([kafka.topic("input")])
+    deadline = time.monotonic() + PATIENCE_S
+    while not consumer.assignment() and time.monotonic() < deadline:
+        consumer.poll(0.1)
+    native = consumer.consumer_group_metadata()
+    generation, rest = struct.unpack_from("=i", native, 7)[0], native[11:].split(b"\0")
+    assert rest[0].decode() == group
+    yield GroupFence(group, generation, rest[1].decode()), native, consumer
+    consumer.close()
+
+
+def test_an_identity_is_written_as_librdkafka_reads_it(member: tuple[GroupFence, bytes, Consumer]) -> None:
+    fence, native, _ = member
+    assert group_metadata(fence) == native
+    with pytest.raises(ValueError, match="printable ASCII"):
+        group_metadata(GroupFence("grüppe", 1, "m"))
+
+
+def test_the_coordinator_takes_a_live_member_and_refuses_a_stale_one(kafka: Kafka, log: KafkaLog, member: tuple[GroupFence, bytes, Consumer]) -> None:
+    fence, _, consumer = member
+    partition = TopicPartition(kafka.topic(), 0)
+    writer = log.writer(kafka.unique("tx"))
+    stale = [GroupFence(fence.group, fence.generation - 1, fence.member), GroupFence(fence.group, fence.generation, "nobody")]
+    for offset, identity in enumerate([fence, *stale, fence], start=41):
+        writer.begin()
+        write(writer, partition, [f"{offset}"])
+        writer.flush(PATIENCE_S)
+        if identity is fence:
+            writer.send_offsets({partition: (offset, "note")}, identity)
+            writer.commit(PATIENCE_S)
+        else:
+            with pytest.raises(FencedError, match=fence.group):
+                writer.send_offsets({partition: (offset, "")}, identity)
+            writer.abort()
+    arrives(log, partition, ["41", "44"])
+    (committed,) = consumer.committed([ConfluentPartition(*partition)], timeout=PATIENCE_S)
+    assert committed.offset == 44
+
+
+def test_a_timestamp_of_zero_is_written_as_one(kafka: Kafka, log: KafkaLog) -> None:
+    partition = TopicPartition(kafka.topic(), 0)
+    writer = log.writer()
+    writer.append(partition.topic, [b"k"] * 2, [b"v"] * 2, [0, 5], partitions=0)
+    writer.flush(PATIENCE_S)
+    assert [record.timestamp for record in read_all(log, partition)] == [1, 5]
+
+
+def test_a_full_queue_keeps_the_order(kafka: Kafka) -> None:
+    log = KafkaLog({"bootstrap.servers": kafka.bootstrap, "producer.queue.buffering.max.messages": 50})
+    partition = TopicPartition(kafka.topic(), 0)
+    for writer in (log.writer(), log.writer(kafka.unique("tx"))):
+        before = log.end_offset(partition)
+        if before:
+            writer.begin()
+        write(writer, partition, numbers(5000))
+        writer.flush(PATIENCE_S)
+        assert log.end_offset(partition) == before + 5000 <= writer.delivered_to(partition)
+        writer.close()
+    assert values(read_all(log, partition)) == numbers(5000)
+    log.close()
+
+
+def test_an_unknown_topic_surfaces_when_it_is_written_and_when_it_vanishes_under_a_reader(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_reader, "SILENCE_S", 0.5)
+    log = KafkaLog({"bootstrap.servers": kafka.bootstrap, "topic.metadata.propagation.max.ms": 1000})
+    writer = log.writer()
+    writer.append("nobody-made-this", [b"k"], [b"v"], [1])
+    with pytest.raises(DeliveryError, match=r"nobody-made-this.*Create the topic"):
+        writer.flush(PATIENCE_S)
+    partition = TopicPartition(kafka.topic(), 0)
+    reader = log.reader()
+    reader.assign({partition: Position(0)})
+    to_end(reader, partition)
+    log.delete_topics([partition.topic])
+    with pytest.raises(UnknownTopicError, match=partition.topic):
+        fetch_until(reader, lambda _: False)
+    reader.close()
+    log.close()
+
+
+def test_a_record_in_the_far_future_surfaces_with_what_to_look_at(kafka: Kafka, log: KafkaLog) -> None:
+    partition = TopicPartition(kafka.topic(message_timestamp_after_max_ms="1000"), 0)
+    writer = log.writer()
+    write(writer, partition, ["x"], start_ms=int(time.time() * 1000) + 3_600_000)
+    with pytest.raises(DeliveryError, match=r"message\.timestamp\.after\.max\.ms"):
+        writer.flush(PATIENCE_S)
+
+
+def test_a_held_partition_is_bounded_and_loses_nothing(kafka: Kafka, log: KafkaLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_reader, "HELD_RECORDS", 700)
+    busy, other = TopicPartition(kafka.topic(), 0), TopicPartition(kafka.topic(), 0)
+    fill(log, busy, numbers(20_000))
+    reader = log.reader()
+    reader.assign({busy: Position(0), other: Position(0)})
+    reader.route(busy, KeyRange.split(3))
+    seen: list[Run] = []
+    for _ in range(3):
+        reader.hold(busy, held=True)
+        fill(log, other, ["tick"])
+        ticks = fetch_until(reader, lambda runs: any(len(run.columns) for run in runs), max_records=500)
+        assert {run.partition for run in ticks} == {other}
+        assert not any(run.partition == busy for run in reader.fetch(500, 0.2))
+        aside = len(reader._readings[busy].aside)
+        assert 0 < aside < 700 + 500
+        reader.hold(busy, held=False)
+        seen += fetch_until(reader, lambda runs: sum(len(records(runs, slot)) for slot in range(3)) > 1500, max_records=500)
+    seen += to_end(reader, busy, max_records=500)
+    assert values(sorted(record for slot in range(3) for record in records(seen, slot))) == numbers(20_000)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_assigning_seeking_and_holding_reads_each_record_once(kafka: Kafka, log: KafkaLog, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    monkeypatch.setattr(kafka_reader, "HELD_RECORDS", 300)
+    rng = random.Random(seed)
+    name = kafka.topic(partitions=2)
+    parts = [TopicPartition(name, 0), TopicPartition(name, 1), TopicPartition(kafka.topic(), 0)]
+    writer = log.writer(kafka.unique("tx"))
+    for i in range(30):
+        writer.begin()
+        for partition in parts:
+            write(writer, partition, numbers(100, start=i * 100))
+        writer.flush(PATIENCE_S)
+        if i % 3 == 2:
+            writer.abort()
+        else:
+            writer.commit(PATIENCE_S)
+    for partition in parts:
+        fill(log, partition, ["last"])
+        arrives(log, partition, [value for i in range(30) if i % 3 != 2 for value in numbers(100, start=i * 100)] + ["last"])
+    truth = {partition: read_all(log, partition) for partition in parts}
+    reader, at, held = log.reader(), dict[TopicPartition, Position](), set[TopicPartition]()
+    for _ in range(150):
+        action = rng.random()
+        if action < 0.15:
+            chosen = rng.sample(parts, rng.randint(1, 3))
+            at = {p: at[p] if p in at and rng.random() < 0.6 else Position(rng.randint(0, log.end_offset(p))) for p in chosen}
+            held &= at.keys()
+            reader.assign(at)
+        elif action < 0.35 and at:
+            partition = rng.choice(list(at))
+            held ^= {partition}
+            reader.hold(partition, partition in held)
+        else:
+            check_runs(reader.fetch(rng.choice([1, 50, 400]), 0.02), at, held, truth)
+    for partition in at:
+        reader.hold(partition, held=False)
+    deadline = time.monotonic() + PATIENCE_S
+    while any(at[partition].offset < log.end_offset(partition) for partition in at) and time.monotonic() < deadline:
+        check_runs(reader.fetch(1000, 0.1), at, set(), truth)
+    assert {p: position.offset for p, position in at.items()} == {p: log.end_offset(p) for p in at}
+
+
+def check_runs(runs: list[Run], at: dict[TopicPartition, Position], held: set[TopicPartition], truth: dict[TopicPartition, list[Seen]]) -> None:
+    """Assert that these runs are what lies between the positions, and move the positions."""
+    for run in runs:
+        assert run.partition not in held
+        before = at[run.partition]
+        expected = [record.offset for record in truth[run.partition] if before.offset <= record.offset < run.next_offset]
+        assert list(run.columns.offsets) == expected
+        at[run.partition] = Position(run.next_offset, run.stream_time)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "bootstrap.servers"),
+        ({"consumer.auto.offset.reset": "earliest"}, "auto.offset.reset"),
+        ({"enable.idempotence": False}, "enable.idempotence"),
+        ({"producer.partitioner": "random"}, "partitioner"),
+        ({"security.protcol": "SSL"}, "security.protcol"),
+        ({"security.protocol": "TLS"}, "security.protocol"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_before_any_connection(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        KafkaLog(({"bootstrap.servers": "127.0.0.1:1"} if settings else {}) | settings)
+
+
+def test_a_broker_that_is_down_at_start_is_named_with_what_to_look_at() -> None:
+    log = KafkaLog({"bootstrap.servers": "127.0.0.1:1", "consumer.fetch.wait.max.ms": 5}, timeout_s=1.0)
+    spec = TopicSpec("t", 1)
+    for ask in (log.partitions, lambda: log.end_offset(TopicPartition("t", 0)), lambda: log.create_topics([spec]), lambda: log.writer("tx")):
+        start = time.monotonic()
+        with pytest.raises(LogError, match=r"127\.0\.0\.1:1 answered within 1 s.*Connection refused.*bootstrap\.servers") as caught:
+            ask()
+        assert caught.value.retryable
+        assert time.monotonic() - start < 10
+    reader = log.reader()
+    reader.assign({TopicPartition("t", 0): Position(0)})
+    assert reader.fetch(10, 0.1) == []
+    reader.close()
+    log.close()
+
+
+BrokerFactory = Callable[..., KafkaBroker]
+
+
+def failure_of(action: Callable[[], None]) -> LogError | None:
+    try:
+        action()
+    except LogError as error:
+        return error
+    return None
+
+
+def write_plain(log: KafkaLog, plain: TopicPartition, stop: threading.Event, written: list[str]) -> None:
+    """Write until told to stop; what was acknowledged counts."""
+    writer = log.writer()
+    while not stop.is_set():
+        names = numbers(20, start=len(written))
+        # Of now: a restarted broker forgets producers whose last record is a day old, and with them what is a repetition.
+        write(writer, plain, names, start_ms=int(time.time() * 1000))
+        writer.flush(60)
+        written.extend(names)
+    writer.close()
+
+
+def write_atomic(log: KafkaLog, atomic: TopicPartition, stop: threading.Event, committed: list[str], failures: list[LogError]) -> None:
+    """Write in transactions until told to stop; after a failure the log says what counts."""
+    writer = log.writer("restarts")
+    while not stop.is_set():
+        names = numbers(20, start=len(committed))
+        try:
+            writer.begin()
+            write(writer, atomic, names)
+            writer.flush(10)
+            writer.commit(10)
+            committed.extend(names)
+        except LogError as error:
+            failures.append(error)
+            while (failure := failure_of(writer.abort)) is not None:
+                failures.append(failure)
+            committed[:] = filter(None, values(read_all(log, atomic)))  # what is unknown, the log knows
+    writer.close()
+
+
+def test_reading_and_writing_go_on_over_restarts_of_the_broker(broker_of_own: BrokerFactory) -> None:
+    broker = broker_of_own()
+    log = KafkaLog({"bootstrap.servers": broker.bootstrap})
+    plain, atomic = TopicPartition("plain", 0), TopicPartition("atomic", 0)
+    log.create_topics([TopicSpec("plain", 1), TopicSpec("atomic", 1)])
+    stop = threading.Event()
+    written: list[str] = []
+    committed: list[str] = []
+    failures: list[LogError] = []
+
+    def both_written(runs: list[Run]) -> bool:
+        return {run.partition for run in runs if len(run.columns)} == {plain, atomic}
+
+    reader = log.reader()
+    reader.assign({plain: Position(0), atomic: Position(0)})
+    seen: list[Run] = []
+    with ThreadPoolExecutor(2) as pool:
+        writers = [pool.submit(write_plain, log, plain, stop, written), pool.submit(write_atomic, log, atomic, stop, committed, failures)]
+        try:
+            for end in (broker.stop, broker.kill):
+                seen += fetch_until(reader, both_written)
+                end()
+                for _ in range(10):
+                    seen += reader.fetch(1000, 0.2)
+                broker.start()
+            seen += fetch_until(reader, both_written)
+        finally:
+            stop.set()
+        for writer in writers:
+            writer.result(60)
+    ends = {partition: log.end_offset(partition) for partition in (plain, atomic)}
+    seen += fetch_until(reader, lambda runs: {run.partition: run.next_offset for run in seen + runs} == ends)
+    assert all(failure.retryable or isinstance(failure, DeliveryError) for failure in failures), failures
+    assert values(records(run for run in seen if run.partition == plain)) == written
+    assert values(records(run for run in seen if run.partition == atomic)) == committed
+    assert log.end_offset(plain) == len(written)
+    reader.close()
+    log.close()
+
+
+def test_a_compacted_topic_is_read_over_its_holes(broker_of_own: BrokerFactory) -> None:
+    broker = broker_of_own(log_cleaner_backoff_ms="100")
+    log = KafkaLog({"bootstrap.servers": broker.bootstrap})
+    settings = {
+        "cleanup.policy": "compact",
+        "segment.bytes": "1048576",
+        "segment.ms": "200",
+        "min.cleanable.dirty.ratio": "0.01",
+        "max.compaction.lag.ms": "200",
+    }
+    log.create_topics([TopicSpec("compacted", 1, settings)])
+    partition = TopicPartition("compacted", 0)
+    for i in range(5):
+        fill(log, partition, numbers(100) * 10, start_ms=1000 * i)
+    deadline = time.monotonic() + 60
+    while len(seen := read_all(log, partition)) > 1500 and time.monotonic() < deadline:
+        fill(log, partition, ["roll"], start_ms=int(time.time() * 1000))  # a segment is closed by the time of the next record
+        time.sleep(0.2)
+    assert 100 <= len(seen) <= 1500
+    offsets = [record.offset for record in seen]
+    assert offsets == sorted(set(offsets))
+    assert set(numbers(100)) <= set(values(seen)) <= {*numbers(100), "roll"}
+    reader = log.reader()
+    reader.assign({partition: Position(3)})
+    reader.route(partition, KeyRange.split(2))
+    runs = to_end(reader, partition, max_records=64)
+    assert sorted(record.offset for slot in (0, 1) for record in records(runs, slot)) == [offset for offset in offsets if offset >= 3]
+    reader.close()
+    log.close()

@@ -1,0 +1,128 @@
+"""What a writer on a real Kafka raises when something went wrong behind its back: the cause, whatever call comes next."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from coopstreams.log.kafka_errors import error_of
+from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.topology.errors import DeliveryError, FencedError
+from tests.conftest import Kafka
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture
+def cluster(kafka: Kafka) -> Iterator[KafkaLog]:
+    log = KafkaLog({"bootstrap.servers": kafka.bootstrap})
+    yield log
+    log.close()
+
+
+def until_it_fails(step: Callable[[], None]) -> None:
+    """A writer only takes records: what became of them comes with one of the next calls."""
+    for _ in range(1000):
+        step()
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+def test_a_fenced_writer_says_so_from_whatever_comes_next(kafka: Kafka, cluster: KafkaLog, flushed: bool) -> None:
+    topic, name = kafka.topic(), kafka.unique("fenced")
+    first = cluster.writer(name)
+
+    def step() -> None:
+        first.append(topic, [b"k"] * 50, [b"v"] * 50, [1] * 50)
+        if flushed:
+            first.flush(10)
+
+    for _ in range(3):  # which call it is that says so is chance
+        first.begin()
+        step()
+        second = cluster.writer(name)
+        with pytest.raises(FencedError):
+            until_it_fails(step)
+        first.abort()
+        second.close()
+    first.begin()
+    first.append(topic, [b"k"], [b"again"], [1])
+    first.commit(10)
+    first.close()
+
+
+@pytest.mark.parametrize("transactional", [True, False])
+def test_a_record_that_no_broker_takes_is_not_worth_trying_again(kafka: Kafka, cluster: KafkaLog, transactional: bool) -> None:
+    topic = kafka.topic(max_message_bytes="1000")
+    writer = cluster.writer(kafka.unique("large") if transactional else None)
+    if transactional:
+        writer.begin()
+    writer.append(topic, [b"k"], [b"v" * 5000], [1])
+
+    def step() -> None:
+        writer.flush(10)
+        writer.commit(10)
+
+    with pytest.raises(DeliveryError, match=r"max\.message\.bytes") as raised:
+        step()
+    assert not raised.value.retryable
+    writer.abort()
+    if transactional:
+        writer.begin()
+    writer.append(topic, [b"k"], [b"small"], [1])
+    writer.flush(10)
+    if transactional:
+        writer.commit(10)
+    writer.close()
+
+
+@pytest.mark.parametrize("transactional", [True, False])
+def test_a_topic_that_was_deleted_is_not_worth_trying_again(kafka: Kafka, cluster: KafkaLog, transactional: bool) -> None:
+    """The first answer may be that nobody took the record in time; the next one is that there is no such topic."""
+    topic = kafka.topic()
+    writer = cluster.writer(kafka.unique("gone") if transactional else None)
+
+    def step() -> None:
+        if transactional:
+            writer.begin()
+        writer.append(topic, [b"k"], [b"v"], [1])
+        writer.flush(30)
+        if transactional:
+            writer.commit(30)
+
+    step()
+    cluster.delete_topics([topic])
+    errors: list[DeliveryError] = []
+    while not errors or (errors[-1].retryable and len(errors) < 3):
+        with pytest.raises(DeliveryError, match=topic) as raised:
+            until_it_fails(step)
+        errors.append(raised.value)
+        writer.abort()
+    assert not errors[-1].retryable, errors
+    writer.close()
+
+
+def test_what_an_abort_takes_back_is_no_failure_of_the_next_transaction(kafka: Kafka, cluster: KafkaLog) -> None:
+    topic = kafka.topic()
+    writer = cluster.writer(kafka.unique("aborted"))
+    for _ in range(20):
+        writer.begin()
+        writer.append(topic, [b"k"] * 1000, [b"void"] * 1000, [1] * 1000)
+        writer.abort()
+        writer.begin()
+        writer.append(topic, [b"k"], [b"counts"], [1])
+        writer.flush(10)
+        writer.commit(10)
+    writer.close()
+
+
+def test_an_error_that_the_client_lost_on_the_way_is_fatal() -> None:
+    """Seen under kills: "flush returned NULL without setting an exception", where a fatal error met one of our callbacks."""
+    lost = error_of(SystemError("<method 'flush' of 'cimpl.Producer' objects> returned NULL without setting an exception"))
+    assert lost.code() == KafkaError._FATAL
+    carried = SystemError("<method 'poll'> returned a result with an exception set")
+    carried.__cause__ = KafkaException(KafkaError(KafkaError._FENCED))
+    assert error_of(carried).code() == KafkaError._FENCED

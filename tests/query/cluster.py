@@ -1,0 +1,269 @@
+"""A group of instances for the query tests: real databases, real servers on loopback, a placement that the test decides.
+
+`Node` implements `Backend` as the runtime does: databases shared by siblings, openings that come and go, reads that pin nothing but
+notice. What the group would do, the test does: `place` tells the nodes who owns what, `open` and `close` make it so.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from coopstreams.metrics import Metrics
+from coopstreams.query.backend import (
+    Health,
+    Instance,
+    NotOpen,
+    OpenView,
+    Placement,
+    Reason,
+    RestoreStatus,
+    SourceStatus,
+    Status,
+    StoreInfo,
+    TaskStatus,
+)
+from coopstreams.query.server import QueryServer
+from coopstreams.query.service import Limits
+from coopstreams.state import layout
+from coopstreams.state.database import Database
+from coopstreams.state.engine import Change, Engine
+from coopstreams.state.memory import Memory
+from coopstreams.state.rocks import Rocks
+from coopstreams.state.task_state import TaskState
+from coopstreams.state.views import StoreView
+from coopstreams.topology import serdes
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.keys import KeyRange, key_hash, partition_of
+from coopstreams.topology.stores import StoreSpec, window_key
+from coopstreams.topology.task_id import TaskId
+
+PARTITIONS = 2
+HOUR = 3_600_000
+STORES = {
+    "counts": StoreSpec("counts", "key_value", serdes.text, serdes.int64),
+    "blobs": StoreSpec("blobs", "key_value", serdes.raw, serdes.raw),
+    "numbers": StoreSpec("numbers", "key_value", serdes.int64, serdes.json),
+    "points": StoreSpec("points", "key_value", serdes.json, serdes.json),
+    "hours": StoreSpec("hours", "window", serdes.text, serdes.json, window_ms=HOUR, retention_ms=1000 * HOUR),
+}
+
+Key = Any
+Data = dict[str, dict[Key, tuple[Any, int]]]
+"""Store -> key (window stores: key and start) -> value and timestamp."""
+
+
+def place_of(store: str, key: Key) -> tuple[int, int]:
+    """Return the partition and the hash of a key."""
+    spec = STORES[store]
+    data = spec.key.serialize(key[0] if spec.kind == "window" else key)
+    return partition_of(data, PARTITIONS), key_hash(data)
+
+
+def tasks(ranges: int, partitions: Sequence[int] = range(PARTITIONS)) -> list[TaskId]:
+    """Return the tasks of these partitions, each cut into as many ranges."""
+    return [TaskId(0, partition, piece) for partition in partitions for piece in KeyRange.split(ranges)]
+
+
+class Opening:
+    """One opening of a task."""
+
+    def __init__(self, task: TaskId, epoch: int, database: Database) -> None:
+        self.task = task
+        self.epoch = epoch
+        self.database = database
+        self.state = TaskState(database, list(STORES.values()), task.range, 1 << 20)
+
+
+@dataclass
+class View:
+    """A view of an opening."""
+
+    node: Node
+    opening: Opening
+    store: StoreView
+    lag: int | None = 3
+
+    @property
+    def task(self) -> TaskId:
+        return self.opening.task
+
+    @property
+    def epoch(self) -> int:
+        return self.opening.epoch
+
+    def owned(self) -> bool:
+        return self.node.openings.get(self.task) is self.opening
+
+    def __enter__(self) -> Self:
+        self.node.reads += 1
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        pass
+
+
+class Node:
+    """An instance."""
+
+    application = "words"
+
+    def __init__(self, name: str, folder: Path | None = None) -> None:
+        self.name = name
+        self._folder = folder
+        self.server = QueryServer("127.0.0.1:0")
+        self.metrics = Metrics(self.application, name)
+        self.openings: dict[TaskId, Opening] = {}
+        self.pending: dict[TaskId, Literal["waiting", "restoring", "closing"]] = {}
+        self.reads = 0
+        self.now = Health(live=True, ready=True)
+        self.told = Placement(0, name, ())
+        self._databases: dict[int, Database] = {}
+        self._epochs = itertools.count(1)
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def open(self, task: TaskId, data: Data) -> None:
+        """Own a task, with what it has in the data."""
+        database = self._databases.get(task.partition) or self._database(task.partition)
+        opening = Opening(task, next(self._epochs), database)
+        for store, entries in data.items():
+            table, kind = opening.state.stores[store], STORES[store].kind
+            for key, (value, timestamp) in entries.items():
+                partition, hash_ = place_of(store, key)
+                if partition == task.partition and hash_ in task.range:
+                    stored = window_key(table.spec.key.serialize(key[0]), key[1]) if kind == "window" else table.spec.key.serialize(key)
+                    entry = table.load(stored)
+                    entry.value, entry.timestamp = value, timestamp
+                    table.touch(stored, entry)
+        opening.state.changes()
+        opening.state.commit(dict.fromkeys(STORES, 1))
+        self.pending.pop(task, None)
+        self.openings[task] = opening
+
+    def close(self, task: TaskId) -> None:
+        """Give a task up, and its state; with the last task of a partition its database is closed, whoever reads it."""
+        del self.openings[task]
+        self._databases[task.partition].drop(task.range.first_group, task.range.last_group)
+        if not any(other.partition == task.partition for other in self.openings):
+            self._databases.pop(task.partition).close()
+
+    def damage(self, store: str, key: Key, value: bytes) -> None:
+        """Put bytes in the place of the value of a key in a key-value store."""
+        data = STORES[store].key.serialize(key)
+        change = Change(layout.family_of(store), [layout.database_key(data, data)], [layout.pack(0, value)])
+        self._databases[place_of(store, key)[0]].write([change], {})
+
+    def stores(self) -> Mapping[str, StoreInfo]:
+        return {s.name: StoreInfo(s.name, s.kind, 0, PARTITIONS, s.key, s.value, s.window_ms) for s in STORES.values()}
+
+    def placement(self) -> Placement:
+        return self.told
+
+    def view(self, store: str, partition: int, hash_: int) -> OpenView | NotOpen:
+        for opening in list(self.openings.values()):
+            if opening.task.partition == partition and hash_ in opening.task.range:
+                return self._view(opening, store)
+        for task, reason in list(self.pending.items()):
+            if task.partition == partition and hash_ in task.range:
+                return NotOpen(reason, f"task {task} is {reason}", partition, task.range)
+        return NotOpen("not owned", f"{self.name} does not own it", partition)
+
+    def views(self, store: str) -> Sequence[OpenView | NotOpen]:
+        found: list[OpenView | NotOpen] = [self._view(opening, store) for opening in list(self.openings.values())]
+        found += [NotOpen(reason, f"task {task} is {reason}", task.partition, task.range) for task, reason in list(self.pending.items())]
+        return found
+
+    def health(self) -> Health:
+        return self.now
+
+    def status(self) -> Status:
+        source = SourceStatus(TopicPartition("lines", 0), position=10, committed=8, end=12)
+        restore = (RestoreStatus("counts", 50, 50, 25.0, 2.0),)
+        running = [TaskStatus(task, "running", opening.epoch, 10, 2.5, (source,)) for task, opening in list(self.openings.items())]
+        pending = [TaskStatus(task, reason, 0, restore=restore) for task, reason in list(self.pending.items())]
+        return Status(self.application, "running", self.now, (*running, *pending), 12.5, {"threads": 2})
+
+    def _database(self, partition: int) -> Database:
+        engine: Engine = Memory()
+        if self._folder is not None:
+            path = self._folder / f"{self.name}-{partition}"
+            path.mkdir(exist_ok=True)
+            engine = Rocks(path)
+        database = self._databases[partition] = Database(engine, STORES.values())
+        return database
+
+    def close_all(self) -> None:
+        """Close the databases that are open."""
+        for database in self._databases.values():
+            database.close()
+
+    def _view(self, opening: Opening, store: str) -> View:
+        return View(self, opening, StoreView(opening.database, STORES[store], [opening.task.range]))
+
+
+class Cluster:
+    """Nodes a, b, c, ... with servers; what they own is up to the test. A context manager."""
+
+    def __init__(self, size: int, limits: Limits | None = None, *, kind: type[Node] = Node, folder: Path | None = None) -> None:
+        self.nodes = [kind("abcdefgh"[i], folder) for i in range(size)]
+        self.generation = 0
+        self.placed: dict[str, list[TaskId]] = {}
+        self._limits = limits or Limits(retry_s=0.3)
+
+    def __enter__(self) -> Self:
+        for node in self.nodes:
+            node.server.start(node, node.metrics, self._limits)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for node in self.nodes:
+            node.server.stop()
+            node.close_all()
+
+    def __getitem__(self, name: str) -> Node:
+        return next(node for node in self.nodes if node.name == name)
+
+    def place(self, placed: Mapping[str, Sequence[TaskId]], *, without_url: Sequence[str] = ()) -> None:
+        """Tell all nodes who owns what, as a new generation; nothing is opened or closed."""
+        self.generation += 1
+        self.placed = {name: list(owned) for name, owned in placed.items()}
+        instances = tuple(Instance(n.name, None if n.name in without_url else n.url, tuple(placed.get(n.name, ()))) for n in self.nodes)
+        for node in self.nodes:
+            node.told = Placement(self.generation, node.name, instances)
+
+    def deal(self, ranges: int, data: Data) -> None:
+        """Deal the tasks to the nodes in turn, and open them."""
+        hands: dict[str, list[TaskId]] = {node.name: [] for node in self.nodes}
+        for task, node in zip(tasks(ranges), itertools.cycle(self.nodes), strict=False):
+            node.open(task, data)
+            hands[node.name].append(task)
+        self.place(hands)
+
+    def owner(self, store: str, key: Key) -> Node:
+        """Return the node that owns a key by the placement."""
+        partition, hash_ = place_of(store, key)
+        [name] = [name for name, owned in self.placed.items() for task in owned if task.partition == partition and hash_ in task.range]
+        return self[name]
+
+    def other(self, store: str, key: Key) -> Node:
+        """Return a node that does not own a key."""
+        owner = self.owner(store, key)
+        return next(node for node in self.nodes if node is not owner)
+
+    def task(self, store: str, key: Key) -> TaskId:
+        """Return the task of a key by the placement."""
+        partition, hash_ = place_of(store, key)
+        [task] = [task for owned in self.placed.values() for task in owned if task.partition == partition and hash_ in task.range]
+        return task
+
+
+def reason(code: str, message: str, task: TaskId) -> Health:
+    """Return the health of a node that is alive, but not ready."""
+    return Health(live=True, ready=False, reasons=(Reason(code, message, task),))

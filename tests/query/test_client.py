@@ -1,0 +1,110 @@
+"""The client: Python values in, Python values out, patience."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from coopstreams.query.client import QueryClient, WindowFound
+from coopstreams.query.service import Limits
+from coopstreams.topology.errors import QueryError
+from tests.query.cluster import HOUR, Cluster, Data
+
+DATA: Data = {
+    "counts": {f"w{i}": (i, 100 + i) for i in range(50)} | {"": (7, 7), "a/b?": (8, 8), "..": (9, 9)},
+    "numbers": {-5: ({"n": 1}, 1), 2**40: ([1], 2)},
+    "points": {"a": (1, 1), "7": (2, 2), 7: (3, 3)},
+    "blobs": {b"\x00\xff": (b"\xff", 1)},
+    "hours": {("k", hour * HOUR): ({"n": hour}, hour) for hour in range(6)},
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(2, Limits(retry_s=0.0)) as cluster:
+        cluster.deal(2, DATA)
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def queries(cluster: Cluster) -> Iterator[QueryClient]:
+    with QueryClient(cluster["a"].url + "/") as queries:
+        yield queries
+
+
+def test_values_are_found_by_python_keys(queries: QueryClient, cluster: Cluster) -> None:
+    for key, (value, timestamp) in DATA["counts"].items():
+        found = queries.get("counts", key)
+        assert found is not None
+        assert (found.key, found.value, found.timestamp, found.owner) == (key, value, timestamp, cluster.owner("counts", key).name)
+    assert [getattr(queries.get("numbers", key), "value", None) for key in (-5, 2**40, 0)] == [{"n": 1}, [1], None]
+    assert [getattr(queries.get("points", key), "value", None) for key in ("a", "7", 7, "b")] == [1, 2, 3, None]
+    assert [getattr(queries.get("blobs", key), "value", None) for key in (b"\x00\xff", b"", "")] == ["base64:/w==", None, None]
+
+
+def test_a_key_that_is_not_there_is_none(queries: QueryClient) -> None:
+    assert queries.get("counts", "nowhere") is None
+    assert [found and found.value for found in queries.get_many("counts", ["w3", "nowhere", "a/b?"])] == [3, None, 8]
+    assert queries.get_many("counts", []) == []
+
+
+def test_many_long_keys_are_asked_for_in_several_requests(queries: QueryClient) -> None:
+    found = queries.get_many("counts", [f"{'long ' * 30}{i}" if i % 40 else f"w{i // 40}" for i in range(1200)])
+    assert [f and f.value for f in found] == [None if i % 40 else i // 40 for i in range(1200)]
+
+
+def test_ranges_come_in_pages_that_nobody_sees(queries: QueryClient) -> None:
+    assert [(e.key, e.value) for e in queries.range("counts", page=7)] == sorted((key, value) for key, (value, _) in DATA["counts"].items())
+    assert [e.key for e in queries.range("counts", "w1", "w12")] == ["w1", "w10", "w11", "w12"]
+    assert [e.key for e in queries.range("counts", prefix="w4", reverse=True, page=3)] == sorted(
+        (k for k in DATA["counts"] if k.startswith("w4")), reverse=True
+    )
+    assert [(e.key, e.window) for e in queries.range("hours", page=4)] == [("k", (h * HOUR, (h + 1) * HOUR)) for h in range(6)]
+
+
+def test_windows_are_fetched_by_time(queries: QueryClient) -> None:
+    assert queries.windows("hours", "k", HOUR, 2 * HOUR) == [WindowFound(h * HOUR, (h + 1) * HOUR, {"n": h}, h) for h in (1, 2)]
+    assert len(queries.windows("hours", "k")) == 6
+
+
+def test_metadata_status_and_stores(queries: QueryClient, cluster: Cluster) -> None:
+    assert [i["id"] for i in queries.metadata()["instances"]] == ["a", "b"]
+    assert queries.owner("counts", "w1")["owner"]["id"] == cluster.owner("counts", "w1").name
+    assert [i["state"] for i in queries.status()["instances"]] == ["running", "running"]
+    assert {store["name"] for store in queries.stores()} >= {"counts", "hours"}
+
+
+def test_what_will_never_succeed_is_raised_at_once(queries: QueryClient) -> None:
+    began = time.monotonic()
+    with pytest.raises(QueryError, match='no store "nope"') as caught:
+        queries.get("nope", "a")
+    assert (caught.value.code, caught.value.status) == ("UNKNOWN_STORE", 404)
+    with pytest.raises(QueryError, match="is no int64 key"):
+        queries.get("numbers", "x")
+    assert time.monotonic() - began < 5
+
+
+def test_a_task_that_moves_is_waited_for_until_the_deadline() -> None:
+    with Cluster(2, Limits(retry_s=0.0)) as cluster:
+        cluster.deal(2, DATA)
+        task, owner = cluster.task("counts", "w1"), cluster.owner("counts", "w1")
+        owner.close(task)
+        owner.pending[task] = "restoring"
+        with QueryClient(cluster["a"].url, deadline_s=0.3) as hasty, pytest.raises(QueryError) as caught:
+            hasty.get("counts", "w1")
+        assert (caught.value.code, caught.value.retryable) == ("TASK_MOVING", True)
+        reopening = threading.Timer(0.5, owner.open, (task, DATA))
+        reopening.start()
+        with QueryClient(cluster["a"].url) as patient:
+            found = patient.get("counts", "w1")
+        reopening.join()
+        assert found is not None
+        assert found.value == 1
+
+
+def test_an_instance_that_is_not_there_is_an_error_that_says_where() -> None:
+    with QueryClient("http://127.0.0.1:9", deadline_s=0.1) as queries, pytest.raises(QueryError, match=r"127\.0\.0\.1:9 does not answer"):
+        queries.status()

@@ -1,0 +1,74 @@
+"""Metrics: what Prometheus reads."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from coopstreams.metrics import Metrics
+from coopstreams.topology.keys import WHOLE, KeyRange
+from coopstreams.topology.task_id import TaskId
+
+LOW, HIGH = TaskId(0, 0, KeyRange.of_groups(0, 127)), TaskId(0, 0, KeyRange.of_groups(128, 255))
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    families = text_string_to_metric_families(metrics.text().decode())
+    return {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for family in families for sample in family.samples}
+
+
+def test_what_threads_report_is_what_prometheus_reads() -> None:
+    metrics = Metrics("words", "i-1")
+    metrics.consumed(LOW, "lines", 10)
+    metrics.processed(LOW, 7)
+    metrics.processed(LOW, 3)
+    metrics.produced(LOW, "counts", 4)
+    metrics.dropped(LOW, "late", 2)
+    metrics.lag(LOW, "lines", 5)
+    metrics.restored(LOW, "counts-store", 100, remaining=50)
+    metrics.committed(0, 0.004)
+    metrics.committed(0, 1.5)
+    metrics.aborted(1)
+    metrics.rebalanced(8)
+    metrics.tasks({"running": 2, "restoring": 1})
+    metrics.answered("/v1/stores", 200, 0.01)
+    read = samples(metrics)
+    task = ("task", "0_0[0..127]")
+    assert read["coopstreams_consumed_records_total", (task, ("topic", "lines"))] == 10
+    assert read["coopstreams_processed_records_total", (task,)] == 10
+    assert read["coopstreams_produced_records_total", (task, ("topic", "counts"))] == 4
+    assert read["coopstreams_dropped_records_total", (("reason", "late"), task)] == 2
+    assert read["coopstreams_lag_records", (task, ("topic", "lines"))] == 5
+    assert read["coopstreams_restored_records_total", (("store", "counts-store"), task)] == 100
+    assert read["coopstreams_restore_remaining_records", (("store", "counts-store"), task)] == 50
+    assert read["coopstreams_commits_total", (("thread", "0"),)] == 2
+    assert read["coopstreams_commit_latency_seconds_bucket", (("le", "0.005"), ("thread", "0"))] == 1
+    assert read["coopstreams_commit_latency_seconds_count", (("thread", "0"),)] == 2
+    assert read["coopstreams_aborts_total", (("thread", "1"),)] == 1
+    assert read["coopstreams_rebalances_total", ()] == 1
+    assert read["coopstreams_generation", ()] == 8
+    assert read["coopstreams_tasks", (("state", "running"),)] == 2
+    assert read["coopstreams_http_requests_total", (("route", "/v1/stores"), ("status", "200"))] == 1
+    assert read["coopstreams_instance_info", (("application", "words"), ("instance", "i-1"))] == 1
+
+
+def test_a_task_that_closes_takes_its_series_along_and_no_other() -> None:
+    metrics = Metrics("words", "i-1")
+    for task in (LOW, HIGH):
+        metrics.processed(task, 1)
+        metrics.lag(task, "lines", 9)
+        metrics.restored(task, "counts", 1)
+    metrics.task_closed(LOW)
+    metrics.task_closed(TaskId(5, 5, WHOLE))
+    labels = {dict(labels).get("task") for _, labels in samples(metrics)} - {None}
+    assert labels == {"0_0[128..255]"}
+    metrics.processed(LOW, 2)
+    assert samples(metrics)["coopstreams_processed_records_total", (("task", "0_0[0..127]"),)] == 2
+
+
+def test_states_without_tasks_are_zero_and_instances_share_nothing() -> None:
+    one, other = Metrics("words", "i-1"), Metrics("words", "i-2")
+    one.tasks({"running": 3})
+    one.tasks({"closing": 1})
+    assert samples(one)["coopstreams_tasks", (("state", "running"),)] == 0
+    assert samples(one)["coopstreams_tasks", (("state", "closing"),)] == 1
+    assert samples(other)["coopstreams_tasks", (("state", "closing"),)] == 0

@@ -1,0 +1,145 @@
+"""While tasks move: never a wrong "not found", never a range with a hole, never two of an entry."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from coopstreams.query.backend import NotOpen
+from coopstreams.query.service import Limits
+from coopstreams.state.memory import Memory
+from coopstreams.state.rocks import Rocks
+from tests.query.cluster import HOUR, Cluster, Data, Node, tasks
+
+COUNTS = {f"word-{i}": (i, i) for i in range(60)}
+HOURS = {("k", hour * HOUR): (hour, hour) for hour in range(20)}
+DATA: Data = {"counts": COUNTS, "hours": HOURS}
+
+
+def hand_over(cluster: Cluster, rng: random.Random) -> None:
+    """Move a task, or cut a partition anew, as a group does it: given up, then nobody's, then announced, then open."""
+    placed = {name: list(owned) for name, owned in cluster.placed.items()}
+    if rng.random() < 0.3:
+        partition = rng.randrange(2)
+        leaving = [(name, task) for name, owned in placed.items() for task in owned if task.partition == partition]
+        coming = tasks(rng.choice([1, 2, 3, 5]), [partition])
+    else:
+        name = rng.choice([name for name, owned in placed.items() if owned])
+        leaving = [(name, rng.choice(placed[name]))]
+        coming = [leaving[0][1]]
+    for name, task in leaving:
+        cluster[name].close(task)
+        placed[name].remove(task)
+    if rng.random() < 0.5:
+        cluster.place(placed)
+    homes = [(rng.choice(cluster.nodes), task) for task in coming]
+    for node, task in homes:
+        placed[node.name].append(task)
+        node.pending[task] = "restoring"
+    cluster.place(placed)
+    for node, task in homes:
+        node.open(task, DATA)
+
+
+def keep_asking(cluster: Cluster, seed: int, stop: threading.Event, check: Callable[[httpx.Client, Node, random.Random], str | None]) -> list[str]:
+    """Ask random instances until `stop`; return what was wrong. Retryable answers are not."""
+    rng, wrong, answered = random.Random(seed), [], 0
+    with httpx.Client(trust_env=False, timeout=20) as client:
+        while not stop.is_set() or answered == 0:
+            found = check(client, rng.choice(cluster.nodes), rng)
+            if found is None:
+                answered += 1
+            elif found:
+                wrong.append(found)
+    return wrong
+
+
+def point(client: httpx.Client, node: Node, rng: random.Random) -> str | None:
+    key = rng.choice(list(COUNTS))
+    return judge(client.get(f"{node.url}/v1/stores/counts/keys/{key}"), lambda body: body["value"] == COUNTS[key][0])
+
+
+def several(client: httpx.Client, node: Node, rng: random.Random) -> str | None:
+    keys = rng.sample(list(COUNTS), 8)
+    answer = client.get(f"{node.url}/v1/stores/counts/keys?" + "&".join(f"key={key}" for key in keys))
+    return judge(answer, lambda body: [entry["value"] for entry in body["entries"]] == [COUNTS[key][0] for key in keys])
+
+
+def everything(client: httpx.Client, node: Node, rng: random.Random) -> str | None:
+    answer = client.get(f"{node.url}/v1/stores/counts/range")
+    return judge(answer, lambda body: [entry["key"] for entry in body["entries"]] == sorted(COUNTS))
+
+
+def windows(client: httpx.Client, node: Node, rng: random.Random) -> str | None:
+    return judge(client.get(f"{node.url}/v1/stores/hours/windows/k"), lambda body: [window["value"] for window in body["windows"]] == list(range(20)))
+
+
+def judge(answer: httpx.Response, right: Callable[[Any], bool]) -> str | None:
+    if answer.status_code == 503:
+        return "" if answer.json()["retryable"] else f"503 that is not retryable: {answer.text}"
+    return None if answer.status_code == 200 and right(answer.json()) else f"{answer.status_code}: {answer.text}"
+
+
+@pytest.mark.parametrize("engine", [Memory, Rocks])
+def test_whatever_moves_an_answer_is_right_or_retryable(engine: type[Memory | Rocks], tmp_path: Path) -> None:
+    rng, stop, wrong = random.Random(7), threading.Event(), []
+    with Cluster(3, Limits(retry_s=1.0), folder=tmp_path if engine is Rocks else None) as cluster:
+        cluster.deal(2, DATA)
+        checks = [point, several, everything, windows]
+        threads = [threading.Thread(target=lambda n=n, c=c: wrong.extend(keep_asking(cluster, n, stop, c))) for n, c in enumerate(checks)]
+        for thread in threads:
+            thread.start()
+        for _ in range(60):
+            hand_over(cluster, rng)
+            stop.wait(0.02)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+        assert sum(node.reads for node in cluster.nodes) > 100
+
+
+def test_a_move_shorter_than_the_patience_of_the_server_is_not_seen() -> None:
+    with Cluster(2, Limits(retry_s=5.0)) as cluster:
+        cluster.deal(2, DATA)
+        task, owner = cluster.task("counts", "word-1"), cluster.owner("counts", "word-1")
+        owner.close(task)
+        owner.pending[task] = "restoring"
+        answers: list[int] = []
+        paths = ["keys/word-1", "keys?key=word-1&key=word-2", "range"]
+
+        def ask(path: str, node: Node) -> None:
+            answers.append(httpx.get(f"{node.url}/v1/stores/counts/{path}", trust_env=False, timeout=20).status_code)
+
+        threads = [threading.Thread(target=ask, args=(path, node)) for path in paths for node in cluster.nodes]
+        for thread in threads:
+            thread.start()
+        threading.Event().wait(0.3)
+        assert answers == []
+        owner.open(task, DATA)
+        for thread in threads:
+            thread.join()
+        assert answers == [200] * 6
+
+
+def test_a_task_given_up_under_a_read_makes_the_read_void() -> None:
+    class Hasty(Node):
+        """Gives a task up, and its state, between the opening of a view and the read; its siblings keep the database open."""
+
+        def view(self, store: str, partition: int, hash_: int) -> Any:
+            found = super().view(store, partition, hash_)
+            if not isinstance(found, NotOpen):
+                self.close(found.task)
+            return found
+
+    with Cluster(1, Limits(retry_s=0.0), kind=Hasty) as cluster:
+        cluster.deal(4, DATA)
+        answer = httpx.get(f"{cluster['a'].url}/v1/stores/counts/keys/word-1", trust_env=False)
+        assert (answer.status_code, answer.json()["error"]) == (503, "TASK_MOVING")
+        assert "given up while it was read" in answer.json()["message"]

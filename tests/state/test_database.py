@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from coopstreams.state import layout
+from coopstreams.state.checkpoints import Checkpoint
+from coopstreams.state.database import Database
+from coopstreams.state.engine import Change, Engine
+from coopstreams.topology.errors import StateError
+from coopstreams.topology.serdes import int64, text
+from coopstreams.topology.stores import StoreSpec, window_key
+
+NewEngine = Callable[[], Engine]
+COUNTS = StoreSpec("counts", "key_value", text, int64)
+OTHER = StoreSpec("other", "key_value", text, int64)
+WINDOWS = StoreSpec("windows", "window", text, int64, window_ms=60_000, retention_ms=240_000)
+MINUTE = 60_000
+ALL = range(256)
+
+
+def put(database: Database, keys: list[bytes], at: Checkpoint, store: str = "counts") -> None:
+    database_keys = sorted(layout.database_key(key, key) for key in keys)
+    database.write([Change(layout.family_of(store), database_keys, [b"v"] * len(keys))], {store: [at]})
+
+
+def put_windows(database: Database, key: bytes, minutes: range, at: Checkpoint) -> None:
+    changes = []
+    for minute in minutes:
+        start = minute * MINUTE
+        family = layout.segment_family("windows", start // layout.segment_ms(WINDOWS))
+        changes.append(Change(family, [layout.database_key(key, window_key(key, start))], [b"v"]))
+    database.write(changes, {"windows": [at]})
+
+
+def keys_of(database: Database, store: str = "counts", groups: range = ALL) -> list[bytes]:
+    return [key for key, _ in database.scan(store, groups, None, None)]
+
+
+def test_keys_of_all_groups_come_merged_in_their_order_and_within_bounds(new_engine: NewEngine) -> None:
+    database = Database(new_engine(), [COUNTS])
+    keys = [b"%03d" % number for number in range(300)]
+    put(database, keys, Checkpoint(0, 255, 1))
+    assert keys_of(database) == keys
+    assert [key for key, _ in database.scan("counts", ALL, b"010", b"020", reverse=True)] == keys[10:20][::-1]
+    lower = keys_of(database, groups=range(128))
+    upper = keys_of(database, groups=range(128, 256))
+    assert sorted(lower + upper) == keys
+    assert all(layout.database_key(key, key)[0] < 128 for key in lower)
+
+
+def test_dropped_groups_leave_neither_keys_nor_checkpoints_in_any_store(new_engine: NewEngine) -> None:
+    database = Database(new_engine(), [COUNTS, OTHER])
+    keys = [b"%03d" % number for number in range(300)]
+    for store in ("counts", "other"):
+        put(database, keys, Checkpoint(0, 255, 7), store)
+    database.drop(64, 255)
+    for store in ("counts", "other"):
+        assert keys_of(database, store) == [key for key in keys if layout.database_key(key, key)[0] < 64]
+        assert [(run.first, run.last) for run in database.checkpoints(store)] == [(0, 63)]
+    assert not database.is_empty()
+    database.drop(0, 63)
+    assert database.is_empty()
+
+
+def test_dropping_needs_no_knowledge_of_the_stores(new_engine: NewEngine) -> None:
+    engine = new_engine()
+    put(Database(engine, [COUNTS]), [b"a", b"b"], Checkpoint(0, 255, 7))
+    stranger = Database(engine, [])
+    stranger.drop(0, 255)
+    assert stranger.is_empty()
+    assert Database(engine, [COUNTS]).checkpoint("counts", 0, 255) is None
+
+
+def test_a_failed_write_changes_neither_state_nor_checkpoint(new_engine: NewEngine) -> None:
+    engine = new_engine()
+    database = Database(engine, [COUNTS])
+    put(database, [b"a"], Checkpoint(0, 255, 7))
+    with pytest.raises(KeyError):
+        database.write([Change("store/none", [b"k"], [b"v"])], {"counts": [Checkpoint(0, 255, 9)]})
+    assert database.checkpoint("counts", 0, 255) == 7
+    assert Database(engine, [COUNTS]).checkpoint("counts", 0, 255) == 7
+
+
+def test_segments_go_when_every_group_has_left_them_behind(new_engine: NewEngine) -> None:
+    engine = new_engine()
+    database = Database(engine, [WINDOWS])
+    put_windows(database, b"k", range(10), Checkpoint(0, 127, 5, 4 * MINUTE))
+    put_windows(database, b"k", range(0), Checkpoint(128, 255, 5, 3 * MINUTE))
+    segments = [f"window/windows/{number}" for number in range(5)]
+    assert sorted(family for family in engine.families() if family != "meta") == segments
+    database.write([], {"windows": [Checkpoint(0, 127, 6, 9 * MINUTE)]})
+    assert sorted(family for family in engine.families() if family != "meta") == segments  # the sibling lags
+    database.write([], {"windows": [Checkpoint(128, 255, 6, 8 * MINUTE)]})
+    # The smallest observed start is minute 8, four minutes are kept: minute 4 is gone, the segment of minutes 4 and 5 is not.
+    assert sorted(family for family in engine.families() if family != "meta") == segments[2:]
+    assert database.segment_getter("windows", 1) is None
+
+
+def test_a_group_that_has_observed_nothing_keeps_all_segments(new_engine: NewEngine) -> None:
+    engine = new_engine()
+    database = Database(engine, [WINDOWS])
+    put_windows(database, b"k", range(10), Checkpoint(0, 127, 5, 100 * MINUTE))
+    assert keys_of(database, "windows") == []
+    put_windows(database, b"k", range(0), Checkpoint(128, 255, 5))
+    put_windows(database, b"k", range(10), Checkpoint(0, 127, 6, 100 * MINUTE))
+    assert len(keys_of(database, "windows")) == 10
+    database.drop(128, 255)
+    assert keys_of(database, "windows") == []
+
+
+def test_everything_is_there_when_it_is_opened_again(new_engine: NewEngine) -> None:
+    engine = new_engine()
+    first = Database(engine, [COUNTS, WINDOWS])
+    put(first, [b"a"], Checkpoint(0, 127, 5))
+    put_windows(first, b"k", range(3), Checkpoint(0, 255, 6, 2 * MINUTE))
+    again = Database(engine, [COUNTS, WINDOWS])
+    assert keys_of(again) == [b"a"]
+    assert len(keys_of(again, "windows")) == 3
+    assert again.checkpoint("counts", 0, 127) == 5
+    assert again.checkpoint("counts", 0, 128) is None
+    assert again.checkpoints("windows") == first.checkpoints("windows")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [StoreSpec("windows", "window", text, int64, window_ms=60_000, retention_ms=2_400_000), StoreSpec("windows", "key_value", text, int64)],
+)
+def test_a_store_of_another_shape_is_emptied_and_restored_from_the_beginning(
+    new_engine: NewEngine, changed: StoreSpec, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = new_engine()
+    database = Database(engine, [COUNTS, WINDOWS])
+    put(database, [b"a"], Checkpoint(0, 255, 5))
+    put_windows(database, b"k", range(3), Checkpoint(0, 255, 6, 2 * MINUTE))
+    with caplog.at_level(logging.WARNING):
+        again = Database(engine, [COUNTS, changed])
+    assert 'store "windows" was window 120000 and is' in caplog.text
+    assert again.checkpoint("windows", 0, 255) is None
+    assert keys_of(again, "windows") == []
+    assert keys_of(again) == [b"a"]
+    assert Database(engine, [COUNTS, changed]).checkpoint("counts", 0, 255) == 5
+
+
+def test_a_closed_database_says_so(new_engine: NewEngine) -> None:
+    database = Database(new_engine(), [COUNTS])
+    database.close()
+    database.close()
+    with pytest.raises(StateError, match="closed"):
+        keys_of(database)

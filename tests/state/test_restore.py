@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from coopstreams.state import layout
+from coopstreams.state.checkpoints import Checkpoint
+from coopstreams.state.database import Database
+from coopstreams.state.engine import Engine
+from coopstreams.state.memory import Memory
+from coopstreams.state.restore import TOMBSTONES_MS, Restore
+from coopstreams.topology.columns import Columns
+from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
+from coopstreams.topology.serdes import int64, text
+from coopstreams.topology.stores import StoreSpec, window_key
+
+NewEngine = Callable[[], Engine]
+SPEC = StoreSpec("counts", "key_value", text, int64)
+SIZE = 60_000
+WINDOWS = StoreSpec("windows", "window", text, int64, window_ms=SIZE, retention_ms=4 * SIZE)
+Record = tuple[int, bytes, bytes | None]
+"""Offset, key, value; the timestamp is the offset times ten."""
+
+
+def columns(records: Iterable[Record]) -> Columns:
+    rows = list(records)
+    offsets = [offset for offset, _, _ in rows]
+    times = [offset * 10 for offset in offsets]
+    return Columns([key for _, key, _ in rows], [value for _, _, value in rows], times, offsets, times)
+
+
+def feed(restore: Restore, log: Sequence[Record], upto: int, batch: int = 7) -> None:
+    """Read the log as a caller would: from the position, in batches, to an offset that need not have a record."""
+    while restore.position < upto:
+        found = [record for record in log if restore.position <= record[0] < upto][:batch]
+        restore.feed(columns(found), found[-1][0] + 1 if len(found) == batch else upto)
+
+
+def fold(log: Sequence[Record], ranges: Iterable[KeyRange] = (WHOLE,)) -> dict[bytes, tuple[bytes, int]]:
+    """The truth: the last value of each key."""
+    state: dict[bytes, tuple[bytes, int]] = {}
+    for offset, key, value in log:
+        if any(key_hash(key) in key_range for key_range in ranges):
+            state.pop(key, None)
+            if value is not None:
+                state[key] = (value, offset * 10)
+    return state
+
+
+def stored(database: Database, spec: StoreSpec = SPEC) -> dict[bytes, tuple[bytes, int]]:
+    return {key: layout.unpack(data) for key, data in database.scan(spec.name, range(256), None, None)}
+
+
+def some_log(size: int) -> list[Record]:
+    """Keys come again, some are deleted, offsets have holes."""
+    return [(number * 2, b"%d" % (number % 97), None if number % 11 == 0 else b"v%d" % number) for number in range(size)]
+
+
+def test_a_restored_store_is_the_fold_of_its_changelog(new_engine: NewEngine) -> None:
+    log = some_log(500)
+    database = Database(new_engine(), [SPEC])
+    restore = Restore(database, SPEC, [WHOLE], log_start=0, target=1000)
+    assert not restore.done
+    feed(restore, log, 1000)
+    assert restore.done
+    assert stored(database) == fold(log)
+    assert database.checkpoint("counts", 0, 255) == 1000
+
+
+def test_restoring_one_of_eight_ranges_writes_exactly_the_keys_of_that_range(new_engine: NewEngine) -> None:
+    log = [(number, b"key-%d" % number, b"v") for number in range(4000)]
+    kept = []
+    for key_range in KeyRange.split(8):
+        database = Database(new_engine(), [SPEC])
+        restore = Restore(database, SPEC, [key_range], log_start=0, target=4000)
+        feed(restore, log, 4000, 1000)
+        assert stored(database) == fold(log, [key_range])
+        kept.append(restore.progress().kept)
+        assert restore.progress().read == 4000
+    assert sum(kept) == 4000
+    assert max(kept) < 1.2 * 4000 / 8
+
+
+def test_the_end_is_a_position_so_that_control_records_and_compaction_leave_nothing_to_wait_for() -> None:
+    database = Database(Memory(), [SPEC])
+    restore = Restore(database, SPEC, [WHOLE], log_start=0, target=10)
+    restore.feed(columns([(3, b"a", b"1")]), 4)
+    assert not restore.done
+    restore.feed(columns([]), 10)  # nothing but control records up to the end
+    assert restore.done
+    assert stored(database) == {b"a": (b"1", 30)}
+
+
+def test_an_empty_changelog_is_restored_at_once_and_leaves_a_checkpoint() -> None:
+    database = Database(Memory(), [SPEC])
+    assert Restore(database, SPEC, [KeyRange.of_groups(3, 5)], log_start=0, target=0).done
+    assert database.checkpoint("counts", 3, 5) == 0
+
+
+def test_only_the_tail_is_replayed_when_there_is_a_checkpoint() -> None:
+    log = some_log(500)
+    database = Database(Memory(), [SPEC])
+    feed(Restore(database, SPEC, [WHOLE], log_start=0, target=600), log, 600)
+    restore = Restore(database, SPEC, [WHOLE], log_start=0, target=1000)
+    assert restore.position == 600
+    feed(restore, log, 1000)
+    assert restore.progress().read == 200
+    assert stored(database) == fold(log)
+
+
+def test_a_restore_survives_a_change_of_ranges_midway_without_starting_over() -> None:
+    log = some_log(500)
+    one, two, three, four = KeyRange.split(4)
+    database = Database(Memory(), [SPEC])
+    restore = Restore(database, SPEC, [one, two], log_start=0, target=1000)
+    feed(restore, log, 600)
+    restore.retarget([two, three])
+    assert restore.position == 0  # the new range needs everything
+    database.drop(*layout.groups_of(one))
+    read: list[int] = []
+    while restore.position < 600:
+        found = [record for record in log if restore.position <= record[0] < 600][:50]
+        before = restore.progress().kept
+        restore.feed(columns(found), found[-1][0] + 2)
+        read.append(restore.progress().kept - before)
+    assert sum(read) <= len([key for _, key, _ in log if key_hash(key) in three])  # nothing of range two again
+    restore.retarget([two, three, four], target=1000)
+    feed(restore, log, 1000)
+    assert restore.done
+    assert stored(database) == fold(log, [two, three, four])
+    restore.retarget([two])
+    assert restore.done
+    restore.retarget([])
+    assert restore.done
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "log_start", "words"),
+    [(40, 50, "below the log start 50"), (2000, 0, "above the log end 1000"), (None, 0, "keys without a checkpoint")],
+)
+def test_state_that_cannot_be_continued_is_emptied_and_restored_from_the_log_start(
+    checkpoint: int | None, log_start: int, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = some_log(500)
+    mine, other = KeyRange.split(2)
+    database = Database(Memory(), [SPEC])
+    feed(Restore(database, SPEC, [WHOLE], log_start=0, target=1000), [*log, (999, b"zombie", b"1"), (999, b"zombie-2", b"1")], 1000)
+    before = {key: value for key, value in stored(database).items() if key_hash(key) in other}
+    if checkpoint is None:
+        database._checkpoints["counts"] = database.checkpoints("counts").without(0, 127)
+    else:
+        database.write([], {"counts": [Checkpoint(0, 127, checkpoint)]})
+    with caplog.at_level(logging.WARNING):
+        restore = Restore(database, SPEC, [mine], log_start=log_start, target=1000)
+    assert words in caplog.text
+    assert len(caplog.records) == 1
+    assert restore.position == log_start
+    assert stored(database) == before  # the sibling's keys stay
+    assert database.checkpoint("counts", 0, 127) == log_start
+    tail = [record for record in log if record[0] >= log_start]
+    feed(restore, tail, 1000)
+    assert stored(database) == fold(tail, [mine]) | before
+
+
+def test_state_that_is_older_than_the_tombstones_of_its_changelog_is_not_trusted(caplog: pytest.LogCaptureFixture) -> None:
+    log = [(0, b"a", b"1"), (1, b"b", b"1")]
+    clock = count(1_000_000)
+    now = next(clock)
+    database = Database(Memory(), [SPEC], clock=lambda: now)
+    feed(Restore(database, SPEC, [WHOLE], log_start=0, target=2, wall_clock=lambda: now), log, 2)
+    soon, late = now + TOMBSTONES_MS // 1000 - 1, now + TOMBSTONES_MS // 1000 + 1
+    assert Restore(database, SPEC, [WHOLE], log_start=0, target=4, wall_clock=lambda: soon).position == 2
+    # Key b was deleted, and compaction has removed its tombstone: the log does not say so any more.
+    with caplog.at_level(logging.WARNING):
+        restore = Restore(database, SPEC, [WHOLE], log_start=0, target=4, wall_clock=lambda: late)
+    assert "older than the changelog keeps tombstones" in caplog.text
+    feed(restore, [(0, b"a", b"1")], 4)
+    assert stored(database) == {b"a": (b"1", 0)}
+
+
+def test_a_restore_that_was_interrupted_is_as_old_as_its_beginning() -> None:
+    log = [(offset, b"%d" % offset, b"1") for offset in range(10)]
+    database = Database(Memory(), [SPEC], clock=lambda: 5_000.0)
+    feed(Restore(database, SPEC, [WHOLE], log_start=0, target=10, wall_clock=lambda: 1_000.0), log, 5)
+    assert [run.true_ms for run in database.checkpoints("counts")] == [1_000_000]
+    feed(Restore(database, SPEC, [WHOLE], log_start=0, target=10, wall_clock=lambda: 2_000.0), log, 10)
+    assert [run.true_ms for run in database.checkpoints("counts")] == [5_000_000]
+
+
+def test_progress_tells_rate_and_time_to_go() -> None:
+    now = [100.0]
+    restore = Restore(Database(Memory(), [SPEC]), SPEC, [KeyRange.split(2)[0]], log_start=0, target=1000, clock=lambda: now[0])
+    assert (restore.progress().remaining, restore.progress().eta_s, restore.progress().rate) == (1000, None, 0.0)
+    now[0] = 102.0
+    restore.feed(columns([(number, b"%d" % number, b"v") for number in range(100)]), 250)
+    progress = restore.progress()
+    assert (progress.read, progress.position, progress.remaining, progress.rate, progress.eta_s) == (100, 250, 750, 50.0, 6.0)
+    assert 30 < progress.kept < 70
+    restore.feed(columns([]), 1000)
+    assert (restore.progress().remaining, restore.progress().eta_s) == (0, 0.0)
+
+
+def window_log(windows: Iterable[tuple[bytes, int]]) -> list[Record]:
+    return [(offset, window_key(key, window * SIZE) + bytes(4), b"%d" % window) for offset, (key, window) in enumerate(windows)]
+
+
+def test_windows_are_filtered_by_their_plain_key_and_old_ones_are_skipped(new_engine: NewEngine) -> None:
+    engine = new_engine()
+    database = Database(engine, [WINDOWS])
+    log = window_log((b"%d" % key, window) for window in range(50) for key in range(20))
+    one, _ = KeyRange.split(2)
+    restore = Restore(database, WINDOWS, [one], log_start=0, target=1000)
+    feed(restore, log, 1000, 100)
+    kept = {window_key(b"%d" % key, window * SIZE) for key in range(20) for window in range(46, 50) if key_hash(b"%d" % key) in one}
+    assert {key for key in stored(database, WINDOWS) if int.from_bytes(key[-8:], "big") >= 46 * SIZE} == kept
+    assert len(engine.families()) <= 4  # fifty minutes in segments of two, and only the last are kept
+    assert all(key_hash(key[:-8]) in one for key in stored(database, WINDOWS))
+
+
+def test_windows_of_a_range_do_not_expire_by_what_a_faster_sibling_has_written() -> None:
+    database = Database(Memory(), [WINDOWS])
+    keys = [b"%d" % number for number in range(40)]
+    slow = next(key for key in keys if key_hash(key) < 1 << 55)
+    fast = next(key for key in keys if key_hash(key) >= 1 << 62)
+    log = window_log([(slow, 1), *((fast, window) for window in range(1, 100)), (slow, 2)])
+    restore = Restore(database, WINDOWS, [WHOLE], log_start=0, target=101)
+    feed(restore, log, 101)
+    assert {key for key in stored(database, WINDOWS) if key[:-8] == slow} == {window_key(slow, SIZE), window_key(slow, 2 * SIZE)}
+
+
+LOG = st.lists(st.tuples(st.sampled_from([b"%d" % key for key in range(12)]), st.none() | st.binary(max_size=2), st.integers(1, 3)), max_size=30)
+CUTS = st.lists(st.tuples(st.integers(0, 90), st.sets(st.integers(0, 3))), max_size=6)
+
+
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(LOG, CUTS, st.booleans())
+def test_state_rebuilt_from_any_prefix_through_any_ranges_is_the_fold_of_the_prefix(
+    new_engine: NewEngine, records: list[tuple[bytes, bytes | None, int]], cuts: list[tuple[int, set[int]]], again: bool
+) -> None:
+    """The ranges change at arbitrary offsets, by retarget or by a new restore on what the old one left."""
+    log: list[Record] = []
+    offset = 0
+    for key, value, hole in records:
+        offset += hole
+        log.append((offset, key, value))
+    quarters = KeyRange.split(4)
+    engine = new_engine()
+    database = Database(engine, [SPEC])
+    restore = Restore(database, SPEC, [], log_start=0, target=offset + 1)
+    upto = 0
+    for upto, wanted in sorted(cuts, key=lambda cut: cut[0]):
+        ranges = [quarters[number] for number in sorted(wanted)]
+        for number in {0, 1, 2, 3} - wanted:
+            database.drop(*layout.groups_of(quarters[number]))
+        if again:
+            restore = Restore(database, SPEC, ranges, log_start=0, target=max(upto, offset + 1))
+        else:
+            restore.retarget(ranges, target=max(upto, offset + 1))
+        feed(restore, log, upto, 3)
+        assert stored(database) == fold([record for record in log if record[0] < upto], ranges)
+    restore.retarget([WHOLE], target=max(upto, offset + 1))
+    feed(restore, log, max(upto, offset + 1), 3)
+    assert stored(database) == fold(log)
+    engine.close()

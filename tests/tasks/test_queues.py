@@ -1,0 +1,105 @@
+"""The order in which a task takes records of several sources."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coopstreams.log.log import NO_STREAM_TIME, Position, Run
+from coopstreams.tasks.queues import SourceQueues
+from coopstreams.topology.columns import Columns, TopicPartition
+
+TABLE = TopicPartition("customers", 0)
+STREAM = TopicPartition("orders", 0)
+START = Position(0, NO_STREAM_TIME)
+
+
+def log_of(timestamps: list[int]) -> list[tuple[int, int, int]]:
+    """A partition: (offset, timestamp, stream time) of each record."""
+    return [(offset, time, high) for offset, (time, high) in enumerate(zip(timestamps, accumulate(timestamps, max), strict=True))]
+
+
+def run_of(source: TopicPartition, records: list[tuple[int, int, int]], next_offset: int, stream_time: int, *, at_end: bool = False) -> Run:
+    columns = Columns(
+        [b"k%d" % offset for offset, _, _ in records],
+        [None] * len(records),
+        [time for _, time, _ in records],
+        [offset for offset, _, _ in records],
+        [high for _, _, high in records],
+    )
+    return Run(source, 0, columns, next_offset, stream_time, at_end)
+
+
+def taken(queues: SourceQueues) -> list[tuple[str, int]]:
+    return [(step.source.topic, offset) for step in queues.steps(1 << 20) for offset in step.columns.offsets]
+
+
+def feed(queues: SourceQueues, source: TopicPartition, records: list[tuple[int, int, int]], *, upto: int, at_end: bool) -> None:
+    queues.add(run_of(source, records, upto, records[-1][2] if records else NO_STREAM_TIME, at_end=at_end))
+
+
+def test_a_stream_waits_until_its_table_was_read() -> None:
+    queues = SourceQueues([(TABLE, START), (STREAM, START)])
+    feed(queues, STREAM, log_of([5, 6]), upto=2, at_end=True)
+    assert taken(queues) == []
+    feed(queues, TABLE, log_of([1, 2]), upto=2, at_end=True)
+    assert taken(queues) == [("customers", 0), ("customers", 1), ("orders", 0), ("orders", 1)]
+
+
+def test_an_empty_table_that_was_read_to_its_end_does_not_hold_the_stream() -> None:
+    queues = SourceQueues([(TABLE, START), (STREAM, START)])
+    feed(queues, TABLE, [], upto=0, at_end=True)
+    feed(queues, STREAM, log_of([5]), upto=1, at_end=False)
+    assert taken(queues) == [("orders", 0)]
+
+
+def test_the_first_source_goes_first_at_equal_times() -> None:
+    queues = SourceQueues([(TABLE, START), (STREAM, START)])
+    feed(queues, STREAM, log_of([5, 5]), upto=2, at_end=True)
+    feed(queues, TABLE, log_of([5, 7]), upto=2, at_end=True)
+    assert taken(queues) == [("customers", 0), ("orders", 0), ("orders", 1), ("customers", 1)]
+
+
+def test_records_that_come_again_after_the_reader_went_back_are_dropped() -> None:
+    queues = SourceQueues([(STREAM, START)])
+    feed(queues, STREAM, log_of([1, 2, 3]), upto=3, at_end=False)
+    assert len(taken(queues)) == 3
+    feed(queues, STREAM, log_of([1, 2, 3, 4]), upto=4, at_end=False)
+    assert taken(queues) == [("orders", 3)]
+
+
+def test_a_step_says_where_the_source_stands_when_part_of_a_batch_waits() -> None:
+    queues = SourceQueues([(TABLE, START), (STREAM, START)])
+    feed(queues, STREAM, log_of([1, 9]), upto=2, at_end=True)
+    feed(queues, TABLE, log_of([4]), upto=1, at_end=False)
+    steps = list(queues.steps(1 << 20))
+    assert [(step.source.topic, step.next_offset, step.stream_time) for step in steps] == [("orders", 1, 1), ("customers", 1, 4)]
+    assert queues.waiting(STREAM) == 1
+
+
+times = st.lists(st.integers(0, 50), max_size=30)
+
+
+@given(times, times, st.randoms(use_true_random=False))
+def test_the_order_does_not_depend_on_batches(left: list[int], right: list[int], random) -> None:  # type: ignore[no-untyped-def]
+    """However the two logs arrive in pieces, records come out in the order of (stream time, source)."""
+    logs = {TABLE: log_of(left), STREAM: log_of(right)}
+    queues = SourceQueues([(TABLE, START), (STREAM, START)])
+    at = dict.fromkeys(logs, 0)
+    seen: list[tuple[str, int]] = []
+    ended: set[TopicPartition] = set()
+    while len(ended) < 2:
+        source = random.choice([s for s in logs if s not in ended])
+        upto = min(len(logs[source]), at[source] + random.randint(0, 5))
+        end = upto == len(logs[source])
+        feed(queues, source, logs[source][at[source] : upto], upto=upto, at_end=end)
+        at[source] = upto
+        if end:
+            ended.add(source)
+        seen += taken(queues)
+    expected = [
+        (s.topic, offset) for _, _, s, offset in sorted((high, order, s, offset) for order, s in enumerate(logs) for offset, _, high in logs[s])
+    ]
+    assert seen == expected

@@ -1,0 +1,90 @@
+"""Habits that no linter checks: sizes, who may import which library, nothing left for later."""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LIBRARY = sorted(path.relative_to(ROOT).as_posix() for room in ("coopstreams", "state", "topology") for path in (ROOT / room).rglob("*.py"))
+OTHERS = sorted(path.relative_to(ROOT).as_posix() for room in ("tests", "examples", "benchmarks") for path in (ROOT / room).rglob("*.py"))
+
+MODULE_LINES = 400
+FUNCTION_LINES = 50
+
+MAY_IMPORT = {
+    "confluent_kafka": ("coopstreams/log/kafka*.py",),
+    "kafka": tuple(f"coopstreams/group/{name}.py" for name in ("codec", "connection", "coordinator", "requests")),
+    "pyspark": ("coopstreams/spark/*.py",),
+    "rocksdict": ("state/rocks.py",),
+    "starlette": ("coopstreams/query/*.py",),
+    "uvicorn": ("coopstreams/query/*.py",),
+}
+PURE = {"msgspec", "orjson", "sortedcontainers", "xxhash", "coopstreams"}
+IMPURE = {"asyncio", "multiprocessing", "socket", "subprocess", "threading", "time"}
+LATER = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")))
+
+
+def source(path: str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def imported(path: str) -> Iterator[str]:
+    """Yield the full names that a module imports, wherever in it; a relative import begins with a dot."""
+    for node in ast.walk(ast.parse(source(path))):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or "")
+
+
+def long_functions(path: str) -> Iterator[str]:
+    """Yield the functions that have too many lines; the docstring does not count."""
+    for node in ast.walk(ast.parse(source(path))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0]
+            described = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+            docstring = (first.end_lineno or first.lineno) - first.lineno + 1 if described else 0
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1 - docstring
+            if lines > FUNCTION_LINES:
+                yield f"{path}:{node.lineno} {node.name}: {lines} lines"
+
+
+@pytest.mark.parametrize("path", LIBRARY + OTHERS)
+def test_a_module_fits_in_one_head(path: str) -> None:
+    lines = len(source(path).splitlines())
+    assert lines <= MODULE_LINES, f"{lines} lines: split it by idea"
+    assert list(long_functions(path)) == []
+
+
+@pytest.mark.parametrize("path", LIBRARY + OTHERS)
+def test_nothing_is_left_for_later(path: str) -> None:
+    assert [line for line in source(path).splitlines() if LATER.search(line)] == []
+
+
+@pytest.mark.parametrize("path", LIBRARY + OTHERS)
+def test_imports_have_full_names(path: str) -> None:
+    names = list(imported(path))
+    assert [name for name in names if name.startswith(".")] == []
+    assert [name for name in names if name.partition(".")[0] in ("state", "topology")] == [], "a bare name is a second copy of the module"
+
+
+@pytest.mark.parametrize("path", LIBRARY)
+def test_a_library_stays_behind_its_adapter(path: str) -> None:
+    strangers = [
+        name
+        for name in imported(path)
+        for library, places in MAY_IMPORT.items()
+        if name.partition(".")[0] == library and not any(fnmatch(path, place) for place in places)
+    ]
+    assert strangers == []
+
+
+@pytest.mark.parametrize("path", [path for path in LIBRARY if path.startswith("topology/")])
+def test_topology_is_pure(path: str) -> None:
+    roots = {name.partition(".")[0] for name in imported(path)}
+    assert roots - PURE - (set(sys.stdlib_module_names) - IMPURE) == set()

@@ -1,0 +1,124 @@
+"""The test driver itself: topics, time, stores, handlers."""
+
+from pathlib import Path
+
+import pytest
+
+from coopstreams.testing import OutputRecord, Row, TopologyTestDriver
+from coopstreams.topology import serdes
+from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.errors import ConfigError, ProcessingError, TopologyError
+from coopstreams.topology.nodes import Topology
+
+
+def word_count() -> Topology:
+    builder = StreamsBuilder("word-count")
+    lines = builder.stream("lines", key=serdes.raw, value=serdes.text).flat_map_values(str.split)
+    lines.group_by(lambda _, word: word.lower(), key=serdes.text).count(store="counts").to_stream().to("word-counts")
+    return builder.build()
+
+
+@pytest.mark.parametrize("ranges", [1, 4])
+@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("caching", [False, True])
+def test_words_are_counted(ranges: int, partitions: int, caching: bool) -> None:
+    with TopologyTestDriver(word_count(), ranges, caching=caching, partitions=partitions) as driver:
+        driver.input("lines", serdes.raw, serdes.text).send(b"", "to be or not to be")
+        driver.commit()
+        assert driver.output("word-counts", serdes.text, serdes.int64).latest() == {"to": 2, "be": 2, "or": 1, "not": 1}
+        assert driver.store("counts").get("be") == 2
+        assert driver.store("counts").get("bee") is None
+        assert driver.store("counts").all() == [Row("be", 2, 0), Row("not", 1, 0), Row("or", 1, 0), Row("to", 2, 0)]
+
+
+def test_stores_may_be_on_rocksdb(tmp_path: Path) -> None:
+    with TopologyTestDriver(word_count(), ranges=2, state_dir=tmp_path) as driver:
+        for line in ("a b", "a"):
+            driver.input("lines", serdes.raw, serdes.text).send(b"", line)
+            driver.commit()
+        assert driver.store("counts").all() == [Row("a", 2, 0), Row("b", 1, 0)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0_0", "1_0"]
+
+
+def test_read_returns_what_came_since_the_last_read() -> None:
+    with TopologyTestDriver(word_count()) as driver:
+        lines, counts = driver.input("lines", serdes.raw, serdes.text), driver.output("word-counts", serdes.text, serdes.int64)
+        lines.send(b"", "a b")
+        assert [record.key for record in counts.read()] == ["a", "b"]
+        assert counts.read() == []
+        lines.send(b"", "a")
+        assert counts.read() == [OutputRecord("word-counts", "a", 2, 0)]
+        assert len(counts.records()) == 3
+
+
+def test_time_stands_still_until_it_is_moved() -> None:
+    with TopologyTestDriver(word_count()) as driver:
+        lines = driver.input("lines", serdes.raw, serdes.text)
+        lines.send(b"", "a")
+        driver.advance(50)
+        lines.send(b"", "b")
+        lines.send(b"", "c", 7)
+        assert [record.timestamp for record in driver.outputs()] == [0, 50, 7]
+
+
+def test_outputs_of_all_topics_come_in_the_order_in_which_they_were_forwarded() -> None:
+    builder = StreamsBuilder("app")
+    stream = builder.stream("in", key=serdes.text, value=serdes.text)
+    stream.to("first")
+    stream.repartition(name="around").to("third")
+    stream.to("second")
+    with TopologyTestDriver(builder.build()) as driver:
+        for value in ("1", "2"):
+            driver.input("in", serdes.text, serdes.text).send("a", value)
+        assert [(record.topic, record.value) for record in driver.outputs()] == [
+            *(("first", "1"), ("second", "1"), ("third", "1")),
+            *(("first", "2"), ("second", "2"), ("third", "2")),
+        ]
+
+
+def test_topics_and_stores_that_the_topology_does_not_have_are_named() -> None:
+    with TopologyTestDriver(word_count()) as driver:
+        with pytest.raises(TopologyError, match='reads no topic "line"; did you mean "lines"'):
+            driver.input("line", serdes.raw, serdes.text)
+        with pytest.raises(TopologyError, match='writes no topic "word-count"; did you mean "word-counts"'):
+            driver.output("word-count", serdes.text, serdes.int64)
+        with pytest.raises(TopologyError, match='has no store "count"; did you mean "counts"'):
+            driver.store("count")
+
+
+def test_a_setting_that_does_not_exist_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"processing\.exception\.handler"):
+        TopologyTestDriver(word_count(), config={"procesing.exception.handler": "continue"})
+
+
+def dividing() -> Topology:
+    builder = StreamsBuilder("app")
+    builder.stream("in", key=serdes.text, value=serdes.int64).map_values(lambda value: 12 // value, value=serdes.int64).to("out")
+    return builder.build()
+
+
+def test_a_record_that_fails_stops_the_send_and_says_where() -> None:
+    with TopologyTestDriver(dividing(), ranges=2) as driver:
+        numbers = driver.input("in", serdes.text, serdes.int64)
+        numbers.send("a", 4)
+        with pytest.raises(ProcessingError, match=r'"in" partition 0 offset 1 .*KSTREAM-MAPVALUES-0000000001.*ZeroDivisionError'):
+            numbers.send("a", 0)
+        assert [record.value for record in driver.outputs()] == [3]
+
+
+def test_with_continue_the_others_go_on() -> None:
+    with TopologyTestDriver(dividing(), config={"processing.exception.handler": "continue"}) as driver:
+        for value in (4, 0, 6):
+            driver.input("in", serdes.text, serdes.int64).send("a", value)
+        assert [record.value for record in driver.outputs()] == [3, 2]
+        assert [failure.offset for failure in driver.failures] == [1]
+
+
+def test_a_dead_letter_has_the_record_and_the_reason() -> None:
+    settings = {"processing.exception.handler": "dead-letter", "errors.dead.letter.queue.topic.name": "dead"}
+    with TopologyTestDriver(dividing(), config=settings) as driver:
+        driver.input("in", serdes.text, serdes.int64).send("a", 0, 5, [("h", b"x")])
+        (record,) = driver.output("dead", serdes.text, serdes.int64).records()
+        assert (record.key, record.value, record.timestamp) == ("a", 0, 5)
+        assert ("h", b"x") in record.headers
+        assert any(value == b"ZeroDivisionError" for _, value in record.headers)

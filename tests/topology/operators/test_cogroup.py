@@ -1,0 +1,64 @@
+"""Cogroup: several streams are aggregated into one table, each by a function of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from coopstreams import KTable, SessionWindows, SlidingWindows, StreamsBuilder, TimeWindows, serdes
+from coopstreams.testing import TopologyTestDriver
+from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.nodes import Topology
+
+
+def earn(_: str, value: int, total: int) -> int:
+    return total + value
+
+
+def take(_: str, value: int, total: int) -> int:
+    return total - value
+
+
+def balance(windows: Any = None, **more: Any) -> Topology:
+    builder = StreamsBuilder("app")
+    paid = builder.stream("paid", key=serdes.text, value=serdes.int64).group_by_key()
+    spent = builder.stream("spent", key=serdes.text, value=serdes.int64).group_by_key()
+    both: Any = paid.cogroup(earn).cogroup(spent, take)
+    table: KTable[Any, int] = (both.windowed_by(windows) if windows else both).aggregate(int, **more, value=serdes.int64, store="balance")
+    table.to_stream().to("out")
+    return builder.build()
+
+
+def run(topology: Topology, *records: tuple[str, str, int, int], ranges: int = 1, caching: bool = False) -> list[tuple[str, Any, int]]:
+    with TopologyTestDriver(topology, ranges, caching=caching) as driver:
+        for topic, key, value, timestamp in records:
+            driver.input(topic, serdes.text, serdes.int64).send(key, value, timestamp)
+        driver.commit()
+        return [(str(record.key), record.value, record.timestamp) for record in driver.outputs()]
+
+
+def test_every_stream_updates_the_row_of_its_key() -> None:
+    records = [("paid", "a", 5, 1), ("spent", "a", 2, 2), ("paid", "b", 1, 3)]
+    assert run(balance(), *records) == [("a", 5, 1), ("a", 3, 2), ("b", 1, 3)]
+    assert run(balance(), *records, caching=True) == [("a", 3, 2), ("b", 1, 3)]
+
+
+def test_it_works_in_all_windows() -> None:
+    records = [("paid", "a", 5, 11), ("spent", "a", 2, 12), ("paid", "a", 1, 23)]
+    assert run(balance(TimeWindows(size=10)), *records) == [("[a@10/20]", 5, 11), ("[a@10/20]", 3, 12), ("[a@20/30]", 1, 23)]
+    sessions = balance(SessionWindows(gap=5), merger=lambda _, one, other: one + other)
+    assert run(sessions, *records, ranges=3) == [("[a@11/11]", 5, 11), ("[a@11/11]", None, 11), ("[a@11/12]", 3, 12), ("[a@23/23]", 1, 23)]
+    assert run(balance(SlidingWindows(difference=5)), *records[:2]) == [("[a@6/11]", 5, 11), ("[a@12/17]", -2, 12), ("[a@7/12]", 3, 12)]
+
+
+def test_keys_must_be_written_alike() -> None:
+    builder = StreamsBuilder("app")
+    one = builder.stream("one", key=serdes.text, value=serdes.int64).group_by_key()
+    other: Any = builder.stream("other", key=serdes.json, value=serdes.int64).group_by_key()
+    with pytest.raises(TopologyError, match="equal keys have different bytes"):
+        one.cogroup(add).cogroup(other, add).aggregate(int, value=serdes.int64)
+
+
+def add(_: str, value: int, total: int) -> int:
+    return total + value

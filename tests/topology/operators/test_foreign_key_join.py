@@ -1,0 +1,95 @@
+"""Foreign-key joins: each row of one table is joined with the row of another that it names."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coopstreams.testing import TopologyTestDriver
+from coopstreams.topology import serdes
+from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.nodes import Topology
+
+Event = tuple[str, str, Any]
+
+
+def topology_of(left: bool, store: str | None = None) -> Topology:
+    builder = StreamsBuilder("app")
+    orders = builder.table("orders", key=serdes.text, value=serdes.json)
+    people = builder.table("people", key=serdes.text, value=serdes.json)
+
+    def named(order: str) -> str | None:
+        return order.split(",", maxsplit=1)[0] or None
+
+    def pair(order: Any, person: Any) -> list[Any]:
+        return [order, person]
+
+    method: Any = orders.left_join if left else orders.join
+    method(people, pair, foreign_key=named, value=serdes.json, store=store, name="owner").to_stream().to("out")
+    return builder.build()
+
+
+def joined(*events: Event, left: bool = False, ranges: int = 1, partitions: Any = 1, caching: bool = False) -> tuple[list[Any], dict[str, Any]]:
+    """Return the outputs after these events, (key, value, timestamp), and the latest value of each key."""
+    with TopologyTestDriver(topology_of(left, "kept"), ranges, partitions=partitions, caching=caching) as driver:
+        for timestamp, (topic, key, value) in enumerate(events):
+            driver.input(topic, serdes.text, serdes.json).send(key, value, timestamp)
+        driver.commit()
+        output = driver.output("out", serdes.text, serdes.json)
+        assert {row.key: row.value for row in driver.store("kept").all()} == output.latest()
+        return [(record.key, record.value, record.timestamp) for record in output.records()], output.latest()
+
+
+@pytest.mark.parametrize("ranges", [1, 4])
+def test_either_side_updates_the_row_and_the_later_timestamp_counts(ranges: int) -> None:
+    events: list[Event] = [("orders", "1", "ann,x"), ("people", "ann", "Ann"), ("orders", "2", "ann,y"), ("people", "ann", "Anna")]
+    out, table = joined(*events, ranges=ranges)
+    assert table == {"1": ["ann,x", "Anna"], "2": ["ann,y", "Anna"]}
+    assert out[:2] == [("1", ["ann,x", "Ann"], 1), ("2", ["ann,y", "Ann"], 2)]
+
+
+def test_a_row_that_names_another_leaves_the_first() -> None:
+    events: list[Event] = [("people", "ann", "Ann"), ("people", "bob", "Bob"), ("orders", "1", "ann"), ("orders", "1", "bob"), ("people", "ann", "?")]
+    assert joined(*events)[0] == [("1", ["ann", "Ann"], 2), ("1", ["bob", "Bob"], 3)]
+
+
+def test_an_inner_join_loses_the_row_when_either_side_goes() -> None:
+    events: list[Event] = [("people", "ann", "Ann"), ("orders", "1", "ann"), ("people", "ann", None), ("people", "ann", "A"), ("orders", "1", None)]
+    assert [value for _, value, _ in joined(*events)[0]] == [["ann", "Ann"], None, ["ann", "A"], None]
+
+
+def test_a_left_join_keeps_rows_that_name_nobody_or_a_stranger() -> None:
+    out, table = joined(("orders", "1", ",x"), ("orders", "2", "zoe"), ("orders", "1", None), left=True)
+    assert out[:2] == [("1", [",x", None], 0), ("2", ["zoe", None], 1)]
+    assert table == {"2": ["zoe", None]}
+
+
+def test_the_two_topics_follow_the_tables_they_go_to() -> None:
+    topology = topology_of(left=False)
+    topics = {topic.name for topic in topology.internal_topics if topic.kind == "repartition"}
+    assert topics == {"app-owner-subscription-registration-topic", "app-owner-subscription-response-topic"}
+    events: list[Event] = [("people", f"p{n}", n) for n in range(5)]
+    events += [("orders", str(n), f"p{n % 5}") for n in range(20)]
+    _, table = joined(*events, ranges=2, partitions={"orders": 3, "people": 2, "out": 1})
+    assert table == {str(n): [f"p{n % 5}", n % 5] for n in range(20)}
+
+
+EVENTS = st.lists(
+    st.tuples(st.just("orders"), st.sampled_from("123"), st.none() | st.sampled_from(["a,1", "a,2", "b,1", ",0"]))
+    | st.tuples(st.just("people"), st.sampled_from("ab"), st.none() | st.integers(0, 3)),
+    max_size=25,
+)
+
+
+@settings(deadline=None)
+@given(EVENTS, st.booleans(), st.sampled_from([1, 3]), st.booleans())
+def test_the_table_is_the_relational_join_of_both_tables(events: list[Event], left: bool, ranges: int, caching: bool) -> None:
+    tables: dict[str, dict[str, Any]] = {"orders": {}, "people": {}}
+    for topic, key, value in events:
+        tables[topic].pop(key, None)
+        if value is not None:
+            tables[topic][key] = value
+    rows = {key: [order, tables["people"].get(order.split(",")[0])] for key, order in tables["orders"].items()}
+    _, table = joined(*events, left=left, ranges=ranges, caching=caching)
+    assert table == {key: row for key, row in rows.items() if left or row[1] is not None}

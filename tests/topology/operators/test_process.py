@@ -1,0 +1,228 @@
+"""`process` and `process_values`: an object of the user's in the way of the records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import pytest
+
+from coopstreams import KeyValueStore, Processor, ProcessorContext, Record, WindowStore, key_value_store, window_store
+from coopstreams.testing import TopologyTestDriver
+from coopstreams.topology import serdes
+from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.errors import ProcessingError, TopologyError
+from coopstreams.topology.stores import StoreSpec
+
+AnyRecord: TypeAlias = Record[Any, Any]
+Context: TypeAlias = ProcessorContext[Any, Any]
+
+COUNTS = key_value_store("counts", key=serdes.text, value=serdes.int64)
+
+
+class Each(Processor[Any, Any, Any, Any]):
+    """Forwards what a function of (context, record) makes of each record."""
+
+    def __init__(self, function: Callable[[Context, AnyRecord], AnyRecord | None]) -> None:
+        self._function = function
+
+    def process(self, record: AnyRecord) -> None:
+        made = self._function(self.context, record)
+        if made is not None:
+            self.context.forward(made)
+
+
+class Counting(Processor[str, Any, str, int]):
+    def init(self, context: Context) -> None:
+        super().init(context)
+        self.counts: KeyValueStore[str, int] = context.store("counts")
+
+    def process(self, record: Record[str, Any]) -> None:
+        count = (self.counts.get(record.key) or 0) + 1
+        self.counts.put(record.key, count)
+        self.context.forward(record.with_value(count))
+
+
+def driver_of(
+    supplier: Callable[[], Processor[Any, Any, Any, Any]],
+    *stores: StoreSpec | str,
+    ranges: int = 1,
+    by_key: bool = False,
+    config: dict[str, Any] | None = None,
+) -> TopologyTestDriver:
+    builder = StreamsBuilder("app")
+    stream = builder.stream("in", key=serdes.text, value=serdes.json)
+    stream.process(supplier, stores=stores, key=serdes.text, value=serdes.json, by_key=by_key).to("out")
+    return TopologyTestDriver(builder.build(), ranges, config)
+
+
+def each(function: Callable[[Context, AnyRecord], AnyRecord | None], *records: tuple[Any, ...], **more: Any) -> list[Any]:
+    with driver_of(lambda: Each(function), **more) as driver:
+        for record in records:
+            driver.input("in", serdes.text, serdes.json).send(*record)
+        return driver.outputs()
+
+
+def test_what_is_forwarded_has_the_key_value_timestamp_and_headers_that_it_was_given() -> None:
+    (made,) = each(lambda _, record: Record("k", [record.key, record.value], 7, [("a", b"1")]), ("x", 1, 3, [("b", b"2")]))
+    assert (made.key, made.value, made.timestamp, made.headers) == ("k", ["x", 1], 7, [("a", b"1")])
+
+
+def test_headers_pass_and_are_added_for_this_record_only() -> None:
+    def add(_: Context, record: AnyRecord) -> AnyRecord:
+        return record.with_header("n", b"1") if record.value == 2 else record
+
+    made = each(add, ("x", 1, 1), ("x", 2, 2, [("b", b"2")]), ("x", 3, 3), ("x", 2, 4), ("x", 3, 5, [("c", None)]))
+    assert [record.headers for record in made] == [[], [("b", b"2"), ("n", b"1")], [], [("n", b"1")], [("c", None)]]
+
+
+def test_a_processor_knows_where_its_record_was_read_and_what_time_it_is() -> None:
+    def look(context: Context, record: AnyRecord) -> AnyRecord:
+        assert context.metadata is not None
+        return record.with_value([*context.metadata, context.stream_time(), context.wall_clock()])
+
+    made = each(look, ("x", 1, 30), ("x", 1, 20))
+    assert [record.value for record in made] == [["in", 0, 0, 30, 0], ["in", 0, 1, 30, 0]]
+
+
+@pytest.mark.parametrize("ranges", [1, 4])
+def test_a_store_counts_and_can_be_read(ranges: int) -> None:
+    with driver_of(Counting, COUNTS, ranges=ranges, by_key=True) as driver:
+        for key in "abcaab":
+            driver.input("in", serdes.text, serdes.json).send(key, 0)
+        assert driver.output("out", serdes.text, serdes.json).latest() == {"a": 3, "b": 2, "c": 1}
+        driver.commit()
+        assert [(row.key, row.value) for row in driver.store("counts").all()] == [("a", 3), ("b", 2), ("c", 1)]
+
+
+def test_two_processors_may_share_a_store() -> None:
+    builder = StreamsBuilder("app")
+    for topic in ("left", "right"):
+        builder.stream(topic, key=serdes.text, value=serdes.json).process(Counting, stores=[COUNTS], key=serdes.text, value=serdes.json).to("out")
+    topology = builder.build()
+    assert len(topology.subtopologies) == 1
+    with TopologyTestDriver(topology) as driver:
+        for topic in ("left", "right"):
+            driver.input(topic, serdes.text, serdes.json).send("a", 0)
+        assert [record.value for record in driver.outputs()] == [1, 2]
+
+
+def test_a_processor_may_look_into_the_store_of_a_table() -> None:
+    class Look(Processor[str, Any, str, Any]):
+        def process(self, record: Record[str, Any]) -> None:
+            table: KeyValueStore[str, Any] = self.context.store("names")
+            self.context.forward(record.with_value([table.get(record.key), table.timestamp(record.key)]))
+
+    builder = StreamsBuilder("app")
+    builder.table("names-topic", key=serdes.text, value=serdes.json, store="names")
+    builder.stream("in", key=serdes.text, value=serdes.json).process_values(Look, stores=["names"], value=serdes.json).to("out")
+    with TopologyTestDriver(builder.build()) as driver:
+        driver.input("names-topic", serdes.text, serdes.json).send("a", "Ann", 5)
+        for key in "ab":
+            driver.input("in", serdes.text, serdes.json).send(key, 0, 6)
+        assert [record.value for record in driver.outputs()] == [["Ann", 5], [None, None]]
+
+
+def test_process_values_needs_no_repartition_and_keeps_the_key() -> None:
+    builder = StreamsBuilder("app")
+    stream = builder.stream("in", key=serdes.text, value=serdes.json)
+    same = stream.process_values(lambda: Each(lambda _, record: record.with_value(record.value + 1)), value=serdes.json)
+    same.group_by_key().reduce(lambda total, value: total + value, store="sums").to_stream().to("out")
+    topology = builder.build()
+    assert [topic.kind for topic in topology.internal_topics] == ["changelog"]
+    with TopologyTestDriver(topology) as driver:
+        for value in (1, 2):
+            driver.input("in", serdes.text, serdes.json).send("a", value)
+        assert [record.value for record in driver.outputs()] == [2, 5]
+
+
+def test_process_values_cannot_change_the_key() -> None:
+    builder = StreamsBuilder("app")
+    stream = builder.stream("in", key=serdes.text, value=serdes.json)
+    stream.process_values(lambda: Each(lambda _, record: record.with_key("other")), value=serdes.json).to("out")
+    with TopologyTestDriver(builder.build()) as driver, pytest.raises(ProcessingError, match="cannot change the key 'a' to 'other'"):
+        driver.input("in", serdes.text, serdes.json).send("a", 1)
+
+
+def test_an_error_fails_the_record_at_the_processor_and_the_next_goes_on() -> None:
+    def fragile(_: Context, record: AnyRecord) -> AnyRecord:
+        return record.with_value(10 // record.value)
+
+    with driver_of(lambda: Each(fragile), config={"processing.exception.handler": "continue"}) as driver:
+        for value in (5, 0, 2):
+            driver.input("in", serdes.text, serdes.json).send("a", value)
+        assert [record.value for record in driver.outputs()] == [2, 5]
+        assert [(failure.node, failure.offset) for failure in driver.failures] == [("KSTREAM-PROCESSOR-0000000001", 1)]
+
+
+def test_an_error_below_is_that_of_the_node_below_even_if_the_processor_catches_everything() -> None:
+    class Careless(Processor[Any, Any, Any, Any]):
+        def process(self, record: AnyRecord) -> None:
+            try:
+                self.context.forward(record)
+            except Exception:  # noqa: BLE001 what this test is about
+                self.context.forward(record.with_value(1))
+
+    builder = StreamsBuilder("app")
+    stream = builder.stream("in", key=serdes.text, value=serdes.json).process(Careless, key=serdes.text, value=serdes.json)
+    stream.map_values(lambda value: 1 // value, value=serdes.json, name="divide").to("out")
+    with TopologyTestDriver(builder.build()) as driver, pytest.raises(ProcessingError, match="divide: ZeroDivisionError"):
+        driver.input("in", serdes.text, serdes.json).send("a", 0)
+
+
+def test_a_window_store_forgets_what_lies_behind_its_retention() -> None:
+    class Windows(Processor[str, Any, str, Any]):
+        def process(self, record: Record[str, Any]) -> None:
+            windows: WindowStore[str, Any] = self.context.store("windows")
+            windows.put(record.key, record.value, record.timestamp)
+            self.context.forward(record.with_value([list(pair) for pair in windows.fetch(record.key, 0, 1000, reverse=True)]))
+
+    store = window_store("windows", key=serdes.text, value=serdes.json, size=10, retention=20)
+    with driver_of(Windows, store) as driver:
+        for value, at in ((1, 5), (2, 15), (3, 24), (4, 3)):
+            driver.input("in", serdes.text, serdes.json).send("a", value, at)
+        assert [record.value for record in driver.outputs()] == [[[5, 1]], [[15, 2], [5, 1]], [[24, 3], [15, 2], [5, 1]], [[24, 3], [15, 2], [5, 1]]]
+
+
+def test_a_processor_that_looks_at_several_keys_has_its_partition_to_itself() -> None:
+    class Latest(Processor[Any, Any, Any, Any]):
+        last: Any = None
+
+        def process(self, record: AnyRecord) -> None:
+            self.context.forward(record.with_value([self.last, record.key]))
+            self.last = record.key
+
+    def outputs(ranges: int) -> list[Any]:
+        with driver_of(Latest, ranges=ranges) as driver:
+            for key in "abcdefgh":
+                driver.input("in", serdes.text, serdes.json).send(key, 0)
+            return driver.outputs()
+
+    assert outputs(4) == outputs(1)
+
+
+def test_mistakes_are_found_while_building_or_when_the_task_begins() -> None:
+    stream = StreamsBuilder("app").stream("in", key=serdes.text, value=serdes.json)
+    with pytest.raises(TopologyError, match="stores= takes"):
+        stream.process(Counting, stores=[3])  # type: ignore[list-item]
+    with pytest.raises(TopologyError, match='two stores are named "counts"'):
+        stream.process(Counting, stores=[COUNTS, key_value_store("counts", key=serdes.raw, value=serdes.raw)])
+    with pytest.raises(TopologyError, match='has no store "counts"'):
+        driver_of(Counting)
+    with pytest.raises(TopologyError, match="which is no Processor"):
+        driver_of(lambda: 3)  # type: ignore[arg-type, return-value]
+    with pytest.raises(TopologyError, match="retention at least the size"):
+        window_store("w", key=serdes.text, value=serdes.text, size=10, retention=5)
+
+
+def test_new_keys_that_were_not_repartitioned_are_treated_by_one_task() -> None:
+    def rows(ranges: int) -> list[Any]:
+        builder = StreamsBuilder("app")
+        stream = builder.stream("in", key=serdes.text, value=serdes.json).select_key(lambda _, value: value, key=serdes.text)
+        stream.process(Counting, stores=[COUNTS], by_key=True)
+        with TopologyTestDriver(builder.build(), ranges) as driver:
+            for at, key in enumerate("abcdefgh"):
+                driver.input("in", serdes.text, serdes.json).send(key, "xy"[at % 2])
+            return [(row.key, row.value) for row in driver.store("counts").all()]
+
+    assert rows(4) == rows(1) == [("x", 4), ("y", 4)]

@@ -1,0 +1,102 @@
+"""Laws of the project: results depend neither on the number of key ranges nor, in the end, on the record cache."""
+
+from collections import defaultdict
+from typing import Any, TypeAlias
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coopstreams.testing import TopologyTestDriver
+from coopstreams.topology import serdes
+from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.nodes import Topology
+from coopstreams.topology.windows import TimeWindows
+
+Input: TypeAlias = tuple[str, str | None, int | None, int]
+Outputs: TypeAlias = dict[tuple[str, str], list[tuple[Any, int]]]
+Tables: TypeAlias = dict[str, list[Any]]
+
+STORES = ("counts", "totals", "windows", "names", "parity")
+
+INPUTS = st.lists(
+    st.tuples(
+        st.sampled_from(["in", "in", "names"]),
+        st.one_of(st.none(), st.sampled_from("abcdefgh")),
+        st.one_of(st.none(), st.integers(-5, 5)),
+        st.integers(0, 60),
+    ),
+    max_size=25,
+)
+
+
+def below_four(_: str, value: int | None) -> bool:
+    return value is None or value < 4
+
+
+def twice(value: int | None) -> list[int]:
+    return [value] * 2 if value else []
+
+
+def program() -> Topology:
+    """Every operator at once."""
+    builder = StreamsBuilder("app")
+    names = builder.table("names", key=serdes.text, value=serdes.int64, store="names")
+    stream = builder.stream("in", key=serdes.text, value=serdes.int64)
+    stream.group_by_key().count(store="counts").filter(lambda _, count: count % 2 == 0).to_stream().to("even-counts")
+    small = stream.filter(below_four)
+    small.group_by_key().reduce(lambda total, value: total + value or None, store="totals").to_stream().to("totals")
+    small.left_join(names, lambda value, name: value * 10 + (name or 0), value=serdes.int64).to("joined")
+    stream.group_by_key().windowed_by(TimeWindows(size=10, grace=5)).aggregate(
+        lambda: 0, lambda _, value, total: total + (value or 100), value=serdes.int64, store="windows", retention=1000
+    ).to_stream().to("windows")
+    stream.flat_map_values(twice).group_by(lambda _, value: "even" if value % 2 == 0 else "odd", key=serdes.text, value=serdes.int64).count(
+        store="parity"
+    ).to_stream().to("parity")
+    names.filter(lambda _, name: name > 0).to_stream().to("positive")
+    return builder.build()
+
+
+PROGRAM = program()
+
+
+def run(inputs: list[Input], ranges: int, *, caching: bool = False, commit_every: int = 1000) -> tuple[Outputs, Tables]:
+    outputs: Outputs = defaultdict(list)
+    with TopologyTestDriver(PROGRAM, ranges, caching=caching) as driver:
+        topics = {topic: driver.input(topic, serdes.text, serdes.int64) for topic in ("in", "names")}
+        for number, (topic, key, value, timestamp) in enumerate(inputs, 1):
+            topics[topic].send(key, value, timestamp)
+            if number % commit_every == 0:
+                driver.commit()
+        driver.commit()
+        for record in driver.outputs():
+            outputs[record.topic, str(record.key)].append((record.value, record.timestamp))
+        return outputs, {store: driver.store(store).all() for store in STORES}
+
+
+def is_subsequence(part: list[Any], whole: list[Any]) -> bool:
+    rest = iter(whole)
+    return all(item in rest for item in part)
+
+
+@settings(max_examples=40, deadline=None)
+@given(INPUTS)
+def test_tables_and_outputs_of_each_key_do_not_depend_on_the_number_of_ranges(inputs: list[Input]) -> None:
+    expected = run(inputs, ranges=1)
+    for ranges in (2, 3, 8):
+        assert run(inputs, ranges) == expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(INPUTS, st.integers(1, 10), st.sampled_from([1, 3]))
+def test_outputs_with_the_record_cache_are_a_subsequence_of_those_without_and_end_alike(inputs: list[Input], commit_every: int, ranges: int) -> None:
+    every, tables = run(inputs, ranges=1)
+    cached, tables_of_cache = run(inputs, ranges, caching=True, commit_every=commit_every)
+    assert tables_of_cache == tables
+    for place, records in cached.items():
+        assert is_subsequence(records, every[place])
+
+
+@settings(max_examples=40, deadline=None)
+@given(INPUTS, st.integers(1, 10))
+def test_outputs_do_not_depend_on_when_commits_happen(inputs: list[Input], commit_every: int) -> None:
+    assert run(inputs, ranges=2, commit_every=commit_every) == run(inputs, ranges=1)

@@ -1,0 +1,113 @@
+"""Suppress: only the latest update of a row is forwarded, when its window has closed or some time has passed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coopstreams import SessionWindows, StreamsBuilder, TimeWindows, serdes, until_time_limit, until_window_closes
+from coopstreams.testing import TopologyTestDriver
+from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.nodes import Topology
+
+RECORDS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60)), max_size=20)
+
+
+def closed(windows: Any) -> Topology:
+    builder = StreamsBuilder("app")
+    stream = builder.stream("in", key=serdes.text, value=serdes.text)
+    stream.group_by_key().windowed_by(windows).count(store="counts", retention=1 << 40).suppress(until_window_closes()).to_stream().to("out")
+    return builder.build()
+
+
+def limited(limit: int, max_records: int | None = None) -> Topology:
+    builder = StreamsBuilder("app")
+    table = builder.table("in", key=serdes.text, value=serdes.text)
+    table.suppress(until_time_limit(limit, max_records=max_records)).to_stream().to("out")
+    return builder.build()
+
+
+def run(topology: Topology, *records: tuple[str, str | None, int], ranges: int = 1, caching: bool = False) -> list[tuple[str, Any, int]]:
+    with TopologyTestDriver(topology, ranges, caching=caching) as driver:
+        topic = driver.input("in", serdes.text, serdes.text)
+        for key, value, timestamp in records:
+            topic.send(key, value, timestamp)
+            driver.commit()
+        return [(str(record.key), record.value, record.timestamp) for record in driver.outputs()]
+
+
+def test_a_window_is_forwarded_once_when_it_is_closed_in_the_order_of_ends_and_keys() -> None:
+    records = [("b", "", 1), ("a", "", 2), ("b", "", 3), ("a", "", 12), ("c", "", 14), ("a", "", 4), ("c", "", 15)]
+    assert run(closed(TimeWindows(size=10, grace=5)), *records) == [("[a@0/10]", 2, 4), ("[b@0/10]", 2, 3)]
+
+
+def test_with_ranges_a_window_closes_by_records_of_other_keys() -> None:
+    outputs = run(closed(TimeWindows(size=10)), *[(key, "", 1) for key in "abcdefgh"], ("z", "", 10), ranges=4)
+    assert sorted(outputs) == [(f"[{key}@0/10]", 1, 1) for key in "abcdefgh"]
+
+
+def test_a_session_is_forwarded_once_and_what_it_absorbed_never() -> None:
+    records = [("a", "", 1), ("a", "", 4), ("b", "", 11), ("b", "", 12)]
+    assert run(closed(SessionWindows(gap=5)), *records) == [("[a@1/4]", 2, 4)]
+
+
+def test_after_the_limit_the_latest_update_goes_and_keeps_the_place_of_the_first() -> None:
+    records = [("a", "1", 0), ("b", "1", 3), ("a", "2", 9), ("c", "1", 10), ("c", "2", 12), ("b", None, 13)]
+    assert run(limited(10), *records) == [("a", "2", 9), ("b", None, 13)]
+
+
+def test_more_rows_than_may_wait_push_the_earliest_out() -> None:
+    assert run(limited(1000, max_records=2), ("a", "1", 0), ("b", "1", 3), ("a", "2", 4), ("c", "1", 5)) == [("a", "2", 4)]
+
+
+def test_what_goes_has_the_headers_of_its_update() -> None:
+    with TopologyTestDriver(limited(10)) as driver:
+        topic = driver.input("in", serdes.text, serdes.text)
+        topic.send("a", "1", 0, [("h", b"first")])
+        topic.send("b", "1", 20, [("h", b"second")])
+        assert [(record.key, record.headers) for record in driver.outputs()] == [("a", [("h", b"first")])]
+
+
+def test_below_it_the_old_value_is_what_was_forwarded_before() -> None:
+    builder = StreamsBuilder("app")
+    table = builder.table("in", key=serdes.text, value=serdes.int64).suppress(until_time_limit(10))
+    sums = table.group_by(lambda key, value: ("all", value), key=serdes.text, value=serdes.int64)
+    sums.reduce(lambda total, value: total + value, lambda total, value: total - value).to_stream().to("out")
+    with TopologyTestDriver(builder.build()) as driver:
+        topic = driver.input("in", serdes.text, serdes.int64)
+        for key, value, timestamp in [("a", 1, 0), ("a", 5, 5), ("b", 0, 10), ("a", 6, 11), ("a", 7, 12), ("b", 0, 30)]:
+            topic.send(key, value, timestamp)
+        assert driver.output("out", serdes.text, serdes.int64).latest() == {"all": 7}
+
+
+def test_a_table_without_windows_cannot_wait_for_them() -> None:
+    builder = StreamsBuilder("app")
+    with pytest.raises(TopologyError, match="no windows that could close"):
+        builder.table("in", key=serdes.text, value=serdes.text).suppress(until_window_closes())
+
+
+@given(RECORDS, st.integers(0, 10), st.sampled_from([1, 3]), st.booleans())
+def test_each_closed_window_is_forwarded_once_with_its_last_value(records: list[tuple[str, int]], grace: int, ranges: int, caching: bool) -> None:
+    windows = TimeWindows(size=10, advance=5, grace=grace)
+    latest: dict[str, int] = {}
+    stream_time = -1
+    for key, timestamp in records:
+        stream_time = max(stream_time, timestamp)
+        for start in windows.starts(timestamp):
+            if not windows.is_closed(start, stream_time):
+                latest[f"[{key}@{start}/{start + 10}]"] = latest.get(f"[{key}@{start}/{start + 10}]", 0) + 1
+    outputs = run(closed(windows), *[(key, "", timestamp) for key, timestamp in records], ranges=ranges, caching=caching)
+    assert len({key for key, _, _ in outputs}) == len(outputs)
+    assert {key: value for key, value, _ in outputs} == {
+        key: value for key, value in latest.items() if windows.is_closed(int(key[key.index("@") + 1 : key.index("/")]), stream_time)
+    }
+
+
+def test_a_filter_above_forwards_no_deletion_of_what_never_was() -> None:
+    builder = StreamsBuilder("app")
+    table = builder.table("in", key=serdes.text, value=serdes.text).filter(lambda _, value: value == "x")
+    table.suppress(until_time_limit(0)).to_stream().to("out")
+    assert run(builder.build(), ("a", "y", 0), ("a", "x", 1), ("a", "y", 2), ("a", "z", 3)) == [("a", "x", 1), ("a", None, 2)]

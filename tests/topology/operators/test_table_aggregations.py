@@ -1,0 +1,105 @@
+"""Aggregations of tables: when a row changes, what it was is taken out of its group and what it is comes in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coopstreams import KTable, StreamsBuilder, serdes
+from coopstreams.testing import TopologyTestDriver
+from coopstreams.topology.nodes import Topology
+
+
+def team_and_points(_: str, value: str) -> tuple[str | None, str | None]:
+    team, _, points = value.partition(":")
+    return team or None, points or None
+
+
+def topology(view: Any = None, store: str | None = "groups") -> Topology:
+    """Trace what comes in and out of the group of each row."""
+    builder = StreamsBuilder("app")
+    table: KTable[str, str] = builder.table("in", key=serdes.text, value=serdes.text)
+    grouped = (view(table) if view else table).group_by(team_and_points, key=serdes.text, value=serdes.text)
+    grouped.aggregate(
+        str, lambda _, value, text: f"{text}+{value}", lambda _, value, text: f"{text}-{value}", value=serdes.text, store=store
+    ).to_stream().to("out")
+    return builder.build()
+
+
+def run(program: Topology, *records: tuple[str, str | None], ranges: int = 1, caching: bool = False) -> list[tuple[Any, Any]]:
+    with TopologyTestDriver(program, ranges, caching=caching) as driver:
+        for timestamp, (key, value) in enumerate(records):
+            driver.input("in", serdes.text, serdes.text).send(key, value, timestamp)
+        driver.commit()
+        return [(record.key, record.value) for record in driver.outputs()]
+
+
+def test_a_row_that_changes_within_its_group_is_one_update() -> None:
+    assert run(topology(), ("a", "red:1"), ("a", "red:2")) == [("red", "+1"), ("red", "+1-1+2")]
+
+
+def test_a_row_that_changes_its_group_leaves_one_and_then_enters_the_other() -> None:
+    assert run(topology(), ("a", "red:1"), ("a", "blue:2")) == [("red", "+1"), ("red", "+1-1"), ("blue", "+2")]
+
+
+def test_a_deleted_row_leaves_and_what_has_no_key_or_no_value_is_in_no_group() -> None:
+    records = [("a", "red:1"), ("b", "red"), ("c", ":3"), ("a", None), ("a", None)]
+    assert run(topology(), *records) == [("red", "+1"), ("red", "+1-1")]
+
+
+def test_a_view_says_what_it_said_before() -> None:
+    def view(table: KTable[str, str]) -> KTable[str, str]:
+        return table.filter(lambda _, value: not value.endswith("0")).map_values(str.upper, value=serdes.text)
+
+    assert run(topology(view), ("a", "red:1"), ("a", "red:0"), ("a", "red:3")) == [("RED", "+1"), ("RED", "+1-1"), ("RED", "+1-1+3")]
+
+
+def test_reduce_begins_with_the_first_value_and_none_deletes_the_row() -> None:
+    builder = StreamsBuilder("app")
+    table = builder.table("in", key=serdes.text, value=serdes.int64)
+    grouped = table.group_by(lambda _, value: ("all", value), key=serdes.text, value=serdes.int64)
+    grouped.reduce(lambda total, value: total + value, lambda total, value: total - value or None, store="sum").to_stream().to("out")
+    with TopologyTestDriver(builder.build()) as driver:
+        topic = driver.input("in", serdes.text, serdes.int64)
+        for key, value in [("a", 1), ("b", 2), ("a", None), ("b", None)]:
+            topic.send(key, value)
+        assert [record.value for record in driver.outputs()] == [1, 3, 2, None]
+        assert driver.store("sum").all() == []
+
+
+def test_a_windowed_table_is_grouped_like_any_other(flow: Any) -> None:
+    def windows_with_counts(stream: Any) -> Any:
+        from coopstreams import TimeWindows
+
+        counts = stream.group_by_key().windowed_by(TimeWindows(size=10)).count()
+        return counts.group_by(lambda window, count: (str(window.start_ms), window.key), key=serdes.text, value=serdes.text).count()
+
+    assert flow(windows_with_counts, ("a", 1, 1), ("b", 1, 2), ("a", 1, 3), ("a", 1, 12)) == [("0", 1, 1), ("0", 2, 2), ("0", 2, 3), ("10", 1, 12)]
+
+
+CHANGES = st.lists(st.tuples(st.sampled_from("abcd"), st.one_of(st.none(), st.integers(0, 9))), max_size=25)
+
+
+@given(CHANGES, st.sampled_from([1, 3]), st.booleans())
+def test_groups_equal_a_group_by_of_the_table_as_it_is(changes: list[tuple[str, int | None]], ranges: int, caching: bool) -> None:
+    builder = StreamsBuilder("app")
+    table = builder.table("in", key=serdes.text, value=serdes.int64)
+    grouped = table.group_by(lambda _, value: (value % 3, value), key=serdes.int64, value=serdes.int64)
+    grouped.count(store="counts")
+    grouped.aggregate(int, lambda _, value, total: total + value, lambda _, value, total: total - value, value=serdes.int64, store="sums")
+    live: dict[str, int] = {}
+    with TopologyTestDriver(builder.build(), ranges, caching=caching) as driver:
+        topic = driver.input("in", serdes.text, serdes.int64)
+        for key, value in changes:
+            topic.send(key, value)
+            live.pop(key, None)
+            if value is not None:
+                live[key] = value
+        driver.commit()
+        counts = {row.key: row.value for row in driver.store("counts").all() if row.value}
+        sums = {row.key: row.value for row in driver.store("sums").all() if row.key in counts}
+    groups = {value % 3 for value in live.values()}
+    assert counts == {group: sum(value % 3 == group for value in live.values()) for group in groups}
+    assert sums == {group: sum(value for value in live.values() if value % 3 == group) for group in groups}

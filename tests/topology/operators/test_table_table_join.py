@@ -1,0 +1,91 @@
+"""Table-table joins: an update of either side updates the row that both make."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coopstreams.testing import TopologyTestDriver
+from coopstreams.topology import serdes
+from coopstreams.topology.builder import StreamsBuilder
+
+Event = tuple[str, str, Any]
+
+
+def pair(left: Any, right: Any) -> list[Any]:
+    return [left, right]
+
+
+def joined(kind: str, *events: Event, ranges: int = 1, store: str | None = None, caching: bool = False) -> tuple[list[Any], dict[str, Any]]:
+    """Return the outputs of a join after these events, (key, value, timestamp), and the latest value of each key."""
+    builder = StreamsBuilder("app")
+    left, right = (builder.table(topic, key=serdes.text, value=serdes.json) for topic in ("left", "right"))
+    method: Any = {"inner": left.join, "left": left.left_join, "outer": left.outer_join}[kind]
+    method(right, pair, value=serdes.json, store=store).to_stream().to("out")
+    with TopologyTestDriver(builder.build(), ranges, caching=caching) as driver:
+        for timestamp, (topic, key, value) in enumerate(events):
+            driver.input(topic, serdes.text, serdes.json).send(key, value, timestamp)
+        driver.commit()
+        output = driver.output("out", serdes.text, serdes.json)
+        if store is not None:
+            assert {row.key: row.value for row in driver.store(store).all()} == output.latest()
+        return [(record.key, record.value, record.timestamp) for record in output.records()], output.latest()
+
+
+@pytest.mark.parametrize("ranges", [1, 4])
+def test_an_inner_join_has_a_row_while_both_sides_have_one(ranges: int) -> None:
+    out, _ = joined("inner", ("left", "a", 1), ("right", "a", "x"), ("left", "a", 2), ("right", "a", None), ("left", "a", 3), ranges=ranges)
+    assert out == [("a", [1, "x"], 1), ("a", [2, "x"], 2), ("a", None, 3)]
+
+
+def test_a_left_join_has_a_row_while_the_left_side_has_one() -> None:
+    out, _ = joined("left", ("right", "a", "x"), ("left", "a", 1), ("right", "a", None), ("left", "a", None), ("right", "a", "y"))
+    assert out == [("a", [1, "x"], 1), ("a", [1, None], 2), ("a", None, 3)]
+
+
+def test_an_outer_join_has_a_row_while_either_side_has_one() -> None:
+    out, _ = joined("outer", ("right", "a", "x"), ("left", "a", 1), ("right", "a", None), ("left", "a", None))
+    assert out == [("a", [None, "x"], 0), ("a", [1, "x"], 1), ("a", [1, None], 2), ("a", None, 3)]
+
+
+@pytest.mark.parametrize("kind", ["inner", "left", "outer"])
+def test_a_deletion_of_what_never_was_is_no_news(kind: str) -> None:
+    assert joined(kind, ("left", "a", None), ("right", "b", None))[0] == []
+
+
+def test_the_result_has_the_later_timestamp_of_both_rows() -> None:
+    builder = StreamsBuilder("app")
+    left, right = (builder.table(topic, key=serdes.text, value=serdes.json) for topic in ("left", "right"))
+    left.join(right, pair, value=serdes.json).to_stream().to("out")
+    with TopologyTestDriver(builder.build()) as driver:
+        driver.input("left", serdes.text, serdes.json).send("a", 1, 50)
+        driver.input("right", serdes.text, serdes.json).send("a", "x", 10)
+        assert [record.timestamp for record in driver.outputs()] == [50]
+
+
+def test_a_join_can_be_joined_again_without_being_kept() -> None:
+    builder = StreamsBuilder("app")
+    one, two, three = (builder.table(topic, key=serdes.text, value=serdes.json) for topic in ("one", "two", "three"))
+    one.join(two, pair).outer_join(three, pair, value=serdes.json).to_stream().to("out")
+    with TopologyTestDriver(builder.build(), ranges=3) as driver:
+        for topic, value in (("three", 3), ("one", 1), ("two", 2), ("one", None)):
+            driver.input(topic, serdes.text, serdes.json).send("a", value, 0)
+        assert [record.value for record in driver.outputs()] == [[None, 3], [[1, 2], 3], [None, 3]]
+
+
+EVENTS = st.lists(st.tuples(st.sampled_from(["left", "right"]), st.sampled_from("abc"), st.none() | st.integers(0, 3)), max_size=30)
+
+
+@settings(deadline=None)
+@given(EVENTS, st.sampled_from(["inner", "left", "outer"]), st.sampled_from([1, 3]), st.booleans(), st.booleans())
+def test_the_table_is_the_relational_join_of_both_tables(events: list[Event], kind: str, ranges: int, kept: bool, caching: bool) -> None:
+    sides: dict[str, dict[str, Any]] = {"left": {}, "right": {}}
+    for topic, key, value in events:
+        sides[topic].pop(key, None)
+        if value is not None:
+            sides[topic][key] = value
+    left, right = sides["left"], sides["right"]
+    keys = {"inner": left.keys() & right.keys(), "left": set(left), "outer": left.keys() | right.keys()}[kind]
+    _, table = joined(kind, *events, ranges=ranges, store="kept" if kept else None, caching=caching)
+    assert table == {key: [left.get(key), right.get(key)] for key in keys}

@@ -1,0 +1,88 @@
+"""`stream(timestamp=...)`: event time out of the record."""
+
+from typing import Any
+
+import pytest
+
+from coopstreams.testing import TopologyTestDriver
+from coopstreams.topology import serdes
+from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.errors import ProcessingError
+from coopstreams.topology.nodes import Topology
+from coopstreams.topology.records import TimestampedRecord
+from coopstreams.topology.windows import TimeWindows
+
+
+def copying(extract: Any, value: Any = serdes.json) -> Topology:
+    builder = StreamsBuilder("app")
+    builder.stream("in", key=serdes.text, value=value, timestamp=extract).to("out")
+    return builder.build()
+
+
+def test_records_carry_the_extracted_timestamp_to_their_outputs() -> None:
+    with TopologyTestDriver(copying(lambda record: record.value["at"])) as driver:
+        driver.input("in", serdes.text, serdes.json).send("a", {"at": 77}, 5)
+        assert [record.timestamp for record in driver.outputs()] == [77]
+
+
+def test_none_and_negative_timestamps_drop_the_record() -> None:
+    with TopologyTestDriver(copying(lambda record: record.value)) as driver:
+        for value in (None, -1, -2, -500, 3):
+            driver.input("in", serdes.text, serdes.json).send("a", value)
+        assert [record.value for record in driver.outputs()] == [3]
+        assert list(driver.dropped.values()) == [4]
+
+
+def test_the_extractor_sees_everything_about_the_record() -> None:
+    seen: list[TimestampedRecord[Any, Any]] = []
+
+    def extract(record: TimestampedRecord[Any, Any]) -> int:
+        seen.append(record)
+        return record.timestamp
+
+    with TopologyTestDriver(copying(extract)) as driver:
+        topic = driver.input("in", serdes.text, serdes.json)
+        topic.send(None, None, 9)
+        topic.send("a", 1, 4, [("h", b"x")])
+    assert seen == [
+        TimestampedRecord(None, None, 9, "in", 0, 0, -1, None),
+        TimestampedRecord("a", 1, 4, "in", 0, 1, 9, [("h", b"x")]),
+    ]
+
+
+@pytest.mark.parametrize("ranges", [1, 2, 8])
+def test_stream_time_is_that_of_the_extracted_timestamps_of_all_key_ranges(ranges: int) -> None:
+    builder = StreamsBuilder("app")
+    stream = builder.stream("in", key=serdes.text, value=serdes.int64, timestamp=lambda record: record.value)
+    stream.group_by_key().windowed_by(TimeWindows(size=10)).count(store="counts", retention=1000)
+    with TopologyTestDriver(builder.build(), ranges) as driver:
+        topic = driver.input("in", serdes.text, serdes.int64)
+        for key, timestamp in [("a", 3), ("b", 4), ("c", 12), ("a", 5), ("b", 6), ("d", 7), ("a", 13)]:
+            topic.send(key, timestamp, 1_000_000)
+        assert {str(row.key): row.value for row in driver.store("counts").all()} == {"[a@0/10]": 1, "[b@0/10]": 1, "[c@10/20]": 1, "[a@10/20]": 1}
+
+
+def test_an_extractor_that_raises_fails_its_record_in_the_task_that_owns_it() -> None:
+    def refuse(record: TimestampedRecord[str, int]) -> int:
+        return 1 // record.value
+
+    with TopologyTestDriver(copying(refuse), ranges=2, config={"processing.exception.handler": "continue"}) as driver:
+        topic = driver.input("in", serdes.text, serdes.json)
+        topic.send("a", 0)
+        topic.send("a", 1)
+        assert [record.value for record in driver.outputs()] == [1]
+        (failure,) = driver.failures
+        assert (failure.phase, failure.node, failure.offset, type(failure.error)) == ("processing", "KSTREAM-SOURCE-0000000000", 0, ZeroDivisionError)
+
+
+def test_a_record_that_cannot_be_read_fails_in_deserialization() -> None:
+    with (
+        TopologyTestDriver(copying(lambda record: record.value)) as driver,
+        pytest.raises(ProcessingError, match="cannot be read at KSTREAM-SOURCE-0"),
+    ):
+        driver.input("in", serdes.text, serdes.raw).send("a", b"{")
+
+
+def test_seconds_given_for_milliseconds_are_an_error() -> None:
+    with TopologyTestDriver(copying(lambda _: 1.5)) as driver, pytest.raises(ProcessingError, match="float"):
+        driver.input("in", serdes.text, serdes.json).send("a", 1)

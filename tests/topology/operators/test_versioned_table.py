@@ -1,0 +1,106 @@
+"""Versioned tables: rows have a history, and the latest is the latest by timestamp."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coopstreams.testing import TopologyTestDriver
+from coopstreams.topology import serdes
+from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.versions import latest_value, put_version, value_at, versions_of
+
+Event = tuple[str, str | None, Any, int]
+
+
+def joined(*events: Event, grace: int | None = None, left: bool = False, ranges: int = 1, history: int = 100) -> list[tuple[Any, Any, int]]:
+    """Return the outputs of a stream-table join after these events: (topic, key, value, timestamp)."""
+    builder = StreamsBuilder("app")
+    orders = builder.stream("orders", key=serdes.text, value=serdes.json)
+    prices = builder.table("prices", key=serdes.text, value=serdes.json, history=history)
+
+    def pair(order: Any, price: Any) -> list[Any]:
+        return [order, price]
+
+    method: Any = orders.left_join if left else orders.join
+    method(prices, pair, value=serdes.json, grace=grace, name="priced").to("out")
+    with TopologyTestDriver(builder.build(), ranges) as driver:
+        for topic, key, value, timestamp in events:
+            driver.input(topic, serdes.text, serdes.json).send(key, value, timestamp)
+        return [(record.key, record.value, record.timestamp) for record in driver.outputs()]
+
+
+@pytest.mark.parametrize("ranges", [1, 4])
+def test_a_stream_record_meets_the_row_as_it_was_at_its_own_time(ranges: int) -> None:
+    events: list[Event] = [
+        ("prices", "a", 1, 10),
+        ("prices", "a", 2, 20),
+        ("orders", "a", "x", 15),
+        ("orders", "a", "y", 25),
+        ("orders", "a", "z", 5),
+    ]
+    assert joined(*events, ranges=ranges) == [("a", ["x", 1], 15), ("a", ["y", 2], 25)]
+
+
+def test_what_lies_before_the_history_is_forgotten() -> None:
+    events: list[Event] = [
+        ("prices", "a", 1, 10),
+        ("prices", "a", 2, 200),
+        ("orders", "a", "x", 50),
+        ("prices", "a", 3, 60),
+        ("orders", "a", "y", 150),
+    ]
+    assert joined(*events, left=True) == [("a", ["x", None], 50), ("a", ["y", 1], 150)]
+
+
+@pytest.mark.parametrize("ranges", [1, 4])
+def test_with_grace_a_record_waits_for_late_rows(ranges: int) -> None:
+    events: list[Event] = [("orders", "a", "x", 10), ("prices", "a", 1, 9), ("orders", "b", "w", 14), ("orders", "b", "y", 15), ("prices", "b", 2, 1)]
+    assert joined(*events, grace=5, ranges=ranges) == [("a", ["x", 1], 10)]
+
+
+def test_with_grace_a_late_record_is_joined_at_once_and_others_by_time_and_key() -> None:
+    events: list[Event] = [("prices", key, 1, 0) for key in "ab"]
+    events += [("orders", "b", 1, 20), ("orders", "a", 2, 20), ("orders", "a", 3, 10), ("orders", "a", 4, 30)]
+    assert joined(*events, grace=5) == [("a", [3, 1], 10), ("a", [2, 1], 20), ("b", [1, 1], 20)]
+
+
+def test_grace_needs_a_history() -> None:
+    builder = StreamsBuilder("app")
+    orders = builder.stream("orders", key=serdes.text, value=serdes.json)
+    with pytest.raises(TopologyError, match="a table without history does not know"):
+        orders.join(builder.table("prices", key=serdes.text, value=serdes.json), max, grace=5)
+    with pytest.raises(TopologyError, match="nor longer than the table's history of 10 ms"):
+        orders.join(builder.table("old", key=serdes.text, value=serdes.json, history=10), max, grace=11)
+
+
+def test_streams_see_the_past_change_and_tables_do_not() -> None:
+    builder = StreamsBuilder("app")
+    table = builder.table("in", key=serdes.text, value=serdes.int64, store="kept", history=100)
+    table.to_stream().to("updates")
+    table.group_by(lambda _, value: ("all", value), key=serdes.text, value=serdes.int64).count().to_stream().to("count")
+    with TopologyTestDriver(builder.build(), ranges=2) as driver:
+        topic = driver.input("in", serdes.text, serdes.int64)
+        for value, timestamp in ((1, 50), (2, 40), (3, 60)):
+            topic.send("a", value, timestamp)
+        assert [record.value for record in driver.output("updates", serdes.text, serdes.int64).records()] == [1, 2, 3]
+        assert driver.output("count", serdes.text, serdes.int64).latest() == {"all": 1}
+        store = driver.store("kept")
+        assert [store.as_of("a", at) and store.as_of("a", at).value for at in (39, 40, 50, 99)] == [None, 2, 1, 3]  # type: ignore[union-attr]
+        assert store.get("a") == 3
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.none() | st.integers(0, 5)), min_size=1), st.integers(0, 30))
+def test_a_history_in_any_order_is_the_history_in_order(puts: list[tuple[int, int | None]], at: int) -> None:
+    versions: list[tuple[int, Any]] = []
+    for timestamp, value in puts:
+        newest = max((time for time, _ in versions), default=-1)
+        assert put_version(versions, timestamp, value, oldest=0) == (timestamp >= newest)
+    ordered = dict(puts)
+    before = [time for time in sorted(ordered) if time <= at]
+    assert value_at(versions, at, oldest=0) == (ordered[before[-1]] if before else None)
+    assert latest_value(versions) == ordered[max(ordered)]
+    serde = versions_of(serdes.json)
+    assert serde.deserialize(serde.serialize(versions)) == versions

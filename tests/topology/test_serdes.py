@@ -1,0 +1,190 @@
+"""Values become bytes and come back; what does not fit is an error that says what."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple, TypedDict
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coopstreams.topology import serdes
+from coopstreams.topology.errors import SerdeError
+from coopstreams.topology.serdes import Serde, Windowed
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+PLAIN = st.recursive(
+    st.booleans() | INT64 | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner | st.none()) | st.dictionaries(st.text(), inner | st.none()),
+    max_leaves=10,
+)
+
+
+@dataclass(frozen=True)
+class Flight:
+    carrier: str
+    delay: float | None
+
+
+class Airline(msgspec.Struct, frozen=True):
+    name: str
+
+
+class Row(TypedDict):
+    name: str
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+@given(st.binary())
+def test_raw_bytes_come_back(value: bytes) -> None:
+    assert serdes.raw.deserialize(serdes.raw.serialize(value)) == value
+
+
+@given(st.text())
+def test_text_comes_back(value: str) -> None:
+    assert serdes.text.deserialize(serdes.text.serialize(value)) == value
+
+
+@given(INT64)
+def test_integers_come_back_and_sort_as_java_writes_them(value: int) -> None:
+    data = serdes.int64.serialize(value)
+    assert data == value.to_bytes(8, "big", signed=True)
+    assert serdes.int64.deserialize(data) == value
+
+
+@given(st.floats(allow_nan=False))
+def test_floats_come_back(value: float) -> None:
+    assert serdes.float64.deserialize(serdes.float64.serialize(value)) == value
+
+
+@given(PLAIN)
+def test_plain_json_comes_back(value: Any) -> None:
+    assert serdes.json.deserialize(serdes.json.serialize(value)) == value
+
+
+@given(st.text(), st.none() | st.floats(allow_nan=False, allow_infinity=False))
+def test_a_dataclass_comes_back(carrier: str, delay: float | None) -> None:
+    serde = serdes.json(Flight)
+    assert serde.deserialize(serde.serialize(Flight(carrier, delay))) == Flight(carrier, delay)
+
+
+@pytest.mark.parametrize(
+    ("type_", "value"),
+    [
+        (Airline, Airline("Delta")),
+        (Row, {"name": "Delta"}),
+        (Point, Point(1, 2)),
+        (list[Point], [Point(1, 2)]),
+        (dict[str, Flight], {"a": Flight("DL", None)}),
+        (Flight | None, Flight("DL", 1.5)),
+        (int | str, "a"),
+        (float, 1),
+        (datetime, datetime(2013, 1, 1)),
+        (Any, {"anything": [1, "a"]}),
+    ],
+)
+def test_typed_json_comes_back(type_: Any, value: Any) -> None:
+    serde = serdes.json(type_)
+    assert serde.deserialize(serde.serialize(value)) == value
+
+
+@given(st.text(), st.integers(0, 2**53), st.integers(1, 10**9))
+def test_a_window_key_is_the_key_and_the_start(key: str, start_ms: int, size_ms: int) -> None:
+    serde = serdes.windowed(serdes.text, size_ms)
+    window = Windowed(key, start_ms, start_ms + size_ms)
+    assert serde.serialize(window) == key.encode() + start_ms.to_bytes(8, "big")
+    assert serde.deserialize(serde.serialize(window)) == window
+
+
+def test_a_windowed_key_prints_as_in_kafka_streams() -> None:
+    assert str(Windowed("a", 0, 1000)) == "[a@0/1000]"
+
+
+@pytest.mark.parametrize(
+    ("serde", "value", "message"),
+    [
+        (serdes.raw, "text", "serde raw cannot write the str 'text': expected bytes, got str"),
+        (serdes.text, 3, "serde text cannot write the int 3"),
+        (serdes.text, "\ud800", "surrogates not allowed"),
+        (serdes.int64, "3", "serde int64 cannot write the str '3'"),
+        (serdes.int64, 2**63, "serde int64 cannot write the int 9223372036854775808"),
+        (serdes.float64, "3", "serde float64 cannot write the str '3'"),
+        (serdes.json, Flight("DL", None), r"Flight is not a plain JSON value. Name its type: serdes.json\(Flight\)"),
+        (serdes.json, {1: 2}, "Dict key must be str"),
+        (serdes.json, datetime(2013, 1, 1), "datetime is not a plain JSON value"),
+        (serdes.json(Flight), {"carrier": "DL", "delay": None}, r"serde json\(Flight\) cannot write the dict .* expected Flight, got dict"),
+        (serdes.json(Flight), Airline("Delta"), "expected Flight, got Airline"),
+        (serdes.json(Row), [("name", "a")], "expected Row, got list"),
+        (serdes.json(list[int]), {1, 2}, "got set"),
+        (serdes.json(int | str), 1.5, "got float"),
+        (serdes.windowed(serdes.text, 1000), Windowed("a", 0, 5000), "is not 1000 ms long"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_an_error(serde: Serde[Any], value: Any, message: str) -> None:
+    with pytest.raises(SerdeError, match=message):
+        serde.serialize(value)
+
+
+@pytest.mark.parametrize(
+    ("serde", "data", "message"),
+    [
+        (serdes.text, b"\xff", r"serde text cannot read b'\\xff': .*invalid start byte"),
+        (serdes.int64, b"123", "serde int64 cannot read b'123'"),
+        (serdes.float64, b"123456789", "serde float64 cannot read"),
+        (serdes.json, b"{", "serde json cannot read b'{'"),
+        (serdes.json(Flight), b'{"carrier": 1, "delay": null}', r"Expected `str`, got `int` - at `\$.carrier`"),
+        (serdes.windowed(serdes.text, 1000), b"short", "cannot read b'short'"),
+    ],
+)
+def test_bytes_of_another_kind_are_an_error(serde: Serde[Any], data: bytes, message: str) -> None:
+    with pytest.raises(SerdeError, match=message) as caught:
+        serde.deserialize(data)
+    assert caught.value.__cause__ is not None
+
+
+def test_an_error_shows_the_first_sixty_bytes() -> None:
+    with pytest.raises(SerdeError) as caught:
+        serdes.json.deserialize(b"x" * 61)
+    assert f"{b'x' * 60!r}... (61 bytes)" in str(caught.value)
+
+
+def test_a_serde_of_your_own_that_writes_no_bytes_is_found_out() -> None:
+    wrong: Any = str
+    letters = Serde("letters", wrong, bytes.decode)
+    with pytest.raises(SerdeError, match="serde letters wrote str instead of bytes"):
+        letters.serialize("a")
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    inside: Serde[Any]
+
+
+@pytest.mark.parametrize("type_", [Callable[[], int], complex, Wrapper, list[complex], {"no": "type"}])
+def test_a_type_that_json_does_not_know_is_an_error_at_once(type_: Any) -> None:
+    with pytest.raises(SerdeError, match=r"serdes\.json cannot read .* is not one that msgspec knows"):
+        serdes.json(type_)
+
+
+def test_the_same_type_gives_the_same_serde() -> None:
+    assert serdes.json(Flight) == serdes.json(Flight)
+    assert serdes.windowed(serdes.json(Flight), 5) == serdes.windowed(serdes.json(Flight), 5)
+    assert len({serdes.json(Flight), serdes.json(Flight)}) == 1
+
+
+def test_serdes_of_one_name_and_two_types_differ() -> None:
+    other = serdes.json(msgspec.defstruct("Flight", [("number", int)]))
+    assert other.name == serdes.json(Flight).name
+    assert len({other, serdes.json(Flight)}) == 2
+    assert serdes.windowed(serdes.text, 5) != serdes.windowed(serdes.text, 6)
+    assert serdes.json != serdes.json(Flight)
+
+
+def test_null_in_json_is_none_and_no_tombstone() -> None:
+    assert serdes.json.deserialize(b"null") is None

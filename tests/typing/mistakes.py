@@ -1,0 +1,66 @@
+# pyright: reportUnnecessaryTypeIgnoreComment=true
+"""Mistakes that a type checker finds. Read by mypy and pyright, never run: an ignored error that is none is an error."""
+
+from dataclasses import dataclass
+
+from coopstreams.topology import serdes
+from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.join_windows import JoinWindows
+from coopstreams.topology.windows import TimeWindows
+
+
+@dataclass(frozen=True)
+class Order:
+    customer: str
+    amount: int
+
+
+builder = StreamsBuilder("mistakes")
+orders = builder.stream("orders", key=serdes.text, value=serdes.json(Order))
+customers = builder.table("customers", key=serdes.text, value=serdes.text)
+numbers = builder.table("numbers", key=serdes.int64, value=serdes.text)
+everywhere = builder.global_table("everywhere", key=serdes.int64, value=serdes.text)
+by_amount = orders.select_key(lambda _, order: order.amount, key=serdes.int64)
+by_hour = orders.group_by_key().windowed_by(TimeWindows(hours=1)).count()
+
+# what does not exist
+orders.filter(lambda _, order: order.price > 3)  # type: ignore[attr-defined]
+orders.map_values(lambda order: order.amount).filter(lambda _, amount: amount.customer == "")  # type: ignore[attr-defined]
+
+# functions of the wrong arity
+orders.filter(lambda order: True)  # type: ignore[arg-type, misc]
+orders.map_values(lambda key, order: order)  # type: ignore[arg-type, misc]
+orders.group_by_key().reduce(lambda key, old, new: new)  # type: ignore[arg-type, misc]
+
+# keys that do not meet
+orders.join(numbers, lambda order, number: number)  # type: ignore[arg-type]
+by_amount.join(customers, lambda order, name: name)  # type: ignore[arg-type]
+orders.join(by_hour, lambda order, count: count)  # type: ignore[arg-type]
+orders.merge(by_amount)  # type: ignore[arg-type]
+
+orders.join(by_amount, lambda order, other: other, windows=JoinWindows(5))  # type: ignore[arg-type]
+customers.join(numbers, lambda name, number: number)  # type: ignore[arg-type]
+customers.join(numbers, lambda name, number: number, foreign_key=lambda name: name, value=serdes.text)  # type: ignore[arg-type, return-value]
+orders.join(everywhere, lambda order, text: text, on=lambda _, order: order.customer)  # type: ignore[arg-type, return-value]
+
+# what a join of two streams needs
+orders.join(orders, lambda order, other: other)  # type: ignore[call-overload]
+
+# what a left join may not find
+orders.left_join(customers, lambda order, name: name.upper())  # type: ignore[union-attr]
+
+# no joiner, two joiners
+orders.join(customers)  # type: ignore[call-overload]
+orders.join(customers, lambda order, name: name, joiner_with_key=lambda key, order, name: name)  # type: ignore[call-overload]
+
+# a stream is no table
+orders.join(orders, lambda left, right: left)  # type: ignore[call-overload]
+
+# serdes of another type
+orders.to("copy", value=serdes.text)  # type: ignore[arg-type]
+orders.to("copy", key=serdes.int64)  # type: ignore[arg-type]
+orders.group_by(lambda _, order: order.customer, key=serdes.int64)  # type: ignore[arg-type, return-value]
+orders.group_by_key(key=serdes.raw)  # type: ignore[arg-type]
+orders.group_by_key().aggregate(int, lambda _, order, total: total, value=serdes.text)  # type: ignore[arg-type]
+orders.map_values(lambda order: order.amount, value=serdes.text)  # type: ignore[arg-type, return-value]
+builder.stream("orders", key=serdes.text)  # type: ignore[call-arg]

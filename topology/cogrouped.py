@@ -1,0 +1,94 @@
+"""`CogroupedKStream`: several grouped streams, each with an aggregator of its own, about to become one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from coopstreams.topology.attach import Grouped
+from coopstreams.topology.attach_aggregates import Fold, Function, Kept, cogroup
+from coopstreams.topology.functions import checked
+from coopstreams.topology.ktable import KTable
+from coopstreams.topology.serdes import Serde, Windowed
+from coopstreams.topology.windowed import checked_windows
+from coopstreams.topology.windows import AnyWindows, SessionWindows, SlidingWindows, Windows
+
+if TYPE_CHECKING:
+    from coopstreams.topology.grouped import KGroupedStream  # a grouped stream begins a cogroup, and joins one
+
+K = TypeVar("K")
+V = TypeVar("V")
+A = TypeVar("A")
+
+
+class CogroupedKStream(Generic[K, A]):
+    """Grouped streams with the same keys; a record of any of them updates the aggregate of its key."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: list[tuple[Grouped, Function]]) -> None:
+        self._parts = parts
+
+    def cogroup(self, group: KGroupedStream[K, V], aggregator: Callable[[K, V, A], A | None]) -> CogroupedKStream[K, A]:
+        """Add another grouped stream, with its aggregator: `aggregator(key, value, aggregate)`."""
+        return CogroupedKStream([*self._parts, (group._group, checked("cogroup", aggregator, "key", "value", "aggregate"))])
+
+    def aggregate(self, initializer: Callable[[], A], *, value: Serde[A], store: str | None = None, name: str | None = None) -> KTable[K, A]:
+        """Fold the values of each key, of all streams, beginning with `initializer()`. None deletes the row."""
+        fold = Fold("aggregate", checked("aggregate", initializer))
+        return KTable(cogroup(self._parts, None, fold, Kept(value, store, name)))
+
+    @overload
+    def windowed_by(self, windows: Windows | SlidingWindows) -> TimeWindowedCogroupedKStream[K, A]: ...
+    @overload
+    def windowed_by(self, windows: SessionWindows) -> SessionWindowedCogroupedKStream[K, A]: ...
+    def windowed_by(self, windows: Any) -> Any:
+        """Cut the groups into windows of event time."""
+        kind: Any = SessionWindowedCogroupedKStream if isinstance(windows, SessionWindows) else TimeWindowedCogroupedKStream
+        return kind(self._parts, checked_windows(windows))
+
+
+class TimeWindowedCogroupedKStream(Generic[K, A]):
+    """Several grouped streams, cut into windows."""
+
+    __slots__ = ("_parts", "_windows")
+
+    def __init__(self, parts: list[tuple[Grouped, Function]], windows: AnyWindows) -> None:
+        self._parts, self._windows = parts, windows
+
+    def aggregate(
+        self,
+        initializer: Callable[[], A],
+        *,
+        value: Serde[A],
+        store: str | None = None,
+        retention: timedelta | int | None = None,
+        name: str | None = None,
+    ) -> KTable[Windowed[K], A]:
+        """Fold the values of each key and window, of all streams, beginning with `initializer()`. None deletes the row."""
+        fold = Fold("aggregate", checked("aggregate", initializer))
+        return KTable(cogroup(self._parts, self._windows, fold, Kept(value, store, name, retention)))
+
+
+class SessionWindowedCogroupedKStream(Generic[K, A]):
+    """Several grouped streams, cut into sessions."""
+
+    __slots__ = ("_parts", "_windows")
+
+    def __init__(self, parts: list[tuple[Grouped, Function]], windows: AnyWindows) -> None:
+        self._parts, self._windows = parts, windows
+
+    def aggregate(
+        self,
+        initializer: Callable[[], A],
+        merger: Callable[[K, A, A], A],
+        *,
+        value: Serde[A],
+        store: str | None = None,
+        retention: timedelta | int | None = None,
+        name: str | None = None,
+    ) -> KTable[Windowed[K], A]:
+        """Fold the values of each key and session, of all streams; sessions that meet become `merger(key, one, other)`."""
+        fold = Fold("aggregate", checked("aggregate", initializer), None, checked("aggregate", merger, "key", "one", "other"))
+        return KTable(cogroup(self._parts, self._windows, fold, Kept(value, store, name, retention)))

@@ -1,0 +1,151 @@
+"""What travels between the two sides of a foreign-key join, and what a change of the left side tells the right side.
+
+Each row of the left table subscribes to the row of the right table that it names: a subscription goes through a topic to the right row's
+key, the answer comes back through another to the left row's. An answer carries the hash of the left value that asked; if the row has changed
+meanwhile the answer is stale and is dropped, so that answers in any order leave the right result.
+
+Invariant: after all answers have come, each left row has been joined with the right row that it names now.
+Turned down: sending the left value along (Kafka Streams did not want every value twice in a topic either).
+Source: Kafka Streams KIP-213, `SubscriptionSendProcessorSupplier`, `SubscriptionWrapper`, `SubscriptionResponseWrapper`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct
+from typing import Any, Literal, NamedTuple
+
+from xxhash import xxh128_digest
+
+from coopstreams.topology.serdes import Serde
+
+Instruction = Literal[0, 1, 2, 3]
+UNSUBSCRIBE: Instruction = 0
+"""Forget the subscription, no answer."""
+UNSUBSCRIBE_AND_ANSWER: Instruction = 1
+ANSWER_IF_FOUND: Instruction = 2
+ANSWER: Instruction = 3
+"""Answer, also that there is no such row."""
+
+_LENGTH = Struct(">i")
+_HASH_BYTES = 16
+
+
+class Subscription(NamedTuple):
+    """What a left row tells the right side. `hash`: of its value, None if it is deleted."""
+
+    instruction: int
+    hash: bytes | None
+    primary_key: bytes
+
+
+class Answer(NamedTuple):
+    """What the right side answers: the hash that came with the question, and the right value, None if there is no such row."""
+
+    hash: bytes | None
+    value: bytes | None
+
+
+def hash_of(value: bytes | None) -> bytes | None:
+    """Return 16 bytes that tell a value from others."""
+    return None if value is None else xxh128_digest(value)
+
+
+def questions(
+    extract: Callable[[Any, Any], Any],
+    serialize: Callable[[Any], bytes],
+    left: bool,
+    key: Any,
+    primary_key: bytes,
+    value: Any,
+    data: bytes | None,
+    old: Any,
+) -> list[tuple[bytes | None, Subscription]]:
+    """Return what a change of a left row (`old` to `value`, which is `data`) asks the right side, with the foreign keys it goes to.
+
+    `left`: rows without a right row have a result too, so each change needs an answer, from a null key if the row names none.
+    """
+    hash_ = hash_of(data)
+    before = None if old is None else extract(key, old)
+    after = None if value is None else extract(key, value)
+    was = None if before is None else serialize(before)
+    now = None if after is None else serialize(after)
+
+    def ask(foreign_key: bytes | None, instruction: Instruction) -> tuple[bytes | None, Subscription]:
+        return foreign_key, Subscription(instruction, hash_, primary_key)
+
+    if left:
+        if value is None and old is None:
+            return []
+        return [*([ask(was, UNSUBSCRIBE)] if was is not None and was != now else []), ask(now, ANSWER)]
+    if now is None:
+        return [] if was is None else [ask(was, UNSUBSCRIBE_AND_ANSWER)]
+    if was is None or was == now:
+        return [ask(now, ANSWER_IF_FOUND)]
+    return [ask(was, UNSUBSCRIBE), ask(now, ANSWER)]
+
+
+def subscribe(subscribers: dict[bytes, bytes] | None, asked: Subscription) -> dict[bytes, bytes] | None:
+    """Return the subscribers of a right row, by primary key with their hashes, after a subscription; None if there are none."""
+    after = dict(subscribers or {})
+    if asked.hash is None or asked.instruction in (UNSUBSCRIBE, UNSUBSCRIBE_AND_ANSWER):
+        after.pop(asked.primary_key, None)
+    else:
+        after[asked.primary_key] = asked.hash
+    return after or None
+
+
+def answer_to(asked: Subscription, value: bytes | None) -> Answer | None:
+    """Return the answer to a subscription, None if none is due."""
+    if asked.instruction == UNSUBSCRIBE or (asked.instruction == ANSWER_IF_FOUND and value is None):
+        return None
+    return Answer(asked.hash, None if asked.instruction == UNSUBSCRIBE_AND_ANSWER else value)
+
+
+def _optional(data: bytes | None) -> bytes:
+    return b"\0" if data is None else b"\1" + data
+
+
+def _hash_and_rest(data: bytes) -> tuple[bytes | None, bytes]:
+    return (None, data[1:]) if data[0] == 0 else (data[1 : 1 + _HASH_BYTES], data[1 + _HASH_BYTES :])
+
+
+def _write_subscription(asked: Subscription) -> bytes:
+    return bytes([asked.instruction]) + _optional(asked.hash) + asked.primary_key
+
+
+def _read_subscription(data: bytes) -> Subscription:
+    return Subscription(data[0], *_hash_and_rest(data[1:]))
+
+
+def _write_answer(answer: Answer) -> bytes:
+    return _optional(answer.hash) + _optional(answer.value)
+
+
+def _read_answer(data: bytes) -> Answer:
+    hash_, rest = _hash_and_rest(data)
+    return Answer(hash_, None if rest[0] == 0 else rest[1:])
+
+
+def _write_subscribers(subscribers: dict[bytes, bytes]) -> bytes:
+    return b"".join(_LENGTH.pack(len(key)) + key + hash_ for key, hash_ in sorted(subscribers.items()))
+
+
+def _read_subscribers(data: bytes) -> dict[bytes, bytes]:
+    subscribers, at = {}, 0
+    while at < len(data):
+        (length,) = _LENGTH.unpack_from(data, at)
+        key_end = at + _LENGTH.size + length
+        at, key = key_end + _HASH_BYTES, data[at + _LENGTH.size : key_end]
+        subscribers[key] = data[key_end:at]
+    return subscribers
+
+
+SUBSCRIPTION: Serde[Subscription] = Serde("subscription", _write_subscription, _read_subscription)
+"""Instruction (1 byte), whether there is a hash (1), hash (16), primary key."""
+
+ANSWERS: Serde[Answer] = Serde("answer", _write_answer, _read_answer)
+"""Whether there is a hash (1 byte), hash (16), whether there is a value (1), value."""
+
+SUBSCRIBERS: Serde[dict[bytes, bytes]] = Serde("subscribers", _write_subscribers, _read_subscribers)
+"""For each, in key order: length (4 bytes big-endian) and bytes of the primary key, hash (16)."""

@@ -1,0 +1,185 @@
+"""Where a key belongs: partition (Kafka's), key hash, key group, key range.
+
+Two different hashes on purpose. The partition is Kafka's murmur2, so that Java producers and consumers agree with us.
+The key hash that ranges are cut from is xxh64 with a seed, halved: with the partitioner's own hash, `hash % n` inside one
+partition leaves ranges empty. Spark's `xxhash64(binary)` is bit-identical to the key hash, so Spark can cut ranges natively.
+
+Invariant: both functions are frozen; `tests/topology/test_keys.py` has the published vectors.
+Turned down: `hash % n` for ranges (a range would not be contiguous, a split would move every key).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from xxhash import xxh64_intdigest
+
+from coopstreams.topology.errors import AssignmentError
+
+HASH_BITS = 63
+MAX_HASH = (1 << HASH_BITS) - 1
+"""The largest key hash: Java's Long.MAX_VALUE, as the proposal has it."""
+
+GROUPS = 256
+"""Key groups: equal slices of the hash space, the grain at which tasks split."""
+
+_GROUP_SHIFT = HASH_BITS - 8
+_SEED = 42
+
+
+def key_hash(key: bytes) -> int:
+    """Return the hash of a serialised key that key ranges are cut from.
+
+    Shape: [0, 2**63 - 1].
+    Source: xxh64, seed 42, shifted right by one.
+    """
+    return xxh64_intdigest(key, _SEED) >> 1
+
+
+def offset_hash(offset: int) -> int:
+    """Return the key hash of a record without a key: that of its offset, so that such records spread evenly and always alike."""
+    return xxh64_intdigest(offset.to_bytes(8, "big"), _SEED) >> 1
+
+
+def key_hashes(keys: Sequence[bytes | None], offsets: Sequence[int]) -> list[int]:
+    """Return the key hash of each record; a record without a key has that of its offset."""
+    try:
+        return [xxh64_intdigest(key, _SEED) >> 1 for key in keys]  # type: ignore[arg-type]
+    except TypeError:  # the hash refuses None: rare, and a test per key would cost every batch
+        return [offset_hash(offset) if key is None else key_hash(key) for key, offset in zip(keys, offsets, strict=True)]
+
+
+def key_group(hash_: int) -> int:
+    """Return the key group (0..255) of a key hash."""
+    return hash_ >> _GROUP_SHIFT
+
+
+def murmur2(data: bytes) -> int:
+    """Return Kafka's 32-bit murmur2 of the bytes, as an unsigned number.
+
+    Source: `org.apache.kafka.common.utils.Utils.murmur2`.
+    """
+    length = len(data)
+    h = (0x9747B28C ^ length) & 0xFFFFFFFF
+    whole = length & ~3
+    for i in range(0, whole, 4):
+        k = int.from_bytes(data[i : i + 4], "little") * 0x5BD1E995 & 0xFFFFFFFF
+        k = (k ^ (k >> 24)) * 0x5BD1E995 & 0xFFFFFFFF
+        h = (h * 0x5BD1E995 & 0xFFFFFFFF) ^ k
+    if whole < length:
+        h = (h ^ int.from_bytes(data[whole:], "little")) * 0x5BD1E995 & 0xFFFFFFFF
+    h = (h ^ (h >> 13)) * 0x5BD1E995 & 0xFFFFFFFF
+    return h ^ (h >> 15)
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """Return the partition that the Java client's default partitioner picks for a key.
+
+    Source: Kafka `BuiltInPartitioner.partitionForKey`: murmur2, sign bit cleared, modulo the partition count.
+    """
+    return (murmur2(key) & 0x7FFFFFFF) % partitions
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class KeyRange:
+    """A run of the hash space that one shared task owns.
+
+    Shape: `start` and `end` are hashes, both inclusive. Ranges of stateful tasks begin and end at key groups.
+    """
+
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.end <= MAX_HASH:
+            raise ValueError(f"key range [{self.start}, {self.end}] is not within [0, {MAX_HASH}]")
+
+    @staticmethod
+    def of_groups(first: int, last: int) -> KeyRange:
+        """Return the range of the key groups first..last, both inclusive."""
+        return KeyRange(first << _GROUP_SHIFT, ((last + 1) << _GROUP_SHIFT) - 1)
+
+    @staticmethod
+    def split(parts: int) -> list[KeyRange]:
+        """Return the whole hash space in `parts` contiguous ranges of nearly equal size, cut at key groups.
+
+        Raises:
+            ValueError: more parts than key groups; nothing splits finer.
+        """
+        if not 1 <= parts <= GROUPS:
+            raise ValueError(f"a partition splits into 1 to {GROUPS} key ranges, not {parts}")
+        cuts = [i * GROUPS // parts for i in range(parts + 1)]
+        return [KeyRange.of_groups(a, b - 1) for a, b in pairwise(cuts)]
+
+    @property
+    def first_group(self) -> int:
+        """The key group of the first hash."""
+        return key_group(self.start)
+
+    @property
+    def last_group(self) -> int:
+        """The key group of the last hash."""
+        return key_group(self.end)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is the whole hash space: an ordinary task that owns its partition."""
+        return self.start == 0 and self.end == MAX_HASH
+
+    def __contains__(self, hash_: int) -> bool:
+        return self.start <= hash_ <= self.end
+
+    def overlaps(self, other: KeyRange) -> bool:
+        """Whether some hash lies in both."""
+        return self.start <= other.end and other.start <= self.end
+
+    def covers(self, other: KeyRange) -> bool:
+        """Whether every hash of the other lies in this one."""
+        return self.start <= other.start and other.end <= self.end
+
+    def intersect(self, other: KeyRange) -> KeyRange | None:
+        """Return what both have in common, or None."""
+        start, end = max(self.start, other.start), min(self.end, other.end)
+        return KeyRange(start, end) if start <= end else None
+
+    def minus(self, others: Iterable[KeyRange]) -> list[KeyRange]:
+        """Return what is left of this range without the others: contiguous pieces, ascending."""
+        left, at = [], self.start
+        for other in sorted(others):
+            if other.end < at or other.start > self.end:
+                continue
+            if other.start > at:
+                left.append(KeyRange(at, other.start - 1))
+            at = max(at, other.end + 1)
+        if at <= self.end:
+            left.append(KeyRange(at, self.end))
+        return left
+
+    def __str__(self) -> str:
+        """Key groups where the range is cut at them (`0..127`), else the hashes."""
+        if self == KeyRange.of_groups(self.first_group, self.last_group):
+            return f"{self.first_group}..{self.last_group}"
+        return f"{self.start}..{self.end}"
+
+
+WHOLE = KeyRange(0, MAX_HASH)
+"""The whole hash space."""
+
+
+def check_tiling(ranges: Sequence[KeyRange], where: str) -> None:
+    """Do nothing if the ranges tile the whole hash space without overlap.
+
+    Raises:
+        AssignmentError: two ranges overlap, or a hash belongs to nobody; names the place.
+    """
+    at = 0
+    for piece in sorted(ranges):
+        if piece.start < at:
+            raise AssignmentError(f"{where}: key range {piece} overlaps the one before it")
+        if piece.start > at:
+            raise AssignmentError(f"{where}: nobody owns the hashes {at}..{piece.start - 1}")
+        at = piece.end + 1
+    if at <= MAX_HASH:
+        raise AssignmentError(f"{where}: nobody owns the hashes {at}..{MAX_HASH}")

@@ -1,0 +1,108 @@
+"""Names that land in Kafka: nodes, stores, internal topics.
+
+Names are the contract between two versions of a program: `<application>-<store>-changelog` holds a store, and a store whose name
+changes is an empty store. Generated names carry a counter, as Kafka Streams counts it: one number a generated or given node name, one
+a generated store name, three a repartition, used or not. So a topology ported from Java keeps its topics, and an operator put in
+front renames what comes behind: give names to what must live long.
+
+Invariant: a name is legal in Kafka and taken once.
+Source: Kafka Streams `InternalStreamsBuilder.newProcessorName`, `NamedInternal`, `MaterializedInternal`, `Named.validate`.
+"""
+
+from __future__ import annotations
+
+import re
+
+from coopstreams.topology.errors import TopologyError
+
+MAX_NAME_LENGTH = 249
+"""The longest topic name that a broker takes."""
+
+_LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
+_GENERATED = re.compile(r"KSTREAM.*-[0-9]{10}")
+
+
+def check_name(name: str, what: str) -> str:
+    """Return the name if Kafka takes it in a topic name.
+
+    Raises:
+        TopologyError: empty, too long, or with other characters than ASCII letters, digits, '.', '_' and '-'.
+    """
+    if not isinstance(name, str):
+        raise TopologyError(f"{what} must be a string, not {name!r}")
+    if not _LEGAL.fullmatch(name) or name in {".", ".."}:
+        raise TopologyError(f"{what} {name!r} is not a legal name in Kafka: use ASCII letters, digits, '.', '_' and '-'")
+    if len(name) > MAX_NAME_LENGTH:
+        raise TopologyError(f"{what} {name!r} is longer than {MAX_NAME_LENGTH} characters. Shorten it.")
+    return name
+
+
+class Names:
+    """Hands out the names of nodes and stores of one builder, each once."""
+
+    def __init__(self) -> None:
+        self._counter = 0
+        self._nodes: set[str] = set()
+        self._stores: set[str] = set()
+
+    def node(self, prefix: str, given: str | None = None, suffix: str = "") -> str:
+        """Return the name of a new node: the given one with the suffix, else `KSTREAM-FILTER-0000000003`. Counts one either way."""
+        generated = self._next(prefix)
+        if given is None:
+            return self.take(generated)
+        return self.take(check_name(given, "the node name") + suffix)
+
+    def take(self, name: str) -> str:
+        """Return the name, which nobody may take from now on.
+
+        Raises:
+            TopologyError: another node has it.
+        """
+        if name in self._nodes:
+            raise TopologyError(f'two nodes are named "{name}". Give one of them another name=.')
+        self._nodes.add(name)
+        return name
+
+    def store(self, prefix: str, given: str | None = None) -> str:
+        """Return the name of a new store: the given one, else `KSTREAM-AGGREGATE-STATE-STORE-0000000003`, which counts one.
+
+        Raises:
+            TopologyError: another store has the name.
+        """
+        name = self._next(f"{prefix}STATE-STORE-") if given is None else check_name(given, "the store name")
+        if name in self._stores:
+            raise TopologyError(f'two stores are named "{name}". Give one of them another store=.')
+        self._stores.add(name)
+        return name
+
+    def repartition(self, prefix: str) -> tuple[str, str, str]:
+        """Return the names of the filter, sink and source of a repartition topic. Counts three. They are not taken yet."""
+        sink, drop, source = (self._next(f"KSTREAM-{kind}-") for kind in ("SINK", "FILTER", "SOURCE"))
+        if _GENERATED.fullmatch(prefix):
+            return drop, sink, source
+        topic = repartition_topic(prefix)
+        return f"{topic}-filter", f"{topic}-sink", f"{topic}-source"
+
+    def _next(self, prefix: str) -> str:
+        name = f"{prefix}{self._counter:010d}"
+        self._counter += 1
+        return name
+
+
+def repartition_topic(prefix: str) -> str:
+    """Return the name of a repartition topic, without the application id."""
+    return prefix if prefix.endswith("-repartition") else f"{prefix}-repartition"
+
+
+def changelog_topic(store: str) -> str:
+    """Return the name of a store's changelog topic, without the application id."""
+    return f"{store}-changelog"
+
+
+def internal_topic(application_id: str, name: str) -> str:
+    """Return the name that an internal topic has in Kafka.
+
+    Raises:
+        TopologyError: longer than a broker takes.
+    """
+    return check_name(f"{application_id}-{name}", "the internal topic")

@@ -1,0 +1,347 @@
+"""Aggregations: of streams, in windows or of all time, and of tables.
+
+The row of a key, or of a key and a window, is an `Entry` of the store's write buffer, changed in place and marked dirty once. Tumbling and
+hopping windows are written out; what sliding windows and sessions do is in `windowing`.
+
+Invariant: what is forwarded is what the store holds: (key bytes, new value or None, timestamp of the row).
+Source: Kafka Streams `KStreamAggregate`, `KStreamReduce`, `KStreamWindowAggregate`, `KTableAggregate`, `KTableReduce`, `KTableRepartitionMap`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from struct import Struct
+from typing import Any
+
+from coopstreams.topology.aggregate_nodes import CogroupMerge, TableAggregate, TableGroup
+from coopstreams.topology.analysis import aggregate_reads
+from coopstreams.topology.codegen import Function, Record
+from coopstreams.topology.compiler import Compiler, Operator
+from coopstreams.topology.nodes import Aggregate, Node
+from coopstreams.topology.operators import windowing
+from coopstreams.topology.operators.tables import drop_null_key, entry_of, touch
+from coopstreams.topology.operators.versioned import drop_the_past
+from coopstreams.topology.operators.windowing import snapshot
+from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.windows import AnyWindows, SessionWindows, SlidingWindows, TimeWindows, Windows
+
+_START_BYTES = Struct(">q").pack
+"""A window start as the end of a `window_key`."""
+
+
+def aggregate(compiler: Compiler, function: Function, node: Aggregate, record: Record) -> None:
+    """The row of a key takes in a record: a count, a reduce or an aggregate, of all time or of a window."""
+    drop_null_key(function, node, record)
+    record = replace(record, has_key=True)
+    if aggregate_reads(node).value:
+        function.value(record)
+    if node.drops_null_values and not record.dense:
+        function.drop_if(f"{record.value or record.value_bytes} is None", node, "null value")
+        record = replace(record, dense=True)
+    if aggregate_reads(node).key:
+        function.key(record)
+    key_bytes = function.key_as_bytes(record, node.store.key, node)
+    if node.windows is None:
+        _add_to_row(compiler, function, node, record, key_bytes)
+        return
+    clock = compiler.stream_time(function, node, record)
+    compiler.expire(clock, node.store)
+    if isinstance(node.windows, SlidingWindows | SessionWindows):
+        _add_to_moving_windows(compiler, function, node, record, key_bytes, clock)
+    elif isinstance(node.windows, TimeWindows) and node.windows.tumbles and not node.emit_on_close:
+        _add_to_row(compiler, function, node, record, _tumbling_key(compiler, function, node, node.windows, record, key_bytes, clock))
+    else:
+        _add_to_windows(compiler, function, node, node.windows, record, key_bytes, clock)
+
+
+def cogroup_merge(compiler: Compiler, function: Function, node: CogroupMerge, record: Record) -> None:
+    """The same update."""
+    compiler.forward(function, node, record)
+
+
+def table_group(compiler: Compiler, function: Function, node: TableGroup, record: Record) -> None:
+    """An update of a row becomes an update of the row of its new key, or of two."""
+    drop_the_past(function, node.name, record)
+    value, new, old = function.value(record), function.fresh("new"), function.fresh("old")
+    assert record.old is not None  # `group_table` asked for it
+    one = compiler.call_of(function, "mapper", node.mapper, record, ("key", "value"))
+    other = compiler.call_of(function, "mapper", node.mapper, record, ("key", record.old))
+    regroup = compiler.unit.constant("regrouped", regrouped)
+    many, key, pair = function.fresh("pairs"), function.fresh("key"), function.fresh("pair")
+    with function.guard("processing", node.name):
+        function.line(f"{new} = None if {value} is None else {one}")
+        function.line(f"{old} = None if {record.old} is None else {other}")
+        function.line(f"{many} = {regroup}({new}, {old})")
+    with function.loop(f"for {key}, {pair} in {many}:"):
+        compiler.forward(function, node, replace(record.with_key(key).with_value(pair), has_key=True, dense=True, latest=None))
+
+
+def regrouped(new: tuple[Any, Any] | None, old: tuple[Any, Any] | None) -> list[tuple[Any, tuple[Any, Any]]]:
+    """Return the updates of the rows of new keys: pairs of the new and the old value. What has no key or no value does not count."""
+    if new is not None and (new[0] is None or new[1] is None):
+        new = None
+    if old is not None and (old[0] is None or old[1] is None):
+        old = None
+    if new is not None and old is not None and new[0] == old[0]:
+        return [(new[0], (new[1], old[1]))]
+    taken_out = [] if old is None else [(old[0], (None, old[1]))]
+    return taken_out if new is None else [*taken_out, (new[0], (new[1], None))]
+
+
+def table_aggregate(compiler: Compiler, function: Function, node: TableAggregate, record: Record) -> None:
+    """The row takes out the old value and takes in the new one."""
+    drop_null_key(function, node, record)
+    record = replace(record, has_key=True)
+    unit, pair = compiler.unit, function.value(record)
+    key_bytes = function.key_as_bytes(record, node.store.key, node)
+    key = function.key(record) if node.initializer is not None else "None"
+    entry, before, new = entry_of(compiler, function, node.store, key_bytes), function.fresh("before"), function.fresh("new")
+    fold = unit.constant("changed_aggregate", _folding(node))
+    forwards = not compiler.caching and compiler.analysis.edges(node)
+    function.line(f"{before} = {entry}.value")
+    old = _kept(compiler, function, node.store, before, plain=node.adder is None) if forwards and compiler.analysis.wants_old(node) else None
+    with function.guard("processing", node.name):
+        function.line(f"{new} = {fold}({key}, {pair}, {before})")
+    later = f"{record.timestamp} > {entry}.timestamp"
+    with function.block(f"if {before} is None or {later}:"):
+        function.line(f"{entry}.timestamp = {record.timestamp}")
+    function.line(f"{entry}.value = {new}")
+    touch(compiler, function, node.store, key_bytes, entry)
+    if forwards:
+        timestamp = function.fresh("timestamp")
+        function.line(f"{timestamp} = {entry}.timestamp")
+        compiler.forward(
+            function,
+            node,
+            Record(key_bytes, record.key, node.store.key, None, new, None, node.name, timestamp, record.stream_time, has_key=True, old=old),
+        )
+
+
+def _folding(node: TableAggregate) -> Callable[[Any, tuple[Any, Any], Any], Any]:
+    """Return the function of (key, (new, old), aggregate) that gives the new aggregate."""
+    adder, subtractor, initializer = node.adder, node.subtractor, node.initializer
+    if adder is None or subtractor is None:
+
+        def counted(_: Any, pair: tuple[Any, Any], total: int | None) -> int | None:
+            new, old = pair
+            left = total - 1 if old is not None and total is not None else total
+            return left if new is None else (left or 0) + 1
+
+        return counted
+
+    def reduced(_: Any, pair: tuple[Any, Any], total: Any) -> Any:
+        new, old = pair
+        left = subtractor(total, old) if old is not None and total is not None else total
+        return left if new is None else new if left is None else adder(left, new)
+
+    def aggregated(key: Any, pair: tuple[Any, Any], total: Any) -> Any:
+        new, old = pair
+        left = subtractor(key, old, total) if old is not None and total is not None else total
+        return left if new is None else adder(key, new, initializer() if left is None else left)  # type: ignore[misc]
+
+    return reduced if initializer is None else aggregated
+
+
+def _add_to_row(compiler: Compiler, function: Function, node: Aggregate, record: Record, key_bytes: str) -> None:
+    """Write that a row takes in a record, and is forwarded. Nothing may be written for this record afterwards."""
+    entry = entry_of(compiler, function, node.store, key_bytes)
+    before = function.fresh("old")
+    function.line(f"{before} = {entry}.value")
+    forwards = not compiler.caching and not node.emit_on_close and compiler.analysis.edges(node)
+    old = _kept(compiler, function, node.store, before, plain=_is_count(node)) if forwards and compiler.analysis.wants_old(node) else None
+    value = _new_aggregate(compiler, function, node, record, entry, before)
+    touch(compiler, function, node.store, key_bytes, entry)
+    if forwards:
+        timestamp = function.fresh("timestamp")
+        function.line(f"{timestamp} = {entry}.timestamp")
+        compiler.forward(function, node, replace(_row(node, record, key_bytes, value, timestamp), old=old))
+
+
+def _add_to_windows(compiler: Compiler, function: Function, node: Aggregate, windows: Windows, record: Record, key_bytes: str, clock: str) -> None:
+    """Write that all windows that hold the record, and are open, take it in."""
+    pack, start, key = compiler.unit.constant("window_start_bytes", _START_BYTES), function.fresh("start"), function.fresh("window_key")
+    if isinstance(windows, TimeWindows):
+        first = f"max(0, {record.timestamp} - {windows.size_ms - windows.advance_ms}) // {windows.advance_ms} * {windows.advance_ms}"
+        starts, closed = f"range({first}, {record.timestamp} + 1, {windows.advance_ms})", f"{start} + {windows.size_ms + windows.grace_ms}"
+    else:
+        name = compiler.unit.constant("windows", windows)
+        starts, closed = f"{name}.starts({record.timestamp})", f"{name}.end({start}) + {windows.grace_ms}"
+    with function.loop(f"for {start} in {starts}:"):
+        function.drop_if(f"{closed} <= {clock}", node, "late")
+        function.line(f"{key} = {key_bytes} + {pack}({start})")
+        if node.emit_on_close:
+            function.line(f"{_closing(compiler, node, windows, clock)}.add({key})")
+        _add_to_row(compiler, function, node, record, key)
+    _forward_closed(compiler, function, node, clock)
+
+
+def _add_to_moving_windows(compiler: Compiler, function: Function, node: Aggregate, record: Record, key_bytes: str, clock: str) -> None:
+    """Write that sliding windows or sessions take in the record, and forward what became of them."""
+    unit, windows, updates = compiler.unit, node.windows, function.fresh("updates")
+    assert windows is not None
+    name = unit.identifier("windows", node.name)
+    if f"make_{name}" not in unit.constants:
+        unit.constant(f"make_{name}", _moving(node))
+    unit.bind(name, f"{name} = make_{name}({unit.store(node.store)})")
+    reads = aggregate_reads(node)
+    key, value = function.key(record) if reads.key else "None", function.value(record) if reads.value else "None"
+    call = f"{name}.update({key_bytes}, {key}, {value}, {record.timestamp}, {clock}, {updates})"
+    late = f"dropped[{unit.drop(node.name, 'late')}] += 1"
+    function.line(f"{updates} = []")
+    if isinstance(windows, SlidingWindows):
+        function.drop_if(f"{name}.is_late({record.timestamp}, {clock})", node, "late")
+    with function.block("try:"):
+        if isinstance(windows, SlidingWindows):
+            function.line(call)
+        else:
+            with function.block(f"if not {call}:"):
+                function.line(late)
+    with function.block("except Exception as error:"):
+        function.line(f"fail({unit.site('processing', node.name)}, error)")
+    if node.emit_on_close:
+        with function.loop(f"for update in {updates}:"):
+            function.line(f"{_closing(compiler, node, windows, clock)}.add(update.key)")
+        _forward_closed(compiler, function, node, clock)
+    elif not compiler.caching and compiler.analysis.edges(node):
+        if isinstance(windows, SessionWindows):
+            _forward_without_headers(compiler, function, node, updates, clock)
+        else:
+            _forward_updates(compiler, function, node, updates, record)
+
+
+def _moving(node: Aggregate) -> Callable[[Any], object]:
+    """Return what makes the windows of a task from its store."""
+    function = node.aggregator
+    if function is None:
+        initializer, aggregator, merger = windowing.zero, windowing.counting, windowing.added
+    elif node.initializer is None:
+        initializer, aggregator, merger = windowing.none, windowing.reducing(function), windowing.merging(function)  # type: ignore[assignment]
+    else:
+        initializer, aggregator, merger = node.initializer, function, node.merger  # type: ignore[assignment]
+    if isinstance(node.windows, SlidingWindows):
+        return partial(_sliding, node.windows, initializer, aggregator)
+    return partial(_sessions, node.windows, initializer, aggregator, merger)
+
+
+def _sliding(windows: Any, initializer: Any, aggregator: Any, store: Any) -> windowing.Sliding:
+    return windowing.Sliding(store, windows, initializer, aggregator)
+
+
+def _sessions(windows: Any, initializer: Any, aggregator: Any, merger: Any, store: Any) -> windowing.Sessions:
+    return windowing.Sessions(store, windows, initializer, aggregator, merger)
+
+
+def _forward_updates(compiler: Compiler, function: Function, node: Aggregate, updates: str, record: Record) -> None:
+    key, value, old, timestamp = (function.fresh(part) for part in ("key_bytes", "value", "old", "timestamp"))
+    with function.loop(f"for {key}, {value}, {old}, {timestamp} in {updates}:"):
+        row = Record(key, None, node.store.row_key, None, value, None, node.name, timestamp, record.stream_time, has_key=True)
+        compiler.forward(function, node, replace(row, old=old if compiler.analysis.wants_old(node) else None))
+
+
+def _forward_without_headers(compiler: Compiler, function: Function, node: Aggregate, updates: str, clock: str) -> None:
+    """Write that updates of sessions are forwarded; they have no headers, as in Kafka Streams."""
+    unit = compiler.unit
+    name = f"{unit.identifier('windows', node.name)}_forward"
+    if all(known.name != name for known in unit.functions):
+        emit = unit.function(name)
+        emit.parameters = ("updates",)
+        _forward_updates(compiler, emit, node, "updates", Record(None, None, None, None, None, None, node.name, stream_time=clock))
+    function.line(f"process.under_headers(None, lambda: {name}({updates}))")
+
+
+def _closing(compiler: Compiler, node: Aggregate, windows: AnyWindows, clock: str) -> str:
+    """Return the variable of the windows that wait to be closed; writes the function that forwards them."""
+    unit = compiler.unit
+    name = unit.identifier("closing", node.name)
+    if f"make_{name}" not in unit.constants:
+        unit.constant(f"make_{name}", partial(_closing_windows, windows))
+        unit.bind(name, f"{name} = make_{name}({unit.store(node.store)})")
+        unit.clocks[clock].due.append(f"{name}_due")
+        unit.clocks[clock].resumed.append(f"{name}.resume")
+        due = unit.function(f"{name}_due")
+        due.over_batch = True
+        record = Record(None, None, None, None, None, None, node.name, stream_time=clock)
+        _forward_updates(compiler, due, node, f"{name}.closed({clock})", record)
+    return name
+
+
+def _closing_windows(windows: AnyWindows, store: Any) -> windowing.Closing:
+    return windowing.Closing(store, windows)
+
+
+def _forward_closed(compiler: Compiler, function: Function, node: Aggregate, clock: str) -> None:
+    if node.emit_on_close:
+        name = compiler.unit.identifier("closing", node.name)
+        with function.block(f"if {name}.next <= {clock}:"):
+            function.line(f"{name}_due()")
+
+
+def _row(node: Aggregate, record: Record, key_bytes: str, value: str, timestamp: str) -> Record:
+    """The update of a row as a record: the stream record's key, if it is the row's, need not be read again."""
+    key = record.key if node.windows is None and record.key_bytes == key_bytes else None
+    serde = node.store.row_key or node.store.key
+    return Record(key_bytes, key, serde, None, value, None, node.name, timestamp, record.stream_time, has_key=True, dense=_is_count(node))
+
+
+def _is_count(node: Aggregate) -> bool:
+    return node.aggregator is None
+
+
+def _kept(compiler: Compiler, function: Function, store: StoreSpec, before: str, *, plain: bool) -> str:
+    """Write that the value before survives an aggregator that changes it in place; returns the variable."""
+    if plain:
+        return before
+    old, unit = function.fresh("old"), compiler.unit
+    function.line(f"{old} = {unit.constant('snapshot', snapshot)}({before}, {unit.constant('value_serde', store.value)})")
+    return old
+
+
+def _new_aggregate(compiler: Compiler, function: Function, node: Aggregate, record: Record, entry: str, old: str) -> str:
+    """Write the new value and timestamp of a row; returns the variable of the value. A row that was deleted begins anew."""
+    new = function.fresh("new")
+    if node.aggregator is None:
+        first, later = "1", f"{old} + 1"
+    elif node.initializer is None:
+        first, later = function.value(record), compiler.call_of(function, "reducer", node.aggregator, record, (old, "value"))
+    else:
+        initial = f"{compiler.unit.constant('initializer', node.initializer)}()"
+        first = compiler.call_of(function, "aggregator", node.aggregator, record, ("key", "value", initial))
+        later = compiler.call_of(function, "aggregator", node.aggregator, record, ("key", "value", old))
+    if node.aggregator is None:
+        function.line(f"{entry}.value = {new} = {first} if {old} is None else {later}")
+    else:
+        with function.guard("processing", node.name):
+            function.line(f"{new} = {first} if {old} is None else {later}")
+        function.line(f"{entry}.value = {new}")
+    with function.block(f"if {old} is None or {record.timestamp} > {entry}.timestamp:"):
+        function.line(f"{entry}.timestamp = {record.timestamp}")
+    return new
+
+
+def _tumbling_key(compiler: Compiler, function: Function, node: Aggregate, windows: TimeWindows, record: Record, key_bytes: str, clock: str) -> str:
+    """Write the window that takes the record, or that it is late; returns the variable of the window's key."""
+    start, start_bytes, key = function.fresh("start"), function.fresh("start_bytes"), function.fresh("window_key")
+    pack = compiler.unit.constant("window_start_bytes", _START_BYTES)
+    function.line(f"{start} = {record.timestamp} - {record.timestamp} % {windows.size_ms}")
+    function.drop_if(f"{start} + {windows.size_ms + windows.grace_ms} <= {clock}", node, "late")
+    if function.over_batch:
+        # Neighbours in a batch mostly share their window.
+        last = function.fresh("last_start")
+        function.prologue.append(f"{last} = None")
+        with function.block(f"if {start} != {last}:"):
+            function.line(f"{last} = {start}")
+            function.line(f"{start_bytes} = {pack}({start})")
+    else:
+        function.line(f"{start_bytes} = {pack}({start})")
+    function.line(f"{key} = {key_bytes} + {start_bytes}")
+    return key
+
+
+OPERATORS: Mapping[type[Node], Operator] = {
+    Aggregate: aggregate,
+    CogroupMerge: cogroup_merge,
+    TableGroup: table_group,
+    TableAggregate: table_aggregate,
+}

@@ -1,0 +1,46 @@
+"""Operators that choose where a record goes: to a branch, to a topic.
+
+Source: Kafka Streams `KStreamBranch`, `TopicNameExtractor`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from coopstreams.topology.codegen import Function, Record
+from coopstreams.topology.compiler import Compiler, Operator
+from coopstreams.topology.nodes import Branch, DynamicSink, Node, Split
+from coopstreams.topology.operators.stateless import KEY_AND_VALUE, pass_on
+
+
+def split(compiler: Compiler, function: Function, node: Split, record: Record) -> None:
+    """The first predicate that is true decides; a record that none wants goes to the branch behind them, or ends."""
+    calls = [compiler.call_of(function, "predicate", predicate, record, KEY_AND_VALUE) for predicate in node.predicates]
+    branch = function.fresh("branch")
+    chosen = "".join(f"{number} if {call} else " for number, call in enumerate(calls))
+    with function.guard("processing", node.name):
+        function.line(f"{branch} = {chosen}{len(calls)}")
+    for edge in compiler.analysis.edges(node):
+        assert isinstance(edge.child, Branch)
+        with function.block(f"if {branch} == {edge.child.number}:"):
+            compiler.enter(function, edge, record)
+
+
+def dynamic_sink(compiler: Compiler, function: Function, node: DynamicSink, record: Record) -> None:
+    """The record becomes a row of the columns of the topic that the function names; the first one of a topic begins its columns."""
+    call = compiler.call_of(function, "topic_of", node.topic_of, record, KEY_AND_VALUE)
+    topic, out = function.fresh("topic"), function.fresh("out")
+    with function.guard("processing", node.name):
+        function.line(f"{topic} = {call}")
+    key = function.key_as_bytes(record, node.key, node)
+    value = function.value_as_bytes(record, node.value, node)
+    with function.guard("production", node.name):
+        function.line(f"{out} = outputs.get({topic})")
+        with function.block(f"if {out} is None:"):
+            function.line(f"{out} = process.begin_output({topic})")
+    function.line(f"{out}.keys.append({key})")
+    function.line(f"{out}.values.append({value})")
+    function.line(f"{out}.timestamps.append({record.timestamp})")
+
+
+OPERATORS: Mapping[type[Node], Operator] = {Split: split, Branch: pass_on, DynamicSink: dynamic_sink}

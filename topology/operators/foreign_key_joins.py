@@ -1,0 +1,92 @@
+"""The three operators of a foreign-key join: asking on the left side, answering on the right, joining the answers on the left again.
+
+Source: Kafka Streams `SubscriptionSendProcessorSupplier`, `SubscriptionReceive...`, `SubscriptionJoin...`, `ForeignTableJoin...`, `ResponseJoin...`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+from coopstreams.topology.codegen import Function, Record
+from coopstreams.topology.compiler import Compiler, Operator
+from coopstreams.topology.foreign_keys import Answer, answer_to, hash_of, questions, subscribe
+from coopstreams.topology.join_nodes import ForeignKeyAnswer, ForeignKeyAsk, ForeignKeyResult
+from coopstreams.topology.nodes import Node
+from coopstreams.topology.operators.lookups import look_up
+from coopstreams.topology.operators.versioned import drop_the_past
+
+
+def ask(compiler: Compiler, function: Function, node: ForeignKeyAsk, record: Record) -> None:
+    """A change of a left row asks the right rows that it names and named."""
+    drop_the_past(function, node.name, record)
+    assert record.old is not None  # the join asked for it
+    key, value = function.key(record), function.value(record)
+    key_bytes, data = function.key_as_bytes(record, node.key, node), function.value_as_bytes(record, node.value, node)
+    many, foreign_key, asked = (function.fresh(part) for part in ("questions", "foreign_key", "asked"))
+    make = compiler.unit.constant("questions", partial(questions, node.extract, node.foreign_key.serialize, node.left))
+    with function.guard("processing", node.name):
+        function.line(f"{many} = {make}({key}, {key_bytes}, {value}, {data}, {record.old})")
+    with function.loop(f"for {foreign_key}, {asked} in {many}:"):
+        made = Record(foreign_key, None, node.foreign_key, None, asked, None, node.name, record.timestamp, record.stream_time, dense=True)
+        compiler.forward(function, node, made)
+
+
+def answer(compiler: Compiler, function: Function, node: ForeignKeyAnswer, record: Record) -> None:
+    """A subscription is kept and answered; a change of a right row answers all that subscribe to it, in the order of their keys."""
+    name, key_bytes, entry = compiler.unit.store(node.store), function.key_as_bytes(record, node.store.key, node), function.fresh("entry")
+    if record.side == 1:
+        drop_the_past(function, node.name, record)
+        data, primary_key, hash_ = function.value_as_bytes(record, node.value, node), function.fresh("primary_key"), function.fresh("hash")
+        function.line(f"{entry} = get_{name}({key_bytes}) or load_{name}({key_bytes})")
+        with function.loop(f"for {primary_key}, {hash_} in sorted({entry}.value.items()) if {entry}.value else ():"):
+            made = f"{compiler.unit.constant('Answer', Answer)}({hash_}, {data})"
+            _send(compiler, function, node, record, primary_key, made, record.timestamp)
+        return
+    asked, row = function.value(record), function.fresh("row")
+    timestamp, said = function.fresh("timestamp"), function.fresh("answer")
+    function.line(f"{row}, {timestamp} = None, {record.timestamp}")
+    with function.block(f"if {key_bytes} is not None:"):
+        function.line(f"{entry} = get_{name}({key_bytes}) or load_{name}({key_bytes})")
+        function.line(f"{entry}.value = {compiler.unit.constant('subscribe', subscribe)}({entry}.value, {asked})")
+        function.line(f"{entry}.timestamp = {record.timestamp}")
+        with function.block(f"if not {entry}.dirty:"):
+            function.line(f"touch_{name}({key_bytes}, {entry})")
+        found = look_up(compiler, function, node.parents[1], replace(record, has_key=True), key_bytes)
+        with function.block(f"if {found.value} is not None:"):
+            function.line(f"{timestamp} = max({timestamp}, {found.timestamp})")
+            write = compiler.unit.constant("encode_right", node.value.serialize)
+            with function.guard("production", node.name):
+                function.line(f"{row} = {write}({found.value})")
+    function.line(f"{said} = {compiler.unit.constant('answer_to', answer_to)}({asked}, {row})")
+    with function.block(f"if {said} is None:"):
+        function.line(function.skip)
+    _send(compiler, function, node, record, f"{asked}.primary_key", said, timestamp)
+
+
+def _send(compiler: Compiler, function: Function, node: ForeignKeyAnswer, record: Record, primary_key: str, said: str, timestamp: str) -> None:
+    key, value = function.fresh("key_bytes"), function.fresh("value")
+    function.line(f"{key}, {value} = {primary_key}, {said}")
+    made = Record(key, None, node.primary_key, None, value, None, node.name, timestamp, record.stream_time, has_key=True, dense=True)
+    compiler.call_children(function, node, made)
+
+
+def result(compiler: Compiler, function: Function, node: ForeignKeyResult, record: Record) -> None:
+    """An answer meets the left row that asked, unless that has changed since."""
+    key_bytes, said = function.key_as_bytes(record, node.key, node), function.value(record)
+    row = look_up(compiler, function, node.parents[1], replace(record, has_key=True), key_bytes)
+    data, right, made = (function.fresh(part) for part in ("data", "right", "value"))
+    unit = compiler.unit
+    with function.guard("production", node.name):
+        function.line(f"{data} = None if {row.value} is None else {unit.constant('encode_left', node.value.serialize)}({row.value})")
+    function.drop_if(f"{unit.constant('hash_of', hash_of)}({data}) != {said}.hash", node, "stale answer")
+    with function.guard("deserialization", node.name):
+        function.line(f"{right} = None if {said}.value is None else {unit.constant('decode_right', node.right_value.deserialize)}({said}.value)")
+    missing = f"{row.value} is None" if node.left else f"{right} is None or {row.value} is None"
+    with function.guard("processing", node.name):
+        function.line(f"{made} = None if {missing} else {unit.constant('joiner', node.joiner)}({row.value}, {right})")
+    compiler.forward(function, node, replace(record, has_key=True).with_value(made))
+
+
+OPERATORS: Mapping[type[Node], Operator] = {ForeignKeyAsk: ask, ForeignKeyAnswer: answer, ForeignKeyResult: result}

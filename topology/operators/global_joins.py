@@ -1,0 +1,37 @@
+"""The join of a stream with a global table: by a key that each record names.
+
+Source: Kafka Streams `KStreamGlobalKTableJoin`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from coopstreams.topology.codegen import Function, Record
+from coopstreams.topology.compiler import Compiler, Operator
+from coopstreams.topology.join_nodes import StreamGlobalJoin
+from coopstreams.topology.nodes import Node
+
+
+def stream_global_join(compiler: Compiler, function: Function, node: StreamGlobalJoin, record: Record) -> None:
+    """A record meets the row of the key that the mapper names, as it is now; the output has the record's timestamp."""
+    value = function.value(record)
+    function.drop_if(f"{value} is None", node, "null value")
+    unit, key, name = compiler.unit, function.fresh("mapped"), compiler.unit.store(node.store)
+    row, result = function.fresh("row"), function.fresh("value")
+    named = compiler.call_of(function, "mapper", node.mapper, record, ("key", "value"))
+    encode = unit.constant("encode_key", node.store.key.serialize)
+    with function.guard("processing", node.name):
+        function.line(f"{key} = {named}")
+        function.line(f"{row} = None if {key} is None else load_{name}({encode}({key})).value")
+    if not node.left:
+        function.drop_if(f"{key} is None", node, "null key")
+        with function.block(f"if {row} is None:"):
+            function.line(function.skip)
+    call = compiler.call_of(function, "joiner", node.joiner, record, ("key", "value", row) if node.with_key else ("value", row))
+    with function.guard("processing", node.name):
+        function.line(f"{result} = {call}")
+    compiler.forward(function, node, record.with_value(result))
+
+
+OPERATORS: Mapping[type[Node], Operator] = {StreamGlobalJoin: stream_global_join}

@@ -1,0 +1,80 @@
+"""The join of a stream with a versioned table that waits: late rows of the table still count for records that are within grace.
+
+A record is held until stream time has passed its timestamp by the grace, then it meets the row as it was at its timestamp. Records come out
+in the order of timestamp, key bytes, arrival. One that is already later than that meets the row at once.
+
+Invariant: stream time is that of the records that are held or were: null values, null keys and the table's records do not count.
+Source: Kafka Streams `KStreamKTableJoinProcessor` with a `TimeOrderedKeyValueBuffer`, KIP-923.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeAlias
+
+from coopstreams.topology.codegen import Function, Record
+from coopstreams.topology.compiler import Compiler, Operator
+from coopstreams.topology.join_nodes import BufferedJoin
+from coopstreams.topology.nodes import Node
+from coopstreams.topology.operators.join_memory import Waiting
+from coopstreams.topology.operators.tables import drop_null_key, join_row
+from coopstreams.topology.stores import TableStore
+
+Held: TypeAlias = tuple[bytes | None, Any, int]
+"""Key, value, timestamp."""
+
+_STREAM = 0
+
+
+class GraceBuffer:
+    """The records that a join holds, in one task."""
+
+    def __init__(self, node: BufferedJoin, stores: Mapping[str, TableStore]) -> None:
+        self._grace_ms = node.grace_ms
+        self._held = Waiting(stores[node.buffer.name])
+
+    def take(self, key: bytes | None, value: Any, timestamp: int, now: int) -> list[Held]:
+        """Return the records whose turn it is after this one has come; itself, if it is late or has no key."""
+        if key is None or timestamp < now - self._grace_ms:
+            return [(key, value, timestamp)]
+        self._held.add(key, _STREAM, timestamp, value)
+        return self.due(now)
+
+    def due(self, now: int) -> list[Held]:
+        """Return the records that have waited long enough, and forget them."""
+        out: list[Held] = []
+        while self._held.first() <= now - self._grace_ms:
+            timestamp, _, key = self._held.order[0]
+            out += [(key, value, timestamp) for value in self._held.values(key, _STREAM, timestamp)]
+            self._held.remove(key, _STREAM, timestamp)
+        return out
+
+
+def buffered_join(compiler: Compiler, function: Function, node: BufferedJoin, record: Record) -> None:
+    """A record is held, and those whose turn it is meet their rows."""
+    if not node.left:
+        drop_null_key(function, node, record)
+        record = replace(record, has_key=True)
+    value = function.value(record)
+    function.drop_if(f"{value} is None", node, "null value")
+    key_bytes = function.key_as_bytes(record, node.store.key, node)
+    now, unit = compiler.stream_time(function, node, record), compiler.unit
+    make, name = unit.constant(f"make_held_{compiler.analysis.numbers[node.name]}", partial(GraceBuffer, node)), unit.identifier("held", node.name)
+    unit.bind(name, f"{name} = {make}(stores)")
+    due = unit.clocks[now].due
+    if f"{name}_due" not in due:
+        due.append(f"{name}_due")
+        _meet(compiler, unit.function(f"{name}_due"), node, f"{name}.due({now})", replace(record, stream_time=now))
+    _meet(compiler, function, node, f"{name}.take({key_bytes}, {value}, {record.timestamp}, {now})", record)
+
+
+def _meet(compiler: Compiler, function: Function, node: BufferedJoin, held: str, record: Record) -> None:
+    key, value, timestamp = (function.fresh(part) for part in ("key_bytes", "value", "timestamp"))
+    with function.loop(f"for {key}, {value}, {timestamp} in {held}:"):
+        made = Record(key, None, node.store.key, None, value, None, node.name, timestamp, record.stream_time, has_key=not node.left, dense=True)
+        compiler.call_children(function, node, join_row(compiler, function, node, made))
+
+
+OPERATORS: Mapping[type[Node], Operator] = {BufferedJoin: buffered_join}

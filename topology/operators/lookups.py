@@ -1,0 +1,102 @@
+"""Looking up the row of a key in a table that need not keep rows itself: filters, mappers and joins are applied to what the stores hold.
+
+Source: Kafka Streams `KTableValueGetter` and what implements it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from coopstreams.topology.codegen import Function, Record
+from coopstreams.topology.compiler import Compiler
+from coopstreams.topology.join_nodes import TableTableJoin
+from coopstreams.topology.nodes import Filter, MapValues, Node
+from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.versions import version_at
+
+LATEST = 1 << 62
+"""A moment after every other."""
+
+
+class Row(NamedTuple):
+    """The variables of a row that was looked up: its value, None if there is no row, and its timestamp, which then means nothing."""
+
+    value: str
+    timestamp: str
+
+
+def look_up(compiler: Compiler, function: Function, name: str, record: Record, key_bytes: str, *, as_of: str | None = None) -> Row:
+    """Write the look-up of the row that a table has for a key; returns its variables. `as_of`: when, if the table keeps versions."""
+    node = compiler.analysis.named(name)
+    store: StoreSpec | None = getattr(node, "store", None)
+    if store is not None and store.history_ms is not None:
+        return _version(compiler, function, node, store, record, key_bytes, as_of)
+    if store is not None:
+        return _stored(compiler, function, store, record, key_bytes)
+    if isinstance(node, TableTableJoin):
+        return _joined(compiler, function, node, record, key_bytes)
+    assert isinstance(node, Filter | MapValues)
+    return _seen(compiler, function, node, record, look_up(compiler, function, node.parents[0], record, key_bytes, as_of=as_of))
+
+
+def joined_value(kind: str, joiner: str, left: str, right: str, *, known: str | None = None) -> str:
+    """Return the expression of the value that a join of two tables has for two values, None if it has none. `known`: this one is not None."""
+    needed = {"inner": (left, right), "left": (left,), "outer": ()}[kind]
+    call = f"{joiner}({left}, {right})"
+    if kind == "outer" and known is None:
+        return f"None if {left} is None and {right} is None else {call}"
+    missing = " or ".join(f"{side} is None" for side in needed if side != known)
+    return f"None if {missing} else {call}" if missing else call
+
+
+def _stored(compiler: Compiler, function: Function, store: StoreSpec, record: Record, key_bytes: str) -> Row:
+    name, entry = compiler.unit.store(store), function.fresh("entry")
+    row = Row(function.fresh("row"), f"{entry}.timestamp")
+    found = f"get_{name}({key_bytes}) or load_{name}({key_bytes})"
+    function.line(f"{entry} = {found}" if record.has_key else f"{entry} = None if {key_bytes} is None else {found}")
+    function.line(f"{row.value} = {entry}.value" if record.has_key else f"{row.value} = None if {entry} is None else {entry}.value")
+    return row
+
+
+def _version(compiler: Compiler, function: Function, node: Node, store: StoreSpec, record: Record, key_bytes: str, as_of: str | None) -> Row:
+    """The version that held at a moment, or the latest."""
+    unit, row, entry = compiler.unit, _stored(compiler, function, store, record, key_bytes), function.fresh("version")
+    now = unit.clock(compiler.analysis.numbers[node.name], compiler.analysis.topics(node))
+    version, found = unit.constant("version_at", version_at), Row(function.fresh("row"), function.fresh("timestamp"))
+    asked = (as_of, f"{now} - {store.history_ms}") if as_of is not None else (str(LATEST), str(LATEST))
+    function.line(f"{entry} = {version}({row.value}, {asked[0]}, {asked[1]})")
+    function.line(f"{found.timestamp}, {found.value} = {entry} or (-1, None)")
+    return found
+
+
+def _seen(compiler: Compiler, function: Function, step: Filter | MapValues, record: Record, row: Row) -> Row:
+    """A row seen through a filter or a mapper."""
+    seen = function.fresh("row")
+    label, called = ("predicate", step.predicate) if isinstance(step, Filter) else ("mapper", step.mapper)
+    with_key = isinstance(step, Filter) or step.with_key
+    call = compiler.call_of(function, label, called, record, ("key", row.value) if with_key else (row.value,))
+    with function.guard("processing", step.name):
+        if isinstance(step, Filter):
+            function.line(f"{seen} = {row.value} if {row.value} is not None and {'not ' if step.negate else ''}{call} else None")
+        else:
+            function.line(f"{seen} = None if {row.value} is None else {call}")
+    return Row(seen, row.timestamp)
+
+
+def _joined(compiler: Compiler, function: Function, node: TableTableJoin, record: Record, key_bytes: str) -> Row:
+    """A row of a join that keeps none."""
+    left, right = (look_up(compiler, function, parent, record, key_bytes) for parent in node.parents)
+    row = Row(function.fresh("row"), function.fresh("timestamp"))
+    joiner = compiler.unit.constant("joiner", node.joiner)
+    with function.guard("processing", node.name):
+        function.line(f"{row.value} = {joined_value(node.kind, joiner, left.value, right.value)}")
+    function.line(f"{row.timestamp} = {later(left, right)}")
+    return row
+
+
+def later(left: Row, right: Row) -> str:
+    """Return the expression of the larger timestamp of two rows of which one may not be there."""
+    return (
+        f"-1 if {left.value} is None and {right.value} is None else {left.timestamp} if {right.value} is None "
+        f"else {right.timestamp} if {left.value} is None else max({left.timestamp}, {right.timestamp})"
+    )

@@ -1,0 +1,198 @@
+"""Operators that look at one record at a time: filters, mappers, sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from coopstreams.topology.codegen import Function, Record
+from coopstreams.topology.compiler import Compiler, Operator
+from coopstreams.topology.nodes import (
+    Branch,
+    DropNullKeys,
+    Filter,
+    FlatMap,
+    FlatMapValues,
+    Map,
+    MapValues,
+    Merge,
+    Node,
+    Peek,
+    SelectKey,
+    Sink,
+    ToStream,
+)
+from coopstreams.topology.stores import StoreSpec
+
+KEY_AND_VALUE = ("key", "value")
+
+
+def filter_records(compiler: Compiler, function: Function, node: Filter, record: Record) -> None:
+    """A record that does not pass ends here."""
+    if node.table:
+        _filter_rows(compiler, function, node, record)
+        return
+    passes = compiler.call_of(function, "predicate", node.predicate, record, KEY_AND_VALUE)
+    with function.guard("processing", node.name), function.block(f"if {'' if node.negate else 'not '}{passes}:"):
+        function.line(function.skip)
+    compiler.forward(function, node, record)
+
+
+def _filter_rows(compiler: Compiler, function: Function, node: Filter, record: Record) -> None:
+    """A row that does not pass is a tombstone; one that did not pass before either is no news, where the row before is known."""
+    if not node.sends_old:
+        record = replace(record, old=None)
+    if node.store is not None:
+        _filter_kept_rows(compiler, function, node, node.store, record)
+        return
+    passes = compiler.call_of(function, "predicate", node.predicate, record, KEY_AND_VALUE)
+    passed = compiler.call_of(function, "predicate", node.predicate, record, ("key", record.old)) if record.old else ""
+    word, value, kept = "not " if node.negate else "", function.value(record), function.fresh("value")
+    old = function.fresh("old") if record.old else None
+    with function.guard("processing", node.name):
+        function.line(f"{kept} = {value} if {value} is not None and {word}{passes} else None")
+        if old:
+            function.line(f"{old} = {record.old} if {record.old} is not None and {word}{passed} else None")
+    if old:
+        with function.block(f"if {kept} is None and {old} is None:"):
+            function.line(function.skip)
+    compiler.forward(function, node, record.with_value(kept, old if compiler.analysis.wants_old(node) else None))
+
+
+def _filter_kept_rows(compiler: Compiler, function: Function, node: Filter, store: StoreSpec, record: Record) -> None:
+    """The same, where the table keeps its rows: then they say what the row before was."""
+    passes = compiler.call_of(function, "predicate", node.predicate, record, KEY_AND_VALUE)
+    value, kept = function.value(record), function.fresh("value")
+    with function.guard("processing", node.name):
+        function.line(f"{kept} = {value} if {value} is not None and {'not ' if node.negate else ''}{passes} else None")
+    _keep(compiler, function, node, store, record, kept, skip_nothing=node.sends_old)
+
+
+def _keep(
+    compiler: Compiler, function: Function, node: Filter | MapValues, store: StoreSpec, record: Record, value: str, *, skip_nothing: bool
+) -> None:
+    """Write that a row is kept and forwarded; with `skip_nothing`, neither if there is no row and was none."""
+    key_bytes = function.key_as_bytes(record, store.row_key or store.key, node)
+    if store.kind != "key_value":
+        for windows in compiler.analysis.windows_above(node):
+            compiler.expire(compiler.clock(function, windows), store)
+    entry, name = function.fresh("entry"), compiler.unit.store(store)
+    function.line(f"{entry} = get_{name}({key_bytes}) or load_{name}({key_bytes})")
+    if skip_nothing:
+        with function.block(f"if {value} is None and {entry}.value is None:"):
+            function.line(function.skip)
+    old = function.fresh("old") if compiler.analysis.wants_old(node) and not compiler.caching else None
+    if old:
+        function.line(f"{old} = {entry}.value")
+    function.line(f"{entry}.value = {value}")
+    function.line(f"{entry}.timestamp = {record.timestamp}")
+    with function.block(f"if not {entry}.dirty:"):
+        function.line(f"touch_{name}({key_bytes}, {entry})")
+    if not compiler.caching:
+        compiler.forward(function, node, record.with_value(value, old))
+
+
+def map_values(compiler: Compiler, function: Function, node: MapValues, record: Record) -> None:
+    """A new value. A tombstone of a table stays one."""
+    call = compiler.call_of(function, "mapper", node.mapper, record, KEY_AND_VALUE if node.with_key else ("value",))
+    tombstone = f"None if {record.value or record.value_bytes} is None else " if node.table and not record.dense else ""
+    value = function.fresh("value")
+    if node.store is not None:
+        with function.guard("processing", node.name):
+            function.line(f"{value} = {tombstone}{call}")
+        _keep(compiler, function, node, node.store, record, value, skip_nothing=False)
+        return
+    old = function.fresh("old") if record.old and compiler.analysis.wants_old(node) else None
+    parts = ("key", record.old or "") if node.with_key else (record.old or "",)
+    again = compiler.call_of(function, "mapper", node.mapper, record, parts) if old else ""
+    with function.guard("processing", node.name):
+        function.line(f"{value} = {tombstone}{call}")
+        if old:
+            function.line(f"{old} = None if {record.old} is None else {again}")
+    compiler.forward(function, node, record.with_value(value, old))
+
+
+def flat_map_values(compiler: Compiler, function: Function, node: FlatMapValues, record: Record) -> None:
+    """Any number of values. The mapper is run to its end first, so that its errors are its own and not those of a node below."""
+    call = compiler.call_of(function, "mapper", node.mapper, record, KEY_AND_VALUE if node.with_key else ("value",))
+    many, value = function.fresh("values"), function.fresh("value")
+    with function.guard("processing", node.name):
+        function.line(f"{many} = {call}")
+        with function.block(f"if {many}.__class__ is not list:"):
+            function.line(f"{many} = list({many})")
+    if record.key is None and compiler.analysis.below(node, record.key_serde, None).key:
+        function.key(record)  # once, not in each turn
+    with function.loop(f"for {value} in {many}:"):
+        compiler.forward(function, node, record.with_value(value))
+
+
+def flat_map(compiler: Compiler, function: Function, node: FlatMap, record: Record) -> None:
+    """Any number of pairs, taken apart at once: one that is no pair is the mapper's error."""
+    call = compiler.call_of(function, "mapper", node.mapper, record, KEY_AND_VALUE)
+    many, key, value = function.fresh("pairs"), function.fresh("key"), function.fresh("value")
+    with function.guard("processing", node.name):
+        function.line(f"{many} = [(new_key, new_value) for new_key, new_value in {call}]")
+    with function.loop(f"for {key}, {value} in {many}:"):
+        compiler.forward(function, node, record.with_key(key).with_value(value))
+
+
+def map_pairs(compiler: Compiler, function: Function, node: Map, record: Record) -> None:
+    """A new key and a new value."""
+    call = compiler.call_of(function, "mapper", node.mapper, record, KEY_AND_VALUE)
+    key, value = function.fresh("key"), function.fresh("value")
+    with function.guard("processing", node.name):
+        function.line(f"{key}, {value} = {call}")
+    compiler.forward(function, node, record.with_key(key).with_value(value))
+
+
+def select_key(compiler: Compiler, function: Function, node: SelectKey, record: Record) -> None:
+    """A new key."""
+    call = compiler.call_of(function, "mapper", node.mapper, record, KEY_AND_VALUE)
+    key = function.fresh("key")
+    with function.guard("processing", node.name):
+        function.line(f"{key} = {call}")
+    compiler.forward(function, node, record.with_key(key))
+
+
+def peek(compiler: Compiler, function: Function, node: Peek, record: Record) -> None:
+    """Looks, and passes on the record as it is."""
+    call = compiler.call_of(function, "action", node.action, record, KEY_AND_VALUE)
+    with function.guard("processing", node.name):
+        function.line(call)
+    compiler.forward(function, node, record)
+
+
+def drop_null_keys(compiler: Compiler, function: Function, node: DropNullKeys, record: Record) -> None:
+    """Ends and counts records without a key."""
+    function.drop_if(f"{record.key_bytes or record.key} is None", node, "null key")
+    compiler.forward(function, node, replace(record, has_key=True))
+
+
+def pass_on(compiler: Compiler, function: Function, node: Merge | ToStream | Branch, record: Record) -> None:
+    """The same record."""
+    compiler.forward(function, node, record)
+
+
+def sink(compiler: Compiler, function: Function, node: Sink, record: Record) -> None:
+    """The record becomes a row of the topic's columns."""
+    key = function.key_as_bytes(record, node.key, node)
+    value = function.value_as_bytes(record, node.value, node)
+    out = compiler.unit.output(node.topic)
+    function.line(f"key_{out}({key})")
+    function.line(f"value_{out}({value})")
+    function.line(f"timestamp_{out}({record.timestamp})")
+
+
+OPERATORS: Mapping[type[Node], Operator] = {
+    Filter: filter_records,
+    MapValues: map_values,
+    FlatMapValues: flat_map_values,
+    FlatMap: flat_map,
+    Map: map_pairs,
+    SelectKey: select_key,
+    Peek: peek,
+    DropNullKeys: drop_null_keys,
+    Merge: pass_on,
+    ToStream: pass_on,
+    Sink: sink,
+}

@@ -1,0 +1,83 @@
+"""The join of two streams: each record meets the records of the other stream that have its key and are near in time.
+
+What is remembered, and what a record leads to, is in `JoinMemory`; here is what surrounds it: null keys and values, stream time, the joiner.
+
+Invariant: results come in the order in which Kafka Streams forwards them: those without a match whose window has closed, then the matches
+by timestamp and arrival.
+Source: Kafka Streams `KStreamKStreamJoin`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+from coopstreams.topology.codegen import Function, Record
+from coopstreams.topology.compiler import Compiler, Operator
+from coopstreams.topology.join_nodes import StreamStreamJoin
+from coopstreams.topology.nodes import Node
+from coopstreams.topology.operators.join_memory import JoinMemory
+
+
+def stream_stream_join(compiler: Compiler, function: Function, node: StreamStreamJoin, record: Record) -> None:
+    """A record of the side that `record.side` says."""
+    now, memory = compiler.stream_time(function, node, record), _memory(compiler, node)
+    outer = node.kind == "outer" or (node.kind == "left" and record.side == 0)
+    value = function.value(record)
+    _drop_if(function, node, f"{value} is None", "null value", f"{memory}.skip({now})")
+    key_bytes = function.key_as_bytes(record, node.key, node)
+    if not outer:
+        _drop_if(function, node, f"{key_bytes} is None", "null key", f"{memory}.skip({now})")
+    _tell_when_due(compiler, node, now, memory, record)
+    _forward(compiler, function, node, f"{memory}.take({record.side}, {key_bytes}, {value}, {record.timestamp}, {now})", record)
+
+
+def _memory(compiler: Compiler, node: StreamStreamJoin) -> str:
+    """Return the variable of the memory of a join."""
+    unit, parents = compiler.unit, [compiler.analysis.named(parent) for parent in node.parents]
+    topics = (compiler.analysis.topics(parents[0]), compiler.analysis.topics(parents[1]))
+    name = unit.identifier("join", node.name)
+    make = f"make_{name}"
+    if make not in unit.constants:
+        unit.constant(make, partial(JoinMemory, node, topics, shared=compiler.shared))
+    return unit.bind(name, f"{name} = {make}(stores, process)")
+
+
+def _drop_if(function: Function, node: Node, condition: str, reason: str, first: str) -> None:
+    with function.block(f"if {condition}:"):
+        function.line(first)
+        function.line(f"dropped[{function.unit.drop(node.name, reason)}] += 1")
+        function.line(function.skip)
+
+
+def _tell_when_due(compiler: Compiler, node: StreamStreamJoin, clock: str, memory: str, record: Record) -> None:
+    """Write the function that tells of records without a match when other tasks' records have moved stream time."""
+    name, due = f"{memory}_due", compiler.unit.clocks[clock].due
+    if len(node.stores) < 3 or name in due:
+        return
+    due.append(name)
+    if compiler.shared:  # a record of another task that does not move time may open the gate, too
+        again = compiler.unit.function(f"{name}_again")
+        again.parameters = ("now",)
+        again.line(f"{name}()")
+        compiler.unit.clocks[clock].stores.append(again.name)
+    function = compiler.unit.function(name)
+    _forward(compiler, function, node, f"{memory}.due({clock})", replace(record, stream_time=clock))
+
+
+def _forward(compiler: Compiler, function: Function, node: StreamStreamJoin, pairs: str, record: Record) -> None:
+    key, left, right, timestamp = (function.fresh(part) for part in ("key_bytes", "left", "right", "timestamp"))
+    with function.loop(f"for {key}, {left}, {right}, {timestamp} in {pairs}:"):
+        made = Record(key, None, node.key, None, left, None, node.name, timestamp, record.stream_time)
+        parts = (*(["key"] if node.with_key else []), left, right)
+        call = compiler.call_of(function, "joiner", node.joiner, made, parts)
+        value = function.fresh("value")
+        skip, function.skip = function.skip, "break"  # the record fails here, with all it would have led to
+        with function.guard("processing", node.name):
+            function.line(f"{value} = {call}")
+        function.skip = skip
+        compiler.call_children(function, node, made.with_value(value))
+
+
+OPERATORS: Mapping[type[Node], Operator] = {StreamStreamJoin: stream_stream_join}

@@ -1,0 +1,113 @@
+"""Updates of a table that wait: for their window to close, or for a time to pass.
+
+The rows that wait are a store with a changelog; the order in which they go, by place and key bytes, is kept beside it in memory and
+made anew when a task opens.
+
+Invariant: a row waits once; a later update takes the place of the earlier one.
+Turned down: Kafka Streams' old value of an update that goes: it is the one before the last update, here it is the one that went before.
+Source: Kafka Streams `KTableSuppressProcessorSupplier`, `InMemoryTimeOrderedKeyValueChangeBuffer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from heapq import heappop, heappush
+
+from coopstreams.topology.aggregate_nodes import Suppress
+from coopstreams.topology.codegen import Function, Record
+from coopstreams.topology.columns import Headers
+from coopstreams.topology.compiler import Compiler, Operator
+from coopstreams.topology.nodes import Node
+from coopstreams.topology.stores import TableStore
+from coopstreams.topology.suppressed import Held
+
+
+class Waiting:
+    """The updates of one task that wait."""
+
+    def __init__(self, node: Suppress, stores: Mapping[str, TableStore]) -> None:
+        self._store = stores[node.buffer.name]
+        self._end: Callable[[bytes], int] | None = node.end_of if node.until_close else None
+        self._wait_ms, self._most = node.wait_ms, node.max_records
+        self._drops_deletions = node.until_close
+        self._queue: list[tuple[int, bytes]] = []
+        self._places: dict[bytes, int] = {}
+        for key, entry in self._store.scan(None, None):
+            self._queue_up(key, entry.value.place)
+
+    def put(self, key: bytes, value: bytes | None, before: bytes | None, timestamp: int, headers: Headers | None) -> None:
+        """Let an update wait, in the place of an earlier one if there is one."""
+        entry = self._store.entries.get(key) or self._store.load(key)
+        earlier: Held | None = entry.value
+        if earlier is None:
+            place = timestamp if self._end is None else self._end(key)
+            entry.value = Held(place, timestamp, value, before, headers)
+            self._queue_up(key, place)
+        else:
+            entry.value = Held(earlier.place, timestamp, value, earlier.before, headers)
+        entry.timestamp = timestamp
+        if not entry.dirty:
+            self._store.touch(key, entry)
+
+    def due(self, stream_time: int) -> list[tuple[bytes, Held]]:
+        """Return the updates whose time has come, and those that are too many; they wait no longer."""
+        gone = []
+        queue, last = self._queue, stream_time - self._wait_ms
+        while queue and (queue[0][0] <= last or (self._most is not None and len(queue) > self._most)):
+            _, key = heappop(queue)
+            del self._places[key]
+            entry = self._store.entries.get(key) or self._store.load(key)
+            update: Held = entry.value
+            entry.value = None
+            if not entry.dirty:
+                self._store.touch(key, entry)
+            if update.value is not None or not self._drops_deletions:
+                gone.append((key, update))
+        return gone
+
+    def _queue_up(self, key: bytes, place: int) -> None:
+        self._places[key] = place
+        heappush(self._queue, (place, key))
+
+
+def suppress(compiler: Compiler, function: Function, node: Suppress, record: Record) -> None:
+    """An update waits; those whose time has come by it go."""
+    key_bytes, value_bytes = function.key_as_bytes(record, node.key, node), function.value_as_bytes(record, node.value, node)
+    before = "None"
+    if record.old and compiler.analysis.wants_old(node):
+        known = Record(None, None, None, None, record.old, None, node.name)
+        before = function.value_as_bytes(known, node.value, node)
+    clock = compiler.stream_time(function, node, record)
+    unit = compiler.unit
+    name = unit.identifier("waiting", node.name)
+    make = f"make_{name}"
+    if make not in unit.constants:
+        unit.constant(make, partial(Waiting, node))
+        unit.bind(name, f"{name} = {make}(stores)")
+        _write_due(compiler, node, name, clock)
+    function.line(f"{name}.put({key_bytes}, {value_bytes}, {before}, {record.timestamp}, process.headers)")
+    if not compiler.caching:
+        function.line(f"{name}_due()")
+
+
+def _write_due(compiler: Compiler, node: Suppress, name: str, clock: str) -> None:
+    """Write the functions that forward what need not wait any longer, each update with its own headers."""
+    unit = compiler.unit
+    emit = unit.function(f"{name}_emit")
+    emit.parameters = ("key_bytes", "update")
+    emit.line("value_bytes, timestamp = update.value, update.timestamp")
+    record = Record("key_bytes", None, node.key, "value_bytes", None, node.value, node.name, has_key=True, stream_time=clock)
+    if compiler.analysis.wants_old(node):
+        emit.line(f"old = None if update.before is None else {unit.constant('decode_value', node.value.decode)}(update.before)")
+        record = replace(record, old="old")
+    compiler.forward(emit, node, record)
+    due = unit.function(f"{name}_due")
+    with due.loop(f"for key_bytes, update in {name}.due({clock}):"):
+        due.line(f"process.under_headers(update.headers, lambda: {name}_emit(key_bytes, update))")
+    if not compiler.caching:
+        unit.clocks[clock].due.append(f"{name}_due")
+
+
+OPERATORS: Mapping[type[Node], Operator] = {Suppress: suppress}

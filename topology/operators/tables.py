@@ -1,0 +1,104 @@
+"""Tables: upserts from a topic, and the join of a stream with a table.
+
+The row of a key is an `Entry` of the store's write buffer, found by the bytes of the key: a dictionary look-up, changed in place and
+marked dirty once. With the record cache on, nothing is forwarded here; `flush` forwards each dirty row once.
+
+Invariant: what is forwarded is what the store holds: (key bytes, new value or None, timestamp of the row).
+Old values go beside the new ones only where an operator below asks for them (`Analysis.wants_old`).
+Source: Kafka Streams `KTableSource`, `KStreamKTableJoinProcessor`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from coopstreams.topology.codegen import Function, Record
+from coopstreams.topology.compiler import Compiler, Operator
+from coopstreams.topology.join_nodes import TableTableJoin
+from coopstreams.topology.nodes import Node, StreamTableJoin, TableSource
+from coopstreams.topology.operators.lookups import look_up
+from coopstreams.topology.operators.versioned import versioned_source
+from coopstreams.topology.serdes import Serde
+from coopstreams.topology.stores import StoreSpec
+
+
+def table_source(compiler: Compiler, function: Function, node: TableSource, record: Record) -> None:
+    """The latest record of a key is its row; one without a value deletes it. Either is an update, also where nothing changes."""
+    drop_null_key(function, node, record)
+    record = replace(record, has_key=True)
+    if node.store is None:
+        compiler.forward(function, node, record)
+        return
+    if node.store.history_ms is not None:
+        versioned_source(compiler, function, node, node.store, record)
+        return
+    value = function.value(record)
+    key_bytes = function.key_as_bytes(record, node.store.key, node)
+    entry = entry_of(compiler, function, node.store, key_bytes)
+    if compiler.analysis.wants_old(node) and not compiler.caching:
+        record.old = function.fresh("old")
+        function.line(f"{record.old} = {entry}.value")
+    function.line(f"{entry}.value = {value}")
+    function.line(f"{entry}.timestamp = {record.timestamp}")
+    touch(compiler, function, node.store, key_bytes, entry)
+    if not compiler.caching:
+        compiler.forward(function, node, record)
+
+
+def stream_table_join(compiler: Compiler, function: Function, node: StreamTableJoin, record: Record) -> None:
+    """A stream record meets the row of its key as it is now; the output has the stream record's timestamp."""
+    if not node.left:
+        drop_null_key(function, node, record)
+        record = replace(record, has_key=True)
+    checked = record.value or record.value_bytes
+    if not record.dense:
+        function.drop_if(f"{checked} is None", node, "null value")
+    compiler.forward(function, node, join_row(compiler, function, node, record, checked))
+
+
+def join_row(compiler: Compiler, function: Function, node: StreamTableJoin, record: Record, checked: str | None = None) -> Record:
+    """Write that a record meets the row of its key; return the result as a record. `checked`: the variable of the value that is not None."""
+    row = look_up(compiler, function, node.parents[1], record, function.key_as_bytes(record, node.store.key, node), as_of=record.timestamp).value
+    if not node.left:
+        with function.block(f"if {row} is None:"):
+            function.line(function.skip)
+    parts = ("key", "value", row) if node.with_key else ("value", row)
+    call = compiler.call_of(function, "joiner", node.joiner, record, parts)
+    if not record.dense and record.value not in (None, checked):
+        function.drop_if(f"{record.value} is None", node, "null value")  # bytes can read as null, JSON's do
+    value = function.fresh("value")
+    with function.guard("processing", node.name):
+        function.line(f"{value} = {call}")
+    return record.with_value(value)
+
+
+def drop_null_key(function: Function, node: Node, record: Record) -> None:
+    """Write that a record without a key is dropped."""
+    if not record.has_key:
+        function.drop_if(f"{record.key_bytes or record.key} is None", node, "null key")
+
+
+def row_key(node: Node, store: StoreSpec) -> Serde[Any]:
+    """Return the serde of the keys under which a table keeps and forwards its rows."""
+    return node.key if isinstance(node, TableTableJoin) else store.row_key or store.key
+
+
+def entry_of(compiler: Compiler, function: Function, store: StoreSpec, key_bytes: str) -> str:
+    """Write the look-up of a row of a store; returns the variable of its entry."""
+    entry, name = function.fresh("entry"), compiler.unit.store(store)
+    function.line(f"{entry} = get_{name}({key_bytes}) or load_{name}({key_bytes})")
+    return entry
+
+
+def touch(compiler: Compiler, function: Function, store: StoreSpec, key_bytes: str, entry: str) -> None:
+    """Write that an entry has changed."""
+    with function.block(f"if not {entry}.dirty:"):
+        function.line(f"touch_{compiler.unit.store(store)}({key_bytes}, {entry})")
+
+
+OPERATORS: Mapping[type[Node], Operator] = {
+    TableSource: table_source,
+    StreamTableJoin: stream_table_join,
+}

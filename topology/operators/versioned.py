@@ -1,0 +1,46 @@
+"""A versioned table: each record is filed into the history of its row by its timestamp, not by its place in the topic.
+
+A record that is older than the row's latest version changes the past: it is forwarded as not the latest (`Record.latest`), for streams to
+see and for aggregations and joins of tables to ignore. One that is older than the history kept is dropped.
+
+Source: Kafka Streams `KTableSource` over a `VersionedKeyValueStore`, KIP-914.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from coopstreams.topology.codegen import Function, Record
+from coopstreams.topology.compiler import Compiler
+from coopstreams.topology.nodes import TableSource
+from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.versions import latest_value, put_version
+
+
+def versioned_source(compiler: Compiler, function: Function, node: TableSource, store: StoreSpec, record: Record) -> None:
+    """A record becomes a version of its row. The record has a key."""
+    now, name, unit = compiler.stream_time(function, node, record), compiler.unit.store(store), compiler.unit
+    value, key_bytes = function.value(record), function.key_as_bytes(record, store.key, node)
+    oldest, entry, latest = (function.fresh(part) for part in ("oldest", "entry", "latest"))
+    function.line(f"{oldest} = {now} - {store.history_ms}")
+    function.drop_if(f"{record.timestamp} < {oldest}", node, "late")
+    function.line(f"{entry} = get_{name}({key_bytes}) or load_{name}({key_bytes})")
+    if compiler.analysis.wants_old(node):
+        old = function.fresh("old")
+        function.line(f"{old} = {unit.constant('latest_value', latest_value)}({entry}.value)")
+        record = replace(record, old=old)
+    with function.block(f"if {entry}.value is None:"):
+        function.line(f"{entry}.value = []")
+    function.line(f"{latest} = {unit.constant('put_version', put_version)}({entry}.value, {record.timestamp}, {value}, {oldest})")
+    function.line(f"{entry}.timestamp = {entry}.value[-1][0]")
+    with function.block(f"if not {entry}.dirty:"):
+        function.line(f"touch_{name}({key_bytes}, {entry})")
+    compiler.forward(function, node, replace(record, value=value, latest=latest))
+
+
+def drop_the_past(function: Function, node_name: str, record: Record) -> None:
+    """Write that a record which changes the past of its row ends here: this operator works on the latest rows."""
+    if record.latest is not None:
+        with function.block(f"if not {record.latest}:"):
+            function.line(f"dropped[{function.unit.drop(node_name, 'not the latest')}] += 1")
+            function.line(function.skip)

@@ -1,0 +1,282 @@
+"""What happens to the windows of a key when a record comes: sliding windows, sessions; and the windows that close.
+
+Generated code calls these objects once a record; they change the store and return the updates, in the order in which Kafka Streams
+forwards them. An error of a user function ends the record's work; what was updated before it stays, as there.
+
+Invariant: a value that goes into another window is a copy: aggregators may change their aggregate in place.
+Source: Kafka Streams `KStreamSlidingWindowAggregate`, `KStreamSessionWindowAggregate`, `AbstractKStreamTimeWindowAggregateProcessor`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any, NamedTuple, TypeAlias
+
+from coopstreams.topology.serdes import Serde
+from coopstreams.topology.stores import SessionStore, TableStore, WindowStore, session_key, window_key
+from coopstreams.topology.windows import AnyWindows, SessionWindows, SlidingWindows
+
+NEVER = 1 << 63
+"""A time that does not come."""
+
+_UNCHANGEABLE = frozenset({type(None), bool, int, float, str, bytes})
+
+
+class Update(NamedTuple):
+    """A new value of a window, under its key in the store. Units: ms."""
+
+    key: bytes
+    value: Any
+    old: Any
+    timestamp: int
+
+
+Aggregator: TypeAlias = Callable[[Any, Any, Any], Any]
+"""`(key, value, aggregate) -> aggregate`."""
+
+
+def counting(_key: Any, _value: Any, total: int) -> int:
+    """Count one more."""
+    return total + 1
+
+
+def added(_key: Any, one: int, other: int) -> int:
+    """Add two counts."""
+    return one + other
+
+
+def none() -> None:
+    """Begin with nothing."""
+
+
+def zero() -> int:
+    """Begin a count."""
+    return 0
+
+
+def reducing(reducer: Callable[[Any, Any], Any]) -> Aggregator:
+    """Return a reducer as an aggregator: the first value is the aggregate."""
+    return lambda _key, value, total: value if total is None else reducer(total, value)
+
+
+def merging(reducer: Callable[[Any, Any], Any]) -> Aggregator:
+    """Return a reducer as a merger of sessions."""
+    return lambda _key, one, other: other if one is None else reducer(one, other)
+
+
+def snapshot(value: object, serde: Serde[Any]) -> object:
+    """Return a value equal to this one, which nobody can change through it."""
+    return value if value.__class__ in _UNCHANGEABLE else serde.deserialize(serde.serialize(value))
+
+
+class Sliding:
+    """Sliding windows of one task."""
+
+    def __init__(self, store: WindowStore, windows: SlidingWindows, initializer: Callable[[], Any], aggregator: Aggregator) -> None:
+        self._store = store
+        self._difference, self._grace = windows.difference_ms, windows.grace_ms
+        self._initializer, self._aggregator = initializer, aggregator
+        self._serde = store.spec.value
+
+    def is_late(self, timestamp: int, stream_time: int) -> bool:
+        """Whether no window takes a record any more."""
+        return timestamp + self._difference < stream_time - self._grace
+
+    def update(self, key_bytes: bytes, key: Any, value: Any, timestamp: int, stream_time: int, updates: list[Update]) -> None:
+        """Add a record to all windows that it lies in, and append what became of them."""
+        record = _Sliding(self, key_bytes, key, value, timestamp, stream_time - self._grace, updates)
+        if timestamp < self._difference:
+            record.early()
+        else:
+            record.usual()
+
+
+class _Sliding:
+    """One record on its way into sliding windows."""
+
+    def __init__(self, windows: Sliding, key_bytes: bytes, key: Any, value: Any, timestamp: int, close_time: int, updates: list[Update]) -> None:
+        self._of, self._key_bytes, self._key, self._value = windows, key_bytes, key, value
+        self._timestamp, self._close_time, self._updates = timestamp, close_time, updates
+
+    def usual(self) -> None:
+        """The windows that hold it, latest first; then its predecessor's right window, its own left one, its own right one."""
+        timestamp, difference = self._timestamp, self._of._difference
+        found = self._of._store.fetch(self._key_bytes, max(0, timestamp - 2 * difference), timestamp + 1)
+        starts: set[int] = set()
+        left: Any = None
+        right: tuple[Any, int] | None = None
+        has_left = has_right = False
+        previous: int | None = None
+        for window, entry in reversed(found):
+            start, value, newest = _start(window), entry.value, entry.timestamp
+            if value is None:
+                continue
+            starts.add(start)
+            if start == timestamp + 1:
+                has_right = True
+            elif start + difference > timestamp:
+                if right is None:
+                    right = self._copy(value), newest
+                self._add(start, value, newest)
+            elif start + difference == timestamp:
+                has_left = True
+                self._add(start, value, newest)
+                if newest >= timestamp:
+                    return
+                previous = newest
+            else:
+                left, previous = self._copy(value), newest
+                break
+        if previous is not None and previous + 1 not in starts and previous + 1 + difference >= timestamp:
+            self._add(previous + 1, self._of._initializer(), timestamp)
+        if not has_left:
+            follows = previous is not None and timestamp - difference <= previous
+            self._add(timestamp - difference, left if follows else self._of._initializer(), timestamp)
+        if not has_right:
+            self._begin_right(right)
+
+    def early(self) -> None:
+        """Before one difference has passed since the epoch: all records share the window that begins at 0."""
+        timestamp = self._timestamp
+        found = self._of._store.fetch(self._key_bytes, 0, timestamp + 1)
+        starts: set[int] = set()
+        combined: tuple[Any, int] | None = None
+        right: tuple[Any, int] | None = None
+        previous: int | None = None
+        for window, entry in found:
+            start, value, newest = _start(window), entry.value, entry.timestamp
+            if value is None:
+                continue
+            starts.add(start)
+            if start == 0:
+                combined = value, newest
+                if newest < timestamp:
+                    previous = newest
+            elif start <= timestamp:
+                right = self._copy(value), newest
+                self._add(start, value, newest)
+        if right is None and combined is not None and combined[1] > timestamp:
+            right = self._copy(combined[0]), combined[1]
+        if timestamp + 1 not in starts:
+            self._begin_right(right)
+        if previous is not None and previous + 1 not in starts:
+            self._add(previous + 1, self._of._initializer(), timestamp)
+        self._add(0, *(combined or (self._of._initializer(), timestamp)))
+
+    def _begin_right(self, right: tuple[Any, int] | None) -> None:
+        """The window after it exists as soon as a later record is there: what that one's windows hold."""
+        if right is not None and right[1] > self._timestamp:
+            window = window_key(self._key_bytes, self._timestamp + 1)
+            self._of._store.put(window, *right)
+            self._updates.append(Update(window, right[0], None, right[1]))
+
+    def _add(self, start: int, value: Any, newest: int) -> None:
+        if start + self._of._difference < self._close_time:
+            return
+        old = self._copy(value)
+        new = self._of._aggregator(self._key, self._value, value)
+        timestamp = self._timestamp if old is None else max(self._timestamp, newest)
+        window = window_key(self._key_bytes, start)
+        self._of._store.put(window, new, timestamp)
+        self._updates.append(Update(window, self._copy(new), old, timestamp))
+
+    def _copy(self, value: Any) -> Any:
+        return snapshot(value, self._of._serde)
+
+
+class Sessions:
+    """Sessions of one task."""
+
+    def __init__(
+        self, store: SessionStore, windows: SessionWindows, initializer: Callable[[], Any], aggregator: Aggregator, merger: Aggregator
+    ) -> None:
+        self._store = store
+        self._gap, self._wait = windows.gap_ms, windows.gap_ms + windows.grace_ms
+        self._initializer, self._aggregator, self._merger = initializer, aggregator, merger
+        self._serde = store.spec.value
+
+    def update(self, key_bytes: bytes, key: Any, value: Any, timestamp: int, stream_time: int, updates: list[Update]) -> bool:
+        """Put a record into the session it makes of those near it, and append what became of them; return False if that is closed."""
+        store, start, end, total = self._store, timestamp, timestamp, self._initializer()
+        absorbed = [(row, entry) for row, entry in store.sessions(key_bytes, timestamp - self._gap, timestamp + self._gap) if entry.value is not None]
+        for row, entry in absorbed:
+            total = self._merger(key, total, snapshot(entry.value, self._serde))
+            start, end = min(start, _start(row)), max(end, _end(row))
+        if end < stream_time - self._wait:
+            return False
+        if (start, end) != (timestamp, timestamp):
+            for row, entry in absorbed:
+                old = entry.value
+                store.put(row, None, _end(row))
+                updates.append(Update(row, None, old, _end(row)))
+        total = self._aggregator(key, value, total)
+        row = session_key(key_bytes, start, end)
+        store.put(row, total, end)
+        updates.append(Update(row, snapshot(total, self._serde), None, end))
+        return True
+
+
+class Closing:
+    """The windows of one task that are open, and those that are closed by now and wait to be forwarded.
+
+    It begins with what the store has: after a restart, what was closed before had been forwarded.
+    """
+
+    def __init__(self, store: TableStore, windows: AnyWindows) -> None:
+        self._store = store
+        self._windows = windows
+        self._open: set[bytes] = set()
+        self._waiting: list[tuple[int, int, bytes]] = []
+        self.next = NEVER
+        """The stream time before which nothing closes."""
+        self.resume(-1)
+
+    def add(self, key: bytes) -> None:
+        """Take notice of a window that has a value."""
+        if key not in self._open:
+            self._open.add(key)
+            heappush(self._waiting, (self._closes(key), _time(self._windows, key), key))
+            self.next = self._waiting[0][0]
+
+    def closed(self, stream_time: int) -> list[Update]:
+        """Return the windows that are closed and were not before, by their starts (sessions: by their ends)."""
+        due = []
+        while self._waiting and self._waiting[0][0] <= stream_time:
+            _, time, key = heappop(self._waiting)
+            self._open.discard(key)
+            due.append((time, key))
+        self.next = self._waiting[0][0] if self._waiting else NEVER
+        due.sort()
+        entries = ((key, self._store.entries.get(key) or self._store.load(key)) for _, key in due)
+        return [Update(key, entry.value, None, entry.timestamp) for key, entry in entries if entry.value is not None]
+
+    def resume(self, stream_time: int) -> None:
+        """Learn which windows are open at this time: those of the store that are not closed."""
+        self._open.clear()
+        self._waiting.clear()
+        rows = [(key, entry.timestamp) for key, entry in self._store.scan(None, None)]
+        now = max([stream_time, *(timestamp for _, timestamp in rows)])
+        for key, _ in rows:
+            if self._closes(key) > now:
+                self.add(key)
+
+    def _closes(self, key: bytes) -> int:
+        """The first stream time at which a window is closed."""
+        windows = self._windows
+        if isinstance(windows, SessionWindows):
+            return _end(key) + windows.gap_ms + windows.grace_ms + 1
+        end = windows.end(_start(key)) + windows.grace_ms
+        return end + 1 if isinstance(windows, SlidingWindows) else end
+
+
+def _start(key: bytes) -> int:
+    return int.from_bytes(key[-8:], "big", signed=True)
+
+
+def _end(key: bytes) -> int:
+    return int.from_bytes(key[-16:-8], "big", signed=True)
+
+
+def _time(windows: AnyWindows, key: bytes) -> int:
+    return _end(key) if isinstance(windows, SessionWindows) else _start(key)

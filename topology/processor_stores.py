@@ -1,0 +1,115 @@
+"""The stores of a processor: keys and values as objects, over the tables of its task.
+
+Invariant: a change counts with the next commit, and not at all if there is none.
+Turned down: copies of the values (each `get` would cost a deserialisation): what `get` returns is the store's own, so do not change it,
+`put` a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from coopstreams.topology.stores import TableStore, window_key
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_LATEST_MS = (1 << 63) - 2
+
+
+class KeyValueStore(Generic[K, V]):
+    """One value a key. `now()` is the timestamp that a change is kept with: that of the record at hand."""
+
+    def __init__(self, table: TableStore, now: Callable[[], int]) -> None:
+        self._table, self._now = table, now
+        self._write, self._read = table.spec.key.serialize, table.spec.key.deserialize
+
+    def get(self, key: K) -> V | None:
+        """Return the value of a key, None if there is none."""
+        value: V | None = self._table.load(self._write(key)).value
+        return value
+
+    def timestamp(self, key: K) -> int | None:
+        """Return the timestamp of a key's latest change, None if it has no value."""
+        entry = self._table.load(self._write(key))
+        return None if entry.value is None else entry.timestamp
+
+    def put(self, key: K, value: V | None) -> None:
+        """Set the value of a key; None deletes it."""
+        _put(self._table, self._write(key), value, self._now())
+
+    def put_if_absent(self, key: K, value: V) -> V | None:
+        """Set the value of a key that has none; return the one it has."""
+        had = self.get(key)
+        if had is None:
+            self.put(key, value)
+        return had
+
+    def delete(self, key: K) -> V | None:
+        """Delete a key; return the value it had."""
+        had = self.get(key)
+        self.put(key, None)
+        return had
+
+    def all(self, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
+        """Return all entries, in the order of the serialised keys. Entries may be changed and deleted meanwhile."""
+        return self._scan(None, None, reverse=reverse)
+
+    def range(self, first: K | None = None, last: K | None = None, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
+        """Return the entries from first to last, both inclusive and None for no bound, in the order of the serialised keys."""
+        start = None if first is None else self._write(first)
+        return self._scan(start, None if last is None else self._write(last) + b"\x00", reverse=reverse)
+
+    def prefix(self, prefix: bytes) -> Iterator[tuple[K, V]]:
+        """Return the entries whose serialised keys begin with these bytes, in their order."""
+        return self._scan(prefix, None, reverse=False, prefix=prefix)
+
+    def _scan(self, start: bytes | None, end: bytes | None, *, reverse: bool, prefix: bytes = b"") -> Iterator[tuple[K, V]]:
+        found = []
+        for key, entry in self._table.scan(start, end):
+            if not key.startswith(prefix):
+                break
+            found.append((self._read(key), entry.value))
+        return iter(found[::-1] if reverse else found)
+
+
+class WindowStore(Generic[K, V]):
+    """One value a key and window start. What has expired can neither be put nor read."""
+
+    def __init__(self, table: TableStore, now: Callable[[], int]) -> None:
+        self._table, self._now = table, now
+        self._write, self._read = table.spec.key.serialize, table.spec.key.deserialize
+
+    def get(self, key: K, start_ms: int) -> V | None:
+        """Return the value of the window of a key that starts there, None if there is none."""
+        value: V | None = self._table.load(window_key(self._write(key), start_ms)).value
+        return value
+
+    def put(self, key: K, value: V | None, start_ms: int) -> None:
+        """Set the value of the window of a key that starts there; None deletes it. What has expired by then is not put."""
+        _put(self._table, window_key(self._write(key), start_ms), value, self._now())
+        self._table.advance(start_ms)
+
+    def fetch(self, key: K, from_ms: int, to_ms: int, *, reverse: bool = False) -> Iterator[tuple[int, V]]:
+        """Return (start, value) of the windows of a key that start from from_ms to to_ms, both inclusive."""
+        data = self._write(key)
+        start, end = window_key(data, max(from_ms, 0)), window_key(data, min(to_ms, _LATEST_MS) + 1)
+        found = [
+            (int.from_bytes(row[-8:], "big", signed=True), entry.value)
+            for row, entry in (self._table.scan(start, end) if to_ms >= 0 else ())
+            if len(row) == len(data) + 8  # longer keys can lie in between
+        ]
+        return iter(found[::-1] if reverse else found)
+
+    def all(self) -> Iterator[tuple[tuple[K, int], V]]:
+        """Return ((key, start), value) of all windows, in the order of the serialised keys."""
+        found = [((self._read(row[:-8]), int.from_bytes(row[-8:], "big", signed=True)), entry.value) for row, entry in self._table.scan(None, None)]
+        return iter(found)
+
+
+def _put(table: TableStore, key: bytes, value: object, timestamp: int) -> None:
+    entry = table.load(key)
+    entry.value, entry.timestamp = value, timestamp
+    if not entry.dirty:
+        table.touch(key, entry)

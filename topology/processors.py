@@ -1,0 +1,134 @@
+"""The Processor API: an object of the user's in the way of the records, with stores of its own and a clock.
+
+    class Alarm(Processor[str, float, str, str]):
+        def init(self, context: ProcessorContext[str, str]) -> None:
+            super().init(context)
+            self.worst: KeyValueStore[str, float] = context.store("worst")
+            context.schedule(timedelta(minutes=1), "stream_time", self.report)
+
+        def process(self, record: Record[str, float]) -> None:
+            if record.value > (self.worst.get(record.key) or 0):
+                self.worst.put(record.key, record.value)
+
+        def report(self, now_ms: int) -> None:
+            for key, value in self.worst.all():
+                self.context.forward(Record(key, f"{value} at worst", now_ms))
+
+    builder.stream("in", ...).process(Alarm, stores=[key_value_store("worst", key=..., value=...)], key=..., value=...)
+
+Invariant: a processor belongs to one task, and to its thread.
+Source: Kafka Streams `org.apache.kafka.streams.processor.api` (KIP-478, KIP-820).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+
+from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.naming import check_name
+from coopstreams.topology.records import Record
+from coopstreams.topology.serdes import Serde, windowed
+from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.windows import duration_ms
+
+K = TypeVar("K")
+V = TypeVar("V")
+K2 = TypeVar("K2")
+V2 = TypeVar("V2")
+
+PunctuationType = Literal["stream_time", "wall_clock"]
+"""What moves the clock of a punctuation: the records of the task, or time."""
+
+
+class RecordMetadata(NamedTuple):
+    """Where the record at hand was read."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class Punctuation(Protocol):
+    """What `ProcessorContext.schedule` returns."""
+
+    def cancel(self) -> None:
+        """Never call the function again."""
+
+
+class ProcessorContext(Protocol[K2, V2]):
+    """What a processor may ask for and do. K2 and V2 are of what it forwards."""
+
+    def forward(self, record: Record[K2, V2]) -> None:
+        """Pass a record on to the operators below; returns when they are done with it.
+
+        Raises:
+            Whatever ends the batch. Let it pass.
+        """
+
+    def store(self, name: str) -> Any:
+        """Return a store named in `stores=`: a `KeyValueStore` or a `WindowStore`. Annotate the variable.
+
+        Raises:
+            TopologyError: the processor has no such store.
+        """
+
+    def schedule(self, interval: timedelta | int, type_: PunctuationType, function: Callable[[int], object]) -> Punctuation:
+        """Call `function(now_ms)` each time the interval is over, from now on.
+
+        Shape: on a grid from 0 (stream time) or from now (wall clock); grid points that were jumped over are one call.
+        """
+        ...
+
+    def stream_time(self) -> int:
+        """Return the largest timestamp of any record that the task has taken in, the one at hand included; -1 if there was none."""
+        ...
+
+    def wall_clock(self) -> int:
+        """Return what time it is, in milliseconds since the epoch."""
+        ...
+
+    @property
+    def metadata(self) -> RecordMetadata | None:
+        """Where the record at hand was read; None in a punctuation."""
+
+
+class Processor(ABC, Generic[K, V, K2, V2]):
+    """Takes records of K and V, forwards any number of records of K2 and V2. Override `process`, and the others where needed."""
+
+    context: ProcessorContext[K2, V2]
+
+    def init(self, context: ProcessorContext[K2, V2]) -> None:
+        """Begin work for a task: find stores, schedule punctuations. Keeps the context."""
+        self.context = context
+
+    @abstractmethod
+    def process(self, record: Record[K, V]) -> None:
+        """Take one record. An error fails this record at this processor."""
+
+    def close(self) -> None:
+        """End work for the task; nothing can be forwarded any more."""
+
+
+def key_value_store(name: str, *, key: Serde[Any], value: Serde[Any], logged: bool = True) -> StoreSpec:
+    """Return a store for `process(stores=[...])` that a processor sees as a `KeyValueStore`. Not `logged`: lost when its task moves."""
+    check_name(name, "the store name")
+    return StoreSpec(name, "key_value", key, value, logged=logged)
+
+
+def window_store(
+    name: str, *, key: Serde[Any], value: Serde[Any], size: timedelta | int, retention: timedelta | int, logged: bool = True
+) -> StoreSpec:
+    """Return a store for `process(stores=[...])` that a processor sees as a `WindowStore`.
+
+    A window can be read until one has been put that starts `retention` later. `size` is what queries say of the windows' length.
+    """
+    check_name(name, "the store name")
+    size_ms, retention_ms = duration_ms(size, f'store "{name}": size'), duration_ms(retention, f'store "{name}": retention')
+    if size_ms < 1 or retention_ms < size_ms:
+        raise TopologyError(
+            f'store "{name}": the size must be at least 1 ms and the retention at least the size, not {size_ms} and {retention_ms} ms'
+        )
+    return StoreSpec(name, "window", key, value, retention_ms=retention_ms, row_key=windowed(key, size_ms), logged=logged)

@@ -1,0 +1,58 @@
+"""Which punctuations are due: a queue for stream time and one for the wall clock.
+
+Invariant: however far a clock jumps, a punctuation is called once; it stays on its grid.
+Source: Kafka Streams `PunctuationQueue`, `PunctuationSchedule`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+
+
+@dataclass(slots=True)
+class Schedule:
+    """A function that is called again and again. `cancel` ends that, also from within the function."""
+
+    interval_ms: int
+    function: Callable[[int], object]
+    cancelled: bool = False
+
+    def cancel(self) -> None:
+        """Never call the function again."""
+        self.cancelled = True
+
+
+@dataclass(slots=True)
+class PunctuationQueue:
+    """The schedules of one clock."""
+
+    _queue: list[tuple[int, int, Schedule]] = field(default_factory=list)
+    _numbers: count[int] = field(default_factory=count)
+
+    @property
+    def next_ms(self) -> int | None:
+        """When the next punctuation is due; None if there is none."""
+        return self._queue[0][0] if self._queue else None
+
+    def add(self, schedule: Schedule, first_ms: int) -> None:
+        """Begin to call a function: first when the clock has reached this."""
+        heappush(self._queue, (first_ms, next(self._numbers), schedule))
+
+    def punctuate(self, now_ms: int) -> bool:
+        """Call what is due, each function once; return whether anything was.
+
+        Raises:
+            Whatever a function raises; it is called again at its next time.
+        """
+        fired = False
+        while self._queue and self._queue[0][0] <= now_ms:
+            due_ms, _, schedule = heappop(self._queue)
+            if schedule.cancelled:
+                continue
+            fired = True
+            self.add(schedule, now_ms - (now_ms - due_ms) % schedule.interval_ms + schedule.interval_ms)
+            schedule.function(now_ms)
+        return fired

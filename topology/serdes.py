@@ -1,0 +1,330 @@
+"""Bytes to values and back.
+
+A `Serde` is a name and two functions. Bytes are the identity of a key (they are hashed, routed, stored), so a serde must write the same
+bytes for the same key, always. Null is not a value: neither function ever sees None, whoever calls them passes null through.
+
+Invariant: `deserialize(serialize(value)) == value`, and what does not fit is a `SerdeError`, never other bytes.
+Turned down: choosing a serde by the type a value happens to have at run time (one record in a million corrupts a topic), and
+comparing serdes by name (two people call theirs "json").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from struct import Struct
+from types import NoneType, UnionType
+from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar, Union, get_args, get_origin, is_typeddict, overload
+
+import msgspec
+import orjson
+
+from coopstreams.topology.errors import SerdeError
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+
+SHOWN_BYTES = 60
+"""How much of the bytes, or of a value's text, an error message shows."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Serde(Generic[T]):
+    """How values of one type become bytes and come back. `Serde("csv", encode, decode)` makes your own.
+
+    Shape: `encode` and `decode` are the bare functions, for loops that handle errors themselves: they raise whatever they raise.
+    `serialize` and `deserialize` raise `SerdeError`. None of them is ever given None.
+    Two serdes are equal if name and functions are: only then may bytes pass through unread.
+    """
+
+    name: str
+    encode: Callable[[T], bytes]
+    decode: Callable[[bytes], T]
+
+    def serialize(self, value: T) -> bytes:
+        """Return the bytes of a value.
+
+        Raises:
+            SerdeError: the value does not fit. Convert it, or name the serde that fits where the bytes are made.
+        """
+        try:
+            data = self.encode(value)
+        except Exception as error:
+            raise SerdeError(f"serde {self.name} cannot write {_shown(value)}: {_reason(error)}") from error
+        if not isinstance(data, bytes):
+            raise SerdeError(f"serde {self.name} wrote {type(data).__name__} instead of bytes for {_shown(value)}")
+        return data
+
+    def deserialize(self, data: bytes) -> T:
+        """Return the value of some bytes.
+
+        Raises:
+            SerdeError: these are not bytes of this serde; shows the first of them.
+        """
+        try:
+            return self.decode(data)
+        except Exception as error:
+            more = f"... ({len(data)} bytes)" if len(data) > SHOWN_BYTES else ""
+            raise SerdeError(f"serde {self.name} cannot read {data[:SHOWN_BYTES]!r}{more}: {_reason(error)}") from error
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return f"Serde({self.name})"
+
+
+@dataclass(frozen=True, slots=True)
+class Windowed(Generic[K]):
+    """The key of a windowed table: a key and one window, `[start_ms, end_ms)`."""
+
+    key: K
+    start_ms: int
+    end_ms: int
+
+    def __str__(self) -> str:
+        """As Kafka Streams prints it."""
+        return f"[{self.key}@{self.start_ms}/{self.end_ms}]"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Json(Serde[Any]):
+    """Plain JSON values (dict, list, str, int, float, bool), and `json(Type)` for typed ones.
+
+    The JSON text `null` reads as None, and None is written as a null value: in a table, as a deletion. NaN and infinities become `null`.
+    """
+
+    @overload
+    def __call__(self, type_: type[T]) -> Serde[T]: ...
+    @overload
+    def __call__(self, type_: object) -> Serde[Any]: ...
+    def __call__(self, type_: Any) -> Serde[Any]:
+        """Return the serde of a type that msgspec knows: dataclass, Struct, TypedDict, NamedTuple, list[...], a union, ...
+
+        The same type gives an equal serde. Values are checked against the type when read, and against its outer class when written.
+        """
+        try:
+            return _typed_json(type_)
+        except TypeError as error:
+            raise SerdeError(
+                f"serdes.json cannot read {_type_name(type_)}: it, or a type in it, is not one that msgspec knows (dataclass, Struct, TypedDict, "
+                "NamedTuple, Enum, the usual builtins). Use one of these, or write Serde(name, encode, decode)."
+            ) from error
+
+
+class _Ends(Protocol):
+    def __hash__(self) -> int: ...
+    def end(self, start_ms: int) -> int: ...
+
+
+def windowed(inner: Serde[K], size_ms: int) -> Serde[Windowed[K]]:
+    """Return the serde of window keys: the key's bytes, then the window start as 8 bytes big-endian.
+
+    Source: Kafka Streams `TimeWindowedSerializer`; the size is not in the bytes, as there.
+    """
+    return _windowed(inner, size_ms)
+
+
+def windowed_by(inner: Serde[K], windows: _Ends) -> Serde[Windowed[K]]:
+    """Return the serde of the keys of windows that may differ in length: as `windowed`, with the end that `windows` say."""
+    return _windowed_by(inner, windows)
+
+
+def session_windowed(inner: Serde[K]) -> Serde[Windowed[K]]:
+    """Return the serde of session keys: the key's bytes, then the end and the start, 8 bytes big-endian each.
+
+    Source: Kafka Streams `SessionWindowedSerializer`.
+    """
+    return _session_windowed(inner)
+
+
+def changed(inner: Serde[V]) -> Serde[tuple[V | None, V | None]]:
+    """Return the serde of an update of a table: the pair (new, old), of which one may be None.
+
+    Shape: new + 01, old + 00, or length of new (zigzag varint) + new + old + 02.
+    Source: Kafka Streams `ChangedSerializer` (KIP-904).
+    """
+    return _changed(inner)
+
+
+def _same_bytes(value: bytes) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    raise TypeError(f"expected bytes, got {type(value).__name__}")
+
+
+def _text(data: bytes) -> str:
+    return data.decode()
+
+
+_INT64 = Struct(">q")
+_FLOAT64 = Struct(">d")
+
+
+def _int64(data: bytes) -> int:
+    return _INT64.unpack(data)[0]  # type: ignore[no-any-return]
+
+
+def _float64(data: bytes) -> float:
+    return _FLOAT64.unpack(data)[0]  # type: ignore[no-any-return]
+
+
+# Without these, a dataclass or a datetime would be written, and come back as a dict or a string.
+_STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
+
+
+def _plain(value: Any) -> Any:
+    raise TypeError(f"{type(value).__name__} is not a plain JSON value. Name its type: serdes.json({type(value).__name__})")
+
+
+def _json(value: Any) -> bytes:
+    return orjson.dumps(value, _plain, _STRICT)
+
+
+@cache
+def _typed_json(type_: Any) -> Serde[Any]:
+    msgspec.json.schema(type_)  # fails for a type that a decoder would be made for and then fail with each record
+    decoder = msgspec.json.Decoder(type_)
+    encode_any = msgspec.json.Encoder().encode
+    classes = _outer_classes(type_)
+    name = f"json({_type_name(type_)})"
+    if classes is None:
+        return Serde(name, encode_any, decoder.decode)
+
+    def encode(value: Any) -> bytes:
+        if isinstance(value, classes):
+            return encode_any(value)
+        raise TypeError(f"expected {_type_name(type_)}, got {type(value).__name__}")
+
+    return Serde(name, encode, decoder.decode)
+
+
+def _outer_classes(type_: Any) -> tuple[type, ...] | None:
+    """Return the classes a value of the type may have, or None when that cannot be told."""
+    origin = get_origin(type_)
+    if type_ is None:
+        return (NoneType,)
+    if origin is Annotated:
+        return _outer_classes(get_args(type_)[0])
+    if origin in (Union, UnionType):
+        members = [_outer_classes(member) for member in get_args(type_)]
+        known = [classes for classes in members if classes is not None]
+        return tuple(c for classes in known for c in classes) if len(known) == len(members) else None
+    if origin is Literal:
+        return tuple({type(literal) for literal in get_args(type_)})
+    if is_typeddict(origin or type_):
+        return (dict,)
+    if type_ is float:
+        return (float, int)
+    outer = origin or type_
+    return (outer,) if isinstance(outer, type) and outer is not Any else None
+
+
+@cache
+def _windowed(inner: Serde[Any], size_ms: int) -> Serde[Windowed[Any]]:
+    def encode(key: Windowed[Any]) -> bytes:
+        if key.end_ms - key.start_ms != size_ms:
+            raise ValueError(f"the window {key} is not {size_ms} ms long")
+        return inner.encode(key.key) + _INT64.pack(key.start_ms)
+
+    def decode(data: bytes) -> Windowed[Any]:
+        start_ms: int = _INT64.unpack(data[-8:])[0]
+        return Windowed(inner.decode(data[:-8]), start_ms, start_ms + size_ms)
+
+    return Serde(f"windowed({inner.name}, {size_ms} ms)", encode, decode)
+
+
+@cache
+def _windowed_by(inner: Serde[Any], windows: _Ends) -> Serde[Windowed[Any]]:
+    def encode(key: Windowed[Any]) -> bytes:
+        return inner.encode(key.key) + _INT64.pack(key.start_ms)
+
+    def decode(data: bytes) -> Windowed[Any]:
+        start_ms: int = _INT64.unpack(data[-8:])[0]
+        return Windowed(inner.decode(data[:-8]), start_ms, windows.end(start_ms))
+
+    return Serde(f"windowed({inner.name}, {type(windows).__name__})", encode, decode)
+
+
+@cache
+def _session_windowed(inner: Serde[Any]) -> Serde[Windowed[Any]]:
+    pair = Struct(">qq")
+
+    def encode(key: Windowed[Any]) -> bytes:
+        return inner.encode(key.key) + pair.pack(key.end_ms, key.start_ms)
+
+    def decode(data: bytes) -> Windowed[Any]:
+        end_ms, start_ms = pair.unpack(data[-16:])
+        return Windowed(inner.decode(data[:-16]), start_ms, end_ms)
+
+    return Serde(f"session_windowed({inner.name})", encode, decode)
+
+
+@cache
+def _changed(inner: Serde[Any]) -> Serde[tuple[Any, Any]]:
+    def encode(change: tuple[Any, Any]) -> bytes:
+        new, old = change
+        if old is None:
+            return inner.encode(new) + b"\x01"
+        if new is None:
+            return inner.encode(old) + b"\x00"
+        data = inner.encode(new)
+        return _varint(len(data) << 1) + data + inner.encode(old) + b"\x02"
+
+    def decode(data: bytes) -> tuple[Any, Any]:
+        kind = data[-1]
+        if kind == 1:
+            return inner.decode(data[:-1]), None
+        if kind == 0:
+            return None, inner.decode(data[:-1])
+        length = shift = at = 0
+        while True:
+            byte = data[at]
+            length |= (byte & 0x7F) << shift
+            at, shift = at + 1, shift + 7
+            if byte < 0x80:
+                break
+        middle = at + (length >> 1)
+        return inner.decode(data[at:middle]), inner.decode(data[middle:-1])
+
+    return Serde(f"changed({inner.name})", encode, decode)
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _type_name(type_: Any) -> str:
+    return type_.__name__ if isinstance(type_, type) and get_origin(type_) is None else str(type_)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return f"the {type(value).__name__} {text if len(text) <= SHOWN_BYTES else text[:SHOWN_BYTES] + '...'}"
+
+
+def _reason(error: Exception) -> str:
+    return str(error.__cause__ or error) or type(error).__name__
+
+
+raw: Serde[bytes] = Serde("raw", _same_bytes, _same_bytes)
+"""Bytes as they are."""
+
+text: Serde[str] = Serde("text", str.encode, _text)
+"""UTF-8."""
+
+int64: Serde[int] = Serde("int64", _INT64.pack, _int64)
+"""8 bytes big-endian, signed: Java's LongSerializer."""
+
+float64: Serde[float] = Serde("float64", _FLOAT64.pack, _float64)
+"""8 bytes big-endian IEEE 754: Java's DoubleSerializer."""
+
+json: Json = Json("json", _json, orjson.loads)
+"""JSON: `serdes.json` for plain values, `serdes.json(Type)` for typed ones."""

@@ -1,0 +1,129 @@
+"""From the graph of a builder to a `Topology`: cut into sub-topologies, internal topics named and collected.
+
+A sub-topology is a connected piece of the graph. A repartition topic is a sink here and a source there, with nothing between, so the cut is
+where the topics are. Sub-topologies are numbered in the order of their first node, as Kafka Streams does.
+
+Invariant: every node is in one sub-topology, every store has one changelog, every internal topic one name that nobody else uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.graph import Graph
+from coopstreams.topology.join_nodes import ForeignKeyAnswer, ForeignKeyResult, StreamStreamJoin, TableTableJoin, method_of, stores_of
+from coopstreams.topology.naming import changelog_topic, internal_topic
+from coopstreams.topology.nodes import Aggregate, InternalTopic, Node, Processing, Sink, Source, StreamTableJoin, SubTopology, TableSource, Topology
+from coopstreams.topology.stores import StoreSpec
+
+
+def cut(graph: Graph) -> Topology:
+    """Return the topology that the graph describes.
+
+    Raises:
+        TopologyError: there is no source, or a topic of the user has the name of an internal one.
+    """
+    if not graph.nodes:
+        raise TopologyError(f'the topology "{graph.application_id}" is empty: begin with stream(...) or table(...)')
+    nodes = [_resolved(node, graph) for node in graph.nodes.values()]
+    subtopologies = tuple(_subtopology(number, piece) for number, piece in enumerate(_connected(nodes)))
+    internal = (*_repartition_topics(graph, subtopologies), *_changelog_topics(graph.application_id, subtopologies))
+    _check_global_topics(graph, nodes)
+    _check_topics(nodes, {topic.name for topic in internal})
+    return Topology(graph.application_id, subtopologies, internal, tuple(_copartitioned(nodes)), tuple(graph.global_tables))
+
+
+def _resolved(node: Node, graph: Graph) -> Node:
+    if isinstance(node, Source) and node.internal:
+        return replace(node, topics=tuple(internal_topic(graph.application_id, topic) for topic in node.topics))
+    if isinstance(node, Sink) and node.internal:
+        return replace(node, topic=internal_topic(graph.application_id, node.topic))
+    if isinstance(node, TableSource) and node.store is not None and node.store.name not in graph.needed_stores:
+        return replace(node, store=None)
+    return replace(node, sends_old=True) if node.name in graph.sending_old else node
+
+
+def _connected(nodes: list[Node]) -> list[list[Node]]:
+    """Return the connected pieces, in the order of their first nodes, each in the order of `nodes`."""
+    piece_of: dict[str, list[Node]] = {}
+    keepers: dict[str, str] = {}
+    for node in nodes:
+        mine = [node]
+        for parent in (*node.parents, *_keepers(node, keepers)):
+            other = piece_of[parent]
+            if other is not mine:
+                mine = [*other, *mine]
+                piece_of |= {member.name: mine for member in mine}
+        piece_of[node.name] = mine
+        keepers |= {store.name: node.name for store in stores_of(node)}
+    position = {node.name: at for at, node in enumerate(nodes)}
+    pieces = {id(piece): sorted(piece, key=lambda node: position[node.name]) for piece in piece_of.values()}
+    return sorted(pieces.values(), key=lambda piece: position[piece[0].name])
+
+
+def _keepers(node: Node, keepers: dict[str, str]) -> list[str]:
+    """Return the nodes before a processor that keep stores it uses: they run in the same task."""
+    return [keepers[store] for store in node.store_names if store in keepers] if isinstance(node, Processing) else []
+
+
+def _subtopology(number: int, nodes: list[Node]) -> SubTopology:
+    topics = dict.fromkeys(topic for node in nodes if isinstance(node, Source) for topic in node.topics)
+    stores = dict.fromkeys(store for node in nodes for store in stores_of(node))  # processors may share one
+    return SubTopology(number, tuple(nodes), tuple(topics), tuple(stores))
+
+
+def _repartition_topics(graph: Graph, subtopologies: tuple[SubTopology, ...]) -> Iterable[InternalTopic]:
+    given = {internal_topic(graph.application_id, made.topic): made.partitions for made in graph.repartitions}
+    for subtopology in subtopologies:
+        for node in subtopology.nodes:
+            if isinstance(node, Sink) and node.internal:
+                yield InternalTopic(node.topic, "repartition", subtopology.topics, partitions=given[node.topic])
+
+
+def _changelog_topics(application_id: str, subtopologies: tuple[SubTopology, ...]) -> Iterable[InternalTopic]:
+    for subtopology in subtopologies:
+        for store in subtopology.stores:
+            if store.logged:
+                yield _changelog(application_id, store, subtopology)
+
+
+def _changelog(application_id: str, store: StoreSpec, subtopology: SubTopology) -> InternalTopic:
+    name = internal_topic(application_id, changelog_topic(store.name))
+    return InternalTopic(name, "changelog", subtopology.topics, retention_ms=store.retention_ms)
+
+
+def _check_global_topics(graph: Graph, nodes: list[Node]) -> None:
+    read = {topic for node in nodes if isinstance(node, Source) for topic in node.topics}
+    for table in graph.global_tables:
+        if table.topic in read:
+            raise TopologyError(f'topic "{table.topic}" is read as a global table and as a stream or table. Read it in one way.')
+
+
+def _check_topics(nodes: list[Node], internal: set[str]) -> None:
+    for node in nodes:
+        topics = node.topics if isinstance(node, Source) else (node.topic,) if isinstance(node, Sink) else ()
+        for topic in topics:
+            if topic in internal and not node.internal:  # type: ignore[attr-defined]
+                raise TopologyError(
+                    f'{node.name} uses the topic "{topic}", which is an internal topic of this application. '
+                    "Use another topic, or give the store or repartition behind it another name."
+                )
+
+
+_JOINS = StreamTableJoin | TableTableJoin | StreamStreamJoin | ForeignKeyAnswer | ForeignKeyResult
+
+
+def _copartitioned(nodes: list[Node]) -> Iterable[tuple[str, tuple[str, ...]]]:
+    """Yield, for each operator that needs equal keys in equal partitions, its name for messages and the topics above it."""
+    above: dict[str, tuple[str, ...]] = {}
+    for node in nodes:
+        sides = [above[parent] for parent in node.parents]
+        topics = node.topics if isinstance(node, Source) else tuple(dict.fromkeys(topic for side in sides for topic in side))
+        above[node.name] = topics
+        if isinstance(node, _JOINS) and len(topics) > 1:
+            method = method_of(node)
+            yield f'{method} at "{", ".join(sides[0])} → {method}({", ".join(sides[1])})"', topics
+        elif isinstance(node, Aggregate | TableSource) and node.store is not None and len(topics) > 1:
+            yield f'table at "{", ".join(topics)} → {node.store.name}"', topics

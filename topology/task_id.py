@@ -1,0 +1,23 @@
+"""The name of a shared task: sub-topology, partition, key range."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coopstreams.topology.keys import KeyRange
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TaskId:
+    """A shared task. Siblings differ in the range only. Printed `0_3[0..127]`."""
+
+    subtopology: int
+    partition: int
+    range: KeyRange
+
+    def __str__(self) -> str:
+        return f"{self.subtopology}_{self.partition}[{self.range}]"
+
+    def conflicts(self, other: TaskId) -> bool:
+        """Whether both own some hash of the same partition: they may never run at the same time."""
+        return self.subtopology == other.subtopology and self.partition == other.partition and self.range.overlaps(other.range)

@@ -1,0 +1,143 @@
+"""A grouped stream, cut into windows or sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Generic, Literal, TypeAlias, TypeVar
+
+from coopstreams.topology import serdes
+from coopstreams.topology.attach import Grouped
+from coopstreams.topology.attach_aggregates import Fold, Kept, aggregate
+from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.functions import checked
+from coopstreams.topology.ktable import KTable
+from coopstreams.topology.serdes import Serde, Windowed
+from coopstreams.topology.windows import AnyWindows, SessionWindows, SlidingWindows, Windows
+
+K = TypeVar("K")
+V = TypeVar("V")
+A = TypeVar("A")
+
+EmitStrategy: TypeAlias = Literal["on_window_update", "on_window_close"]
+
+
+class TimeWindowedKStream(Generic[K, V]):
+    """The records of a stream, grouped by key and window. A closed window (end + grace <= stream time) drops late records.
+
+    `retention=`: how long a window can be read, counted in stream time from its start; size + grace unless given.
+    Records with a null value count too (but for sliding windows), as in Kafka Streams: the aggregator is given None.
+    """
+
+    __slots__ = ("_group",)
+
+    def __init__(self, group: Grouped) -> None:
+        self._group = group
+
+    def emit_strategy(self, strategy: EmitStrategy) -> TimeWindowedKStream[K, V]:
+        """Forward a window with each update (`on_window_update`, which is the default), or once, when it is closed (`on_window_close`)."""
+        return TimeWindowedKStream(_emitting(self._group, strategy))
+
+    def count(self, *, store: str | None = None, retention: timedelta | int | None = None, name: str | None = None) -> KTable[Windowed[K], int]:
+        """Count the records of each key and window, as `serdes.int64`."""
+        return KTable(aggregate(self._group, Fold("count"), Kept(serdes.int64, store, name, retention)))
+
+    def reduce(
+        self,
+        reducer: Callable[[V, V], V | None],
+        *,
+        value: Serde[V] | None = None,
+        store: str | None = None,
+        retention: timedelta | int | None = None,
+        name: str | None = None,
+    ) -> KTable[Windowed[K], V]:
+        """Combine the values of each key and window: the first is kept, then `reducer(aggregate, value)`. None deletes the row."""
+        reducer = checked("reduce", reducer, "aggregate", "value")
+        return KTable(aggregate(self._group, Fold("reduce", None, reducer), Kept(value, store, name, retention)))
+
+    def aggregate(
+        self,
+        initializer: Callable[[], A],
+        aggregator: Callable[[K, V, A], A | None],
+        *,
+        value: Serde[A],
+        store: str | None = None,
+        retention: timedelta | int | None = None,
+        name: str | None = None,
+    ) -> KTable[Windowed[K], A]:
+        """Fold the values of each key and window: `aggregator(key, value, aggregate)`, beginning with `initializer()`. None deletes the row."""
+        initializer = checked("aggregate", initializer)
+        aggregator = checked("aggregate", aggregator, "key", "value", "aggregate")
+        return KTable(aggregate(self._group, Fold("aggregate", initializer, aggregator), Kept(value, store, name, retention)))
+
+
+class SessionWindowedKStream(Generic[K, V]):
+    """The records of a stream, grouped by key and session. A closed session (end + gap + grace < stream time) drops late records.
+
+    A record that comes near to sessions makes one of them: they are deleted, the new one is forwarded. Its timestamp is its end.
+    `retention=`: how long a session can be read, counted in stream time from its end; gap + grace unless given.
+    """
+
+    __slots__ = ("_group",)
+
+    def __init__(self, group: Grouped) -> None:
+        self._group = group
+
+    def emit_strategy(self, strategy: EmitStrategy) -> SessionWindowedKStream[K, V]:
+        """Forward a session with each update (`on_window_update`, which is the default), or once, when it is closed (`on_window_close`)."""
+        return SessionWindowedKStream(_emitting(self._group, strategy))
+
+    def count(self, *, store: str | None = None, retention: timedelta | int | None = None, name: str | None = None) -> KTable[Windowed[K], int]:
+        """Count the records of each key and session, as `serdes.int64`."""
+        return KTable(aggregate(self._group, Fold("count"), Kept(serdes.int64, store, name, retention)))
+
+    def reduce(
+        self,
+        reducer: Callable[[V, V], V | None],
+        *,
+        value: Serde[V] | None = None,
+        store: str | None = None,
+        retention: timedelta | int | None = None,
+        name: str | None = None,
+    ) -> KTable[Windowed[K], V]:
+        """Combine the values of each key and session by `reducer(aggregate, value)`; so are sessions that meet. None deletes the row."""
+        reducer = checked("reduce", reducer, "aggregate", "value")
+        return KTable(aggregate(self._group, Fold("reduce", None, reducer), Kept(value, store, name, retention)))
+
+    def aggregate(
+        self,
+        initializer: Callable[[], A],
+        aggregator: Callable[[K, V, A], A | None],
+        merger: Callable[[K, A, A], A],
+        *,
+        value: Serde[A],
+        store: str | None = None,
+        retention: timedelta | int | None = None,
+        name: str | None = None,
+    ) -> KTable[Windowed[K], A]:
+        """Fold the values of each key and session: `aggregator(key, value, aggregate)`, beginning with `initializer()`.
+
+        Sessions that meet become `merger(key, one_aggregate, other_aggregate)`. None deletes the row.
+        """
+        initializer = checked("aggregate", initializer)
+        aggregator = checked("aggregate", aggregator, "key", "value", "aggregate")
+        merger = checked("aggregate", merger, "key", "one", "other")
+        return KTable(aggregate(self._group, Fold("aggregate", initializer, aggregator, merger), Kept(value, store, name, retention)))
+
+
+def checked_windows(windows: AnyWindows) -> AnyWindows:
+    """Return the windows.
+
+    Raises:
+        TopologyError: something else was given.
+    """
+    if not isinstance(windows, Windows | SlidingWindows | SessionWindows):
+        raise TopologyError(f"windowed_by() needs windows such as TimeWindows(hours=1), not {windows!r}")
+    return windows
+
+
+def _emitting(group: Grouped, strategy: EmitStrategy) -> Grouped:
+    if strategy not in ("on_window_update", "on_window_close"):
+        raise TopologyError(f'emit_strategy() takes "on_window_update" or "on_window_close", not {strategy!r}')
+    return replace(group, emit_on_close=strategy == "on_window_close")
