@@ -114,7 +114,8 @@ class Database:
             StateError: nothing was written.
         """
         with self._lock:
-            after = {store: self._checkpoints[store].put(map(self._dated, new)) for store, new in checkpoints.items()}
+            now = self._now()
+            after = {store: self._checkpoints[store].put([_dated(each, now) for each in new]) for store, new in checkpoints.items()}
             self._write(changes, after)
             for store in after:
                 if self.specs[store].kind in layout.SEGMENTED:
@@ -134,7 +135,7 @@ class Database:
         with self._lock:
             first, last = checkpoint.first, checkpoint.last
             families = [family for family in self._families(store) if self._has_keys(family, first, last)]
-            after = self._checkpoints[store].put([self._dated(checkpoint)])
+            after = self._checkpoints[store].put([_dated(checkpoint, self._now())])
             self._write([self._vanishing(family, first, last) for family in families], {store: after})
 
     def has_keys(self, store: str, first: int, last: int) -> bool:
@@ -212,8 +213,8 @@ class Database:
             self._checkpoints.pop(spec.name, None)
         self._engine.write([Change(_META, [_checkpoint_key(spec.name), key], [None, shape.encode()])])
 
-    def _dated(self, checkpoint: Checkpoint) -> Checkpoint:
-        return replace(checkpoint, true_ms=int(self._clock() * 1000)) if checkpoint.true_ms == NOW else checkpoint
+    def _now(self) -> int:
+        return int(self._clock() * 1000)
 
     def _has_keys(self, family: str, first: int, last: int) -> bool:
         return next(self._engine.scan(family, *layout.group_bounds(first, last)), None) is not None
@@ -221,6 +222,10 @@ class Database:
     @staticmethod
     def _vanishing(family: str, first: int, last: int) -> Change:
         return Change(family, vanishing=[layout.group_bounds(first, last)])
+
+
+def _dated(checkpoint: Checkpoint, now_ms: int) -> Checkpoint:
+    return replace(checkpoint, true_ms=now_ms) if checkpoint.true_ms == NOW else checkpoint
 
 
 def _checkpoint_key(store: str) -> bytes:

@@ -59,6 +59,7 @@ class KafkaBroker:
         self._java = java
         self._console = console or Console(stderr=True)
         self._process: subprocess.Popen[bytes] | None = None
+        self._starting = False
 
     def __enter__(self) -> Self:
         self.start()
@@ -70,10 +71,9 @@ class KafkaBroker:
     @property
     def running(self) -> Running | None:
         """The broker process on this folder, whoever started it; None when there is none."""
-        last = recorded(self.folder)
-        if self._process is not None and last is not None and last.pid == self._process.pid:
-            # A child that was just forked has no command line yet to know it by. This also takes the exit code of a dead one.
-            return last if self._process.poll() is None else None
+        ended = self._process is not None and self._process.poll() is not None  # takes the exit code of a dead child
+        if self._starting and not ended:
+            return recorded(self.folder)  # a child that was just forked has no command line yet to know it by
         return running(self.folder)
 
     @property
@@ -166,12 +166,15 @@ class KafkaBroker:
             )
         broker = Running(self._process.pid, port, controller_port)
         record(self.folder, broker)
+        self._starting = True
         try:
             self._await_answer(broker, beginning)
         except DevError:
             if self._port is None and _IN_USE in self._said_since(beginning):
                 return False
             raise
+        finally:
+            self._starting = False
         return True
 
     def _ports(self) -> tuple[int, int]:
