@@ -23,6 +23,7 @@ from coopstreams.topology.nodes import (
     FlatMap,
     FlatMapValues,
     Function,
+    Late,
     Map,
     MapValues,
     Merge,
@@ -77,19 +78,24 @@ class Analysis:
         self.nodes = subtopology.nodes
         self.numbers = {node.name: number for number, node in enumerate(self.nodes)}
         self._edges: dict[str, list[Edge]] = {node.name: [] for node in self.nodes}
+        self._late: dict[str, list[Edge]] = {node.name: [] for node in self.nodes}
         for node in reversed(self.nodes):
             if isinstance(node, Filter | MapValues) and node.table and node.store is None and not self._edges[node.name]:
                 continue  # a view that is only looked through: nobody hears of its updates, so they are not computed
             for side, parent in reversed(list(enumerate(node.parents))):
                 edge = Edge(node, side)
                 if edge.carries:
-                    self._edges[parent].insert(0, edge)
+                    (self._late if isinstance(node, Late) else self._edges)[parent].insert(0, edge)
         self._incoming = {node.name: sum(Edge(node, side).carries for side in range(len(node.parents))) for node in self.nodes}
         self._reads: dict[tuple[str, int, AnySerde, AnySerde], Reads] = {}
 
     def edges(self, node: Node) -> list[Edge]:
         """Return where the records of a node go, in order."""
         return self._edges[node.name]
+
+    def late_edges(self, node: Node) -> list[Edge]:
+        """Return where the records go that come too late for a node."""
+        return self._late[node.name]
 
     def has_one_parent(self, node: Node) -> bool:
         """Whether records reach the node by one way only."""
@@ -167,7 +173,7 @@ class Analysis:
                 return reduce(or_, map(reads_pair, predicates), self.below(node, key, value))
             case DynamicSink():
                 return reads_pair(node.topic_of) | Reads(node.key != key, node.value != value)
-            case ToStream() | Merge() | Branch() | DropNullKeys():
+            case ToStream() | Merge() | Branch() | DropNullKeys() | Late():
                 return self.below(node, key, value)
             case Sink():
                 return Reads(node.key != key, node.value != value)

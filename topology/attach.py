@@ -16,8 +16,8 @@ from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.functions import checked
 from coopstreams.topology.graph import Flow, Unknown, serde_or_none
 from coopstreams.topology.naming import check_name
-from coopstreams.topology.nodes import DynamicSink, Merge, Sink, TableSource
-from coopstreams.topology.repartition import keyed
+from coopstreams.topology.nodes import DynamicSink, Late, Merge, Sink, TableSource
+from coopstreams.topology.repartition import PRESENT, keyed
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.windows import AnyWindows
@@ -37,10 +37,14 @@ class Grouped:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A flow of upserts, and the store at the root of it: that of its table source or aggregation."""
+    """A flow of upserts, and the store at the root of it: that of its table source or aggregation.
+
+    `taken`: of a table that drops late records, the flow of all that it takes, at the node that drops them.
+    """
 
     flow: Flow
     store: StoreSpec
+    taken: Flow | None = None
 
     @property
     def is_windowed(self) -> bool:
@@ -97,6 +101,20 @@ def to_table(flow: Flow, key: Serde[Any] | None, value: Serde[Any] | None, store
         graph.needed_stores.add(store)
     graph.attach(TableSource(name=node_name, parents=(flow.node,), store=spec))
     return Table(replace(flow, node=node_name), spec)
+
+
+def late(taken: Flow, name: str | None) -> Flow:
+    """Return the flow of the records that came too late for a table (`Table.taken`), as they were.
+
+    They are `rekeyed`: an operator with windows below has to see them in a topic of their own, whose stream time does not
+    depend on the key ranges. Here, only the owner of a key knows which of its records are late.
+
+    Raises:
+        TopologyError: on their way through a repartition topic the records have lost their values, which only a count does not need.
+    """
+    if taken.value == PRESENT:
+        raise TopologyError(f'late(): the values do not come as far as "{taken.node}". Write value=serdes.… in the group_by(…) before it.')
+    return replace(taken.then("KSTREAM-LATE-", name, Late), rekeyed=True)
 
 
 def merge(left: Flow, right: Flow, name: str | None) -> Flow:

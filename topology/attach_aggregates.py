@@ -79,11 +79,11 @@ def aggregate(group: Grouped, fold: Fold, kept: Kept) -> Table:
             emit_on_close=group.emit_on_close,
         )
     )
-    return Table(Flow(graph, node_name, spec.row_key or spec.key, value), spec)
+    return Table(Flow(graph, node_name, spec.row_key or spec.key, value), spec, replace(flow, node=node_name))
 
 
-def cogroup(parts: list[tuple[Grouped, Function]], windows: AnyWindows | None, fold: Fold, kept: Kept) -> Table:
-    """Return the table that several grouped streams are aggregated into, each by an aggregator of its own.
+def cogroup(parts: list[tuple[Grouped, Function]], windows: AnyWindows | None, fold: Fold, kept: Kept) -> tuple[Table, list[Flow]]:
+    """Return the table that several grouped streams are aggregated into, each by an aggregator of its own; and of each what it takes.
 
     Raises:
         TopologyError: as `aggregate`; or keys are written in different ways, or the streams come from two builders.
@@ -95,7 +95,7 @@ def cogroup(parts: list[tuple[Grouped, Function]], windows: AnyWindows | None, f
     value = serde_or_none(kept.value, "value", where)
     assert value is not None  # the signature asks for it
     spec: StoreSpec | None = None
-    nodes = []
+    taken: list[Flow] = []
     for number, (group, aggregator) in enumerate(parts):
         first.same_graph(group.flow, where)
         name = group.name or (store_name if number == 0 else f"{store_name}-{number}")
@@ -115,12 +115,12 @@ def cogroup(parts: list[tuple[Grouped, Function]], windows: AnyWindows | None, f
             merger=fold.merger,
             cogrouped=True,
         )
-        nodes.append(graph.attach(make))
+        taken.append(replace(flow, node=graph.attach(make)))
     assert spec is not None
     graph.needed_stores.add(store_name)
     merge = graph.names.node("COGROUPKSTREAM-MERGE-", kept.name)
-    graph.attach(CogroupMerge(name=merge, parents=tuple(nodes), store=spec))
-    return Table(Flow(graph, merge, spec.row_key or spec.key, value), spec)
+    graph.attach(CogroupMerge(name=merge, parents=tuple(flow.node for flow in taken), store=spec))
+    return Table(Flow(graph, merge, spec.row_key or spec.key, value), spec), taken
 
 
 def group_table(table: Table, mapper: Function, key: Serde[Any] | None, value: Serde[Any] | None, name: str | None) -> Grouped:

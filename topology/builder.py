@@ -79,7 +79,8 @@ class StreamsBuilder:
         if store is not None or history is not None:
             self._graph.needed_stores.add(store_name)
         flow = Flow(self._graph, source.name, source.key, source.value)
-        return KTable(Table(flow.then("KTABLE-SOURCE-", name, partial(TableSource, store=spec)), spec))
+        table = flow.then("KTABLE-SOURCE-", name, partial(TableSource, store=spec))
+        return KTable(Table(table, spec, None if history is None else table))
 
     def global_table(self, topic: str, *, key: Serde[K], value: Serde[V], store: str | None = None) -> GlobalKTable[K, V]:
         """Read a topic as a table of which every instance has all rows. `store=` keeps it under that name.

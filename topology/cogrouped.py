@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from coopstreams.topology.attach import Grouped
 from coopstreams.topology.attach_aggregates import Fold, Function, Kept, cogroup
+from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.functions import checked
+from coopstreams.topology.graph import Flow
 from coopstreams.topology.ktable import KTable
 from coopstreams.topology.serdes import Serde, Windowed
-from coopstreams.topology.windowed import checked_windows
+from coopstreams.topology.windowed import checked_windows, late_stream
 from coopstreams.topology.windows import AnyWindows, SessionWindows, SlidingWindows, Windows
 
 if TYPE_CHECKING:
     from coopstreams.topology.grouped import KGroupedStream  # a grouped stream begins a cogroup, and joins one
+    from coopstreams.topology.kstream import KStream
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -37,7 +40,7 @@ class CogroupedKStream(Generic[K, A]):
     def aggregate(self, initializer: Callable[[], A], *, value: Serde[A], store: str | None = None, name: str | None = None) -> KTable[K, A]:
         """Fold the values of each key, of all streams, beginning with `initializer()`. None deletes the row."""
         fold = Fold("aggregate", checked("aggregate", initializer))
-        return KTable(cogroup(self._parts, None, fold, Kept(value, store, name)))
+        return KTable(cogroup(self._parts, None, fold, Kept(value, store, name))[0])
 
     @overload
     def windowed_by(self, windows: Windows | SlidingWindows) -> TimeWindowedCogroupedKStream[K, A]: ...
@@ -52,10 +55,11 @@ class CogroupedKStream(Generic[K, A]):
 class TimeWindowedCogroupedKStream(Generic[K, A]):
     """Several grouped streams, cut into windows."""
 
-    __slots__ = ("_parts", "_windows")
+    __slots__ = ("_parts", "_taken", "_windows")
 
     def __init__(self, parts: list[tuple[Grouped, Function]], windows: AnyWindows) -> None:
         self._parts, self._windows = parts, windows
+        self._taken: list[Flow] = []
 
     def aggregate(
         self,
@@ -68,16 +72,27 @@ class TimeWindowedCogroupedKStream(Generic[K, A]):
     ) -> KTable[Windowed[K], A]:
         """Fold the values of each key and window, of all streams, beginning with `initializer()`. None deletes the row."""
         fold = Fold("aggregate", checked("aggregate", initializer))
-        return KTable(cogroup(self._parts, self._windows, fold, Kept(value, store, name, retention)))
+        table, taken = cogroup(self._parts, self._windows, fold, Kept(value, store, name, retention))
+        self._taken = self._taken or taken
+        return KTable(table)
+
+    def late(self, group: KGroupedStream[K, V], *, name: str | None = None) -> KStream[K, V]:
+        """Return the records of one of the grouped streams that come too late for all of their windows; call it beside `aggregate`.
+
+        Raises:
+            TopologyError: the windows were not aggregated yet, or this stream is none of theirs.
+        """
+        return _late(self._parts, self._taken, group._group, name)
 
 
 class SessionWindowedCogroupedKStream(Generic[K, A]):
     """Several grouped streams, cut into sessions."""
 
-    __slots__ = ("_parts", "_windows")
+    __slots__ = ("_parts", "_taken", "_windows")
 
     def __init__(self, parts: list[tuple[Grouped, Function]], windows: AnyWindows) -> None:
         self._parts, self._windows = parts, windows
+        self._taken: list[Flow] = []
 
     def aggregate(
         self,
@@ -91,4 +106,21 @@ class SessionWindowedCogroupedKStream(Generic[K, A]):
     ) -> KTable[Windowed[K], A]:
         """Fold the values of each key and session, of all streams; sessions that meet become `merger(key, one, other)`."""
         fold = Fold("aggregate", checked("aggregate", initializer), None, checked("aggregate", merger, "key", "one", "other"))
-        return KTable(cogroup(self._parts, self._windows, fold, Kept(value, store, name, retention)))
+        table, taken = cogroup(self._parts, self._windows, fold, Kept(value, store, name, retention))
+        self._taken = self._taken or taken
+        return KTable(table)
+
+    def late(self, group: KGroupedStream[K, V], *, name: str | None = None) -> KStream[K, V]:
+        """Return the records of one of the grouped streams that come too late for all of their windows; call it beside `aggregate`.
+
+        Raises:
+            TopologyError: the windows were not aggregated yet, or this stream is none of theirs.
+        """
+        return _late(self._parts, self._taken, group._group, name)
+
+
+def _late(parts: list[tuple[Grouped, Function]], taken: list[Flow], group: Grouped, name: str | None) -> KStream[Any, Any]:
+    numbers = [number for number, (part, _) in enumerate(parts) if part is group]
+    if not numbers:
+        raise TopologyError("late(): give one of the grouped streams that are cogrouped here")
+    return late_stream(taken[numbers[0]] if taken else None, name)

@@ -49,6 +49,18 @@ class Compiler:
         for edge in self.analysis.edges(node):
             self._call(function, edge, record)
 
+    def drop_late(self, function: Function, node: Node, record: Record, condition: str) -> None:
+        """Write that a record which comes too late under a condition is dropped, counted, and goes to those who want late records."""
+        with function.block(f"if {condition}:"):
+            self.call_late(function, node, record)
+            function.line(f"dropped[{self.unit.drop(node.name, 'late')}] += 1")
+            function.line(function.skip)
+
+    def call_late(self, function: Function, node: Node, record: Record) -> None:
+        """Write that a record which came too late for a node goes to those who want it. By calls: it is seldom, the way of others stays short."""
+        for edge in self.analysis.late_edges(node):
+            self._call(function, edge, record)
+
     def enter(self, function: Function, edge: Edge, record: Record) -> None:
         """Write that a record goes to one child, in place if that is possible. Nothing may be written for this record afterwards."""
         inline = self.analysis.has_one_parent(edge.child) and function.loops < MOST_LOOPS

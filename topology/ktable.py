@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from coopstreams.topology.attach import Table
+from coopstreams.topology.attach import Table, late
 from coopstreams.topology.attach_aggregates import group_table
 from coopstreams.topology.attach_joins import join_tables, joined_tables
 from coopstreams.topology.attach_suppress import suppress
@@ -171,6 +171,23 @@ class KTable(Generic[K, V]):
 
         flow = self._table.flow.then("KTABLE-TOSTREAM-", name, ToStream)
         return KStream(replace(flow, rekeyed=self._table.is_windowed))
+
+    def late(self, *, name: str | None = None) -> KStream[K, V]:
+        """Return the records that come too late for a table with `history=`, as they are.
+
+        Each comes once, with its own key, value, timestamp and headers. It is still counted as dropped.
+
+        Raises:
+            TopologyError: a table without `history=` drops no late records, and for those in windows it is the windows that do.
+        """
+        from coopstreams.topology.kstream import KStream
+
+        if self._table.taken is None or self._table.store.history_ms is None:
+            raise TopologyError(
+                f'late(): "{self._table.flow.node}" is not a table with history=. For windows: windowed = ….windowed_by(…), and windowed.late() '
+                "beside windowed.count()."
+            )
+        return KStream(late(self._table.taken, name))
 
 
 def _table_of(other: object) -> Table:

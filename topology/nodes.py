@@ -209,6 +209,11 @@ class StreamTableJoin(Node):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Late(Node):
+    """The records that its parent, a windowed aggregation or a versioned table, drops because they come too late; not its updates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToStream(Node):
     """The updates of a table as a stream."""
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from coopstreams.topology import serdes
-from coopstreams.topology.attach import Grouped
+from coopstreams.topology.attach import Grouped, Table, late
 from coopstreams.topology.attach_aggregates import Fold, Kept, aggregate
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.functions import checked
+from coopstreams.topology.graph import Flow
 from coopstreams.topology.ktable import KTable
 from coopstreams.topology.serdes import Serde, Windowed
 from coopstreams.topology.windows import AnyWindows, SessionWindows, SlidingWindows, Windows
+
+if TYPE_CHECKING:
+    from coopstreams.topology.kstream import KStream  # a stream is cut into windows, and what comes too late for them is one
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -30,10 +34,11 @@ class TimeWindowedKStream(Generic[K, V]):
     Records with a null value count too (but for sliding windows), as in Kafka Streams: the aggregator is given None.
     """
 
-    __slots__ = ("_group",)
+    __slots__ = ("_group", "_taken")
 
     def __init__(self, group: Grouped) -> None:
         self._group = group
+        self._taken: Flow | None = None
 
     def emit_strategy(self, strategy: EmitStrategy) -> TimeWindowedKStream[K, V]:
         """Forward a window with each update (`on_window_update`, which is the default), or once, when it is closed (`on_window_close`)."""
@@ -41,7 +46,7 @@ class TimeWindowedKStream(Generic[K, V]):
 
     def count(self, *, store: str | None = None, retention: timedelta | int | None = None, name: str | None = None) -> KTable[Windowed[K], int]:
         """Count the records of each key and window, as `serdes.int64`."""
-        return KTable(aggregate(self._group, Fold("count"), Kept(serdes.int64, store, name, retention)))
+        return KTable(self._kept(Fold("count"), Kept(serdes.int64, store, name, retention)))
 
     def reduce(
         self,
@@ -54,7 +59,7 @@ class TimeWindowedKStream(Generic[K, V]):
     ) -> KTable[Windowed[K], V]:
         """Combine the values of each key and window: the first is kept, then `reducer(aggregate, value)`. None deletes the row."""
         reducer = checked("reduce", reducer, "aggregate", "value")
-        return KTable(aggregate(self._group, Fold("reduce", None, reducer), Kept(value, store, name, retention)))
+        return KTable(self._kept(Fold("reduce", None, reducer), Kept(value, store, name, retention)))
 
     def aggregate(
         self,
@@ -69,7 +74,22 @@ class TimeWindowedKStream(Generic[K, V]):
         """Fold the values of each key and window: `aggregator(key, value, aggregate)`, beginning with `initializer()`. None deletes the row."""
         initializer = checked("aggregate", initializer)
         aggregator = checked("aggregate", aggregator, "key", "value", "aggregate")
-        return KTable(aggregate(self._group, Fold("aggregate", initializer, aggregator), Kept(value, store, name, retention)))
+        return KTable(self._kept(Fold("aggregate", initializer, aggregator), Kept(value, store, name, retention)))
+
+    def late(self, *, name: str | None = None) -> KStream[K, V]:
+        """Return the records that come too late for all of their windows, as they are; call it beside `count`, `reduce` or `aggregate`.
+
+        Each comes once, with its own key, value, timestamp and headers. It is still counted as dropped.
+
+        Raises:
+            TopologyError: these windows were not aggregated yet.
+        """
+        return late_stream(self._taken, name)
+
+    def _kept(self, fold: Fold, kept: Kept) -> Table:
+        table = aggregate(self._group, fold, kept)
+        self._taken = self._taken or table.taken  # what is late for one table is late for all
+        return table
 
 
 class SessionWindowedKStream(Generic[K, V]):
@@ -79,10 +99,11 @@ class SessionWindowedKStream(Generic[K, V]):
     `retention=`: how long a session can be read, counted in stream time from its end; gap + grace unless given.
     """
 
-    __slots__ = ("_group",)
+    __slots__ = ("_group", "_taken")
 
     def __init__(self, group: Grouped) -> None:
         self._group = group
+        self._taken: Flow | None = None
 
     def emit_strategy(self, strategy: EmitStrategy) -> SessionWindowedKStream[K, V]:
         """Forward a session with each update (`on_window_update`, which is the default), or once, when it is closed (`on_window_close`)."""
@@ -90,7 +111,7 @@ class SessionWindowedKStream(Generic[K, V]):
 
     def count(self, *, store: str | None = None, retention: timedelta | int | None = None, name: str | None = None) -> KTable[Windowed[K], int]:
         """Count the records of each key and session, as `serdes.int64`."""
-        return KTable(aggregate(self._group, Fold("count"), Kept(serdes.int64, store, name, retention)))
+        return KTable(self._kept(Fold("count"), Kept(serdes.int64, store, name, retention)))
 
     def reduce(
         self,
@@ -103,7 +124,7 @@ class SessionWindowedKStream(Generic[K, V]):
     ) -> KTable[Windowed[K], V]:
         """Combine the values of each key and session by `reducer(aggregate, value)`; so are sessions that meet. None deletes the row."""
         reducer = checked("reduce", reducer, "aggregate", "value")
-        return KTable(aggregate(self._group, Fold("reduce", None, reducer), Kept(value, store, name, retention)))
+        return KTable(self._kept(Fold("reduce", None, reducer), Kept(value, store, name, retention)))
 
     def aggregate(
         self,
@@ -123,7 +144,22 @@ class SessionWindowedKStream(Generic[K, V]):
         initializer = checked("aggregate", initializer)
         aggregator = checked("aggregate", aggregator, "key", "value", "aggregate")
         merger = checked("aggregate", merger, "key", "one", "other")
-        return KTable(aggregate(self._group, Fold("aggregate", initializer, aggregator, merger), Kept(value, store, name, retention)))
+        return KTable(self._kept(Fold("aggregate", initializer, aggregator, merger), Kept(value, store, name, retention)))
+
+    def late(self, *, name: str | None = None) -> KStream[K, V]:
+        """Return the records that come too late for all of their sessions, as they are; call it beside `count`, `reduce` or `aggregate`.
+
+        Each comes once, with its own key, value, timestamp and headers. It is still counted as dropped.
+
+        Raises:
+            TopologyError: these sessions were not aggregated yet.
+        """
+        return late_stream(self._taken, name)
+
+    def _kept(self, fold: Fold, kept: Kept) -> Table:
+        table = aggregate(self._group, fold, kept)
+        self._taken = self._taken or table.taken  # what is late for one table is late for all
+        return table
 
 
 def checked_windows(windows: AnyWindows) -> AnyWindows:
@@ -135,6 +171,19 @@ def checked_windows(windows: AnyWindows) -> AnyWindows:
     if not isinstance(windows, Windows | SlidingWindows | SessionWindows):
         raise TopologyError(f"windowed_by() needs windows such as TimeWindows(hours=1), not {windows!r}")
     return windows
+
+
+def late_stream(taken: Flow | None, name: str | None) -> KStream[Any, Any]:
+    """Return the records that came too late for a table, of those it takes.
+
+    Raises:
+        TopologyError: there is no table yet, or the records have lost their values.
+    """
+    from coopstreams.topology.kstream import KStream
+
+    if taken is None:
+        raise TopologyError("late(): nothing is dropped before there is a table. Call count(…), reduce(…) or aggregate(…) on these windows first.")
+    return KStream(late(taken, name))
 
 
 def _emitting(group: Grouped, strategy: EmitStrategy) -> Grouped:

@@ -56,6 +56,10 @@ orders.join(customers, lambda order, name: name, joiner_with_key=lambda key, ord
 # a stream is no table
 orders.join(orders, lambda left, right: left)  # type: ignore[call-overload]
 
+# late records are as they were, whatever they are aggregated to
+by_customer = orders.group_by_key().windowed_by(TimeWindows(hours=1))
+by_customer.late().map_values(lambda count: count + 1)  # type: ignore[operator]
+
 # serdes of another type
 orders.to("copy", value=serdes.text)  # type: ignore[arg-type]
 orders.to("copy", key=serdes.int64)  # type: ignore[arg-type]

@@ -168,12 +168,24 @@ def _add_to_windows(compiler: Compiler, function: Function, node: Aggregate, win
     else:
         name = compiler.unit.constant("windows", windows)
         starts, closed = f"{name}.starts({record.timestamp})", f"{name}.end({start}) + {windows.grace_ms}"
+    late = function.fresh("late") if compiler.analysis.late_edges(node) else None
+    if late:
+        function.line(f"{late} = None")
     with function.loop(f"for {start} in {starts}:"):
-        function.drop_if(f"{closed} <= {clock}", node, "late")
+        with function.block(f"if {closed} <= {clock}:"):
+            if late:
+                function.line(f"{late} = {late} is not False")
+            function.line(f"dropped[{compiler.unit.drop(node.name, 'late')}] += 1")
+            function.line(function.skip)
+        if late:
+            function.line(f"{late} = False")
         function.line(f"{key} = {key_bytes} + {pack}({start})")
         if node.emit_on_close:
             function.line(f"{_closing(compiler, node, windows, clock)}.add({key})")
-        _add_to_row(compiler, function, node, record, key)
+        _add_to_row(compiler, function, node, replace(record), key)
+    if late:
+        with function.block(f"if {late}:"):
+            compiler.call_late(function, node, record)
     _forward_closed(compiler, function, node, clock)
 
 
@@ -188,18 +200,18 @@ def _add_to_moving_windows(compiler: Compiler, function: Function, node: Aggrega
     reads = aggregate_reads(node)
     key, value = function.key(record) if reads.key else "None", function.value(record) if reads.value else "None"
     call = f"{name}.update({key_bytes}, {key}, {value}, {record.timestamp}, {clock}, {updates})"
-    late = f"dropped[{unit.drop(node.name, 'late')}] += 1"
     function.line(f"{updates} = []")
     if isinstance(windows, SlidingWindows):
-        function.drop_if(f"{name}.is_late({record.timestamp}, {clock})", node, "late")
+        compiler.drop_late(function, node, record, f"{name}.is_late({record.timestamp}, {clock})")
+    taken = function.fresh("taken")
     with function.block("try:"):
-        if isinstance(windows, SlidingWindows):
-            function.line(call)
-        else:
-            with function.block(f"if not {call}:"):
-                function.line(late)
+        function.line(f"{taken} = {call}")
     with function.block("except Exception as error:"):
         function.line(f"fail({unit.site('processing', node.name)}, error)")
+    if isinstance(windows, SessionWindows):
+        with function.block("else:"), function.block(f"if not {taken}:"):
+            function.line(f"dropped[{unit.drop(node.name, 'late')}] += 1")
+            compiler.call_late(function, node, record)
     if node.emit_on_close:
         with function.loop(f"for update in {updates}:"):
             function.line(f"{_closing(compiler, node, windows, clock)}.add(update.key)")
@@ -325,7 +337,7 @@ def _tumbling_key(compiler: Compiler, function: Function, node: Aggregate, windo
     start, start_bytes, key = function.fresh("start"), function.fresh("start_bytes"), function.fresh("window_key")
     pack = compiler.unit.constant("window_start_bytes", _START_BYTES)
     function.line(f"{start} = {record.timestamp} - {record.timestamp} % {windows.size_ms}")
-    function.drop_if(f"{start} + {windows.size_ms + windows.grace_ms} <= {clock}", node, "late")
+    compiler.drop_late(function, node, record, f"{start} + {windows.size_ms + windows.grace_ms} <= {clock}")
     if function.over_batch:
         # Neighbours in a batch mostly share their window.
         last = function.fresh("last_start")

@@ -13,6 +13,7 @@ from coopstreams.topology.nodes import (
     Filter,
     FlatMap,
     FlatMapValues,
+    Late,
     Map,
     MapValues,
     Merge,
@@ -168,7 +169,7 @@ def drop_null_keys(compiler: Compiler, function: Function, node: DropNullKeys, r
     compiler.forward(function, node, replace(record, has_key=True))
 
 
-def pass_on(compiler: Compiler, function: Function, node: Merge | ToStream | Branch, record: Record) -> None:
+def pass_on(compiler: Compiler, function: Function, node: Merge | ToStream | Branch | Late, record: Record) -> None:
     """The same record."""
     compiler.forward(function, node, record)
 
@@ -194,5 +195,6 @@ OPERATORS: Mapping[type[Node], Operator] = {
     DropNullKeys: drop_null_keys,
     Merge: pass_on,
     ToStream: pass_on,
+    Late: pass_on,
     Sink: sink,
 }

@@ -23,7 +23,7 @@ def versioned_source(compiler: Compiler, function: Function, node: TableSource, 
     value, key_bytes = function.value(record), function.key_as_bytes(record, store.key, node)
     oldest, entry, latest = (function.fresh(part) for part in ("oldest", "entry", "latest"))
     function.line(f"{oldest} = {now} - {store.history_ms}")
-    function.drop_if(f"{record.timestamp} < {oldest}", node, "late")
+    compiler.drop_late(function, node, record, f"{record.timestamp} < {oldest}")
     function.line(f"{entry} = get_{name}({key_bytes}) or load_{name}({key_bytes})")
     if compiler.analysis.wants_old(node):
         old = function.fresh("old")
