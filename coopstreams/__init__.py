@@ -5,6 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from coopstreams.config import Config
+from coopstreams.extractors import (
+    fail_on_invalid_timestamp,
+    log_and_skip_on_invalid_timestamp,
+    use_partition_time_on_invalid_timestamp,
+    wallclock_timestamp,
+)
 from coopstreams.topology import serdes
 from coopstreams.topology.branches import BranchedKStream
 from coopstreams.topology.builder import StreamsBuilder
@@ -46,10 +52,14 @@ __all__ = [
     "WindowStore",
     "Windowed",
     "Windows",
+    "fail_on_invalid_timestamp",
     "key_value_store",
+    "log_and_skip_on_invalid_timestamp",
     "serdes",
     "until_time_limit",
     "until_window_closes",
+    "use_partition_time_on_invalid_timestamp",
+    "wallclock_timestamp",
     "window_store",
 ]
 

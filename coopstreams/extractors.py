@@ -1,0 +1,62 @@
+"""Timestamp extractors that are ready to use, with Kafka Streams' names: `stream(..., timestamp=wallclock_timestamp)`.
+
+A timestamp is invalid if it is negative: the record was written in a format of before Kafka 0.10, or by a producer that gave none. Without
+`timestamp=` Kafka's own is taken as it is.
+
+Source: Kafka Streams `FailOnInvalidTimestamp`, `LogAndSkipOnInvalidTimestamp`, `UsePartitionTimeOnInvalidTimestamp`,
+`WallclockTimestampExtractor`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from coopstreams.topology.errors import ProcessingError
+from coopstreams.topology.records import TimestampedRecord
+
+log = logging.getLogger(__name__)
+
+
+def fail_on_invalid_timestamp(record: TimestampedRecord[Any, Any]) -> int:
+    """Return Kafka's own timestamp.
+
+    Raises:
+        ProcessingError: it is negative. What then happens says `processing.exception.handler`.
+    """
+    if record.timestamp < 0:
+        raise ProcessingError(
+            f"{_where(record)} has the timestamp {record.timestamp}. Take log_and_skip_on_invalid_timestamp, use_partition_time_on_invalid_timestamp "
+            "or a function of yours as timestamp= to go on."
+        )
+    return record.timestamp
+
+
+def log_and_skip_on_invalid_timestamp(record: TimestampedRecord[Any, Any]) -> int:
+    """Return Kafka's own timestamp; a negative one drops the record, with a warning."""
+    if record.timestamp < 0:
+        log.warning("%s has the timestamp %d and is skipped", _where(record), record.timestamp)
+    return record.timestamp
+
+
+def use_partition_time_on_invalid_timestamp(record: TimestampedRecord[Any, Any]) -> int:
+    """Return Kafka's own timestamp; for a negative one, the largest of the partition so far.
+
+    Raises:
+        ProcessingError: it is negative, and no record before it had a timestamp.
+    """
+    if record.timestamp >= 0:
+        return record.timestamp
+    if record.stream_time < 0:
+        raise ProcessingError(f"{_where(record)} has the timestamp {record.timestamp}, and the partition has had no other yet")
+    return record.stream_time
+
+
+def wallclock_timestamp(_: TimestampedRecord[Any, Any]) -> int:
+    """Return what time it is. Each process that reads a partition, and each that reads it again, sees another time: not for windows that count."""
+    return time.time_ns() // 1_000_000
+
+
+def _where(record: TimestampedRecord[Any, Any]) -> str:
+    return f'the record at "{record.topic}" partition {record.partition} offset {record.offset}'
