@@ -44,10 +44,11 @@ class Compiler:
         if edges:
             self.enter(function, edges[-1], record)
 
-    def call_children(self, function: Function, node: Node, record: Record) -> None:
-        """Write that a record goes to the children of a node, by calls: for a node that forwards in several places."""
+    def call_children(self, function: Function, node: Node, record: Record, to: str | None = None) -> None:
+        """Write that a record goes to the children of a node, or to the one of that name, by calls: for a node that forwards in several places."""
         for edge in self.analysis.edges(node):
-            self._call(function, edge, record)
+            if to in (None, edge.child.name):
+                self._call(function, edge, record)
 
     def drop_late(self, function: Function, node: Node, record: Record, condition: str) -> None:
         """Write that a record which comes too late under a condition is dropped, counted, and goes to those who want late records."""

@@ -60,8 +60,10 @@ class Surroundings(Protocol):
 class Work:
     """A processor of one task, and its `ProcessorContext`."""
 
-    def __init__(self, node: Processing, stores: Mapping[str, TableStore], around: Surroundings, children: Children) -> None:
-        self._node, self._stores, self._around, self._children = node, stores, around, children
+    def __init__(
+        self, node: Processing, stores: Mapping[str, TableStore], around: Surroundings, children: Children, by_name: Mapping[str, Children]
+    ) -> None:
+        self._node, self._stores, self._around, self._children, self._by_name = node, stores, around, children, by_name
         self._at: tuple[bytes | None, Record[Any, Any]] | None = None
         self._timestamp = -1
         self._processor: Processor[Any, Any, Any, Any] = node.supplier()
@@ -84,13 +86,13 @@ class Work:
         """End the work."""
         self._processor.close()
 
-    def forward(self, record: Record[Any, Any]) -> None:
-        """Pass a record on to the nodes below."""
-        key_bytes = None
+    def forward(self, record: Record[Any, Any], *, to: str | None = None) -> None:
+        """Pass a record on to the nodes below, or to one of them."""
+        key_bytes, children = None, self._children if to is None else self._child(to)
         if self._node.fixed_key:
             key_bytes = self._same_key(record)
         timestamp = max(0, record.timestamp)
-        self._around.under_headers(record.headers or None, lambda: self._children(key_bytes, record.key, record.value, timestamp))
+        self._around.under_headers(record.headers or None, lambda: children(key_bytes, record.key, record.value, timestamp))
 
     def store(self, name: str) -> Any:
         """Return a store of the processor."""
@@ -134,6 +136,14 @@ class Work:
             self._end_if_over()
             self._around.fail_punctuation(self._node.name, error, now_ms)
         self._end_if_over()
+
+    def _child(self, name: str) -> Children:
+        if name not in self._by_name:
+            known = ", ".join(self._by_name) or "none"
+            raise ProcessingError(
+                f'"{self._node.name}": forward(…, to="{name}"): no operator below has this name; there are {known}. name= gives one.'
+            )
+        return self._by_name[name]
 
     def _same_key(self, record: Record[Any, Any]) -> bytes | None:
         if self._at is None:

@@ -61,10 +61,11 @@ class Punctuation(Protocol):
 class ProcessorContext(Protocol[K2, V2]):
     """What a processor may ask for and do. K2 and V2 are of what it forwards."""
 
-    def forward(self, record: Record[K2, V2]) -> None:
-        """Pass a record on to the operators below; returns when they are done with it.
+    def forward(self, record: Record[K2, V2], *, to: str | None = None) -> None:
+        """Pass a record on to the operators below, or to the one that has the `name=`; returns when they are done with it.
 
         Raises:
+            ProcessingError: no operator that follows at once has this name.
             Whatever ends the batch. Let it pass.
         """
 

@@ -77,7 +77,7 @@ class Process(Protocol):
         """Return the largest timestamp of any record that was taken in."""
         ...
 
-    def begin_work(self, node: Processing, stores: Mapping[str, TableStore], children: Children) -> Work:
+    def begin_work(self, node: Processing, stores: Mapping[str, TableStore], children: Children, by_name: Mapping[str, Children]) -> Work:
         """Return a processor at work."""
 
 
@@ -262,9 +262,9 @@ class BoundProgram:
         self.outputs[check_name(topic, "the topic")] = output = self._output(topic)
         return output
 
-    def begin_work(self, node: Processing, stores: Mapping[str, TableStore], children: Children) -> Work:
+    def begin_work(self, node: Processing, stores: Mapping[str, TableStore], children: Children, by_name: Mapping[str, Children]) -> Work:
         """Return a processor at work."""
-        work = Work(node, stores, self, children)
+        work = Work(node, stores, self, children, by_name)
         self._works.append(work)
         return work
 

@@ -5,7 +5,8 @@ Source: Kafka Streams `ProcessorNode`, `ProcessorContextImpl`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from coopstreams.topology.codegen import Function, Record
 from coopstreams.topology.compiler import Compiler, Operator
@@ -19,13 +20,30 @@ def process(compiler: Compiler, function: Function, node: Processing, record: Re
         key_bytes = function.key_as_bytes(record, node.key, node)
     key, value = function.key(record), function.value(record)
     after = Record("key_bytes" if node.key is not None else None, "key", node.key, None, "value", None, node.name)
-    name, parameters = unit.shared((node.name, "children"), unit.identifier("after", node.name), lambda body: compiler.forward(body, node, after))
-    work = unit.identifier("work", node.name)
-    given = ", ".join("process.task_time()" if parameter == "stream_time" else parameter for parameter in parameters)
-    call = f"lambda key_bytes, key, value, timestamp: {name}({given})"
-    unit.bind(work, f"{work} = process.begin_work({unit.constant('processing', node)}, stores, {call})", f"run_{work} = {work}.run")
+    names = list(dict.fromkeys(edge.child.name for edge in compiler.analysis.edges(node)))
+    if len(names) > 1:
+        everyone = _way(compiler, node, None, lambda body: compiler.call_children(body, node, after))
+        ways = {name: _way(compiler, node, name, partial(_to_one, compiler, node, after, name)) for name in names}
+    else:
+        everyone = _way(compiler, node, None, lambda body: compiler.forward(body, node, after))
+        ways = dict.fromkeys(names, everyone)
+    work, table = unit.identifier("work", node.name), ", ".join(f"{name!r}: {way}" for name, way in ways.items())
+    begin = f"{work} = process.begin_work({unit.constant('processing', node)}, stores, {everyone}, {{{table}}})"
+    unit.bind(work, begin, f"run_{work} = {work}.run")
     with function.guard("processing", node.name):
         function.line(f"run_{work}({key_bytes}, {key}, {value}, {record.timestamp})")
+
+
+def _way(compiler: Compiler, node: Processing, to: str | None, write: Callable[[Function], None]) -> str:
+    """Return a function of (key bytes, key, value, timestamp) that does what is written with a record that the processor forwards."""
+    unit = compiler.unit
+    name, parameters = unit.shared((node.name, "children", to), unit.identifier("after", node.name), write)
+    given = ", ".join("process.task_time()" if parameter == "stream_time" else parameter for parameter in parameters)
+    return f"lambda key_bytes, key, value, timestamp: {name}({given})"
+
+
+def _to_one(compiler: Compiler, node: Processing, record: Record, to: str, body: Function) -> None:
+    compiler.call_children(body, node, record, to)
 
 
 OPERATORS: Mapping[type[Node], Operator] = {Processing: process}

@@ -68,6 +68,45 @@ def test_what_is_forwarded_has_the_key_value_timestamp_and_headers_that_it_was_g
     assert (made.key, made.value, made.timestamp, made.headers) == ("k", ["x", 1], 7, [("a", b"1")])
 
 
+@pytest.mark.parametrize("ranges", [1, 4])
+def test_a_record_can_be_forwarded_to_one_operator_by_its_name(ranges: int) -> None:
+    def sort(context: Context, record: AnyRecord) -> None:
+        if record.value > 9:
+            context.forward(record, to="large")
+        elif record.value < 0:
+            context.forward(record, to="debts")
+        else:
+            context.forward(record)
+
+    builder = StreamsBuilder("app")
+    stream = builder.stream("in", key=serdes.text, value=serdes.int64)
+    sorted_out = stream.process(lambda: Each(sort), key=serdes.text, value=serdes.int64, by_key=True)
+    sorted_out.filter(lambda _, value: value != 7, name="large").to("large-numbers")
+    sorted_out.map_values(abs, value=serdes.int64, name="debts").to("owed")
+    sorted_out.to("rest", name="rest")
+    with TopologyTestDriver(builder.build(), ranges) as driver:
+        for value in (10, -2, 3):
+            driver.input("in", serdes.text, serdes.int64).send("a", value)
+        assert [(record.topic, record.value) for record in driver.outputs()] == [
+            ("large-numbers", 10),
+            ("owed", 2),
+            ("large-numbers", 3),
+            ("owed", 3),
+            ("rest", 3),
+        ]
+
+
+def test_the_only_operator_below_has_a_name_too() -> None:
+    with driver_of(lambda: Each(lambda context, record: context.forward(record, to="KSTREAM-SINK-0000000002"))) as driver:
+        driver.input("in", serdes.text, serdes.json).send("a", 1)
+        assert [record.value for record in driver.outputs()] == [1]
+
+
+def test_a_name_that_no_operator_below_has_is_an_error_that_names_those_that_are_there() -> None:
+    with pytest.raises(ProcessingError, match=r'to="out".*there are KSTREAM-SINK-0000000002'):
+        each(lambda context, record: context.forward(record, to="out"), ("a", 1))
+
+
 def test_headers_pass_and_are_added_for_this_record_only() -> None:
     def add(_: Context, record: AnyRecord) -> AnyRecord:
         return record.with_header("n", b"1") if record.value == 2 else record
