@@ -14,11 +14,13 @@ from typing import NamedTuple
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import NOTHING_OBSERVED
 from coopstreams.state.database import Database
-from coopstreams.state.layout import START_BYTES
+from coopstreams.state.global_table import GlobalRows
+from coopstreams.state.layout import SESSION_BYTES, START_BYTES, TIMESTAMP
 from coopstreams.topology.keys import GROUPS, KeyRange, key_group, key_hash
-from coopstreams.topology.stores import StoreSpec, window_key
+from coopstreams.topology.stores import StoreSpec, session_key, window_key
 
 _EVER = -(1 << 63)
+_LATEST = (1 << 63) - 1
 
 
 class Row(NamedTuple):
@@ -33,6 +35,15 @@ class Window(NamedTuple):
     """A window of a key. Units: ms."""
 
     start: int
+    value: bytes
+    timestamp: int
+
+
+class Session(NamedTuple):
+    """A session of a key; both ends are inside. Units: ms."""
+
+    start: int
+    end: int
     value: bytes
     timestamp: int
 
@@ -96,7 +107,7 @@ class StoreView:
         if self.spec.kind != "window":
             raise ValueError(f'"{self.spec.name}" is not a window store')
         group = key_group(key_hash(key))
-        from_ms, to_ms = max(from_ms, self._horizons()[group], 0), min(to_ms, (1 << 63) - 1)
+        from_ms, to_ms = max(from_ms, self._horizons()[group], 0), min(to_ms, _LATEST)
         if from_ms > to_ms or group not in self._groups:
             return iter(())
         start, end = window_key(key, from_ms), layout.after(window_key(key, to_ms))
@@ -104,6 +115,23 @@ class StoreView:
         # Other keys lie between: those that continue this one.
         windows = (Window(layout.window_start(row), *layout.unpack(data)) for row, data in rows if row[:-START_BYTES] == key)
         return islice(windows, limit)
+
+    def sessions(self, key: bytes, from_ms: int, to_ms: int, *, limit: int | None = None) -> Iterator[Session]:
+        """Return the sessions of a key that overlap from_ms..to_ms (both inclusive), in the order of their ends; lazily.
+
+        Raises:
+            ValueError: not a session store.
+        """
+        if self.spec.kind != "session":
+            raise ValueError(f'"{self.spec.name}" is not a session store')
+        group = key_group(key_hash(key))
+        from_ms = max(from_ms, self._horizons()[group], 0)
+        if group not in self._groups or from_ms > _LATEST:
+            return iter(())
+        start, end = session_key(key, 0, from_ms), layout.after(session_key(key, _LATEST, _LATEST))
+        rows = self._database.scan(self.spec.name, [group], start, end, window_starts=(from_ms, _LATEST))  # they expire by their ends
+        found = (Session(*_times(row), *layout.unpack(data)) for row, data in rows if row[:-SESSION_BYTES] == key)
+        return islice((session for session in found if session.start <= to_ms), limit)
 
     def approximate_count(self) -> int:
         """Return about how many entries there are: the share of these ranges in what the database keeps."""
@@ -127,3 +155,30 @@ class StoreView:
             if run.observed != NOTHING_OBSERVED:
                 horizons[run.first : run.last + 1] = [layout.horizon(self.spec, run.observed)] * (run.last - run.first + 1)
         return horizons
+
+
+class GlobalView:
+    """A global table, as queries see it: the rows as they are when they are asked for."""
+
+    def __init__(self, rows: GlobalRows) -> None:
+        self._rows = rows
+
+    def get(self, key: bytes) -> tuple[bytes, int] | None:
+        """Return value and timestamp of a key; None if there is none."""
+        entry = self._rows.load(key)
+        return None if entry.stored is None else (entry.stored, entry.timestamp)
+
+    def range(self, first: bytes | None = None, last: bytes | None = None, *, prefix: bytes | None = None, reverse: bool = False) -> Iterator[Row]:
+        """Return the entries with first <= key <= last that begin with the prefix, in the order of their bytes, of one moment."""
+        found = [row for row in self._rows.scan(first, None if last is None else layout.after(last)) if row[0].startswith(prefix or b"")]
+        return (Row(key, entry.stored or b"", entry.timestamp) for key, entry in (reversed(found) if reverse else found))
+
+    def approximate_count(self) -> int:
+        """Return how many entries there are."""
+        return len(self._rows.entries)
+
+
+def _times(row: bytes) -> tuple[int, int]:
+    """Return start and end of the session of a store key."""
+    end: int = TIMESTAMP.unpack_from(row, len(row) - SESSION_BYTES)[0]
+    return layout.window_start(row), end

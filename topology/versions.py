@@ -13,11 +13,20 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from functools import cache
 from struct import Struct
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from coopstreams.topology.serdes import Serde
 
 Version: TypeAlias = tuple[int, Any]
+
+
+class Held(NamedTuple):
+    """A version and when it held: `since <= moment < until`; `until` None: it still does. Units: ms."""
+
+    since: int
+    until: int | None
+    value: Any
+
 
 _HEAD = Struct(">qi")
 _DELETED = -1
@@ -52,6 +61,22 @@ def value_at(versions: list[Version] | None, timestamp: int, oldest: int) -> Any
     """Return the value that held at a moment; None as `version_at`."""
     version = version_at(versions, timestamp, oldest)
     return None if version is None else version[1]
+
+
+def versions_within(versions: list[Version] | None, first: int, last: int, oldest: int) -> list[Held] | None:
+    """Return the versions that held at some moment of first..last, oldest first, without deletions and without what ended before `oldest`.
+
+    None: nobody knows, because all of that time is before `oldest` and the row has changed since.
+    Source: Kafka Streams `MultiVersionedKeyQuery` (KIP-968), which answers with nothing where we say that it is forgotten.
+    """
+    if not versions:
+        return []
+    if last < min(oldest, versions[-1][0]):
+        return None
+    begin = bisect_right(versions, min(max(first, oldest), last), key=_timestamp) - 1
+    ends = [since for since, _ in versions[1:]] + [None]
+    held = [Held(since, until, value) for (since, value), until in zip(versions, ends, strict=True)]
+    return [one for one in held[max(begin, 0) : bisect_right(versions, last, key=_timestamp)] if one.value is not None]
 
 
 @cache

@@ -1,4 +1,4 @@
-"""`coopstreams query`: a point, window or range query from the command line."""
+"""`coopstreams query`: a query by key, by time or by range from the command line."""
 
 from __future__ import annotations
 
@@ -20,24 +20,41 @@ def query(
         typer.Argument(metavar="KEY", help="The key as text; a JSON key as JSON. Without one: the entries of the store.", show_default=False),
     ] = None,
     prefix: Annotated[str | None, typer.Option(metavar="TEXT", help="Only entries whose key begins so; without KEY.")] = None,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="At most so many entries or windows.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="At most so many entries, windows or sessions.")] = 100,
+    first: Annotated[int | None, typer.Option("--from", min=0, metavar="MS", help="Windows, sessions or versions from this time on.")] = None,
+    last: Annotated[int | None, typer.Option("--to", min=0, metavar="MS", help="Windows, sessions or versions up to this time.")] = None,
+    as_of: Annotated[int | None, typer.Option(min=0, metavar="MS", help="What the row of a versioned store was at this time.")] = None,
 ) -> None:
-    """Print the value of a key, its windows in a window store, or the entries of a store: a line of JSON each.
+    """Print the value of a key, its windows or sessions, or the entries of a store: a line of JSON each.
 
-    While a task moves it asks again, for 30 seconds at most. Exit status 1: the key has no value, or the query failed.
+    Of a versioned store the latest value, what it was with --as-of, or all versions of a time with --from and --to. Times are milliseconds
+    since the epoch. While a task moves it asks again, for 30 seconds at most. Exit status 1: the key has no value, or the query failed.
     """
-    from coopstreams.query.client import QueryClient  # needs the `http` extra, which other commands do not
+    from coopstreams.query.client import LATEST_MS, QueryClient  # needs the `http` extra, which other commands do not
 
+    timed = first is not None or last is not None
+    if as_of is not None and (timed or key is None):
+        raise _bad("--as-of is one moment of one key: give it with KEY, and without --from and --to")
     with QueryClient(url) as client:
         if key is None:
+            if timed:
+                raise _bad("--from and --to are times of a key: give KEY too")
             for entry in islice(client.range(store, prefix=prefix, page=min(limit, 1000)), limit):
                 _print(asdict(entry))
             return
         stores = {known["name"]: known for known in client.stores()}
         if store not in stores:
             raise QueryError("UNKNOWN_STORE", f"there is no store {store}; there are {', '.join(sorted(stores))}", status=404)
-        wanted = _key(key, stores[store]["key"])
-        found: list[Any] = list(client.windows(store, wanted, limit=limit)) if stores[store]["kind"] == "window" else [client.get(store, wanted)]
+        kind, wanted, times = stores[store]["kind"], _key(key, stores[store]["key"]), (first or 0, LATEST_MS if last is None else last)
+        found: list[Any]
+        if as_of is not None:
+            found = [client.as_of(store, wanted, as_of)]
+        elif kind == "window":
+            found = [*client.windows(store, wanted, *times, limit=limit)]
+        elif kind == "session":
+            found = [*client.sessions(store, wanted, *times, limit=limit)]
+        else:
+            found = [*client.versions(store, wanted, *times)] if timed else [client.get(store, wanted)]
         for one in found:
             if one is not None:
                 _print(asdict(one))
@@ -55,6 +72,10 @@ def _key(text: str, serde: str) -> Any:
         raise QueryError(
             "BAD_KEY", f"the keys of this store are {serde}, and {text} is no JSON ({error}): a text is written '\"{text}\"'", status=400
         ) from error
+
+
+def _bad(message: str) -> QueryError:
+    return QueryError("BAD_PARAMETER", message, status=400)
 
 
 def _print(entry: dict[str, Any]) -> None:

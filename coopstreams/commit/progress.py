@@ -184,6 +184,10 @@ class Progress:
         """Return the lowest committed position of the task: what its lag is measured from. Any thread."""
         return min(segment.position for segment in self._sources[partition].durable)
 
+    def stream_time(self, partition: TopicPartition) -> int:
+        """Return the stream time of the latest commit, or of one that is on its way: what is in the database is not newer. Any thread."""
+        return max(segment.stream_time for segment in self._sources[partition].staged)
+
     def stable(self, partition: TopicPartition) -> int | None:
         """Return the offset below which the whole partition is done, as this task last committed it; None unless it owns hash 0. Any thread."""
         mirrored = self._sources[partition].mirrored

@@ -24,14 +24,16 @@ from coopstreams.metrics import CONTENT_TYPE, Metrics
 from coopstreams.query import reports
 from coopstreams.query.asked import (
     RANGE_PARAMETERS,
-    WINDOW_PARAMETERS,
+    TIME_PARAMETERS,
+    VERSION_PARAMETERS,
     Parameters,
     how_asked,
     limit_of,
     path_piece,
     range_query,
+    times_of,
     unpacked,
-    window_times,
+    version_times,
 )
 from coopstreams.query.backend import Backend, StoreInfo
 from coopstreams.query.openapi import description
@@ -72,6 +74,8 @@ class QueryApp:
             "/v1/stores/{store}/keys/{key:path}": self._key,
             "/v1/stores/{store}/range": self._range,
             "/v1/stores/{store}/windows/{key:path}": self._windows,
+            "/v1/stores/{store}/sessions/{key:path}": self._sessions,
+            "/v1/stores/{store}/versions/{key:path}": self._versions,
             "/v1/metadata": self._metadata,
             "/v1/metadata/{store}/{key:path}": self._key_metadata,
             "/v1/status": self._status,
@@ -103,9 +107,18 @@ class QueryApp:
         return _json(await self._service.points(self._store(request), parameters.many, self._asked(request, parameters)))
 
     async def _windows(self, request: Request) -> Response:
-        store, text, parameters = self._store(request), path_piece(_raw_path(request), 5), _parameters(request, *WINDOW_PARAMETERS)
-        times, limit = window_times(parameters), limit_of(parameters, self._limits)
+        store, text, parameters = self._store(request), path_piece(_raw_path(request), 5), _parameters(request, *TIME_PARAMETERS)
+        times, limit = times_of(parameters), limit_of(parameters, self._limits)
         return _json(await self._service.windows(store, text, times, limit, self._asked(request, parameters)))
+
+    async def _sessions(self, request: Request) -> Response:
+        store, text, parameters = self._store(request), path_piece(_raw_path(request), 5), _parameters(request, *TIME_PARAMETERS)
+        times, limit = times_of(parameters), limit_of(parameters, self._limits)
+        return _json(await self._service.sessions(store, text, times, limit, self._asked(request, parameters)))
+
+    async def _versions(self, request: Request) -> Response:
+        store, text, parameters = self._store(request), path_piece(_raw_path(request), 5), _parameters(request, *VERSION_PARAMETERS)
+        return _json(await self._service.versions(store, text, version_times(parameters), self._asked(request, parameters)))
 
     async def _range(self, request: Request) -> Response:
         store = self._store(request)

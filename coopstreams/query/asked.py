@@ -24,7 +24,8 @@ FAR = (1 << 63) - 1
 """The last timestamp there is."""
 
 RANGE_PARAMETERS = ("from", "to", "prefix", "reverse", "limit", "cursor", "local")
-WINDOW_PARAMETERS = ("from", "to", "limit", "local")
+TIME_PARAMETERS = ("from", "to", "limit", "local")
+VERSION_PARAMETERS = ("as_of", "from", "to", "local")
 
 
 class Parameters:
@@ -123,12 +124,22 @@ def unpacked(text: str | None) -> Query:
         raise bad_request("BAD_PARAMETER", f"a forwarded range request without its query: {error}") from error
 
 
-def window_times(parameters: Parameters) -> tuple[int, int]:
-    """Return the first and last window start that are asked for, both inclusive."""
+def times_of(parameters: Parameters) -> tuple[int, int]:
+    """Return the first and the last moment that are asked for, both inclusive."""
     first, last = parameters.number("from", 0, 0, FAR), parameters.number("to", FAR, 0, FAR)
     if first > last:
         raise bad_request("BAD_PARAMETER", f"from={first} is later than to={last}")
     return first, last
+
+
+def version_times(parameters: Parameters) -> tuple[int, int]:
+    """Return the first and the last moment of which the versions are asked for: one moment with `as_of`."""
+    if parameters.text("as_of") is None:
+        return times_of(parameters)
+    if parameters.text("from") is not None or parameters.text("to") is not None:
+        raise bad_request("BAD_PARAMETER", "as_of= is one moment, from= and to= are a span of time: give one or the other")
+    moment = parameters.number("as_of", 0, 0, FAR)
+    return moment, moment
 
 
 def limit_of(parameters: Parameters, limits: Limits) -> int:

@@ -16,27 +16,45 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, Literal, Protocol
 
-from coopstreams.state.views import StoreView
+from coopstreams.state.views import GlobalView, StoreView
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import KeyRange
-from coopstreams.topology.serdes import Serde
-from coopstreams.topology.stores import StoreKind
+from coopstreams.topology.serdes import Serde, Windowed
 from coopstreams.topology.task_id import TaskId
 
 TaskState = Literal["waiting", "restoring", "running", "closing"]
 
 
+Kind = Literal["key_value", "versioned", "window", "session", "global"]
+"""What can be asked of a store."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Of a versioned store: how far back it goes, and the topic whose stream time that is counted from."""
+
+    topic: str
+    history_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class StoreInfo:
-    """A store as a whole, over all instances. `partitions` are those of the sub-topology that keeps it."""
+    """A store as a whole, over all instances.
+
+    Shape: `partitions` are those of the sub-topology that keeps it; a global table is kept by no sub-topology (None), and `partitions` are
+    those of its topic. `row_key` is the serde of stored keys where they have a window; `window_ms` the length of all windows, None if they
+    differ. `value` is the serde of one value: of one version in a versioned store.
+    """
 
     name: str
-    kind: StoreKind
-    subtopology: int
+    kind: Kind
+    subtopology: int | None
     partitions: int
     key: Serde[Any]
     value: Serde[Any]
     window_ms: int | None = None
+    row_key: Serde[Windowed[Any]] | None = None
+    history: History | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +118,10 @@ class OpenView(Protocol):
     @property
     def store(self) -> StoreView:
         """The committed state. Reads block on the disk."""
+        ...
+
+    def stream_time(self, topic: str) -> int:
+        """Return how far stream time is in a topic of the task: at least as far as in the state that was read before."""
         ...
 
     def owned(self) -> bool:
@@ -212,6 +234,10 @@ class Backend(Protocol):
 
     def views(self, store: str) -> Sequence[OpenView | NotOpen]:
         """Return one view for each task of this instance that keeps a part of a store, in no order."""
+        ...
+
+    def global_view(self, store: str) -> GlobalView | None:
+        """Return a global table of this instance; None while it is still being read."""
         ...
 
     def health(self) -> Health:

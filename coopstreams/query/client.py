@@ -28,40 +28,55 @@ from coopstreams.topology.errors import QueryError
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
 
+LATEST_MS = (1 << 63) - 1
+"""The last timestamp there is."""
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The value of a key, and who says so. `lag`: records the owner was behind, None if it did not know."""
+    """The value of a key, and who says so. `lag`: records the owner was behind, None if it did not know.
+
+    Partition, key range and epoch are None for a global table: every instance has all of it.
+    """
 
     key: Any
     value: Any
     timestamp: int
-    partition: int
-    key_range: str
+    partition: int | None
+    key_range: str | None
     owner: str
-    epoch: int
+    epoch: int | None
     lag: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class WindowFound:
-    """One window of a key. Units: ms since the epoch; `end` is outside."""
+    """One window of a key, or one session. Units: ms since the epoch; `end` is outside of a window, inside of a session; None: it never ends."""
 
     start: int
-    end: int
+    end: int | None
     value: Any
     timestamp: int
 
 
 @dataclass(frozen=True, slots=True)
 class EntryFound:
-    """An entry of a range. `window` is (start, end) in a window store."""
+    """An entry of a range. `window` is (start, end) in window and session stores; `partition` is None in a global table."""
 
     key: Any
     value: Any
     timestamp: int
-    partition: int
-    window: tuple[int, int] | None = None
+    partition: int | None
+    window: tuple[int, int | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VersionFound:
+    """A version of a row of a versioned table: it held while `since <= moment < until`; `until` None: it still does. Units: ms since the epoch."""
+
+    since: int
+    until: int | None
+    value: Any
 
 
 class QueryClient:
@@ -94,10 +109,32 @@ class QueryClient:
             found += [_found(entry) if entry["found"] else None for entry in self._ask(store_path(store, f"keys?{query}"))["entries"]]
         return found
 
-    def windows(self, store: str, key: Any, start_ms: int = 0, end_ms: int = (1 << 63) - 1, limit: int = 100_000) -> list[WindowFound]:
+    def windows(self, store: str, key: Any, start_ms: int = 0, end_ms: int = LATEST_MS, limit: int = 100_000) -> list[WindowFound]:
         """Return the windows of a key that start within start_ms..end_ms, both inclusive, ascending."""
-        path = store_path(store, f"windows/{piece(self._text(store, key))}?from={start_ms}&to={end_ms}&limit={limit}")
-        return [WindowFound(window["start"], window["end"], window["value"], window["timestamp"]) for window in self._ask(path)["windows"]]
+        return self._timed("windows", store, key, f"from={start_ms}&to={end_ms}&limit={limit}")
+
+    def sessions(self, store: str, key: Any, start_ms: int = 0, end_ms: int = LATEST_MS, limit: int = 100_000) -> list[WindowFound]:
+        """Return the sessions of a key that overlap start_ms..end_ms, both inclusive, ascending."""
+        return self._timed("sessions", store, key, f"from={start_ms}&to={end_ms}&limit={limit}")
+
+    def versions(self, store: str, key: Any, start_ms: int = 0, end_ms: int = LATEST_MS) -> list[VersionFound]:
+        """Return the versions of a key that held at some moment of start_ms..end_ms, both inclusive, ascending; without deletions.
+
+        What ended before the history that the table keeps is left out.
+
+        Raises:
+            QueryError: FORGOTTEN: all of that time is before the history that is kept.
+        """
+        path = store_path(store, f"versions/{piece(self._text(store, key))}?from={start_ms}&to={end_ms}")
+        return [VersionFound(version["since"], version["until"], version["value"]) for version in self._ask(path)["versions"]]
+
+    def as_of(self, store: str, key: Any, moment_ms: int) -> VersionFound | None:
+        """Return what a key of a versioned table was at a moment, None if there was nothing.
+
+        Raises:
+            QueryError: FORGOTTEN: the moment is before the history that is kept.
+        """
+        return next(iter(self.versions(store, key, moment_ms, moment_ms)), None)
 
     def range(
         self,
@@ -152,6 +189,10 @@ class QueryClient:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def _timed(self, what: str, store: str, key: Any, query: str) -> list[WindowFound]:
+        found = self._ask(store_path(store, f"{what}/{piece(self._text(store, key))}?{query}"))[what]
+        return [WindowFound(one["start"], one["end"], one["value"], one["timestamp"]) for one in found]
 
     def _ask(self, path: str) -> dict[str, Any]:
         deadline = time.monotonic() + self._deadline_s

@@ -1,30 +1,37 @@
-"""Reading what this instance owns. Blocks on the disk: called in the server's reader threads.
+"""Reading what this instance has. Blocks on the disk: called in the server's reader threads.
 
 Invariant: whoever reads here has checked, after the read, that the instance owned the range all along. Only then is "not found" an
-answer; otherwise it is TASK_MOVING.
+answer; otherwise it is TASK_MOVING. A global table is everybody's: it is there once it has been read whole.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
 
 from coopstreams.query.backend import Backend, NotOpen, OpenView, StoreInfo
+from coopstreams.query.entries import history_of, row_value, shown, window_of
 from coopstreams.query.formats import show_key, show_value, to_json
 from coopstreams.query.pages import Cover, Entry, Part, Query, in_order
-from coopstreams.query.problems import key_not_found, moving, timed_out
+from coopstreams.query.problems import forgotten, key_not_found, moving, timed_out
 from coopstreams.query.router import Place
-from coopstreams.query.scan import plain_key, rows
-from coopstreams.state.layout import window_start
-from coopstreams.state.views import Row
+from coopstreams.query.scan import rows
+from coopstreams.state.views import GlobalView, Row
+from coopstreams.topology.stores import session_key, window_key
+from coopstreams.topology.versions import versions_within
 
 CHECK_EVERY = 256
-"""Entries between two looks at the clock."""
+"""Rows between two looks at the clock."""
 
 Wanted: TypeAlias = tuple[str, bytes, Place]
 """A key as it was given, its bytes, and where it lies."""
+
+Times: TypeAlias = tuple[int, int]
+"""The first and the last moment (ms) that are asked for, both inclusive."""
+
+_Rows: TypeAlias = Iterable[tuple[bytes, int, Row]]
 
 
 class LocalReader:
@@ -52,19 +59,41 @@ class LocalReader:
             entries.append(to_json(fields | {"found": found is not None} | (found or {}), _where(store, one[0])))
         return entries
 
-    def windows(self, store: StoreInfo, wanted: Wanted, times: tuple[int, int], limit: int) -> bytes:
-        """Return the JSON of a key's windows that start within `times`, both inclusive, ascending; `more` if the limit cut them off."""
+    def windows(self, store: StoreInfo, wanted: Wanted, times: Times, limit: int) -> bytes:
+        """Return the JSON of a key's windows that start within `times`, ascending; `more` if the limit cut them off."""
         text, key, at = wanted
-        size = store.window_ms or 0
         with self._reading(store, at) as view:
-            found = list(view.store.fetch(key, *times, limit=limit + 1))
+            found = [Row(window_key(key, one.start), one.value, one.timestamp) for one in view.store.fetch(key, *times, limit=limit + 1)]
             about = self._about(view)
-        windows = [
-            {"start": start, "end": start + size, "value": show_value(store.value, value, _where(store, text)), "timestamp": timestamp}
-            for start, value, timestamp in found[:limit]
-        ]
-        answer = {"store": store.name, "key": show_key(store.key, key), "windows": windows, "more": len(found) > limit}
-        return to_json(answer | about, _where(store, text))
+        return _timed(store, text, key, "windows", found, limit, about)
+
+    def sessions(self, store: StoreInfo, wanted: Wanted, times: Times, limit: int) -> bytes:
+        """Return the JSON of a key's sessions that overlap `times`, ascending; `more` if the limit cut them off."""
+        text, key, at = wanted
+        with self._reading(store, at) as view:
+            found = [Row(session_key(key, one.start, one.end), one.value, one.timestamp) for one in view.store.sessions(key, *times, limit=limit + 1)]
+            about = self._about(view)
+        return _timed(store, text, key, "sessions", found, limit, about)
+
+    def versions(self, store: StoreInfo, wanted: Wanted, times: Times) -> bytes:
+        """Return the JSON of the versions of a key that held at some moment of `times`, ascending.
+
+        Raises:
+            QueryError: FORGOTTEN: the history kept begins later; TASK_MOVING.
+        """
+        text, key, at = wanted
+        assert store.history is not None
+        with self._reading(store, at) as view:
+            row = view.store.get(key)
+            # After the read: in the other order a commit in between could have shortened the history that we take for whole.
+            oldest = max(0, view.stream_time(store.history.topic) - store.history.history_ms)
+            about = self._about(view)
+        where = _where(store, text)
+        held = versions_within([] if row is None else history_of(row[0], where), *times, oldest)
+        if held is None:
+            raise forgotten(store.name, text, times[1], oldest)
+        versions = [{"since": one.since, "until": one.until, "value": show_value(store.value, one.value, where)} for one in held]
+        return to_json({"store": store.name, "key": show_key(store.key, key), "versions": versions, "known_since": oldest} | about, where)
 
     def part(self, store: StoreInfo, query: Query, timeout_s: float) -> Part:
         """Return what this instance has for a range query: the first `limit` entries of all its open ranges.
@@ -74,24 +103,20 @@ class LocalReader:
         Raises:
             QueryError: TIMED_OUT, or TASK_MOVING if a range moved while it was read.
         """
-        deadline = time.monotonic() + timeout_s
-        entries: list[Entry] = []
-        more = False
+        if store.kind == "global":
+            return _collected(store, query, timeout_s, [], ((row.key, 0, row) for row in rows(self._global(store), store.kind, 0, query)))
         with self._reading_all(store.name) as views:
-            covers = [self._cover(view) for view in views]
-            for stored, partition, row in in_order((_scan(view, store, query) for view in views), query.reverse):
-                if len(entries) == query.limit:
-                    more = True
-                    break
-                entries.append((stored, partition, _shown(store, row, partition)))
-                if len(entries) % CHECK_EVERY == 0 and time.monotonic() > deadline:
-                    raise timed_out(f"reading {store.name} took longer than {timeout_s:g} s: ask for less with limit=, from=, to= or prefix=")
-        return Part(covers, entries, more)
+            found = in_order((_scan(view, store, query) for view in views), query.reverse)
+            return _collected(store, query, timeout_s, [self._cover(view) for view in views], found)
 
     def sizes(self) -> dict[str, int]:
         """Return about how many entries of each store this instance keeps."""
         sizes = {}
-        for name in self._backend.stores():
+        for name, store in self._backend.stores().items():
+            if store.kind == "global":
+                table = self._backend.global_view(name)
+                sizes[name] = 0 if table is None else table.approximate_count()
+                continue
             with self._reading_all(name) as views:
                 sizes[name] = sum(view.store.approximate_count() for view in views)
         return sizes
@@ -99,11 +124,22 @@ class LocalReader:
     def _look_up(self, store: StoreInfo, wanted: Wanted) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Return key and whereabouts, and value and timestamp if there are any."""
         text, key, at = wanted
-        with self._reading(store, at) as view:
-            found = view.store.get(key)
-            about = self._about(view)
+        if store.kind == "global":
+            found = self._global(store).get(key)
+            about: dict[str, Any] = {"partition": None, "key_range": None, "owner": self._backend.placement().here, "epoch": None, "lag": None}
+        else:
+            with self._reading(store, at) as view:
+                found = view.store.get(key)
+                about = self._about(view)
+        value = None if found is None else row_value(store, found[0], _where(store, text))
         fields = {"key": show_key(store.key, key)} | about
-        return fields, None if found is None else {"value": show_value(store.value, found[0], _where(store, text)), "timestamp": found[1]}
+        return fields, None if found is None or value is None else {"value": value[0], "timestamp": found[1]}
+
+    def _global(self, store: StoreInfo) -> GlobalView:
+        table = self._backend.global_view(store.name)
+        if table is None:
+            raise moving(f"global table {store.name} is still being read")
+        return table
 
     @contextmanager
     def _reading(self, store: StoreInfo, at: Place) -> Iterator[OpenView]:
@@ -160,14 +196,29 @@ def _scan(view: OpenView, store: StoreInfo, query: Query) -> Iterator[tuple[byte
     return ((row.key, partition, row) for row in rows(view.store, store.kind, partition, query))
 
 
-def _shown(store: StoreInfo, row: Row, partition: int) -> bytes:
-    key = show_key(store.key, plain_key(store.kind, row.key))
-    where = f"the value of key {key!r} in {store.name}"
-    entry = {"key": key, "value": show_value(store.value, row.value, where), "timestamp": row.timestamp, "partition": partition}
-    if store.kind == "window":
-        start = window_start(row.key)
-        entry["window"] = {"start": start, "end": start + (store.window_ms or 0)}
-    return to_json(entry, where)
+def _collected(store: StoreInfo, query: Query, timeout_s: float, covers: list[Cover], found: _Rows) -> Part:
+    """Return the first `limit` entries of these rows."""
+    deadline = time.monotonic() + timeout_s
+    entries: list[Entry] = []
+    for number, (stored, partition, row) in enumerate(found, 1):
+        if number % CHECK_EVERY == 0 and time.monotonic() > deadline:
+            raise timed_out(f"reading {store.name} took longer than {timeout_s:g} s: ask for less with limit=, from=, to= or prefix=")
+        entry = shown(store, row, partition)
+        if entry is None:
+            continue
+        if len(entries) == query.limit:
+            return Part(covers, entries, True)
+        entries.append((stored, partition, entry))
+    return Part(covers, entries, False)
+
+
+def _timed(store: StoreInfo, text: str, key: bytes, name: str, found: Sequence[Row], limit: int, about: dict[str, Any]) -> bytes:
+    """Return the JSON of windows or sessions of a key; one more than the limit says that there are more."""
+    where = _where(store, text)
+    shown = [
+        window_of(store, row.key, where) | {"value": show_value(store.value, row.value, where), "timestamp": row.timestamp} for row in found[:limit]
+    ]
+    return to_json({"store": store.name, "key": show_key(store.key, key), name: shown, "more": len(found) > limit} | about, where)
 
 
 def _where(store: StoreInfo, text: str) -> str:

@@ -5,7 +5,9 @@ Turned down: a framework that derives it from annotations (it would bring its ow
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
+
+from coopstreams.query.backend import Kind
 
 if TYPE_CHECKING:
     from coopstreams.query.service import Limits
@@ -45,18 +47,7 @@ def _paths(limits: Limits) -> Schema:
             by_key=True,
         ),
         "/v1/stores/{store}/range": _range(store, limit, local),
-        "/v1/stores/{store}/windows/{key}": _get(
-            "windows",
-            "The windows of a key that start within from..to, both inclusive, ascending; an empty list if there are none",
-            "Windows",
-            store,
-            key,
-            _query("from", _TIME, "First window start."),
-            _query("to", _TIME, "Last window start."),
-            limit,
-            local,
-            by_key=True,
-        ),
+        **_timed(store, key, limit, local),
         "/v1/metadata": _get("metadata", "Instances, their tasks and key ranges, by the last assignment", "Metadata"),
         "/v1/metadata/{store}/{key}": _get("keyMetadata", "Where a key lies and who owns it", "KeyMetadata", store, key),
         "/v1/status": _get("status", "What the instances are doing; one that does not answer is listed as unreachable", "Status", local),
@@ -68,6 +59,20 @@ def _paths(limits: Limits) -> Schema:
         "/openapi.json": {
             "get": {"operationId": "openapi", "summary": "This document", "responses": {"200": _answer("OpenAPI", {"type": "object"})}}
         },
+    }
+
+
+def _timed(store: Schema, key: Schema, limit: Schema, local: Schema) -> Schema:
+    first, last = _query("from", _TIME, "The first moment, inclusive."), _query("to", _TIME, "The last moment, inclusive.")
+    windows = "The windows of a key that start within from..to, both inclusive, ascending; an empty list if there are none"
+    sessions = "The sessions of a key that overlap from..to, both inclusive, ascending; an empty list if there are none"
+    versions = "The versions of a key that held at some moment of from..to, or at `as_of`, ascending; an empty list if there was none"
+    operation = _get("versions", versions, "Versions", store, key, _query("as_of", _TIME, "One moment."), first, last, local, by_key=True)
+    operation["get"]["responses"]["410"] = _error("FORGOTTEN: that time is before the history that is kept, which begins at `known_since`")
+    return {
+        "/v1/stores/{store}/windows/{key}": _get("windows", windows, "Windows", store, key, first, last, limit, local, by_key=True),
+        "/v1/stores/{store}/sessions/{key}": _get("sessions", sessions, "Sessions", store, key, first, last, limit, local, by_key=True),
+        "/v1/stores/{store}/versions/{key}": operation,
     }
 
 
@@ -115,20 +120,25 @@ def _health(id_: str, summary: str) -> Schema:
 def _schemas() -> Schema:
     """What queries answer."""
     where = {"partition": _WHOLE, "key_range": _STRING, "owner": _STRING, "epoch": _WHOLE, "lag": _MAYBE_WHOLE}
+    # Of a global table there is no more to say than who answered.
+    about = {"partition": _MAYBE_WHOLE, "key_range": _MAYBE_STRING, "owner": _STRING, "epoch": _MAYBE_WHOLE, "lag": _MAYBE_WHOLE}
     entry = {"key": {}, "value": {}, "timestamp": _WHOLE}
-    window = {"start": _WHOLE, "end": _WHOLE}
+    window = {"start": _WHOLE, "end": {**_MAYBE_WHOLE, "description": "Outside of a window, inside of a session; null: it never ends."}}
     windows = _list(_object({**window, "value": {}, "timestamp": _WHOLE}))
-    one_of_many = _object({"key": {}, "found": _BOOLEAN, **where}, {"value": {}, "timestamp": _WHOLE})
+    version = {"since": _WHOLE, "until": {**_MAYBE_WHOLE, "description": "The first moment at which it did not hold; null: it holds."}, "value": {}}
+    one_of_many = _object({"key": {}, "found": _BOOLEAN, **about}, {"value": {}, "timestamp": _WHOLE})
     error = {"error": _STRING, "message": _STRING, "retryable": _BOOLEAN}
     return {
         "Where": _object(where),
-        "Found": _object({"store": _STRING, **entry, **where}),
+        "Found": _object({"store": _STRING, **entry, **about}),
         "FoundMany": _object({"store": _STRING, "entries": _list(one_of_many)}),
-        "Entry": _object({**entry, "partition": _WHOLE}, {"window": _object(window)}),
+        "Entry": _object({**entry, "partition": _MAYBE_WHOLE}, {"window": _object(window)}),
         "Range": _object({"store": _STRING, "entries": _list(_ref("Entry")), "cursor": _MAYBE_STRING, "ranges": _list(_ref("Where"))}),
         "RangeEnd": _object({"cursor": _MAYBE_STRING, "count": _WHOLE}),
         "Windows": _object({"store": _STRING, "key": {}, "windows": windows, "more": _BOOLEAN, **where}),
-        "Error": _object(error, {"retry_after_ms": _WHOLE, "owner": _STRING, "url": _STRING}),
+        "Sessions": _object({"store": _STRING, "key": {}, "sessions": windows, "more": _BOOLEAN, **where}),
+        "Versions": _object({"store": _STRING, "key": {}, "versions": _list(_object(version)), "known_since": _WHOLE, **where}),
+        "Error": _object(error, {"retry_after_ms": _WHOLE, "owner": _STRING, "url": _STRING, "known_since": _WHOLE}),
         **_group_schemas(),
     }
 
@@ -142,8 +152,8 @@ def _group_schemas() -> Schema:
     health = {"live": _BOOLEAN, "ready": _BOOLEAN, "reasons": _list(_object({"code": _STRING, "message": _STRING, "task": _MAYBE_STRING}))}
     known = {
         "name": _STRING,
-        "kind": {"enum": ["key_value", "window"]},
-        "subtopology": _WHOLE,
+        "kind": {"enum": list(get_args(Kind))},
+        "subtopology": _MAYBE_WHOLE,
         "partitions": _WHOLE,
         "key": _STRING,
         "value": _STRING,

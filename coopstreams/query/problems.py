@@ -3,6 +3,7 @@
     400  BAD_KEY, BAD_PARAMETER, WRONG_KIND   what was asked cannot be parsed or cannot be asked of this store
     404  KEY_NOT_FOUND                        only from the owner of the key, whose range was open during the whole read
     404  UNKNOWN_STORE, UNKNOWN_PATH
+    410  FORGOTTEN                            a versioned store does not know any more what a row was then
     421  NOT_OWNER                            `local=true` at another instance; `owner` and `url` say where to go
     500  UNREADABLE, INTERNAL                 stored bytes that are no value, or a bug
     503  TASK_MOVING                          nobody can answer now: ask again after `retry_after_ms`
@@ -37,6 +38,12 @@ def unknown_store(name: str, names: list[str]) -> QueryError:
 def key_not_found(store: str, key: str, details: Mapping[str, Any]) -> QueryError:
     """Return the owner's answer that it has no such key."""
     return QueryError("KEY_NOT_FOUND", f'store {store} has no key "{key}"', status=404, details=details)
+
+
+def forgotten(store: str, key: str, last: int, oldest: int) -> QueryError:
+    """Return the owner's answer that a time lies before the history that it keeps."""
+    message = f'store {store} does not know any more what "{key}" was at {last}: its history begins at {oldest}, and the row has changed since'
+    return QueryError("FORGOTTEN", message, status=410, details={"known_since": oldest})
 
 
 def not_owner(owner: str, url: str) -> QueryError:

@@ -40,7 +40,7 @@ def metadata(placement: Placement, stores: Mapping[str, StoreInfo], status: Stat
 
 def key_metadata(placement: Placement, store: StoreInfo, key: bytes, at: Place) -> Report:
     """Return where a key lies and who owns it; `owner` is null while nobody does."""
-    owner = owner_of(placement, store.subtopology, at)
+    owner = owner_of(placement, store, at)
     return {
         "store": store.name,
         "key": show_key(store.key, key),
@@ -157,5 +157,6 @@ def _reason(reason: Reason) -> Report:
 def _stores_by_subtopology(stores: Iterable[StoreInfo]) -> dict[int, list[str]]:
     kept: dict[int, list[str]] = {}
     for store in sorted(stores, key=lambda store: store.name):
-        kept.setdefault(store.subtopology, []).append(store.name)
+        if store.subtopology is not None:
+            kept.setdefault(store.subtopology, []).append(store.name)
     return kept

@@ -69,15 +69,15 @@ def place(store: StoreInfo, key: bytes) -> Place:
     return Place(partition_of(key, store.partitions), key_hash(key))
 
 
-def owner_of(placement: Placement, subtopology: int, at: Place) -> Owner | None:
+def owner_of(placement: Placement, store: StoreInfo, at: Place) -> Owner | None:
     """Return who owns a key, or None if nobody or more than one does."""
-    claims = [owner for owner in placement.by_partition.get((subtopology, at.partition), ()) if at.hash in owner.task.range]
+    claims = [owner for owner in _owners(placement, store, at.partition) if at.hash in owner.task.range]
     return claims[0] if len(claims) == 1 else None
 
 
 def route(placement: Placement, store: StoreInfo, at: Place, asked: Asked = "any") -> Route:
     """Return where a query by key goes."""
-    owner = owner_of(placement, store.subtopology, at)
+    owner = owner_of(placement, store, at)
     if owner is None:
         return Moving(
             f"no instance owns the key in partition {at.partition} of {store.name} in generation {placement.generation}: it is being handed over"
@@ -93,7 +93,7 @@ def route(placement: Placement, store: StoreInfo, at: Place, asked: Asked = "any
 
 def scatter(placement: Placement, store: StoreInfo) -> Sequence[Instance] | Moving:
     """Return the instances that together own a store, this one first."""
-    owners = [owner for partition in range(store.partitions) for owner in placement.by_partition.get((store.subtopology, partition), ())]
+    owners = [owner for partition in range(store.partitions) for owner in _owners(placement, store, partition)]
     missing = coverage_gap(store, ((owner.task.partition, owner.task.range) for owner in owners))
     if missing is not None:
         return Moving(f"{missing} in generation {placement.generation}: being handed over")
@@ -117,3 +117,7 @@ def coverage_gap(store: StoreInfo, ranges: Iterable[tuple[int, KeyRange]]) -> st
         except AssignmentError as error:
             return str(error)
     return None
+
+
+def _owners(placement: Placement, store: StoreInfo, partition: int) -> Sequence[Owner]:
+    return () if store.subtopology is None else placement.by_partition.get((store.subtopology, partition), ())

@@ -1,6 +1,6 @@
-r"""A range query over the view of one task: its rows in the order of the stored keys, behind the cursor, within the bounds.
+r"""A range query over one view: its rows in the order of the stored keys, behind the cursor, within the bounds.
 
-Key-value stores: the bounds are those of the stored key. Window stores keep `key + window start`, in the order of these bytes, so a
+Key-value stores: the bounds are those of the stored key. Window and session stores keep `key + times`, in the order of these bytes, so a
 bound on keys is not one on stored keys: windows of `a` lie before and behind those of `a\x00...`.
 
 Invariant: every row within the bounds comes once, in order, whichever direction.
@@ -9,31 +9,32 @@ Turned down: bounding window keys by the largest start there can be (a key that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 
+from coopstreams.query.backend import Kind
 from coopstreams.query.pages import Query
-from coopstreams.state.layout import START_BYTES
-from coopstreams.state.views import Row, StoreView
-from coopstreams.topology.stores import StoreKind, window_key
+from coopstreams.state.layout import SESSION_BYTES, START_BYTES
+from coopstreams.state.views import GlobalView, Row, StoreView
+from coopstreams.topology.stores import session_key, window_key
 
-_LAST_START = (1 << 63) - 1
-_BEYOND = b"\xff" * START_BYTES
-"""Behind every window start that is not negative."""
+_LATEST = (1 << 63) - 1
+_TIMES: Mapping[Kind, int] = {"window": START_BYTES, "session": SESSION_BYTES}
+"""How many bytes of times follow the key in a stored key."""
 
 
-def rows(view: StoreView, kind: StoreKind, partition: int, query: Query) -> Iterator[Row]:
+def rows(view: StoreView | GlobalView, kind: Kind, partition: int, query: Query) -> Iterator[Row]:
     """Return the rows of a view that a query asks for, lazily; the limit is for the caller."""
-    found = _window_rows(view, query) if kind == "window" else _sought(view, query, query.last)
+    found = _timed_rows(view, query, _TIMES[kind]) if kind in _TIMES and isinstance(view, StoreView) else _sought(view, query, query.last)
     return (row for row in found if query.is_after(row.key, partition))
 
 
-def plain_key(kind: StoreKind, stored: bytes) -> bytes:
+def plain_key(kind: Kind, stored: bytes) -> bytes:
     """Return the key of a stored key."""
-    return stored[:-START_BYTES] if kind == "window" else stored
+    return stored[: -_TIMES[kind]] if kind in _TIMES else stored
 
 
-def _sought(view: StoreView, query: Query, last: bytes | None) -> Iterator[Row]:
+def _sought(view: StoreView | GlobalView, query: Query, last: bytes | None) -> Iterator[Row]:
     """Begin at the cursor; an entry at the cursor itself may be one of another partition."""
     first = query.first
     if query.after is not None:
@@ -46,11 +47,11 @@ def _sought(view: StoreView, query: Query, last: bytes | None) -> Iterator[Row]:
     return view.range(first, last, prefix=query.prefix, reverse=query.reverse)
 
 
-def _window_rows(view: StoreView, query: Query) -> Iterator[Row]:
+def _timed_rows(view: StoreView, query: Query, times: int) -> Iterator[Row]:
     if query.last is None:
-        return (row for row in _sought(view, query, None) if _within(query, row.key[:-START_BYTES]))
-    bound = query.last + _BEYOND
-    most = (row for row in _sought(view, query, bound) if _within(query, row.key[:-START_BYTES]))
+        return (row for row in _sought(view, query, None) if _within(query, row.key[:-times]))
+    bound = query.last + b"\xff" * times  # behind all times that are not negative
+    most = (row for row in _sought(view, query, bound) if _within(query, row.key[:-times]))
     stragglers = sorted(_stragglers(view, query, query.last, bound), reverse=query.reverse)
     return chain(stragglers, most) if query.reverse else chain(most, stragglers)
 
@@ -60,10 +61,14 @@ def _stragglers(view: StoreView, query: Query, last: bytes, bound: bytes) -> Ite
     for length in range(len(last)):
         key = last[:length]
         if _within(query, key):
-            for window in view.fetch(key, 0, _LAST_START):
-                stored = window_key(key, window.start)
-                if stored > bound:
-                    yield Row(stored, window.value, window.timestamp)
+            yield from (row for row in _rows_of(view, key) if row.key > bound)
+
+
+def _rows_of(view: StoreView, key: bytes) -> Iterator[Row]:
+    """Return all rows of a key."""
+    if view.spec.kind == "session":
+        return (Row(session_key(key, one.start, one.end), one.value, one.timestamp) for one in view.sessions(key, 0, _LATEST))
+    return (Row(window_key(key, one.start), one.value, one.timestamp) for one in view.fetch(key, 0, _LATEST))
 
 
 def _within(query: Query, key: bytes) -> bool:

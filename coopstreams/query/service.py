@@ -2,6 +2,7 @@
 
     key -> partition, hash -> owner -> read here in a thread | ask the owner (one hop) | TASK_MOVING
     range -> every instance that has a part -> check that the parts cover the store -> merge
+    global table -> read here: every instance has all of it
 
 Invariant: the loop that tries again runs on the instance that the client asked; one that was asked by another answers at once.
 Turned down: caching answers, or whom we asked last (the placement is at hand, and it is what the group agreed on).
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,9 +21,9 @@ import msgspec
 import orjson
 
 from coopstreams.query import reports
-from coopstreams.query.backend import Backend, Instance, StoreInfo
+from coopstreams.query.backend import Backend, Instance, Kind, StoreInfo
 from coopstreams.query.formats import parse_key
-from coopstreams.query.local import LocalReader
+from coopstreams.query.local import LocalReader, Times
 from coopstreams.query.pages import Page, Part, Query, page_of
 from coopstreams.query.paths import key_batches, piece, store_path
 from coopstreams.query.peers import Peers
@@ -34,6 +35,9 @@ T = TypeVar("T")
 
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.2
+
+WITH_VALUES: Collection[Kind] = ("key_value", "versioned", "global")
+"""Kinds of stores in which a key has one value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,23 +83,39 @@ class QueryService:
 
     async def point(self, store: StoreInfo, text: str, asked: Asked) -> bytes:
         """Return the JSON of one key."""
-        _expect_kind(store, "key_value")
+        _expect(store, *WITH_VALUES)
         key = parse_key(store.key, text)
         path = store_path(store.name, f"keys/{piece(text)}")
         at = place(store, key)
         return await self._by_key(store, at, asked, path, lambda: self._local.point(store, (text, key, at)))
 
-    async def windows(self, store: StoreInfo, text: str, times: tuple[int, int], limit: int, asked: Asked) -> bytes:
+    async def windows(self, store: StoreInfo, text: str, times: Times, limit: int, asked: Asked) -> bytes:
         """Return the JSON of one key's windows."""
-        _expect_kind(store, "window")
+        _expect(store, "window")
         key = parse_key(store.key, text)
         path = store_path(store.name, f"windows/{piece(text)}?from={times[0]}&to={times[1]}&limit={limit}")
         at = place(store, key)
         return await self._by_key(store, at, asked, path, lambda: self._local.windows(store, (text, key, at), times, limit))
 
+    async def sessions(self, store: StoreInfo, text: str, times: Times, limit: int, asked: Asked) -> bytes:
+        """Return the JSON of one key's sessions."""
+        _expect(store, "session")
+        key = parse_key(store.key, text)
+        path = store_path(store.name, f"sessions/{piece(text)}?from={times[0]}&to={times[1]}&limit={limit}")
+        at = place(store, key)
+        return await self._by_key(store, at, asked, path, lambda: self._local.sessions(store, (text, key, at), times, limit))
+
+    async def versions(self, store: StoreInfo, text: str, times: Times, asked: Asked) -> bytes:
+        """Return the JSON of one key's versions."""
+        _expect(store, "versioned")
+        key = parse_key(store.key, text)
+        path = store_path(store.name, f"versions/{piece(text)}?from={times[0]}&to={times[1]}")
+        at = place(store, key)
+        return await self._by_key(store, at, asked, path, lambda: self._local.versions(store, (text, key, at), times))
+
     async def points(self, store: StoreInfo, texts: Sequence[str], asked: Asked) -> bytes:
         """Return the JSON of several keys, in the order asked; all or, while one is moving, none."""
-        _expect_kind(store, "key_value")
+        _expect(store, *WITH_VALUES)
         if not 1 <= len(texts) <= self.limits.max_keys:
             raise bad_request("BAD_PARAMETER", f"give 1 to {self.limits.max_keys} keys as ?key=a&key=b, not {len(texts)}")
         keys = [parse_key(store.key, text) for text in texts]
@@ -135,9 +155,12 @@ class QueryService:
             parts = await asyncio.gather(*(part(instance) for instance in instances))
             return await self._run(self._scans, lambda: _put_together(store, query, parts))
 
-        if asked == "local":
+        async def alone() -> Page:
             return page_of([await self._part(store, query)], query)
-        return await self._settled(attempt, asked)
+
+        if store.kind == "global":
+            return await self._settled(alone, asked)
+        return await (alone() if asked == "local" else self._settled(attempt, asked))
 
     async def packed_part(self, store: StoreInfo, query: Query) -> bytes:
         """Return what this instance has for a range query, for the instance that puts the parts together."""
@@ -154,7 +177,8 @@ class QueryService:
                     unreachable.append(instance.id)
                     continue
                 for store in answer["stores"]:
-                    sizes[store["name"]] = sizes.get(store["name"], 0) + store["approximate_entries"]
+                    if store["kind"] != "global":  # all of it is here, too
+                        sizes[store["name"]] = sizes.get(store["name"], 0) + store["approximate_entries"]
         return orjson.dumps(reports.store_list(stores, sizes, unreachable))
 
     async def status(self, asked: Asked) -> bytes:
@@ -174,6 +198,8 @@ class QueryService:
 
     def key_metadata(self, store: StoreInfo, text: str) -> bytes:
         """Return the JSON of where a key lies."""
+        if store.kind == "global":
+            raise bad_request("WRONG_KIND", f"{store.name} is a global table: every instance has all of it")
         key = parse_key(store.key, text)
         return orjson.dumps(reports.key_metadata(self.backend.placement(), store, key, place(store, key)))
 
@@ -184,8 +210,8 @@ class QueryService:
 
     async def _by_key(self, store: StoreInfo, at: Place, asked: Asked, path: str, read: Callable[[], bytes]) -> bytes:
         async def attempt() -> bytes:
-            decision = self._decide(store, at, asked)
-            if isinstance(decision, Here):
+            decision = None if store.kind == "global" else self._decide(store, at, asked)
+            if decision is None or isinstance(decision, Here):
                 return await self._run(self._gets, read)
             return await self._peers.ask(decision.owner.instance, path, self.limits.forward_s)
 
@@ -201,6 +227,8 @@ class QueryService:
 
     def _split(self, store: StoreInfo, places: Sequence[Place], asked: Asked) -> tuple[list[int], list[tuple[Instance, list[int]]]]:
         """Return the indices of the keys that are here, and of those with each other owner."""
+        if store.kind == "global":
+            return list(range(len(places))), []
         here: list[int] = []
         there: dict[str, tuple[Instance, list[int]]] = {}
         for index, at in enumerate(places):
@@ -270,7 +298,10 @@ def _part_path(store: StoreInfo, query: Query) -> str:
     return store_path(store.name, f"range?query={msgspec.msgpack.encode(query).hex()}")
 
 
-def _expect_kind(store: StoreInfo, kind: str) -> None:
-    if store.kind != kind:
-        form = "windows/{key}" if store.kind == "window" else "keys/{key}"
-        raise bad_request("WRONG_KIND", f"{store.name} is a {store.kind} store: ask /v1/stores/{store.name}/{form}, or /range")
+def _expect(store: StoreInfo, *kinds: Kind) -> None:
+    """Refuse what cannot be asked of a store; say what can."""
+    if store.kind not in kinds:
+        kind = "global table" if store.kind == "global" else f"{store.kind.replace('_', '-')} store"
+        forms: Mapping[Kind, str] = {"window": "windows/{key}", "session": "sessions/{key}", "versioned": "versions/{key}, keys/{key}"}
+        ask = forms.get(store.kind, "keys/{key}")
+        raise bad_request("WRONG_KIND", f"{store.name} is a {kind}: ask /v1/stores/{store.name}/{ask}, or /range")

@@ -27,6 +27,8 @@ class Globals:
 
     def __init__(self, log: Log, tables: Sequence[GlobalTable], partitions: Mapping[str, int]) -> None:
         self.rows = {table.store.name: GlobalRows(table.store) for table in tables}
+        self.loaded = False
+        """Whether `load` has read all there was."""
         self._log = log
         self._of: dict[TopicPartition, list[GlobalRows]] = {}
         for table in tables:
@@ -44,6 +46,7 @@ class Globals:
             SerdeError: a record is not of its table's serde.
         """
         if self._reader is None:
+            self.loaded = True
             return
         missing = {partition: self._log.end_offset(partition) for partition in self._of}
         starts = {partition: self._log.start_offset(partition) for partition in self._of}
@@ -53,6 +56,7 @@ class Globals:
             for partition, reached in self._step().items():
                 if reached >= missing.get(partition, reached + 1):
                     del missing[partition]
+        self.loaded = not missing
         log.info("global tables: %s", ", ".join(f"{name} has {len(rows.entries)} rows" for name, rows in self.rows.items()))
 
     def follow(self, failed: Callable[[BaseException], None]) -> None:

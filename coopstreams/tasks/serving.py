@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
+from coopstreams.log.log import NO_STREAM_TIME
 from coopstreams.query.backend import (
     Health,
     NotOpen,
@@ -25,11 +26,13 @@ from coopstreams.query.backend import (
     TaskStatus,
 )
 from coopstreams.query.backend import Instance as Peer
+from coopstreams.query.catalog import stores_of
 from coopstreams.state.database import Database
-from coopstreams.state.views import StoreView
+from coopstreams.state.views import GlobalView, StoreView
 from coopstreams.tasks.instance import Instance
 from coopstreams.tasks.roster import State
 from coopstreams.tasks.task import Task
+from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
@@ -46,6 +49,11 @@ class TaskView:
         self._opened = task
         self._database: Database = serving.pin(task.id)
         self.store = StoreView(self._database, spec, [task.id.range])
+
+    def stream_time(self, topic: str) -> int:
+        """Return how far stream time is in a topic of the task, for what was read before."""
+        source = TopicPartition(topic, self.task.partition)
+        return self._opened.progress.stream_time(source) if source in self._opened.sources else NO_STREAM_TIME
 
     def owned(self) -> bool:
         """Whether this opening of the task has been the owner all along."""
@@ -66,14 +74,7 @@ class Serving:
         self._parts = instance.parts
         self._placement: tuple[object, Placement] = (None, Placement(-1, instance.parts.process, ()))
         self._specs = {store.name: store for subtopology in instance.parts.topology.subtopologies for store in subtopology.stores}
-        self._stores = {
-            store.name: StoreInfo(
-                store.name, store.kind, subtopology.id, self._parts.topics.tasks[subtopology.id], store.key, store.value, store.window_ms
-            )
-            for subtopology in self._parts.topology.subtopologies
-            for store in subtopology.stores
-            if store.kind in ("key_value", "window")  # the others are not asked over HTTP
-        }
+        self._stores = stores_of(self._parts.topology, self._parts.topics.tasks, self._parts.topics.partitions)
 
     @property
     def application(self) -> str:
@@ -104,6 +105,10 @@ class Serving:
         """Return a view for each task of this instance that keeps a part of a store."""
         subtopology = self._stores[store].subtopology
         return [self._open(store, task, state) for task, state in list(self._instance.roster.states.items()) if task.subtopology == subtopology]
+
+    def global_view(self, store: str) -> GlobalView | None:
+        """Return a global table of this instance; None while it is still being read."""
+        return GlobalView(self._parts.globals.rows[store]) if self._parts.globals.loaded else None
 
     def health(self) -> Health:
         """Return whether the instance is well, and why not."""

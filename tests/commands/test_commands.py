@@ -21,6 +21,8 @@ DATA: Data = {
     "numbers": {7: ({"n": 1}, 1)},
     "points": {"a": (1, 1), 7: (2, 2)},
     "hours": {("k", hour * HOUR): ({"n": hour}, hour) for hour in range(3)},
+    "visits": {("k", 1, 5): (2, 5), ("k", 20, 30): (3, 30)},
+    "prices": {"k": ([(10, b"1"), (20, b"2")], 20)},
 }
 
 
@@ -63,6 +65,26 @@ def test_a_key_without_a_value_is_silence_and_exit_status_1(url: str) -> None:
 
 def test_a_window_store_has_windows_to_a_key(url: str) -> None:
     assert [(found["start"], found["value"]) for found in lines(run("query", url, "hours", "k", "--limit", "2"))] == [(0, {"n": 0}), (HOUR, {"n": 1})]
+
+
+def test_a_session_store_has_sessions_to_a_key(url: str) -> None:
+    assert [(found["start"], found["end"]) for found in lines(run("query", url, "visits", "k"))] == [(1, 5), (20, 30)]
+    assert [found["start"] for found in lines(run("query", url, "visits", "k", "--from", "6"))] == [20]
+    assert [found["start"] for found in lines(run("query", url, "visits", "k", "--to", "6"))] == [1]
+
+
+def test_a_versioned_store_has_a_latest_value_and_a_past(url: str) -> None:
+    assert [found["value"] for found in lines(run("query", url, "prices", "k"))] == ["2"]
+    assert lines(run("query", url, "prices", "k", "--as-of", "19")) == [{"since": 10, "until": 20, "value": "1"}]
+    assert run("query", url, "prices", "k", "--as-of", "9").exit_code == 1
+    assert [found["since"] for found in lines(run("query", url, "prices", "k", "--from", "0"))] == [10, 20]
+
+
+@pytest.mark.parametrize("options", [("k", "--as-of", "1", "--from", "2"), ("--as-of", "1"), ("--from", "1")])
+def test_times_that_do_not_go_together_are_an_error(url: str, options: tuple[str, ...]) -> None:
+    result = run("query", url, "prices", *options)
+    assert isinstance(result.exception, QueryError)
+    assert result.exception.code == "BAD_PARAMETER"
 
 
 def test_without_a_key_the_entries_come_in_order(url: str) -> None:

@@ -114,6 +114,17 @@ def test_a_commit_that_was_not_confirmed_is_planned_again() -> None:
     assert plan([task], view) == first
 
 
+def test_the_stream_time_of_what_is_on_its_way_is_told_before_it_counted() -> None:
+    task, view = opened(Segment(LEFT, 50, 49), Segment(RIGHT, 30, 29)), Known("g")
+    assert task.stream_time(AT) == 49
+    task.advance(AT, 60, 77)
+    assert task.stream_time(AT) == 49
+    plan([task], view)
+    assert task.stream_time(AT) == 77
+    task.committed()
+    assert task.stream_time(AT) == 77
+
+
 def test_a_whole_range_task_writes_the_plain_offset_and_no_record() -> None:
     task = opened(Segment(WHOLE, 10), term=4)
     task.advance(AT, 20, 99)

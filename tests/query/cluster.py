@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 from coopstreams.metrics import Metrics
 from coopstreams.query.backend import (
     Health,
+    History,
     Instance,
     NotOpen,
     OpenView,
@@ -32,15 +33,19 @@ from coopstreams.query.service import Limits
 from coopstreams.state import layout
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Change, Engine
+from coopstreams.state.global_table import GlobalRows
 from coopstreams.state.memory import Memory
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.task_state import TaskState
-from coopstreams.state.views import StoreView
+from coopstreams.state.views import GlobalView, StoreView
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import KeyRange, key_hash, partition_of
-from coopstreams.topology.stores import StoreSpec, window_key
+from coopstreams.topology.serdes import session_windowed, windowed, windowed_by
+from coopstreams.topology.stores import StoreSpec, session_key, window_key
 from coopstreams.topology.task_id import TaskId
+from coopstreams.topology.versions import versions_of
+from coopstreams.topology.windows import UnlimitedWindows
 
 PARTITIONS = 2
 HOUR = 3_600_000
@@ -50,23 +55,52 @@ STORES = {
     "numbers": StoreSpec("numbers", "key_value", serdes.int64, serdes.json),
     "points": StoreSpec("points", "key_value", serdes.json, serdes.json),
     "hours": StoreSpec("hours", "window", serdes.text, serdes.json, window_ms=HOUR, retention_ms=1000 * HOUR),
+    "ever": StoreSpec("ever", "window", serdes.text, serdes.int64, retention_ms=1 << 62, row_key=windowed_by(serdes.text, UnlimitedWindows(5))),
+    "visits": StoreSpec("visits", "session", serdes.text, serdes.int64, retention_ms=1000 * HOUR, row_key=session_windowed(serdes.text), step_ms=1),
+    "prices": StoreSpec("prices", "key_value", serdes.text, versions_of(serdes.raw), history_ms=100),
 }
+GLOBAL = StoreSpec("names", "key_value", serdes.text, serdes.json, logged=False)
 
 Key = Any
 Data = dict[str, dict[Key, tuple[Any, int]]]
-"""Store -> key (window stores: key and start) -> value and timestamp."""
+"""Store -> key (window stores: key and start; session stores: key, start, end) -> value and timestamp.
+
+The value of a versioned store is its history, (timestamp, bytes) each.
+"""
 
 
 def place_of(store: str, key: Key) -> tuple[int, int]:
     """Return the partition and the hash of a key."""
     spec = STORES[store]
-    data = spec.key.serialize(key[0] if spec.kind == "window" else key)
+    data = spec.key.serialize(key if spec.kind == "key_value" else key[0])
     return partition_of(data, PARTITIONS), key_hash(data)
+
+
+def stored_key(store: str, key: Key) -> bytes:
+    """Return the bytes under which a store keeps a key."""
+    spec = STORES[store]
+    if spec.kind == "window":
+        return window_key(spec.key.serialize(key[0]), key[1])
+    return session_key(spec.key.serialize(key[0]), key[1], key[2]) if spec.kind == "session" else spec.key.serialize(key)
 
 
 def tasks(ranges: int, partitions: Sequence[int] = range(PARTITIONS)) -> list[TaskId]:
     """Return the tasks of these partitions, each cut into as many ranges."""
     return [TaskId(0, partition, piece) for partition in partitions for piece in KeyRange.split(ranges)]
+
+
+def _info(spec: StoreSpec) -> StoreInfo:
+    if spec.kind == "key_value":
+        return StoreInfo(spec.name, "key_value", 0, PARTITIONS, spec.key, spec.value)
+    assert spec.kind in ("window", "session")
+    row_key = windowed(spec.key, spec.window_ms) if spec.window_ms else spec.row_key
+    return StoreInfo(spec.name, "window" if spec.kind == "window" else "session", 0, PARTITIONS, spec.key, spec.value, spec.window_ms, row_key)
+
+
+INFOS = {spec.name: _info(spec) for spec in STORES.values()} | {
+    "prices": StoreInfo("prices", "versioned", 0, PARTITIONS, serdes.text, serdes.raw, history=History("price-changes", 100)),
+    "names": StoreInfo("names", "global", None, 3, serdes.text, serdes.json),
+}
 
 
 class Opening:
@@ -96,6 +130,10 @@ class View:
     def epoch(self) -> int:
         return self.opening.epoch
 
+    def stream_time(self, topic: str) -> int:
+        assert topic == "price-changes"
+        return self.node.stream_time
+
     def owned(self) -> bool:
         return self.node.openings.get(self.task) is self.opening
 
@@ -122,6 +160,9 @@ class Node:
         self.reads = 0
         self.now = Health(live=True, ready=True)
         self.told = Placement(0, name, ())
+        self.stream_time = -1
+        self.names: GlobalRows | None = GlobalRows(GLOBAL)
+        """The global table; None while it is still being read."""
         self._databases: dict[int, Database] = {}
         self._epochs = itertools.count(1)
 
@@ -134,11 +175,11 @@ class Node:
         database = self._databases.get(task.partition) or self._database(task.partition)
         opening = Opening(task, next(self._epochs), database)
         for store, entries in data.items():
-            table, kind = opening.state.stores[store], STORES[store].kind
+            table = opening.state.stores[store]
             for key, (value, timestamp) in entries.items():
                 partition, hash_ = place_of(store, key)
                 if partition == task.partition and hash_ in task.range:
-                    stored = window_key(table.spec.key.serialize(key[0]), key[1]) if kind == "window" else table.spec.key.serialize(key)
+                    stored = stored_key(store, key)
                     entry = table.load(stored)
                     entry.value, entry.timestamp = value, timestamp
                     table.touch(stored, entry)
@@ -161,7 +202,7 @@ class Node:
         self._databases[place_of(store, key)[0]].write([change], {})
 
     def stores(self) -> Mapping[str, StoreInfo]:
-        return {s.name: StoreInfo(s.name, s.kind, 0, PARTITIONS, s.key, s.value, s.window_ms) for s in STORES.values()}
+        return INFOS
 
     def placement(self) -> Placement:
         return self.told
@@ -179,6 +220,10 @@ class Node:
         found: list[OpenView | NotOpen] = [self._view(opening, store) for opening in list(self.openings.values())]
         found += [NotOpen(reason, f"task {task} is {reason}", task.partition, task.range) for task, reason in list(self.pending.items())]
         return found
+
+    def global_view(self, store: str) -> GlobalView | None:
+        assert store == "names"
+        return None if self.names is None else GlobalView(self.names)
 
     def health(self) -> Health:
         return self.now

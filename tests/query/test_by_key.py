@@ -135,7 +135,7 @@ def test_several_keys_come_in_the_order_asked(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("path", "status", "code", "says"),
     [
-        ("/v1/stores/nope/keys/a", 404, "UNKNOWN_STORE", "blobs, counts, hours, numbers, points"),
+        ("/v1/stores/nope/keys/a", 404, "UNKNOWN_STORE", "blobs, counts, ever, hours, names, numbers, points, prices, visits"),
         ("/v1/stores/nope/range", 404, "UNKNOWN_STORE", "nope"),
         ("/v1/store", 404, "UNKNOWN_PATH", "/openapi.json"),
         ("/v1/stores/numbers/keys/12a", 400, "BAD_KEY", "a whole number such as 42"),
@@ -149,7 +149,7 @@ def test_several_keys_come_in_the_order_asked(cluster: Cluster) -> None:
         ("/v1/stores/counts/keys/a?local=yes", 400, "BAD_PARAMETER", '"true" or "false"'),
         ("/v1/stores/counts/keys/a?local=true&local=true", 400, "BAD_PARAMETER", "twice"),
         ("/v1/stores/hours/keys/a", 400, "WRONG_KIND", "/v1/stores/hours/windows/{key}"),
-        ("/v1/stores/counts/windows/a", 400, "WRONG_KIND", "key_value"),
+        ("/v1/stores/counts/windows/a", 400, "WRONG_KIND", "key-value"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_with_the_reason(cluster: Cluster, path: str, status: int, code: str, says: str) -> None:

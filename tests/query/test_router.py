@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,13 +64,13 @@ def test_a_key_goes_to_its_only_owner_or_is_moving(placement: Placement, at: Pla
 
 @given(placements(whole=True), places)
 def test_when_everything_is_placed_nothing_is_moving(placement: Placement, at: Place) -> None:
-    assert owner_of(placement, 1, at) is not None
+    assert owner_of(placement, STORE, at) is not None
     assert isinstance(route(placement, STORE, at), Here | There)
 
 
 @given(placements(), places)
 def test_another_sub_topology_owns_nothing_of_this_one(placement: Placement, at: Place) -> None:
-    assert owner_of(placement, 2, at) is None
+    assert owner_of(placement, replace(STORE, subtopology=2), at) is None
 
 
 @given(placements())

@@ -20,16 +20,27 @@ from coopstreams.query.backend import Health
 from coopstreams.query.openapi import description
 from coopstreams.query.server import QueryServer
 from coopstreams.query.service import Limits
+from coopstreams.topology.columns import Columns
 from coopstreams.topology.errors import ConfigError
-from tests.query.cluster import HOUR, STORES, Cluster, Data, reason
+from tests.query.cluster import HOUR, INFOS, STORES, Cluster, Data, reason
 
-DATA: Data = {"counts": {f"w{i}": (i, i) for i in range(50)}, "hours": {("k", 0): (1, 1), ("k", HOUR): (2, 2)}}
+DATA: Data = {
+    "counts": {f"w{i}": (i, i) for i in range(50)},
+    "hours": {("k", 0): (1, 1), ("k", HOUR): (2, 2)},
+    "ever": {("k", 5): (1, 1)},
+    "visits": {("k", 1, 2): (1, 2)},
+    "prices": {"k": ([(1, b"1"), (200, b"2")], 200)},
+}
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     with Cluster(2) as cluster:
         cluster.deal(2, DATA)
+        for node in cluster.nodes:
+            node.stream_time = 200
+            assert node.names is not None
+            node.names.apply(Columns([b"k"], [b"1"], [1], [0], []))
         yield cluster
 
 
@@ -39,7 +50,7 @@ def get(url: str, **headers: str) -> Any:
 
 def test_stores_are_listed_with_the_sizes_of_all_instances(cluster: Cluster) -> None:
     answer = get(cluster["a"].url + "/v1/stores")
-    assert [store["name"] for store in answer["stores"]] == sorted(STORES)
+    assert [store["name"] for store in answer["stores"]] == sorted(INFOS)
     counts = next(store for store in answer["stores"] if store["name"] == "counts")
     size = counts.pop("approximate_entries")
     assert counts == {"name": "counts", "kind": "key_value", "subtopology": 0, "partitions": 2, "key": "text", "value": "int64", "window_ms": None}
@@ -169,6 +180,12 @@ def check(schema: dict[str, Any], value: Any, root: dict[str, Any], at: str = "a
         ("/v1/stores/counts/range?limit=3", "/v1/stores/{store}/range"),
         ("/v1/stores/hours/range", "/v1/stores/{store}/range"),
         ("/v1/stores/hours/windows/k", "/v1/stores/{store}/windows/{key}"),
+        ("/v1/stores/ever/windows/k", "/v1/stores/{store}/windows/{key}"),
+        ("/v1/stores/visits/sessions/k", "/v1/stores/{store}/sessions/{key}"),
+        ("/v1/stores/prices/versions/k", "/v1/stores/{store}/versions/{key}"),
+        ("/v1/stores/prices/versions/k?as_of=1", "/v1/stores/{store}/versions/{key}"),
+        ("/v1/stores/names/keys/k", "/v1/stores/{store}/keys/{key}"),
+        ("/v1/stores/names/range", "/v1/stores/{store}/range"),
         ("/v1/metadata", "/v1/metadata"),
         ("/v1/metadata/counts/w1", "/v1/metadata/{store}/{key}"),
         ("/v1/status", "/v1/status"),
@@ -203,9 +220,10 @@ def test_the_description_has_every_route_with_its_parameters_and_nothing_danglin
 
 def test_query_parameters_of_the_description_are_those_that_are_understood(cluster: Cluster) -> None:
     document = get(cluster["a"].url + "/openapi.json")
-    values = {"limit": "1", "from": "1", "to": "1", "prefix": "1", "reverse": "true", "local": "true", "key": "w1", "cursor": "AAAAAA"}
+    values = {"limit": "1", "from": "1", "to": "1", "prefix": "1", "reverse": "true", "local": "true", "key": "w1", "cursor": "AAAAAA", "as_of": "1"}
+    stores = {"windows": "hours", "sessions": "visits", "versions": "prices"}
     for path, item in document["paths"].items():
-        url = cluster["a"].url + path.replace("{store}", "hours" if "windows" in path else "counts").replace("{key}", "w1")
+        url = cluster["a"].url + path.replace("{store}", stores.get(path.split("/")[-2], "counts")).replace("{key}", "w1")
         for parameter in item["get"].get("parameters", []):
             if parameter["in"] == "query":
                 asked = {parameter["name"]: values[parameter["name"]]} | ({"key": "w1"} if path.endswith("/keys") else {})

@@ -10,7 +10,7 @@ from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.builder import StreamsBuilder
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.versions import latest_value, put_version, value_at, versions_of
+from coopstreams.topology.versions import Held, latest_value, put_version, value_at, versions_of, versions_within
 
 Event = tuple[str, str | None, Any, int]
 
@@ -104,3 +104,22 @@ def test_a_history_in_any_order_is_the_history_in_order(puts: list[tuple[int, in
     assert latest_value(versions) == ordered[max(ordered)]
     serde = versions_of(serdes.json)
     assert serde.deserialize(serde.serialize(versions)) == versions
+
+
+@given(
+    st.dictionaries(st.integers(0, 30), st.none() | st.integers(0, 5), max_size=8),
+    st.integers(0, 32),
+    st.integers(0, 32),
+    st.integers(0, 32),
+)
+def test_versions_of_a_time_are_those_that_any_moment_of_it_shows(puts: dict[int, int | None], first: int, last: int, oldest: int) -> None:
+    versions: list[tuple[int, Any]] = sorted(puts.items())
+    found = versions_within(versions, min(first, last), max(first, last), oldest)
+    moments = [at for at in range(min(first, last), max(first, last) + 1) if at >= oldest or at >= max(puts, default=0)]
+    if versions and not moments:
+        assert found is None
+        return
+    times = sorted(puts)
+    held = {max(time for time in times if time <= at) for at in moments if any(time <= at for time in times)}
+    ends = dict(zip(times, [*times[1:], None], strict=True)) if times else {}
+    assert found == [Held(time, ends[time], puts[time]) for time in sorted(held) if puts[time] is not None]

@@ -1,0 +1,54 @@
+"""Which stores of a topology are asked over HTTP, and what there is to ask. Pure.
+
+Turned down: showing the buffers of operators (suppress, joins that wait): what lies in them is not yet a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from coopstreams.query.backend import History, Kind, StoreInfo
+from coopstreams.topology.nodes import Source, SubTopology, TableSource, Topology
+from coopstreams.topology.serdes import Serde, Windowed, windowed
+from coopstreams.topology.stores import StoreKind, StoreSpec
+
+_KINDS: Mapping[StoreKind, Kind] = {"key_value": "key_value", "window": "window", "session": "session"}
+
+
+def stores_of(topology: Topology, tasks: Sequence[int], partitions: Mapping[str, int]) -> dict[str, StoreInfo]:
+    """Return the stores by name. `tasks` are the partitions of each sub-topology, `partitions` those of each topic."""
+    found = {
+        spec.name: _store(subtopology, spec, tasks[subtopology.id])
+        for subtopology in topology.subtopologies
+        for spec in subtopology.stores
+        if spec.kind in _KINDS
+    }
+    for table in topology.global_tables:
+        spec = table.store
+        found[spec.name] = StoreInfo(spec.name, "global", None, partitions[table.topic], spec.key, spec.value)
+    return found
+
+
+def _store(subtopology: SubTopology, spec: StoreSpec, partitions: int) -> StoreInfo:
+    if spec.history_ms is not None:
+        source = _source_of(subtopology, spec.name)
+        history = History(source.topics[0], spec.history_ms)
+        return StoreInfo(spec.name, "versioned", subtopology.id, partitions, spec.key, source.value, history=history)
+    return StoreInfo(spec.name, _KINDS[spec.kind], subtopology.id, partitions, spec.key, spec.value, spec.window_ms, _row_key(spec))
+
+
+def _row_key(spec: StoreSpec) -> Serde[Windowed[Any]] | None:
+    """Return the serde of the stored keys of a window or session store."""
+    if spec.kind == "key_value":
+        return None
+    return windowed(spec.key, spec.window_ms) if spec.row_key is None and spec.window_ms is not None else spec.row_key
+
+
+def _source_of(subtopology: SubTopology, store: str) -> Source:
+    """Return the source of a versioned table: its values are those of the topic, where the store has histories."""
+    nodes = {node.name: node for node in subtopology.nodes}
+    table = next(node for node in subtopology.nodes if isinstance(node, TableSource) and node.store is not None and node.store.name == store)
+    source = nodes[table.parents[0]]
+    assert isinstance(source, Source)
+    return source

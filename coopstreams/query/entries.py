@@ -1,0 +1,61 @@
+"""What a row of a store is in an answer: its key, its value, and its window if it has one. Pure.
+
+Invariant: a window that is shown is that of the operator. One that never ends has no end, rather than the last number there is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coopstreams.query.backend import StoreInfo
+from coopstreams.query.formats import show_key, show_value, to_json
+from coopstreams.query.problems import unreadable
+from coopstreams.query.scan import plain_key
+from coopstreams.state.views import Row
+from coopstreams.topology import serdes
+from coopstreams.topology.errors import SerdeError
+from coopstreams.topology.versions import Version, latest_value, versions_of
+from coopstreams.topology.windows import FOREVER_MS
+
+
+def shown(store: StoreInfo, row: Row, partition: int) -> bytes | None:
+    """Return a row as JSON; None if it is none: the latest version is a deletion.
+
+    Raises:
+        QueryError: UNREADABLE: key, value or window are not of the store's serdes.
+    """
+    key = show_key(store.key, plain_key(store.kind, row.key))
+    where = f"the value of key {key!r} in {store.name}"
+    value = row_value(store, row.value, where)
+    if value is None:
+        return None
+    entry = {"key": key, "value": value[0], "timestamp": row.timestamp, "partition": None if store.kind == "global" else partition}
+    if store.row_key is not None:
+        entry["window"] = window_of(store, row.key, where)
+    return to_json(entry, where)
+
+
+def row_value(store: StoreInfo, data: bytes, where: str) -> tuple[Any] | None:
+    """Return the value of a row as JSON shows it (it may be null), of a versioned store the latest; None if that is a deletion."""
+    if store.kind != "versioned":
+        return (show_value(store.value, data, where),)
+    latest = latest_value(history_of(data, where))
+    return None if latest is None else (show_value(store.value, latest, where),)
+
+
+def history_of(data: bytes, where: str) -> list[Version]:
+    """Return the versions of a row, their values as bytes."""
+    try:
+        return versions_of(serdes.raw).deserialize(data)
+    except SerdeError as error:
+        raise unreadable(f"{where} cannot be read: {error}") from error
+
+
+def window_of(store: StoreInfo, stored: bytes, where: str) -> dict[str, int | None]:
+    """Return the window of a stored key; its end is None if it never ends."""
+    assert store.row_key is not None
+    try:
+        window = store.row_key.deserialize(stored)
+    except SerdeError as error:
+        raise unreadable(f"the window of {where} cannot be told: {error}") from error
+    return {"start": window.start_ms, "end": None if window.end_ms >= FOREVER_MS else window.end_ms}

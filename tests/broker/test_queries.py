@@ -1,0 +1,206 @@
+"""Every kind of store, asked over HTTP of two running instances: either answers for both, one hop away at most."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from confluent_kafka import Producer
+
+from coopstreams import (
+    CoopStreams,
+    Processor,
+    ProcessorContext,
+    Record,
+    SessionWindows,
+    StreamsBuilder,
+    Topology,
+    UnlimitedWindows,
+    Windows,
+    WindowStore,
+    serdes,
+    window_store,
+)
+from coopstreams.query.client import QueryClient, VersionFound, WindowFound
+from coopstreams.topology.errors import QueryError
+from tests.broker.counting import await_running
+from tests.broker.waiting import eventually
+from tests.conftest import Kafka
+
+KEYS = [f"key-{number}" for number in range(24)]
+STEP = 1000
+HISTORY = 50 * STEP
+
+
+@dataclass(frozen=True)
+class Uneven(Windows):
+    """Windows of one and of three steps in turn: no one length is that of all."""
+
+    size_ms: int = 3 * STEP
+    grace_ms: int = 10 * HISTORY
+
+    def starts(self, timestamp: int) -> Sequence[int]:
+        start = timestamp - timestamp % (4 * STEP)
+        return [start if timestamp < start + STEP else start + STEP]
+
+    def end(self, start_ms: int) -> int:
+        return start_ms + (STEP if start_ms % (4 * STEP) == 0 else 3 * STEP)
+
+
+class Marking(Processor[str, str, str, str]):
+    """Keeps each record in a window of its own."""
+
+    def init(self, context: ProcessorContext[str, str]) -> None:
+        self._marks: WindowStore[str, str] = context.store("marks")
+
+    def process(self, record: Record[str, str]) -> None:
+        if record.timestamp is not None:
+            self._marks.put(record.key, record.value, record.timestamp)
+
+
+def topology_of(application: str, topics: dict[str, str]) -> Topology:
+    builder = StreamsBuilder(application)
+    events = builder.stream(topics["events"], key=serdes.text, value=serdes.text)
+    prices = builder.table(topics["prices"], key=serdes.text, value=serdes.text, store="prices", history=HISTORY)
+    names = builder.global_table(topics["names"], key=serdes.text, value=serdes.text, store="names")
+    events.join(prices, lambda event, price: event + price, value=serdes.text).join(
+        names, lambda event, name: event + name, on=lambda key, _: key, value=serdes.text
+    ).to(topics["joined"])
+    group = events.group_by_key()
+    group.windowed_by(SessionWindows(gap=timedelta(seconds=5), grace=timedelta(hours=1))).count(store="sessions")
+    group.windowed_by(Uneven()).count(store="uneven")
+    group.windowed_by(UnlimitedWindows()).count(store="ever")
+    events.process(Marking, stores=[window_store("marks", key=serdes.text, value=serdes.text, size=7 * STEP, retention=HISTORY)], by_key=True)
+    return builder.build()
+
+
+@dataclass
+class Running:
+    """Two instances, what they were sent, and a client of each."""
+
+    begin: int
+    apps: list[CoopStreams]
+    clients: list[QueryClient]
+
+    def at(self, step: int) -> int:
+        """Return the time of a step."""
+        return self.begin + step * STEP
+
+
+@pytest.fixture(scope="module")
+def running(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Each key has events at 0, 1, 20 and 22 steps, and prices at 0, 10 and 60 steps, of which one deletes."""
+    topics = {name: kafka.topic(name, 2) for name in ("events", "prices", "joined")} | {"names": kafka.topic("names", 3)}
+    topology = topology_of(kafka.unique("queries"), topics)
+    now = int(time.time() * 1000)
+    begin = now - now % (4 * STEP)  # young enough for the retention of topics
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "partitioner": "murmur2_random"})
+    for at, price in ((0, b"low"), (10, None), (60, b"high")):
+        for key in KEYS:
+            producer.produce(topics["prices"], price, key, timestamp=begin + at * STEP)
+    for at in (0, 1, 20, 22):
+        for key in KEYS:
+            producer.produce(topics["events"], b"%d" % at, key, timestamp=begin + at * STEP)
+    for key in KEYS:
+        producer.produce(topics["names"], f"name of {key}", key)
+    assert producer.flush(30) == 0
+    folder: Path = tmp_path_factory.mktemp("queries")
+    settings = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(folder), "commit.interval.ms": 100, "ranges.per.partition": 4}
+    with ExitStack() as open_:
+        apps = [open_.enter_context(CoopStreams(topology, settings | {"instance": number})) for number in range(2)]
+        await_running(apps)
+        clients = [open_.enter_context(QueryClient(str(app.url), deadline_s=20)) for app in apps]
+
+        def complete() -> bool:
+            ever = {entry.key: entry.value for entry in clients[0].range("ever")}
+            prices = {entry.key: entry.value for entry in clients[0].range("prices")}
+            return ever == dict.fromkeys(KEYS, 4) and prices == dict.fromkeys(KEYS, "high")
+
+        eventually(complete, 60, lambda: str(clients[0].status()))
+        yield Running(begin, apps, clients)
+
+
+@pytest.fixture(params=[0, 1])
+def queries(running: Running, request: pytest.FixtureRequest) -> QueryClient:
+    client: QueryClient = running.clients[request.param]
+    return client
+
+
+pytestmark = pytest.mark.broker
+
+
+def test_both_instances_own_keys_of_every_store(running: Running, queries: QueryClient) -> None:
+    kinds = {store["name"]: store["kind"] for store in queries.stores()}
+    wanted = {"prices": "versioned", "sessions": "session", "uneven": "window", "ever": "window", "marks": "window", "names": "global"}
+    assert kinds == wanted
+    for store in wanted.keys() - {"names"}:
+        owners = [queries.owner(store, key)["owner"] for key in KEYS]
+        assert {owner["url"] for owner in owners} == {app.url for app in running.apps}
+        assert len({(queries.owner(store, key)["partition"], queries.owner(store, key)["owner"]["key_range"]) for key in KEYS}) == 8
+
+
+def test_sessions_have_their_ends(running: Running, queries: QueryClient) -> None:
+    both = [WindowFound(running.at(0), running.at(1), 2, running.at(1)), WindowFound(running.at(20), running.at(22), 2, running.at(22))]
+    for key in KEYS:
+        assert queries.sessions("sessions", key) == both
+        assert queries.sessions("sessions", key, running.at(1), running.at(19)) == both[:1]
+        assert queries.sessions("sessions", key, running.at(2), running.at(19)) == []
+        assert queries.sessions("sessions", key, running.at(2), running.at(20)) == both[1:]
+    entries = list(queries.range("sessions", page=10))
+    assert {(entry.key, entry.window) for entry in entries} == {(key, (one.start, one.end)) for key in KEYS for one in both}
+    assert len(entries) == 2 * len(KEYS)
+
+
+def test_windows_have_the_ends_that_their_operator_gave_them(running: Running, queries: QueryClient) -> None:
+    def windows(store: str, key: str) -> list[tuple[int, int | None, Any]]:
+        return [(one.start, one.end, one.value) for one in queries.windows(store, key)]
+
+    uneven = [(running.at(first), running.at(end)) for first, end in ((0, 1), (1, 4), (20, 21), (21, 24))]
+    for key in KEYS:
+        assert windows("uneven", key) == [(*window, 1) for window in uneven]
+        assert windows("marks", key) == [(running.at(step), running.at(step + 7), str(step)) for step in (0, 1, 20, 22)]
+        assert windows("ever", key) == [(0, None, 4)]
+    assert {entry.window for entry in queries.range("uneven")} == set(uneven)
+
+
+def test_a_versioned_row_is_what_it_is_and_what_it_was(running: Running, queries: QueryClient) -> None:
+    for key in KEYS:
+        latest = queries.get("prices", key)
+        assert latest is not None
+        assert (latest.value, latest.timestamp) == ("high", running.at(60))
+        assert queries.as_of("prices", key, running.at(60)) == VersionFound(running.at(60), None, "high")
+        assert queries.as_of("prices", key, running.at(59)) is None, "it was deleted then"
+        with pytest.raises(QueryError) as caught:
+            queries.as_of("prices", key, running.at(9))
+        assert (caught.value.code, caught.value.details["known_since"]) == ("FORGOTTEN", running.at(60) - HISTORY)
+        assert queries.versions("prices", key) == [VersionFound(running.at(60), None, "high")]
+
+
+def test_a_global_table_is_answered_where_it_is_asked(running: Running, queries: QueryClient) -> None:
+    [here] = [str(app.url) for app in running.apps if queries is running.clients[running.apps.index(app)]]
+    metadata = httpx.get(f"{here}/v1/metadata", trust_env=False).json()
+    for key in KEYS:
+        found = queries.get("names", key)
+        assert found is not None
+        assert (found.value, found.owner, found.partition) == (f"name of {key}", metadata["here"], None)
+    assert {entry.key: entry.value for entry in queries.range("names", page=7)} == {key: f"name of {key}" for key in KEYS}
+
+
+def test_what_another_instance_owns_is_one_hop_away_and_local_says_whose_it_is(running: Running) -> None:
+    paths = {"sessions": "sessions", "ever": "windows", "prices": "versions"}
+    for store, form in paths.items():
+        for key in KEYS[:8]:
+            owner = running.clients[0].owner(store, key)["owner"]
+            for app in running.apps:
+                url = f"{app.url}/v1/stores/{store}/{form}/{key}"
+                assert httpx.get(url, trust_env=False).json()["owner"] == owner["id"]
+                local = httpx.get(url, params={"local": "true"}, trust_env=False)
+                assert local.status_code == (200 if app.url == owner["url"] else 421)
+                assert app.url == owner["url"] or local.json()["url"] == owner["url"]
