@@ -18,6 +18,7 @@ from typing import Any
 
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.keys import GROUPS
+from coopstreams.topology.optimizing import parse_optimization
 
 AT_LEAST_ONCE = "at_least_once"
 EXACTLY_ONCE = "exactly_once_v2"
@@ -55,6 +56,11 @@ def _text(value: Any) -> str:
     return value
 
 
+def _optimization(value: Any) -> str:
+    parse_optimization(str(value))
+    return str(value)
+
+
 def _listen(value: Any) -> str:
     if value and (":" not in str(value) or not str(value).rpartition(":")[2].isdigit()):
         raise ValueError("HOST:PORT (port 0 takes a free one), or an empty text for no server")
@@ -82,6 +88,11 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
     "max.bytes.key.range.cache": (_integer(1 << 20), 209_715_200, "Bound on records fetched but not yet processed, per process."),
     "auto.offset.reset": (_one_of("earliest", "latest"), "earliest", "Where a group begins that has no offset."),
     "ensure.explicit.internal.resource.naming": (_boolean, False, "Refuse to start when an internal topic has a generated name."),
+    "topology.optimization": (
+        _optimization,
+        "none",
+        "`none`, `all`, or a list of `reuse.ktable.source.topics`, `single.store.self.join`, `merge.repartition.topics` (always done).",
+    ),
     "replication.factor": (_integer(-1), -1, "Replicas of internal topics; -1: the broker's default."),
     "session.timeout.ms": (_integer(1000), 10_000, "A process that has not been heard of for so long is out of the group."),
     "heartbeat.interval.ms": (_integer(50), 400, "Time between heartbeats; sets how fast a rebalance goes."),

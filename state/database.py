@@ -35,7 +35,8 @@ _LAST = GROUPS - 1
 class Database:
     """Stores over an engine. Any thread.
 
-    A store that was written under another shape (kind, segment length) starts empty: its changelog restores it.
+    A store that was written under another shape (kind, segment length, the topic that its checkpoints speak of) starts empty: its changelog
+    restores it.
     """
 
     def __init__(self, engine: Engine, specs: Iterable[StoreSpec], *, clock: Callable[[], float] = time.time) -> None:
@@ -200,6 +201,8 @@ class Database:
     def _check_shape(self, spec: StoreSpec) -> None:
         """Empty a store that was written under another shape: its keys would be looked for in the wrong place."""
         shape = spec.kind if spec.kind not in layout.SEGMENTED else f"{spec.kind} {layout.segment_ms(spec)}"
+        if spec.source is not None:
+            shape = f"{shape} of {spec.source}"
         key = _SHAPE + spec.name.encode()
         written = self._meta(key)
         if written == shape.encode():

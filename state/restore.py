@@ -5,6 +5,9 @@ filtered by the hash of the plain key, so one changelog partition serves any cut
 
 Invariant: every batch is written with the checkpoints it stands for, so that a restore can stop or die anywhere and goes on from there.
 Invariant: it ends on the position, never on a record: control records and compaction leave offsets that no record has.
+A store without a changelog of its own is what its tasks have read of a source topic. It is restored from there, each range up to where
+its task stands and not a record further: what comes behind, the task will process. What the task dropped because it could not be read, is
+dropped again.
 Turned down: one offset for all groups (a group that was ahead would go back in time, and another cut would start over).
 """
 
@@ -12,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -22,6 +25,7 @@ from coopstreams.state.database import Database
 from coopstreams.state.engine import Change
 from coopstreams.state.layout import GROUP_SHIFT, PREFIXES
 from coopstreams.topology.columns import Columns
+from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.keys import GROUPS, KeyRange, key_hashes
 from coopstreams.topology.stores import StoreSpec
 
@@ -29,6 +33,8 @@ log = logging.getLogger(__name__)
 
 TOMBSTONES_MS = 24 * 60 * 60 * 1000
 """Kafka's default `delete.retention.ms`: a checkpoint older than that may have missed a tombstone that compaction has removed since."""
+
+NO_STOPS: Mapping[KeyRange, int] = {}
 
 _NEVER = 1 << 63
 _EVER = -(1 << 63)
@@ -57,7 +63,8 @@ class Restore:
     Making one looks at the checkpoints. Key groups whose checkpoint cannot be continued from are emptied and start at the log start: below
     the log start, above the log end (the topic was made anew), older than the changelog keeps tombstones, or none at all.
 
-    Shape: `log_start` and `target` are offsets of the changelog partition: the first it has, and the end to reach.
+    Shape: `log_start` and `target` are offsets of the changelog partition: the first it has, and the end to reach. `stops` are the ranges
+    that end before the target, and where.
     """
 
     def __init__(
@@ -68,6 +75,7 @@ class Restore:
         *,
         log_start: int,
         target: int,
+        stops: Mapping[KeyRange, int] = NO_STOPS,
         tombstones_ms: int = TOMBSTONES_MS,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
@@ -80,6 +88,8 @@ class Restore:
         self._clock, self._wall_clock = clock, wall_clock
         self._need = [_NEVER] * GROUPS
         """The next offset that each group needs; never, for those that are not restored."""
+        self._stops = [target] * GROUPS
+        """The offset at which each group ends."""
         self._seen = [NOTHING_OBSERVED] * GROUPS
         """The largest window start of each group. Not of the store: siblings lag, and theirs must not expire by another's."""
         self._true_ms = [0] * GROUPS
@@ -87,7 +97,7 @@ class Restore:
         self._position = log_start
         self._read = self._kept = self._moved = 0
         self._began = clock()
-        self.retarget(ranges)
+        self.retarget(ranges, stops=stops)
 
     @property
     def position(self) -> int:
@@ -99,17 +109,21 @@ class Restore:
         """Whether the store stands at the target."""
         return self._position >= self.target
 
-    def retarget(self, ranges: Iterable[KeyRange], *, target: int | None = None) -> None:
+    def retarget(self, ranges: Iterable[KeyRange], *, target: int | None = None, stops: Mapping[KeyRange, int] = NO_STOPS) -> None:
         """Restore these ranges from now on. What was restored counts; what is new is read from its own checkpoint."""
         if target is not None:
             self.target = target
+        self._stops = [self.target] * GROUPS
+        for key_range, stop in stops.items():
+            for group in _groups(key_range):
+                self._stops[group] = stop
         wanted = {group for key_range in ranges for group in _groups(key_range)}
         new = sorted(group for group in wanted if self._need[group] == _NEVER)
         for group in range(GROUPS):
             if group not in wanted:
                 self._need[group] = _NEVER
         self._admit(new)
-        self._position = min((self._need[group] for group in wanted), default=self.target)
+        self._move()
 
     def feed(self, columns: Columns, next_offset: int) -> None:
         """Apply what was read from `position` on, up to `next_offset`; records that no restored group needs are skipped.
@@ -118,16 +132,15 @@ class Restore:
             StateError: nothing of it was written.
         """
         keep = self._windows(columns) if self.spec.kind in layout.SEGMENTED else self._entries(columns)
-        for group in range(GROUPS):
-            if self._need[group] < next_offset:
-                self._need[group] = next_offset
+        moved = [group for group in range(GROUPS) if self._need[group] < min(next_offset, self._stops[group])]
+        for group in moved:
+            self._need[group] = min(next_offset, self._stops[group])
         changes = list(self._changes(keep))
-        standing = [group for group in range(GROUPS) if self._need[group] == next_offset]
-        self._database.write(changes, {self.spec.name: list(self._checkpoints(standing))})
+        self._database.write(changes, {self.spec.name: list(self._checkpoints(moved))})
         self._read += len(columns)
         self._kept += sum(len(change.keys) for change in changes)
         self._moved += max(0, next_offset - self._position)
-        self._position = max(self._position, next_offset)
+        self._move()
 
     def progress(self) -> RestoreProgress:
         """Return how far the restore is."""
@@ -137,28 +150,47 @@ class Restore:
         rate = self._read / seconds if seconds > 0 else 0.0
         return RestoreProgress(self.spec.name, self._read, self._kept, self._position, self.target, remaining, rate, eta_s)
 
+    def _move(self) -> None:
+        unfinished = (need for need, stop in zip(self._need, self._stops, strict=True) if need < stop)
+        self._position = min(unfinished, default=self.target)
+
     def _entries(self, columns: Columns) -> dict[bytes, bytes | None]:
         """Return the last value of each database key that a restored group needs."""
-        need, pack = self._need, layout.TIMESTAMP.pack
+        need, stops, pack = self._need, self._stops, layout.TIMESTAMP.pack
+        as_row = None if self.spec.source is None else self._row
         keep: dict[bytes, bytes | None] = {}
         suffix = layout.suffix_bytes(self.spec)
         plain = columns.keys if not suffix else [None if key is None else key[:-suffix] for key in columns.keys]
         hashes = key_hashes(plain, columns.offsets)
         for key, hash_, value, timestamp, offset in zip(columns.keys, hashes, columns.values, columns.timestamps, columns.offsets, strict=True):
             group = hash_ >> GROUP_SHIFT
-            if offset >= need[group] and key is not None:
+            if need[group] <= offset < stops[group] and key is not None:
+                if as_row is not None and value is not None:
+                    try:
+                        value = as_row(value)
+                    except SerdeError:
+                        continue  # a handler said so when the task read it, else the task would stand below it
                 keep[PREFIXES[group] + key] = None if value is None else pack(timestamp) + value
         return keep
 
+    def _row(self, value: bytes) -> bytes | None:
+        """Return what the store keeps of a value in its source topic; None if that reads as null.
+
+        Raises:
+            SerdeError: it cannot be read.
+        """
+        read = self.spec.value.deserialize(value)
+        return None if read is None else self.spec.value.encode(read)
+
     def _windows(self, columns: Columns) -> dict[bytes, bytes | None]:
         """The same for windows, less those that have expired."""
-        need, seen, pack = self._need, self._seen, layout.TIMESTAMP.pack
+        need, stops, seen, pack = self._need, self._stops, self._seen, layout.TIMESTAMP.pack
         keep: dict[bytes, bytes | None] = {}
         keys = [None if key is None else layout.store_key(self.spec.kind, key) for key in columns.keys]
         hashes = key_hashes([None if key is None else layout.plain_key(self.spec, key) for key in keys], columns.offsets)
         for key, hash_, value, timestamp, offset in zip(keys, hashes, columns.values, columns.timestamps, columns.offsets, strict=True):
             group = hash_ >> GROUP_SHIFT
-            if offset >= need[group] and key is not None:
+            if need[group] <= offset < stops[group] and key is not None:
                 seen[group] = max(seen[group], layout.time_of(self.spec.kind, key))
                 keep[PREFIXES[group] + key] = None if value is None else pack(timestamp) + value
         horizons = [layout.horizon(self.spec, start) if start != NOTHING_OBSERVED else _EVER for start in seen]
@@ -179,11 +211,11 @@ class Restore:
 
     def _checkpoints(self, groups: Sequence[int]) -> Iterator[Checkpoint]:
         """Where groups stand now, in runs. Of the window starts the smallest counts, of groups that have windows at all."""
-        for run in _runs(groups):
-            offset = self._need[run[0]]
-            observed = min((self._seen[group] for group in run if self._seen[group] != NOTHING_OBSERVED), default=NOTHING_OBSERVED)
-            true_ms = NOW if offset >= self.target else min(self._true_ms[group] for group in run)
-            yield Checkpoint(run[0], run[-1], offset, observed, true_ms)
+        for offset, alike in groupby(sorted(groups, key=lambda group: (self._need[group], group)), key=self._need.__getitem__):
+            for run in _runs(list(alike)):
+                observed = min((self._seen[group] for group in run if self._seen[group] != NOTHING_OBSERVED), default=NOTHING_OBSERVED)
+                true_ms = NOW if all(offset >= self._stops[group] for group in run) else min(self._true_ms[group] for group in run)
+                yield Checkpoint(run[0], run[-1], offset, observed, true_ms)
 
     def _admit(self, groups: Sequence[int]) -> None:
         """Learn from the checkpoints what these groups need; empty those that cannot go on from there."""
@@ -196,8 +228,8 @@ class Restore:
                 reasons[group] = ""
             elif at.offset < self._log_start:
                 reasons[group] = f"its checkpoint {at.offset} is below the log start {self._log_start}"
-            elif at.offset > self.target:
-                reasons[group] = f"its checkpoint {at.offset} is above the log end {self.target}: was the topic made anew?"
+            elif at.offset > self._stops[group]:
+                reasons[group] = f"its checkpoint {at.offset} is above {self._end(group)}"
             elif at.true_ms < oldest_ms:
                 reasons[group] = f"it is older than the changelog keeps tombstones ({self._tombstones_ms} ms)"
             else:
@@ -205,6 +237,11 @@ class Restore:
         for reason, of_reason in groupby(sorted(reasons, key=lambda group: (reasons[group], group)), key=reasons.__getitem__):
             for run in _runs(list(of_reason)):
                 self._empty(run, reason)
+
+    def _end(self, group: int) -> str:
+        if self.spec.source is None:
+            return f"the log end {self.target}: was the topic made anew?"
+        return f"the position {self._stops[group]} of its task: were the offsets of the group reset?"
 
     def _empty(self, groups: Sequence[int], reason: str) -> None:
         first, last = groups[0], groups[-1]

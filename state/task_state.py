@@ -24,6 +24,8 @@ from coopstreams.topology.stores import StoreKind, StoreSpec
 __all__ = ["ChangelogBatch", "TaskState"]
 
 
+NO_POSITIONS: Mapping[str, Mapping[KeyRange, int]] = {}
+
 _KINDS: Mapping[StoreKind, type[Table]] = {"window": WindowTable, "session": SessionTable}
 
 
@@ -40,7 +42,7 @@ class TaskState:
         self._first, self._last = layout.groups_of(key_range) if specs else (0, 0)  # without state any cut will do
         for spec in specs:
             self._tables[spec.name] = _KINDS.get(spec.kind, Table)(database, spec, self._first, self._last)
-        self._written: dict[str, Checkpoint] = {}
+        self._written: dict[str, list[Checkpoint]] = {}
 
     @property
     def stores(self) -> Mapping[str, Table]:
@@ -66,19 +68,20 @@ class TaskState:
         batches = [table.freeze() for table in self._tables.values()]
         return [batch for batch in batches if batch is not None and self._tables[batch.store].spec.logged]
 
-    def commit(self, checkpoints: Mapping[str, int]) -> None:
+    def commit(self, checkpoints: Mapping[str, int], positions: Mapping[str, Mapping[KeyRange, int]] = NO_POSITIONS) -> None:
         """Write everything `changes` returned since the last commit, with these checkpoints, in one batch.
 
         Shape: checkpoints by store: the changelog offset below which all records of this task lie. A store that is left out keeps
-        the one it has; one without changelog has none.
+        the one it has; one without changelog has none. `positions` by store that holds its source topic: the offset of the topic below
+        which all records of a range are done, for the ranges of the task.
 
         Raises:
             StateError: nothing was written; the task is of no use any more and is opened again from the log.
         """
         changes = [change for table in self._tables.values() for change in table.frozen]
-        moved = {name: at for name, at in self._checkpoints(checkpoints).items() if at != self._written.get(name)}
+        moved = {name: at for name, at in self._checkpoints(checkpoints, positions).items() if at != self._written.get(name)}
         if changes or moved:
-            self._database.write(changes, {name: [at] for name, at in moved.items()})
+            self._database.write(changes, moved)
         self._written |= moved
         for table in self._tables.values():
             table.frozen.clear()
@@ -89,9 +92,10 @@ class TaskState:
         for table in self._tables.values():
             table.discard()
 
-    def _checkpoints(self, offsets: Mapping[str, int]) -> dict[str, Checkpoint]:
-        unlogged = {name: 0 for name, table in self._tables.items() if not table.spec.logged}
-        return {name: Checkpoint(self._first, self._last, offset, self._tables[name].observed) for name, offset in {**offsets, **unlogged}.items()}
+    def _checkpoints(self, offsets: Mapping[str, int], positions: Mapping[str, Mapping[KeyRange, int]]) -> dict[str, list[Checkpoint]]:
+        unlogged = {name: 0 for name, table in self._tables.items() if not table.spec.logged and table.spec.source is None}
+        whole = {name: [Checkpoint(self._first, self._last, at, self._tables[name].observed)] for name, at in {**offsets, **unlogged}.items()}
+        return whole | {name: [Checkpoint(*layout.groups_of(part), at) for part, at in parts.items()] for name, parts in positions.items()}
 
     def _make_room(self) -> bool:
         """Let go of clean entries if the buffers are over budget, down to half of it; return whether that was not enough."""

@@ -50,6 +50,10 @@ class Kafka:
         while topic in self._admin.list_topics(timeout=10).topics:
             time.sleep(0.05)
 
+    def topics(self) -> list[str]:
+        """Return the names of all topics."""
+        return sorted(self._admin.list_topics(timeout=10).topics)
+
     def delete_before(self, topic: str, partition: int, offset: int) -> None:
         """Delete the records of a partition below an offset, as retention does."""
         for answer in self._admin.delete_records([TopicPartition(topic, partition, offset)]).values():

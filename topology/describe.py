@@ -120,7 +120,7 @@ def _json_store(topology: Topology, store: StoreSpec) -> dict[str, Any]:
         "value": store.value.name,
         "window_ms": store.window_ms,
         "retention_ms": store.retention_ms,
-        "changelog": internal_topic(topology.application_id, changelog_topic(store.name)) if store.logged else None,
+        "changelog": internal_topic(topology.application_id, changelog_topic(store.name)) if store.logged else store.source,
     }
 
 
@@ -134,6 +134,7 @@ def _edges(topology: Topology) -> Iterator[tuple[str, str]]:
             if isinstance(node, Sink):
                 yield f"node:{node.name}", f"topic:{node.topic}"
             yield from ((f"node:{node.name}", f"store:{store.name}") for store in _stores(topology, node))
+        yield from ((f"topic:{store.source}", f"store:{store.name}") for store in subtopology.stores if store.source is not None)
 
 
 def _mermaid(topology: Topology) -> str:

@@ -67,7 +67,8 @@ def stores_of(node: Node) -> list[StoreSpec]:
 class StreamStreamJoin(Node):
     """A record of either stream meets those of the other that are near in time: `joiner(left value, right value)`, or with the key in front.
 
-    `stores` are the records of the left, those of the right and, where a record without a match has to wait, those that wait.
+    `stores` are the records of the left, those of the right and, where a record without a match has to wait, those that wait. A stream that is
+    joined with itself may have one for both sides: see `optimizing`.
     """
 
     kind: JoinKind

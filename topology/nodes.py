@@ -281,6 +281,12 @@ class Topology:
         nodes = (node for subtopology in self.subtopologies for node in subtopology.nodes)
         return tuple(dict.fromkeys(node.topic for node in nodes if isinstance(node, Sink) and not node.internal))
 
+    def optimized(self, optimization: str) -> Topology:
+        """Return the topology as the setting `topology.optimization` makes it: `none`, `all`, or names with commas between."""
+        from coopstreams.topology.optimizing import optimized  # it needs the nodes, not the other way round
+
+        return optimized(self, optimization)
+
     def describe(self, format: str = "text") -> str:  # noqa: A002 the word users type
         """Return the topology drawn as `text`, `mermaid`, `dot` or `json`."""
         from coopstreams.topology.describe import describe  # the picture needs the nodes, not the other way round

@@ -7,11 +7,17 @@ from typing import Annotated
 import typer
 
 from coopstreams.commands.loading import load_topology
+from coopstreams.topology.errors import ConfigError
 
 
 def describe(
     target: Annotated[str, typer.Argument(metavar="APP", help="Where the topology is: app.py, app.py:NAME or package.module:NAME.")],
     format_: Annotated[str, typer.Option("--format", metavar="FORMAT", help="text (as Kafka Streams prints it), mermaid, dot or json.")] = "text",
+    optimization: Annotated[str, typer.Option(metavar="WORDS", help="As it runs with this topology.optimization: none, all, or a list.")] = "none",
 ) -> None:
     """Print a topology: its sub-topologies, topics and stores. Contacts nothing."""
-    typer.echo(load_topology(target).describe(format_))
+    try:
+        topology = load_topology(target).optimized(optimization)
+    except ValueError as error:
+        raise ConfigError(f"--optimization {optimization}: must be {error}") from None
+    typer.echo(topology.describe(format_))

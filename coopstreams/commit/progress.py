@@ -184,6 +184,17 @@ class Progress:
         """Return the lowest committed position of the task: what its lag is measured from. Any thread."""
         return min(segment.position for segment in self._sources[partition].durable)
 
+    def standing(self, partition: TopicPartition) -> dict[KeyRange, int]:
+        """Return the parts of the range, each with the offset below which all its records are done.
+
+        Raises:
+            ValueError: above that offset records were done out of order: it does not say which.
+        """
+        segments = self._sources[partition].now()
+        if any(segment.runs for segment in segments):
+            raise ValueError(f"{partition}: records were done out of order, so no offset says what is in a table that is restored from this topic")
+        return {segment.range: segment.position for segment in segments}
+
     def stream_time(self, partition: TopicPartition) -> int:
         """Return the stream time of the latest commit, or of one that is on its way: what is in the database is not newer. Any thread."""
         return max(segment.stream_time for segment in self._sources[partition].staged)

@@ -27,7 +27,7 @@ from coopstreams.tasks.events import Cancelled, Event, Failed, Opened
 from coopstreams.tasks.positions import Positions
 from coopstreams.tasks.restoring import Restoring
 from coopstreams.tasks.rooms import Rooms
-from coopstreams.tasks.task import Incarnation
+from coopstreams.tasks.task import Incarnation, standings
 from coopstreams.topology.errors import GroupError, LogError, OffsetOutOfRangeError
 from coopstreams.topology.task_id import TaskId
 
@@ -169,7 +169,8 @@ class Opener:
                 opening = passed[id_]
                 if opening.database is None:
                     opening.database = self._rooms.enter(id_)
-                self._restoring.add(id_, self._rooms.subtopology(id_), opening.database)
+                stores = self._rooms.subtopology(id_).stores
+                self._restoring.add(id_, stores, opening.database, standings(id_, stores, progress))
                 opening.progress = progress  # last: if the brokers did not answer, everything is asked again
         if self._hunt_at is None and (len(passed) < len(waiting) or self._restoring.stuck()):
             self._hunt_at = time.monotonic() + PATIENCE_S

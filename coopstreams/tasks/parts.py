@@ -78,6 +78,7 @@ class Parts:
             StateLockedError: another process uses the state folder.
         """
         application = config["application.id"]
+        topology = topology.optimized(config["topology.optimization"])
         with ExitStack() as closing:
             directory = StateDirectory(config["state.dir"], application, config["instance"])
             closing.callback(directory.close)

@@ -3,20 +3,21 @@
 A changelog partition is read once for all tasks of an instance that restore from it; one that opens later joins the reading.
 
 Invariant: a task is finished when every store of it stands at the end its changelog had when the task was added: whatever an
-earlier owner committed lies below that (the caller has passed the barrier of the commit topic before).
+earlier owner committed lies below that (the caller has passed the barrier of the commit topic before). A store that is restored from its
+source topic ends where the task begins.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from coopstreams.log.log import Log, Position
 from coopstreams.state.database import Database
-from coopstreams.state.restore import Restore, RestoreProgress
+from coopstreams.state.restore import NO_STOPS, Restore, RestoreProgress
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.nodes import SubTopology
+from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
 
@@ -30,8 +31,14 @@ class _Job:
     """One store of one partition, for the tasks that wait for it."""
 
     restore: Restore
-    tasks: set[TaskId] = field(default_factory=set)
+    tasks: dict[TaskId, Mapping[KeyRange, int]] = field(default_factory=dict)
+    """With where each of its ranges ends, if that is not at the target."""
     moved_at: float = field(default_factory=time.monotonic)
+
+    def retarget(self, target: int | None = None) -> None:
+        """Restore what these tasks wait for."""
+        stops = {key_range: stop for each in self.tasks.values() for key_range, stop in each.items()}
+        self.restore.retarget([task.range for task in self.tasks], target=max(stops.values(), default=target), stops=stops)
 
 
 class Restoring:
@@ -46,17 +53,20 @@ class Restoring:
         self._waiting: dict[TaskId, set[TopicPartition]] = {}
         self._done: list[TaskId] = []
 
-    def add(self, task: TaskId, subtopology: SubTopology, database: Database) -> None:
-        """Restore the stores of a task; it is `finished` at once if it has none with a changelog.
+    def add(self, task: TaskId, stores: Iterable[StoreSpec], database: Database, positions: Mapping[str, Mapping[KeyRange, int]]) -> None:
+        """Restore the stores of a task; it is `finished` at once if it has none that can be.
+
+        `positions`: where the task begins, for each store that is restored from its source topic.
 
         Raises:
             LogError: the brokers did not answer; nothing was added.
         """
-        changelogs = {TopicPartition(self._changelog(spec), task.partition): spec for spec in subtopology.stores if spec.logged}
-        bounds = {changelog: (self._log.start_offset(changelog), self._log.end_offset(changelog)) for changelog in changelogs}
+        topics = [(spec, spec.source or self._changelog(spec)) for spec in stores if spec.logged or spec.source is not None]
+        changelogs = {TopicPartition(topic, task.partition): (spec, positions.get(spec.name, NO_STOPS)) for spec, topic in topics}
+        bounds = {changelog: self._bounds(changelog, stops) for changelog, (_, stops) in changelogs.items()}
         self._waiting[task] = set()  # only now: when the brokers do not answer, nothing is half added
-        for changelog, spec in changelogs.items():
-            self._join(task, changelog, spec, database, *bounds[changelog])
+        for changelog, (spec, stops) in changelogs.items():
+            self._join(task, changelog, spec, database, *bounds[changelog], stops)
         if self._waiting[task]:
             self._place()
         else:
@@ -66,9 +76,9 @@ class Restoring:
         """Stop restoring for a task; what is in the database stays, with its checkpoint."""
         for changelog in self._waiting.pop(task, set()):
             job = self._jobs[changelog]
-            job.tasks.discard(task)
+            del job.tasks[task]
             if job.tasks:
-                job.restore.retarget([other.range for other in job.tasks])
+                job.retarget()
             else:
                 del self._jobs[changelog]
         if task in self._done:
@@ -111,15 +121,27 @@ class Restoring:
         """Stop reading."""
         self._reader.close()
 
-    def _join(self, task: TaskId, changelog: TopicPartition, spec: StoreSpec, database: Database, log_start: int, target: int) -> None:
+    def _bounds(self, changelog: TopicPartition, stops: Mapping[KeyRange, int]) -> tuple[int, int]:
+        return self._log.start_offset(changelog), max(stops.values()) if stops else self._log.end_offset(changelog)
+
+    def _join(
+        self,
+        task: TaskId,
+        changelog: TopicPartition,
+        spec: StoreSpec,
+        database: Database,
+        log_start: int,
+        target: int,
+        stops: Mapping[KeyRange, int],
+    ) -> None:
         job = self._jobs.get(changelog)
         if job is None:
-            job = _Job(Restore(database, spec, [task.range], log_start=log_start, target=target))
+            job = _Job(Restore(database, spec, [task.range], log_start=log_start, target=target, stops=stops), {task: stops})
+            if job.restore.done:
+                return
         else:
-            job.restore.retarget([task.range, *(other.range for other in job.tasks)], target=target)
-        if job.restore.done and not job.tasks:
-            return
-        job.tasks.add(task)
+            job.tasks[task] = stops
+            job.retarget(target)
         self._jobs[changelog] = job
         self._waiting[task].add(changelog)
 

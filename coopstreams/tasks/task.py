@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from coopstreams.commit.progress import Progress
@@ -19,8 +19,9 @@ from coopstreams.state.task_state import ChangelogBatch, TaskState
 from coopstreams.tasks.queues import SourceQueues
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.failures import OnFailure
+from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.program import BoundProgram, Program
-from coopstreams.topology.stores import TableStore
+from coopstreams.topology.stores import StoreSpec, TableStore
 from coopstreams.topology.task_id import TaskId
 
 STEP_S = 0.05
@@ -46,6 +47,11 @@ class Incarnation:
     progress: Progress
     epoch: int
     """Of the membership under which it was opened: under another one, nothing it did may be committed."""
+
+
+def standings(task: TaskId, stores: Iterable[StoreSpec], progress: Progress) -> dict[str, dict[KeyRange, int]]:
+    """Return, for each store that holds its source topic, how far the task has read that topic: the offset for each part of its range."""
+    return {store.name: progress.standing(TopicPartition(store.source, task.partition)) for store in stores if store.source is not None}
 
 
 class Task:
@@ -117,7 +123,7 @@ class Task:
 
     def commit(self, checkpoints: dict[str, int]) -> None:
         """What was processed is durable in the log: let the database have it, in one batch, and begin anew."""
-        self.state.commit(checkpoints)
+        self.state.commit(checkpoints, standings(self.id, [table.spec for table in self.state.stores.values()], self.progress))
         self.progress.committed()
 
     def discard(self) -> None:

@@ -6,7 +6,7 @@ import logging
 
 from coopstreams.config import Config
 from coopstreams.log.log import Log, TopicSpec
-from coopstreams.topology.errors import UnknownTopicError
+from coopstreams.topology.errors import ConfigError, UnknownTopicError
 from coopstreams.topology.nodes import Topology
 from coopstreams.topology.partitions import ResolvedTopics, check_names, check_partitions
 
@@ -17,6 +17,7 @@ def prepare_topics(cluster: Log, topology: Topology, config: Config) -> Resolved
     """Return the partition counts of everything; make the internal topics that do not exist yet.
 
     Raises:
+        ConfigError: a table is to be restored from a topic that the group may begin to read at its end.
         UnknownTopicError: a topic that users read, write or send dead letters to does not exist.
         TopologyError: topics of a join differ in partitions, an internal topic is of an older form of the topology, or its name is generated.
     """
@@ -24,6 +25,7 @@ def prepare_topics(cluster: Log, topology: Topology, config: Config) -> Resolved
         check_names(topology)
     counts = cluster.partitions()
     resolved = check_partitions(topology, counts)
+    _check_reused(cluster, topology, config)
     dead_letters = config["errors.dead.letter.queue.topic.name"]
     wanted = [*topology.sink_topics, *([dead_letters] if dead_letters else [])]
     missing = [topic for topic in wanted if topic not in counts and topic not in resolved.partitions]
@@ -42,3 +44,24 @@ def prepare_topics(cluster: Log, topology: Topology, config: Config) -> Resolved
         log.info("creating internal topics: %s", ", ".join(f"{spec.name} ({spec.partitions})" for spec in specs))
         cluster.create_topics(specs)
     return resolved
+
+
+def _check_reused(cluster: Log, topology: Topology, config: Config) -> None:
+    """Look at the topics that are the changelog of a table: they should keep its rows as a changelog does."""
+    reused = [(store.name, store.source) for part in topology.subtopologies for store in part.stores if store.source is not None]
+    if reused and config["auto.offset.reset"] != "earliest":
+        raise ConfigError(
+            f'the table "{reused[0][0]}" is restored from its topic "{reused[0][1]}" (topology.optimization), from the beginning, but '
+            "auto.offset.reset=latest leaves out what is there before the first start. Set it to earliest, or leave out reuse.ktable.source.topics."
+        )
+    for store, topic in reused:
+        settings = cluster.topic_config(topic)
+        kept_for_ever = settings.get("retention.ms") == settings.get("retention.bytes") == "-1"
+        if "delete" in settings.get("cleanup.policy", "delete") and not kept_for_ever:
+            log.warning(
+                'the table "%s" is restored from its topic "%s" (topology.optimization), whose cleanup.policy is %s: rows that the broker has deleted '
+                "are missing after a restore. Set cleanup.policy=compact, or leave out reuse.ktable.source.topics.",
+                store,
+                topic,
+                settings.get("cleanup.policy", "delete"),
+            )

@@ -73,11 +73,11 @@ class TopologyTestDriver:
         partitions: int | Mapping[str, int] = 1,
         state_dir: Path | None = None,
     ) -> None:
-        self.topology = topology
         self.now_ms = 0
         self.failures: list[Failure] = []
         """What failed and was dropped, or sent to the dead-letter topic, because a handler said so."""
         self._config = Config.of({"bootstrap.servers": "in-memory", **(config or {})}, topology.application_id)
+        self.topology = topology = topology.optimized(self._config["topology.optimization"])
         dead_letters = self._config["errors.dead.letter.queue.topic.name"]
         self._dead_letters = [] if dead_letters is None else [dead_letters]
         self._state_dir = state_dir

@@ -18,6 +18,7 @@ def main() -> int:
     parser.add_argument("--ranges", type=int, default=1, help="key ranges per partition")
     parser.add_argument("--level", choices=["strict", "per-key"], default="strict", help="the order of all outputs, or of those of each key")
     parser.add_argument("--store", choices=["rocksdb", "memory"], default="memory")
+    parser.add_argument("--optimization", default="none", help="topology.optimization of the cases that do not say")
     parser.add_argument("--family", action="append", help="only these families; may be repeated")
     parser.add_argument("--name", action="append", help="only these cases; may be repeated")
     parser.add_argument("--report", type=Path, help="write the outcome as JSON")
@@ -27,7 +28,7 @@ def main() -> int:
         for case in read_cases(asked.file)
         if (not asked.family or case["family"] in asked.family) and (not asked.name or case["name"] in asked.name)
     ]
-    outcomes = [run(case, ranges=asked.ranges, level=asked.level, backend=asked.store) for case in cases]
+    outcomes = [run(case, ranges=asked.ranges, level=asked.level, backend=asked.store, optimization=asked.optimization) for case in cases]
     for outcome in outcomes:
         for difference in outcome.differences:
             print(f"FAILED {outcome.name}: {difference}", end="\n\n" if "\n" in difference else "\n")

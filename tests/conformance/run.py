@@ -28,8 +28,7 @@ Level = Literal["strict", "per-key"]
 Backend = Literal["rocksdb", "memory"]
 
 OPS = {**ops_stateless.OPS, **ops_aggregations.OPS, **ops_joins.OPS, **ops_processors.OPS}
-CONFIG = {"processing_exception_handler": "processing.exception.handler"}
-WITHOUT_EFFECT = {"topology_optimization"}
+CONFIG = {"processing_exception_handler": "processing.exception.handler", "topology_optimization": "topology.optimization"}
 
 
 @dataclass(slots=True)
@@ -62,12 +61,12 @@ def read_cases(path: Path) -> list[Case]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
-def run(case: Case, *, ranges: int = 1, level: Level = "strict", backend: Backend = "memory") -> Outcome:
-    """Return what became of a case."""
+def run(case: Case, *, ranges: int = 1, level: Level = "strict", backend: Backend = "memory", optimization: str = "none") -> Outcome:
+    """Return what became of a case. `optimization`: where the case does not say."""
     outcome = Outcome(case["name"], case["family"], case.get("quirks", []))
     try:
         with tempfile.TemporaryDirectory() as folder:
-            seen = _seen(case, ranges, Path(folder) if backend == "rocksdb" else None)
+            seen = _seen(case, ranges, Path(folder) if backend == "rocksdb" else None, optimization)
         outcome.differences += _differences(case, seen, level)
     except NotSupportedError as missing:
         outcome.differences.append(f"not supported: {missing}")
@@ -92,14 +91,13 @@ def translated(case: Case) -> tuple[World, Topology]:
     return world, world.builder.build()
 
 
-def _seen(case: Case, ranges: int, state_dir: Path | None) -> Seen:
+def _seen(case: Case, ranges: int, state_dir: Path | None, optimization: str) -> Seen:
     world, topology = translated(case)
-    config = {}
+    config = {"topology.optimization": optimization}
     for name, value in case.get("config", {}).items():
-        if name not in WITHOUT_EFFECT:
-            if name not in CONFIG:
-                raise NotSupportedError(f"config {name}")
-            config[CONFIG[name]] = value
+        if name not in CONFIG:
+            raise NotSupportedError(f"config {name}")
+        config[CONFIG[name]] = value
     with TopologyTestDriver(topology, ranges, config, state_dir=state_dir) as driver:
         world.driver = driver
         error = _feed(driver, case["inputs"], commit=state_dir is not None)

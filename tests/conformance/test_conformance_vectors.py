@@ -20,6 +20,13 @@ def test_a_family_comes_out_as_in_kafka_streams(family: str, ranges: int, level:
     assert [f"{outcome.name}: {difference}" for outcome in outcomes for difference in outcome.differences] == []
 
 
+@pytest.mark.parametrize("backend", ["memory", "rocksdb"])
+@pytest.mark.parametrize(("ranges", "level"), [(1, "strict"), (4, "per-key")])
+def test_no_case_shows_whether_the_topology_was_optimized(ranges: int, level: Level, backend: Backend) -> None:
+    outcomes = [run(case, ranges=ranges, level=level, backend=backend, optimization="all") for case in CASES]
+    assert [f"{outcome.name}: {difference}" for outcome in outcomes for difference in outcome.differences] == []
+
+
 def test_what_cannot_be_expressed_fails_its_case_and_no_other() -> None:
     case = {"name": "n", "family": "f", "topology": [{"op": "unheard_of", "id": "x"}], "inputs": [], "expected": {"outputs": [], "stores": {}}}
     assert run(case).differences == ["not supported: unheard_of"]

@@ -2,7 +2,8 @@
 
 A side keeps one entry for each key and timestamp: the values of the records that had both, in the order of their arrival. Beside it an index
 in memory knows the timestamps of each key, so that a probe touches nothing else. Records that wait are kept by key; in memory they are
-in the order in which they will be told of: timestamp, right side before left, key bytes.
+in the order in which they will be told of: timestamp, right side before left, key bytes. A stream that is joined with itself may have one
+store for both sides: a record comes as a left one first, meets what was before it, and is kept when it comes as a right one.
 
 Invariant: whatever a join returns for a record depends on records before it alone, never on when a batch or a commit ends.
 Turned down: a row a record with a sequence number (Kafka Streams' `retainDuplicates`): two records of one key and one millisecond are rare,
@@ -60,6 +61,9 @@ class JoinMemory:
         self._reach = ((before, after), (after, before))
         self._outer = (node.kind != "inner", node.kind == "outer")
         self._sides = [_Side(stores[spec.name], windows.retention_ms) for spec in node.stores[:2]]
+        self._keeps = (len(self._sides) > 1, True)
+        if len(self._sides) == 1:
+            self._sides *= 2
         self._waiting = Waiting(stores[node.stores[2].name]) if len(node.stores) > 2 else None
         self._topics, self._process, self._shared = topics, process, shared
         self._told = _NEVER
@@ -72,7 +76,8 @@ class JoinMemory:
         """Return what a record of a side leads to: what waited long enough, then its matches, or itself alone. `now`: stream time."""
         if key is None:
             return [_pair(side, None, value, None, timestamp)] if self._outer[side] else []
-        self._sides[side].put(key, timestamp, value)
+        if self._keeps[side]:
+            self._sides[side].put(key, timestamp, value)
         if timestamp == now or (self._shared and now > self._told):
             self._look(now, side)
         told = self.due(now)
