@@ -11,7 +11,7 @@ from coopstreams.extractors import (
     use_partition_time_on_invalid_timestamp,
     wallclock_timestamp,
 )
-from coopstreams.topology import serdes
+from coopstreams.topology import errors, serdes
 from coopstreams.topology.branches import BranchedKStream
 from coopstreams.topology.builder import StreamsBuilder
 from coopstreams.topology.grouped import KGroupedStream, KGroupedTable
@@ -28,6 +28,7 @@ from coopstreams.topology.windows import SessionWindows, SlidingWindows, TimeWin
 
 if TYPE_CHECKING:
     from coopstreams.app import CoopStreams
+    from coopstreams.query.client import QueryClient
 
 __all__ = [
     "BranchedKStream",
@@ -41,6 +42,7 @@ __all__ = [
     "KeyValueStore",
     "Processor",
     "ProcessorContext",
+    "QueryClient",
     "Record",
     "Serde",
     "SessionWindows",
@@ -52,6 +54,7 @@ __all__ = [
     "WindowStore",
     "Windowed",
     "Windows",
+    "errors",
     "fail_on_invalid_timestamp",
     "key_value_store",
     "log_and_skip_on_invalid_timestamp",
@@ -65,9 +68,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return `CoopStreams`, loaded when first asked for: who only builds or tests a topology needs no Kafka client."""
+    """Return what is loaded when first asked for: who only builds or tests a topology needs neither a Kafka client nor an HTTP client."""
     if name == "CoopStreams":
         from coopstreams.app import CoopStreams
 
         return CoopStreams
+    if name == "QueryClient":
+        try:
+            from coopstreams.query.client import QueryClient
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(f"QueryClient needs the extra `http` ({error}): pip install 'coopstreams[http]'", name=error.name) from error
+        return QueryClient
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,6 +6,8 @@ import sys
 import pytest
 
 import coopstreams
+from coopstreams.query.client import QueryClient
+from coopstreams.topology import errors
 
 
 def loaded_after(statement: str) -> set[str]:
@@ -15,8 +17,32 @@ def loaded_after(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_importing_coopstreams_loads_neither_spark_nor_a_web_server() -> None:
-    assert loaded_after("import coopstreams") & {"pyspark", "starlette", "uvicorn"} == set()
+def test_importing_coopstreams_loads_neither_spark_nor_a_client_nor_a_web_server() -> None:
+    assert loaded_after("import coopstreams") & {"pyspark", "starlette", "uvicorn", "httpx", "confluent_kafka", "kafka", "rocksdict"} == set()
+
+
+def test_errors_are_had_with_coopstreams_and_cost_nothing_more() -> None:
+    assert coopstreams.errors.TopologyError is errors.TopologyError
+    assert loaded_after("from coopstreams import errors; errors.QueryError") == loaded_after("import coopstreams")
+
+
+def test_the_query_client_is_loaded_when_it_is_asked_for() -> None:
+    assert coopstreams.QueryClient is QueryClient
+    loaded = loaded_after("from coopstreams import QueryClient")
+    assert "httpx" in loaded
+    assert loaded & {"starlette", "uvicorn", "confluent_kafka", "rocksdict"} == set()
+
+
+def test_a_query_client_without_its_extra_is_an_error_with_the_cure() -> None:
+    code = "import sys; sys.modules['httpx'] = None; from coopstreams import QueryClient"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "pip install 'coopstreams[http]'" in done.stderr
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'KafkaStreams'"):
+        coopstreams.KafkaStreams  # noqa: B018 asking is the test
 
 
 def test_the_command_line_loads_neither_spark_nor_a_web_server() -> None:
