@@ -5,6 +5,10 @@ window that the partition's stream time has begun, and shows windows with `start
 largest start that was put, which is the same when the newest record was put; but a task that has part of the keys does not see
 that record, and the result of a topology must not depend on the number of ranges.
 
+Where windows begin by the records of their key (sliding windows, windows of the user), stream time does not tell which have begun. There the
+largest start that was put counts, by any of the tasks over the database: each takes in what the others put once its own stream time is
+there. No window starts later than stream time, so what a task that is ahead has put does not count too early.
+
 Invariant: an expired window is neither loaded nor scanned nor written to the database. If it was dirty it is still forwarded and
 logged with the next commit: its last update is a result like any other.
 Turned down: observing stream time itself (a window would vanish up to a window's length before Kafka Streams lets it go).
@@ -33,9 +37,13 @@ class WindowTable(Table):
     """The ends of the store keys of a plain key, in order: all of them, buffer and database. For keys that were asked for."""
     _newest: int
     """The latest time of what was put, where that decides what is visible."""
+    _newest_of_all: list[int]
+    """The same, of all tasks over the database: one cell, written under the `guard`."""
 
     def __init__(self, database: Database, spec: StoreSpec, first: int, last: int) -> None:
         self._step_ms = spec.step_ms or spec.window_ms
+        self._by_puts = not self._step_ms or spec.lag_ms > 0
+        self._newest_of_all = database.siblings.setdefault(f"newest window of {spec.name}", [NOTHING_OBSERVED])
         self._segment_ms = layout.segment_ms(spec)
         super().__init__(database, spec, first, last)
 
@@ -53,8 +61,10 @@ class WindowTable(Table):
     def touch(self, key: bytes, entry: Entry) -> None:
         """Mark an entry as changed since the last commit: one of `entries`, or one that `scan` has just yielded."""
         super().touch(key, entry)
-        if not self._step_ms or self.spec.lag_ms:
-            self._newest = max(self._newest, layout.time_of(self.spec.kind, key))
+        if self._by_puts and (time := layout.time_of(self.spec.kind, key)) > self._newest:
+            self._newest = time
+            with self.guard:
+                self._newest_of_all[0] = max(self._newest_of_all[0], time)
 
     def put(self, key: bytes, value: object, timestamp: int) -> None:
         """Set the value of a window, None: delete it. For stores that `fetch`: it keeps the windows of each key in order."""
@@ -81,6 +91,8 @@ class WindowTable(Table):
     def advance(self, stream_time: int) -> None:
         """Let the partition's stream time reach this value: windows older than the retention become invisible."""
         observed = self._newest
+        if self._by_puts and observed < (put := self._newest_of_all[0]) <= stream_time:
+            observed = put
         if self._step_ms:
             newest = max(0, stream_time - self.spec.lag_ms)
             observed = max(observed, newest - newest % self._step_ms)

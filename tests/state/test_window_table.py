@@ -176,3 +176,24 @@ def test_a_window_table_is_a_dict_that_forgets_old_windows(new_engine: NewEngine
     rows = StoreView(Database(engine, [SPEC]), SPEC, [WHOLE]).all()
     assert {(key, start // SIZE): int64.deserialize(row.value) for row in rows for key, start in [split_window_key(row.key)]} == visible
     engine.close()
+
+
+SLIDING = StoreSpec("windows", "window", text, int64, window_ms=10, retention_ms=40, step_ms=1, lag_ms=10)
+
+
+def test_where_records_begin_windows_a_task_takes_in_what_its_siblings_have_begun_when_its_stream_time_is_there() -> None:
+    database, (low, high) = Database(Memory(), [SLIDING]), KeyRange.split(2)
+    keys = [b"%d" % number for number in range(40)]
+    slow_key, fast_key = (next(key for key in keys if key_hash(key) in part) for part in (low, high))
+    slow, fast = (TaskState(database, [SLIDING], part, BYTES).stores["windows"] for part in (low, high))
+    for table, key, start in ((slow, slow_key, 100), (fast, fast_key, 100), (fast, fast_key, 145)):
+        at = window_key(key, start)
+        entry = table.load(at)
+        entry.value = 1
+        table.touch(at, entry)
+    fast.advance(150)
+    assert [split_window_key(at) for at, _ in fast.scan(None, None)] == [(fast_key, 145)]  # 145 - 40 + 1 is the first that is visible
+    for stream_time, visible in ((144, [(slow_key, 100)]), (145, [])):
+        slow.advance(stream_time)
+        assert [split_window_key(at) for at, _ in slow.scan(None, None)] == visible
+    assert (slow.observed, fast.observed) == (145, 145)

@@ -1,6 +1,7 @@
 """Laws of the project: results depend neither on the number of key ranges nor, in the end, on the record cache."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.builder import StreamsBuilder
 from coopstreams.topology.nodes import Topology
-from coopstreams.topology.windows import TimeWindows
+from coopstreams.topology.windows import SlidingWindows, TimeWindows, Windows
 
 Input: TypeAlias = tuple[str, str | None, int | None, int]
 Outputs: TypeAlias = dict[tuple[str, str], list[tuple[Any, int]]]
@@ -84,6 +85,43 @@ def test_tables_and_outputs_of_each_key_do_not_depend_on_the_number_of_ranges(in
     expected = run(inputs, ranges=1)
     for ranges in (2, 3, 8):
         assert run(inputs, ranges) == expected
+
+
+class SinceEachRecord(Windows):
+    """Windows that begin with their records, as a user might write them: at a time that no clock tells."""
+
+    size_ms = 12
+    grace_ms = 3
+
+    def starts(self, timestamp: int) -> Sequence[int]:
+        return (timestamp - timestamp % 3, timestamp) if timestamp % 3 else (timestamp,)
+
+    def end(self, start_ms: int) -> int:
+        return start_ms + (self.size_ms if start_ms % 3 else 5)
+
+
+@settings(max_examples=100, deadline=None)
+@given(INPUTS, st.integers(1, 12), st.integers(0, 12), st.sampled_from([2, 3, 7, 16]))
+def test_windows_that_begin_with_their_records_expire_alike_for_any_number_of_ranges(
+    inputs: list[Input], difference: int, grace: int, ranges: int
+) -> None:
+    def run_windows(ranges: int) -> tuple[Outputs, list[Any]]:
+        builder = StreamsBuilder("app")
+        stream = builder.stream("in", key=serdes.text, value=serdes.int64)
+        for store, windows in (("sliding", SlidingWindows(difference=difference, grace=grace)), ("own", SinceEachRecord())):
+            stream.group_by_key().windowed_by(windows).aggregate(
+                list, lambda _, value, seen: [*seen, value], value=serdes.json, store=store
+            ).to_stream().to(store)
+        outputs: Outputs = defaultdict(list)
+        with TopologyTestDriver(builder.build(), ranges) as driver:
+            for topic, key, value, timestamp in inputs:
+                if topic == "in":
+                    driver.input("in", serdes.text, serdes.int64).send(key, value, timestamp)
+            for record in driver.outputs():
+                outputs[record.topic, str(record.key)].append((record.value, record.timestamp))
+            return outputs, [driver.store(store).all() for store in ("sliding", "own")]
+
+    assert run_windows(ranges) == run_windows(1)
 
 
 @settings(max_examples=40, deadline=None)
