@@ -27,8 +27,11 @@ HANDLERS = ("fail", "continue", "dead-letter")
 
 def _integer(low: int, high: int | None = None) -> Callable[[Any], int]:
     def read(value: Any) -> int:
-        number = int(value)
-        if isinstance(value, float) or number < low or (high is not None and number > high):
+        try:
+            number = int(value) if isinstance(value, int | str) and not isinstance(value, bool) else None
+        except ValueError:
+            number = None
+        if number is None or number < low or (high is not None and number > high):
             raise ValueError(f"a whole number of at least {low}" + (f" and at most {high}" if high is not None else ""))
         return number
 
@@ -212,7 +215,7 @@ def settings_of(file: Path | None, environment: Mapping[str, str], flags: Mappin
             settings |= _flat(tomllib.loads(file.read_text(encoding="utf-8")))
         except OSError as error:
             raise ConfigError(f"cannot read the configuration file {file}: {error.strerror}") from error
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{file} is not TOML: {error}") from error
     prefix = "COOPSTREAMS_"
     reserved = {"COOPSTREAMS_CACHE", "COOPSTREAMS_NATIVE"}

@@ -46,9 +46,12 @@ def dead_letter_headers(task: TaskId, failure: Failure) -> Headers:
         "task": str(task),
         "topic": failure.source.topic,
         "partition": str(failure.source.partition),
-        "offset": str(failure.offset),
     }
-    return [*(failure.headers or ()), *((f"__coopstreams.errors.{name}", text.encode()) for name, text in said.items())]
+    if failure.offset is not None:  # what the record cache held back belongs to no record
+        said["offset"] = str(failure.offset)
+    # An error may quote what is no Unicode: a letter that cannot be written would stop the instance.
+    coded = ((f"__coopstreams.errors.{name}", text.encode(errors="backslashreplace")) for name, text in said.items())
+    return [*(failure.headers or ()), *coded]
 
 
 def handler(task: TaskId, config: Config, count: Callable[[str], None], dead_letter: Callable[[Failure, Headers], None]) -> OnFailure:
