@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from re import Pattern
 from typing import Any, TypeVar
 
 from coopstreams.topology.attach import Table
@@ -40,19 +41,21 @@ class StreamsBuilder:
 
     def stream(
         self,
-        topic: str | Sequence[str],
+        topic: str | Sequence[str] | Pattern[str],
         *,
         key: Serde[K],
         value: Serde[V],
         timestamp: Callable[[TimestampedRecord[K, V]], int | None] | None = None,
         name: str | None = None,
     ) -> KStream[K, V]:
-        """Read one topic, or several with the same serdes, as a stream.
+        """Read one topic, several with the same serdes, or all whose whole name matches `re.compile(…)`, as a stream.
 
+        Topics that come to match while the application runs are read, too (`metadata.max.age.ms`). Internal ones never match.
         `timestamp(record)` returns the event time of a record in milliseconds; None or a negative number drops it.
         """
-        topics = (topic,) if isinstance(topic, str) else tuple(topic)
-        source = self._graph.source(name, _source(topics, key, value, timestamp))
+        pattern = topic if isinstance(topic, Pattern) else None
+        topics = () if isinstance(topic, Pattern) else (topic,) if isinstance(topic, str) else tuple(topic)
+        source = self._graph.source(name, _source(topics, key, value, timestamp, pattern))
         return KStream(Flow(self._graph, source.name, source.key, source.value))
 
     def table(
@@ -106,15 +109,21 @@ def _history_ms(history: timedelta | int, topic: str) -> int:
     return history_ms
 
 
-def _source(topics: tuple[str, ...], key: Serde[Any], value: Serde[Any], timestamp: Callable[..., int | None] | None) -> Callable[..., Source]:
-    if not topics:
+def _source(
+    topics: tuple[str, ...], key: Serde[Any], value: Serde[Any], timestamp: Callable[..., int | None] | None, pattern: Pattern[str] | None = None
+) -> Callable[..., Source]:
+    if not topics and pattern is None:
         raise TopologyError("stream(): name at least one topic")
+    if pattern is not None and not isinstance(pattern.pattern, str):
+        raise TopologyError(f"stream(): topics have names of text, not of bytes: re.compile({pattern.pattern!r})")
     for topic in topics:
         check_name(topic, "the topic")
     if len(set(topics)) < len(topics):
         raise TopologyError(f"stream({list(topics)}): a topic is named twice")
     for part, serde in (("key", key), ("value", value)):
         if not isinstance(serde, Serde):
-            raise TopologyError(f'"{", ".join(topics)}": {part}= must be a serde such as serdes.text or serdes.json(Type), not {serde!r}')
+            raise TopologyError(
+                f'"{", ".join(topics) if pattern is None else pattern.pattern}": {part}= must be a serde such as serdes.text or serdes.json(Type), not {serde!r}'
+            )
     extract = None if timestamp is None else checked("timestamp=", timestamp, "record")
-    return partial(Source, topics=topics, key=key, value=value, timestamp=extract)
+    return partial(Source, topics=topics, key=key, value=value, timestamp=extract, pattern=pattern)

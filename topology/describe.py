@@ -64,7 +64,8 @@ def _text(topology: Topology) -> str:
             down = [f"      --> {', '.join(children[node.name]) or 'none'}"]
             up = [f"      <-- {', '.join(node.parents)}"]
             if isinstance(node, Source):
-                lines += [f"    Source: {node.name} (topics: [{', '.join(node.topics)}])", *down]
+                topics = f"[{', '.join(node.topics)}]" if node.pattern is None else node.pattern.pattern
+                lines += [f"    Source: {node.name} (topics: {topics})", *down]
             elif isinstance(node, Sink):
                 lines += [f"    Sink: {node.name} (topic: {node.topic})", *up]
             elif isinstance(node, DynamicSink):
@@ -101,6 +102,7 @@ def _json_nodes(topology: Topology, subtopology: SubTopology) -> Iterator[dict[s
         drawn: dict[str, Any] = {"name": node.name, "operator": type(node).__name__}
         if isinstance(node, Source):
             drawn |= {"topics": node.topics, "key": node.key.name, "value": node.value.name, "extracts_timestamps": node.timestamp is not None}
+            drawn |= {} if node.pattern is None else {"pattern": node.pattern.pattern}
         elif isinstance(node, DynamicSink):
             drawn |= {"topic": None, "key": node.key.name, "value": node.value.name}
         elif isinstance(node, Sink):
@@ -129,7 +131,8 @@ def _edges(topology: Topology) -> Iterator[tuple[str, str]]:
     for subtopology in topology.subtopologies:
         for node in subtopology.nodes:
             if isinstance(node, Source):
-                yield from ((f"topic:{topic}", f"node:{node.name}") for topic in node.topics)
+                topics = node.topics if node.pattern is None else (node.pattern.pattern,)
+                yield from ((f"topic:{topic}", f"node:{node.name}") for topic in topics)
             yield from ((f"node:{parent}", f"node:{node.name}") for parent in node.parents)
             if isinstance(node, Sink):
                 yield f"node:{node.name}", f"topic:{node.topic}"

@@ -75,12 +75,11 @@ class Graph:
             TopologyError: a topic is read already with other serdes, another extractor, or in another set of topics.
         """
         wanted = make(name="")
-        for topic in wanted.topics:
-            for node in self.nodes.values():
-                if isinstance(node, Source) and not node.internal and topic in node.topics:
-                    self.names.node("KSTREAM-SOURCE-")
-                    _check_same_source(topic, node, replace(wanted, name=node.name if given is None or suffix else given))
-                    return node
+        for node in self.nodes.values():
+            if isinstance(node, Source) and not node.internal and (topic := _read_by_both(wanted, node)) is not None:
+                self.names.node("KSTREAM-SOURCE-")
+                _check_same_source(topic, node, replace(wanted, name=node.name if given is None or suffix else given))
+                return node
         node = make(name=self.names.node("KSTREAM-SOURCE-", given, suffix))
         self.attach(node)
         return node
@@ -148,11 +147,23 @@ def serde_or_none(serde: Any, part: Part, where: str) -> Serde[Any] | None:
     raise TopologyError(f"{where}: {part}= must be a serde such as serdes.text or serdes.json(Type), not {serde!r}")
 
 
+def reads(source: Source, topic: str) -> bool:
+    """Whether a source reads a topic, by its name or by a pattern."""
+    return topic in source.topics or (source.pattern is not None and source.pattern.fullmatch(topic) is not None)
+
+
+def _read_by_both(one: Source, other: Source) -> str | None:
+    """Return a topic, or the pattern, that two sources have in common."""
+    if one.pattern is not None and one.pattern == other.pattern:
+        return one.pattern.pattern
+    common = [topic for topic in one.topics if reads(other, topic)] or [topic for topic in other.topics if reads(one, topic)]
+    return common[0] if common else None
+
+
 def _check_same_source(topic: str, node: Source, wanted: Source) -> None:
-    if set(node.topics) != set(wanted.topics):
-        raise TopologyError(
-            f'topic "{topic}" is read twice, in {list(node.topics)} and in {list(wanted.topics)}. Read each topic in one stream() and merge() the streams.'
-        )
+    if (set(node.topics), node.pattern) != (set(wanted.topics), wanted.pattern):
+        one, other = (str(list(source.topics)) if source.pattern is None else f'"{source.pattern.pattern}"' for source in (node, wanted))
+        raise TopologyError(f'topic "{topic}" is read twice, in {one} and in {other}. Read each topic in one stream() and merge() the streams.')
     for part, had, has in (("key", node.key, wanted.key), ("value", node.value, wanted.value)):
         if had != has:
             raise TopologyError(f'topic "{topic}" is read twice, once with {part}={had} and once with {part}={has}. Use one serde for both.')

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from re import Pattern
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from coopstreams.topology.serdes import Serde
@@ -34,7 +35,10 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source(Node):
-    """Records of topics. Internal ones are repartition topics; in a `Topology` their names carry the application id."""
+    """Records of topics. Internal ones are repartition topics; in a `Topology` their names carry the application id.
+
+    With a `pattern`, `topics` are those that match it, as far as somebody has looked; see `patterns`.
+    """
 
     topics: tuple[str, ...]
     key: Serde[Any]
@@ -42,6 +46,7 @@ class Source(Node):
     timestamp: Function | None = None
     """`(records.TimestampedRecord) -> int | None`: None or a negative number drops the record."""
     internal: bool = False
+    pattern: Pattern[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

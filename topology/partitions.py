@@ -38,7 +38,8 @@ class TopicPlan:
 class ResolvedTopics:
     """The answer of `check_partitions`.
 
-    Shape: `partitions` has every topic that is read and every internal one; `tasks[i]` is the number of partitions of sub-topology i.
+    Shape: `partitions` has every topic that is read and every internal one; `tasks[i]` is the number of partitions of sub-topology i. Where
+    nothing is there yet that matches a pattern, both are 0, and what lies behind it is not made.
     `orphans` exist and look like internal topics of this application, which has none of that name: another version of the program (in
     which a generated name had another number) left them behind, and the state in them. Or they belong to an application whose id
     begins with this one and a '-': so a reason to warn, not to stop.
@@ -69,15 +70,14 @@ def check_partitions(topology: Topology, counts: Mapping[str, int]) -> ResolvedT
     for where, topics in topology.copartitioned:
         _check_equal(where, topics, partitions)
     partitions |= {table.topic: counts[table.topic] for table in topology.global_tables}
-    tasks = tuple(max(partitions[topic] for topic in subtopology.topics) for subtopology in topology.subtopologies)
+    tasks = tuple(max((partitions[topic] for topic in subtopology.topics), default=0) for subtopology in topology.subtopologies)
     for topic in topology.internal_topics:
         if topic.kind == "changelog":
-            partitions[topic.name] = max(partitions[source] for source in topic.partitions_from)
-    plans = tuple(_plan(topic, partitions[topic.name], counts.get(topic.name)) for topic in topology.internal_topics)
-    ours = {plan.name for plan in plans} | set(topology.source_topics) | set(topology.sink_topics)
-    return ResolvedTopics(
-        partitions, plans, tasks, tuple(topic for topic in sorted(counts) if topic not in ours and _looks_internal(topology, topic))
-    )
+            partitions[topic.name] = max((partitions[source] for source in topic.partitions_from), default=0)
+    needed = [topic for topic in topology.internal_topics if partitions[topic.name]]
+    plans = tuple(_plan(topic, partitions[topic.name], counts.get(topic.name)) for topic in needed)
+    ours = {topic.name for topic in topology.internal_topics} | set(topology.source_topics) | set(topology.sink_topics)
+    return ResolvedTopics(partitions, plans, tasks, tuple(topic for topic in sorted(counts) if topic not in ours and looks_internal(topology, topic)))
 
 
 def check_names(topology: Topology) -> None:
@@ -161,7 +161,8 @@ def _plan(topic: InternalTopic, partitions: int, existing: int | None) -> TopicP
     return TopicPlan(topic.name, partitions, topic_config(topic), existing is not None)
 
 
-def _looks_internal(topology: Topology, topic: str) -> bool:
+def looks_internal(topology: Topology, topic: str) -> bool:
+    """Whether a topic has the name of an internal one of this application, of this form of it or an older one."""
     return topic.startswith(f"{topology.application_id}-") and topic.endswith(("-repartition", "-changelog"))
 
 

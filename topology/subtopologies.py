@@ -8,11 +8,12 @@ Invariant: every node is in one sub-topology, every store has one changelog, eve
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.graph import Graph
+from coopstreams.topology.global_tables import GlobalTable
+from coopstreams.topology.graph import Graph, reads
 from coopstreams.topology.join_nodes import ForeignKeyAnswer, ForeignKeyResult, StreamStreamJoin, TableTableJoin, method_of, stores_of
 from coopstreams.topology.naming import changelog_topic, internal_topic
 from coopstreams.topology.nodes import Aggregate, InternalTopic, Node, Processing, Sink, Source, StreamTableJoin, SubTopology, TableSource, Topology
@@ -28,11 +29,19 @@ def cut(graph: Graph) -> Topology:
     if not graph.nodes:
         raise TopologyError(f'the topology "{graph.application_id}" is empty: begin with stream(...) or table(...)')
     nodes = [_resolved(node, graph) for node in graph.nodes.values()]
-    subtopologies = tuple(_subtopology(number, piece) for number, piece in enumerate(_connected(nodes)))
-    internal = (*_repartition_topics(graph, subtopologies), *_changelog_topics(graph.application_id, subtopologies))
+    given = {internal_topic(graph.application_id, made.topic): made.partitions for made in graph.repartitions}
+    topology = assembled(graph.application_id, _connected(nodes), given, tuple(graph.global_tables))
     _check_global_topics(graph, nodes)
-    _check_topics(nodes, {topic.name for topic in internal})
-    return Topology(graph.application_id, subtopologies, internal, tuple(_copartitioned(nodes)), tuple(graph.global_tables))
+    _check_topics(nodes, {topic.name for topic in topology.internal_topics})
+    return topology
+
+
+def assembled(application_id: str, pieces: Iterable[list[Node]], given: Mapping[str, int | None], global_tables: tuple[GlobalTable, ...]) -> Topology:
+    """Return the topology of pieces that are cut. `given`: the partition counts that the user gave repartition topics."""
+    subtopologies = tuple(_subtopology(number, piece) for number, piece in enumerate(pieces))
+    internal = (*_repartition_topics(given, subtopologies), *_changelog_topics(application_id, subtopologies))
+    nodes = [node for subtopology in subtopologies for node in subtopology.nodes]
+    return Topology(application_id, subtopologies, internal, tuple(_copartitioned(nodes)), global_tables)
 
 
 def _resolved(node: Node, graph: Graph) -> Node:
@@ -74,8 +83,7 @@ def _subtopology(number: int, nodes: list[Node]) -> SubTopology:
     return SubTopology(number, tuple(nodes), tuple(topics), tuple(stores))
 
 
-def _repartition_topics(graph: Graph, subtopologies: tuple[SubTopology, ...]) -> Iterable[InternalTopic]:
-    given = {internal_topic(graph.application_id, made.topic): made.partitions for made in graph.repartitions}
+def _repartition_topics(given: Mapping[str, int | None], subtopologies: tuple[SubTopology, ...]) -> Iterable[InternalTopic]:
     for subtopology in subtopologies:
         for node in subtopology.nodes:
             if isinstance(node, Sink) and node.internal:
@@ -95,9 +103,9 @@ def _changelog(application_id: str, store: StoreSpec, subtopology: SubTopology) 
 
 
 def _check_global_topics(graph: Graph, nodes: list[Node]) -> None:
-    read = {topic for node in nodes if isinstance(node, Source) for topic in node.topics}
+    sources = [node for node in nodes if isinstance(node, Source)]
     for table in graph.global_tables:
-        if table.topic in read:
+        if any(reads(source, table.topic) for source in sources):
             raise TopologyError(f'topic "{table.topic}" is read as a global table and as a stream or table. Read it in one way.')
 
 

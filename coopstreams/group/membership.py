@@ -135,6 +135,11 @@ class GroupMember:
             self._holdings.ask()
         self._coordinator.rejoin()
 
+    def subscribe(self, topics: Sequence[str], sources: Mapping[int, Sequence[str]]) -> None:
+        """Read these topics from now on, see `__init__`; the group rebalances."""
+        self._topics, self._sources = sorted(set(topics)), dict(sources)
+        self.rejoin()
+
     def request_leave(self) -> None:
         """Leave the group soon: `Lost` follows. Stays out until `rejoin`."""
         self._coordinator.leave()

@@ -178,7 +178,7 @@ class Committer:
         deadline = time.monotonic() + UNKNOWN_FOR_S
         while True:
             try:
-                missing = self._written - self._log.partitions().keys()
+                missing = self._written() - self._log.partitions().keys()
             except LogError:
                 return
             if not missing:

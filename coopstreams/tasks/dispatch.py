@@ -52,7 +52,7 @@ class Dispatcher:
     def __init__(
         self,
         reader: Reader,
-        timestamp_of: dict[str, TimestampColumn],
+        timestamp_of: Callable[[str], TimestampColumn | None],
         clocks_of: Callable[[str], ClockColumns | None],
         most_bytes: int,
         metrics: Metrics,
@@ -128,7 +128,7 @@ class Dispatcher:
             if partition is None:
                 continue
             ranges = [route.task.id.range for route in partition.routes]
-            self._reader.route(source, ranges, self._timestamp_of.get(source.topic), self._clocks_of(source.topic))
+            self._reader.route(source, ranges, self._timestamp_of(source.topic), self._clocks_of(source.topic))
             if partition.at_end and partition.at is not None:
                 for slot, route in enumerate(partition.routes):
                     route.thread.deliver(route.task, Run.ended(source, slot, partition.at))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from coopstreams.group.holdings import Assigned, Lost, Refused
+from coopstreams.tasks.reading import Reading
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.topology.task_id import TaskId
 
@@ -50,4 +51,11 @@ class Failed:
     where: str
 
 
-Event: TypeAlias = Assigned | Lost | Refused | Opened | Closed | Aborted | Cancelled | Failed
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """Topics have come to match a pattern: this is what the application reads from now on."""
+
+    reading: Reading
+
+
+Event: TypeAlias = Assigned | Lost | Refused | Opened | Closed | Aborted | Cancelled | Failed | Matched

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 from coopstreams.group.holdings import Assigned, Lost, Refused
 from coopstreams.tasks.dispatch import Dispatcher
-from coopstreams.tasks.events import Aborted, Cancelled, Closed, Event, Failed, Opened
+from coopstreams.tasks.events import Aborted, Cancelled, Closed, Event, Failed, Matched, Opened
 from coopstreams.tasks.parts import Parts
 from coopstreams.tasks.roster import Action, Do, Roster
 from coopstreams.tasks.task import Incarnation, Task
@@ -52,6 +52,7 @@ class Instance:
         self.opener = parts.opener(self.member, self._inbox.put)
         most_bytes = parts.config["max.bytes.key.range.cache"]
         self._dispatcher = Dispatcher(parts.log.reader(), parts.timestamp_of, parts.clocks_of, most_bytes, parts.metrics)
+        self._subscription = parts.subscription(self._inbox.put)
         self._watcher = parts.watcher(self.roster, self.tasks)
         self.watch = self._watcher.watch
 
@@ -69,6 +70,7 @@ class Instance:
             thread.start()
         self.member.start()
         self._watcher.start()
+        self._subscription.start()
         failure: Failed | None = None
         try:
             while not self._stop.is_set() and failure is None:
@@ -115,6 +117,12 @@ class Instance:
                 self.parts.metrics.rebalanced(event.generation)
                 self.opener.follow_generation(event)
                 self._do(self.roster.assigned(event.added, event.revoked))
+                if not all(self.parts.sources(task) for task in event.added):
+                    self._subscription.hurry()
+            case Matched(reading):
+                before, self.parts.reading = self.parts.reading, reading
+                self.member.subscribe(self.parts.subscribed, self.parts.source_topics)
+                self._do(self.roster.reopen(reading.changed(before)))
             case Refused(error):
                 return Failed(error, "group")
             case Lost():
@@ -198,6 +206,7 @@ class Instance:
         for thread in self._threads:
             if not thread.stop(max(0.1, deadline - time.monotonic())):
                 log.error("stream thread %d did not stop in time; what it has not committed is done again elsewhere", thread.number)
+        self._subscription.stop()
         self._watcher.stop()
         self.opener.stop()
         self.member.close()

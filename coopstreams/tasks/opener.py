@@ -101,6 +101,8 @@ class Opener:
     def waits_for(self, task: TaskId) -> tuple[str, list[RestoreProgress]]:
         """Return what a task that is not yet open waits for, in words, and how far its restore is. Any thread."""
         opening = self._openings.get(task)
+        if not self._positions.sources(task):
+            return "topics that match a pattern: this process has not seen them yet", []
         if opening is None or opening.barrier is None:
             return "its turn with the opener", []
         if opening.progress is None:
@@ -158,7 +160,7 @@ class Opener:
             self._emit(Opened(Incarnation(id_, self._positions.sources(id_), state, opening.progress, opening.epoch)))
 
     def _pass_barrier(self) -> None:
-        waiting = [opening for opening in self._openings.values() if opening.progress is None]
+        waiting = [opening for opening in self._openings.values() if opening.progress is None and self._positions.sources(opening.id)]
         if any(opening.barrier is None for opening in waiting):
             end = self._follower.barrier()
             for opening in waiting:

@@ -9,7 +9,7 @@ import logging
 import re
 import socket
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from typing import Any, Self
 from coopstreams.commit.follower import Follower
 from coopstreams.config import SETTINGS, Config
 from coopstreams.group.assignor import assign
-from coopstreams.group.members import MemberInfo
+from coopstreams.group.members import Assignment, MemberInfo, MemberState
 from coopstreams.group.membership import GroupMember, Timings
 from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.log.log import Log
@@ -31,15 +31,16 @@ from coopstreams.tasks.failures import handler
 from coopstreams.tasks.globals import Globals
 from coopstreams.tasks.opener import Opener
 from coopstreams.tasks.positions import Positions
+from coopstreams.tasks.reading import Reading, look_up
 from coopstreams.tasks.restoring import Restoring
 from coopstreams.tasks.rooms import Rooms
 from coopstreams.tasks.roster import Roster
+from coopstreams.tasks.subscription import Subscription
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.tasks.thread import StreamThread
-from coopstreams.tasks.topics import prepare_topics
 from coopstreams.tasks.watcher import Watcher
 from coopstreams.topology.clocks import ClockColumns
-from coopstreams.topology.compile import compile_subtopology
+from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.naming import changelog_topic, internal_topic
 from coopstreams.topology.nodes import Sink, SubTopology, Topology
 from coopstreams.topology.partitions import ResolvedTopics
@@ -55,10 +56,10 @@ class Parts:
     """The parts of one instance, and how the threads get theirs."""
 
     config: Config
-    topology: Topology
+    built: Topology
+    """As the user built it: patterns without topics."""
     log: Log
-    topics: ResolvedTopics
-    programs: dict[int, Program]
+    reading: Reading
     directory: StateDirectory
     rooms: Rooms
     metrics: Metrics
@@ -78,25 +79,23 @@ class Parts:
             StateLockedError: another process uses the state folder.
         """
         application = config["application.id"]
-        topology = topology.optimized(config["topology.optimization"])
         with ExitStack() as closing:
             directory = StateDirectory(config["state.dir"], application, config["instance"])
             closing.callback(directory.close)
             cluster = KafkaLog(_client(config), timeout_s=config["connect.timeout.ms"] / 1000)
             closing.callback(cluster.close)
-            topics = prepare_topics(cluster, topology, config)
-            subtopologies = {subtopology.id: subtopology for subtopology in topology.subtopologies}
-            programs = {number: compile_subtopology(topology, subtopology) for number, subtopology in subtopologies.items()}
+            reading = look_up(cluster, topology, config)
+            subtopologies = {subtopology.id: subtopology for subtopology in reading.topology.subtopologies}
             process = f"{directory.process_id[:8]}-{uuid.uuid4().hex[:8]}"
-            tasks = sum(topics.tasks) or 1
+            tasks = sum(reading.topics.tasks) or 1
             # Without a record cache updates go out one by one, but what was read or written lately is still kept.
             buffer_bytes = config["statestore.cache.max.bytes"] or SETTINGS["statestore.cache.max.bytes"][1]
             rooms = Rooms(directory, subtopologies, max(1 << 20, buffer_bytes // tasks))
             follower = Follower(cluster, application, replication=config["replication.factor"])
-            tables = Globals(cluster, topology.global_tables, topics.partitions)
+            tables = Globals(cluster, topology.global_tables, reading.topics.partitions)
             closing.callback(tables.stop)
             metrics = Metrics(application, process)
-            return Parts(config, topology, cluster, topics, programs, directory, rooms, metrics, follower, tables, process, closing.pop_all())
+            return Parts(config, topology, cluster, reading, directory, rooms, metrics, follower, tables, process, closing.pop_all())
 
     def __enter__(self) -> Self:
         return self
@@ -110,9 +109,23 @@ class Parts:
         return str(self.config["application.id"])
 
     @property
-    def timestamp_of(self) -> dict[str, TimestampColumn]:
-        """The timestamp extractors of source topics, for the reader."""
-        return {topic: column for program in self.programs.values() for topic, column in program.timestamp_of.items()}
+    def topology(self) -> Topology:
+        """The topology with the topics that it reads now."""
+        return self.reading.topology
+
+    @property
+    def topics(self) -> ResolvedTopics:
+        """The partition counts of everything."""
+        return self.reading.topics
+
+    @property
+    def programs(self) -> Mapping[int, Program]:
+        """The program of each sub-topology."""
+        return self.reading.programs
+
+    def timestamp_of(self, topic: str) -> TimestampColumn | None:
+        """Return the timestamp extractor of a source topic, for the reader."""
+        return next((program.timestamp_of[topic] for program in self.programs.values() if topic in program.timestamp_of), None)
 
     def clocks_of(self, topic: str) -> ClockColumns | None:
         """Return what the reader needs to tell tasks that share a partition the stream time of their operators."""
@@ -138,18 +151,37 @@ class Parts:
         def info() -> MemberInfo:
             return MemberInfo(self.process, socket.gethostname(), endpoint(), threads, ids)
 
-        partitions = dict(enumerate(self.topics.tasks))
-        # The commit topic is among the topics: the broker expires offsets of topics that no member subscribes to.
-        subscribed = sorted(
-            {*self.topology.source_topics, *(t for s in self.topology.subtopologies for t in s.topics), self.follower.partition.topic}
-        )
+        whole = frozenset(s.id for s in self.topology.subtopologies if not s.divisible)
+
+        def deal(members: Mapping[str, MemberState]) -> Mapping[str, Assignment]:
+            partitions = {number: count for number, count in enumerate(self.topics.tasks) if count}
+            return assign(partitions, members, ranges=self.config["ranges.per.partition"], whole=whole)
+
         timings = Timings(
             session=self.config["session.timeout.ms"], heartbeat=self.config["heartbeat.interval.ms"], connect=self.config["connect.timeout.ms"]
         )
-        whole = frozenset(s.id for s in self.topology.subtopologies if not s.divisible)
-        deal = partial(assign, partitions, ranges=self.config["ranges.per.partition"], whole=whole)
-        sources = {s.id: s.topics for s in self.topology.subtopologies}
-        return GroupMember(self.config.client, self.application, subscribed, info, deal, emit, alive, sources=sources, timings=timings)
+        return GroupMember(
+            self.config.client, self.application, self.subscribed, info, deal, emit, alive, sources=self.source_topics, timings=timings
+        )
+
+    def sources(self, task: TaskId) -> tuple[TopicPartition, ...]:
+        """Return the partitions a task reads; none, if this process has not seen its topics yet."""
+        return self.reading.sources(task)
+
+    @property
+    def subscribed(self) -> list[str]:
+        """All topics that the group commits offsets for. The commit topic is among them: the broker expires those of topics nobody subscribes to."""
+        read = {topic for topics in self.source_topics.values() for topic in topics}
+        return sorted({*self.topology.source_topics, *read, self.follower.partition.topic})
+
+    @property
+    def source_topics(self) -> dict[int, tuple[str, ...]]:
+        """The topics that each sub-topology reads."""
+        return {part.id: part.topics for part in self.topology.subtopologies}
+
+    def subscription(self, emit: Callable[[Event], None]) -> Subscription:
+        """Return the thread that looks for new topics, not yet started."""
+        return Subscription(self.log, self.built, self.config, self.reading, emit)
 
     def thread(self, number: int, member: GroupMember, emit: Callable[[Event], None]) -> StreamThread:
         """Return a stream thread, not yet started."""
@@ -158,7 +190,6 @@ class Parts:
         )
         return StreamThread(number, committer, emit, self.config.commit_interval_s)
 
-    @property
     def _written(self) -> frozenset[str]:
         """All topics that the application writes to."""
         dead_letters = self.config["errors.dead.letter.queue.topic.name"]
@@ -167,8 +198,9 @@ class Parts:
 
     def opener(self, member: GroupMember, emit: Callable[[Event], None]) -> Opener:
         """Return the thread that opens tasks, not yet started."""
-        topics = {subtopology.id: subtopology.topics for subtopology in self.topology.subtopologies}
-        positions = Positions(self.log, member, self.follower, topics, self.config["auto.offset.reset"], self.transactional_id(0))
+        positions = Positions(
+            self.log, member, self.follower, self.sources, self.config["auto.offset.reset"], self.transactional_id(0)
+        )
         restoring = Restoring(self.log, self.changelog, self.metrics.restored)
         # The whole form: the id of another application may begin like ours.
         form = re.compile(re.escape(self.application) + r"-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}-\d+")

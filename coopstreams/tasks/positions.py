@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.progress import Author, Progress
@@ -13,21 +14,20 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import OffsetOutOfRangeError
 from coopstreams.topology.task_id import TaskId
 
+Sources: TypeAlias = Callable[[TaskId], tuple[TopicPartition, ...]]
+
 
 class Positions:
     """Answers for one instance. Used by the opener thread only."""
 
-    def __init__(self, log: Log, member: GroupMember, follower: Follower, topics: Mapping[int, Sequence[str]], reset: str, author: str) -> None:
+    def __init__(self, log: Log, member: GroupMember, follower: Follower, sources: Sources, reset: str, author: str) -> None:
         self._log = log
         self._member = member
         self._follower = follower
-        self._topics = topics
+        self.sources = sources
+        """The partitions a task reads; none, if this process does not know the task yet."""
         self._from_start = reset == "earliest"
         self._author = author
-
-    def sources(self, task: TaskId) -> tuple[TopicPartition, ...]:
-        """Return the partitions a task reads: each source topic of its sub-topology at the task's number."""
-        return tuple(TopicPartition(topic, task.partition) for topic in self._topics[task.subtopology])
 
     def resolve(self, tasks: Sequence[TaskId], generation: int) -> dict[TaskId, Progress]:
         """Return how far each of these tasks is. Only when the barrier is passed.

@@ -3,7 +3,7 @@
     wanted, and a local task overlaps it  -> waiting
     wanted                                -> opening -> running
     not wanted any more                   -> closing -> gone (and released to the group)
-    aborted, lost                         -> closing -> opened again if it is wanted
+    aborted, lost, topics changed         -> closing -> opened again if it is wanted
 
 Invariant: at any time the tasks of one partition that are opening, running or closing here do not overlap, but for a task and
 its own successor that waits. Every revoked task is released exactly once, and only when it is closed.
@@ -12,7 +12,7 @@ Turned down: opening a re-cut range while its predecessor still commits (two wri
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -77,6 +77,11 @@ class Roster:
         """The instance ends: give everything up cleanly."""
         self.wanted.clear()
         return [action for task in list(self.states) for action in self._give_up(task, dirty=False)]
+
+    def reopen(self, subtopologies: Collection[int]) -> list[Action]:
+        """The tasks of these sub-topologies read other topics from now on: close them cleanly and open them again. The group hears nothing."""
+        actions = [action for task in list(self.states) if task.subtopology in subtopologies for action in self._give_up(task, dirty=False)]
+        return actions + self._open_what_can_be()
 
     def opened(self, task: TaskId) -> list[Action]:
         """The opener has finished a task."""

@@ -74,7 +74,7 @@ class Serving:
         self._parts = instance.parts
         self._placement: tuple[object, Placement] = (None, Placement(-1, instance.parts.process, ()))
         self._specs = {store.name: store for subtopology in instance.parts.topology.subtopologies for store in subtopology.stores}
-        self._stores = stores_of(self._parts.topology, self._parts.topics.tasks, self._parts.topics.partitions)
+        self._stores: tuple[object, dict[str, StoreInfo]] = (None, {})
 
     @property
     def application(self) -> str:
@@ -83,7 +83,10 @@ class Serving:
 
     def stores(self) -> Mapping[str, StoreInfo]:
         """Return every store of the topology."""
-        return self._stores
+        topology, topics = self._parts.topology, self._parts.topics
+        if self._stores[0] is not topics:
+            self._stores = (topics, stores_of(topology, topics.tasks, topics.partitions))
+        return self._stores[1]
 
     def placement(self) -> Placement:
         """Return who owns what by the last assignment."""
@@ -95,7 +98,7 @@ class Serving:
 
     def view(self, store: str, partition: int, hash_: int) -> OpenView | NotOpen:
         """Return an open view of the local task that holds this key hash, or why there is none."""
-        subtopology = self._stores[store].subtopology
+        subtopology = self.stores()[store].subtopology
         for task, state in list(self._instance.roster.states.items()):
             if task.subtopology == subtopology and task.partition == partition and hash_ in task.range:
                 return self._open(store, task, state)
@@ -103,7 +106,7 @@ class Serving:
 
     def views(self, store: str) -> Sequence[OpenView | NotOpen]:
         """Return a view for each task of this instance that keeps a part of a store."""
-        subtopology = self._stores[store].subtopology
+        subtopology = self.stores()[store].subtopology
         return [self._open(store, task, state) for task, state in list(self._instance.roster.states.items()) if task.subtopology == subtopology]
 
     def global_view(self, store: str) -> GlobalView | None:

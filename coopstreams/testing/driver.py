@@ -15,7 +15,7 @@ Time stands still at 0 until `advance` moves it; it is the timestamp of records 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from difflib import get_close_matches
@@ -43,6 +43,7 @@ from coopstreams.topology.naming import changelog_topic, internal_topic
 from coopstreams.topology.nodes import DynamicSink, Sink, SubTopology, Topology
 from coopstreams.topology.outputs import Output
 from coopstreams.topology.partitions import check_partitions
+from coopstreams.topology.patterns import matched
 from coopstreams.topology.program import BoundProgram, Program
 from coopstreams.topology.serdes import Serde, raw
 from coopstreams.topology.task_id import TaskId
@@ -77,7 +78,9 @@ class TopologyTestDriver:
         self.failures: list[Failure] = []
         """What failed and was dropped, or sent to the dead-letter topic, because a handler said so."""
         self._config = Config.of({"bootstrap.servers": "in-memory", **(config or {})}, topology.application_id)
-        self.topology = topology = topology.optimized(self._config["topology.optimization"])
+        self._built = self.topology = topology
+        self._given_partitions = partitions
+        self._caching = caching
         dead_letters = self._config["errors.dead.letter.queue.topic.name"]
         self._dead_letters = [] if dead_letters is None else [dead_letters]
         self._state_dir = state_dir
@@ -90,15 +93,13 @@ class TopologyTestDriver:
         self._tasks: dict[TopicPartition, list[_Task]] = {}
         self._globals = {table.store.name: GlobalRows(table.store) for table in topology.global_tables}
         self._parts: dict[int, list[list[_Task]]] = {}
-        self._databases: list[Database] = []
+        self._databases: dict[tuple[int, int], Database] = {}
+        self._dropped_before: Counter[tuple[str, str]] = Counter()
         self._ranges = KeyRange.split(ranges)
-        self._partitions = self._create_topics(partitions)
+        self._partitions: dict[str, int] = {}
         self._serdes = {node.topic: node for part in topology.subtopologies for node in part.nodes if isinstance(node, Sink)}
         self._dynamic = next((node for part in topology.subtopologies for node in part.nodes if isinstance(node, DynamicSink)), None)
-        for number in range(len(topology.subtopologies)):
-            self._open(number, caching=caching)
-        self._reader.assign({source: Position(0) for source in self._tasks})
-        self._route()
+        self._begin()
 
     def __enter__(self) -> TopologyTestDriver:
         return self
@@ -112,7 +113,7 @@ class TopologyTestDriver:
             task.program.close()
         self._reader.close()
         self._writer.close()
-        for database in self._databases:
+        for database in self._databases.values():
             database.close()
 
     def advance(self, time: timedelta | int) -> None:
@@ -126,11 +127,14 @@ class TopologyTestDriver:
         self._work()
 
     def input(self, topic: str, key: Serde[K], value: Serde[V]) -> InputTopic[K, V]:
-        """Return a topic to send records to.
+        """Return a topic to send records to. One that a pattern of the topology matches is there from now on.
 
         Raises:
             TopologyError: the topology does not read it.
         """
+        if topic not in self.topology.source_topics and topic in matched(self._built, [topic]).source_topics:
+            self.commit()
+            self._begin(topic)
         return InputTopic(self._send, _one_of(topic, self.topology.source_topics, "reads no topic"), key, value)
 
     def output(self, topic: str, key: Serde[K], value: Serde[V]) -> OutputTopic[K, V]:
@@ -170,7 +174,7 @@ class TopologyTestDriver:
     @property
     def dropped(self) -> dict[tuple[str, str], int]:
         """How many records each node dropped, and why: (node name, `null key` | `null value` | `late` | `timestamp`) to count."""
-        total: Counter[tuple[str, str]] = Counter()
+        total = Counter(self._dropped_before)
         for task in self._all_tasks():
             total.update(task.program.dropped)
         return dict(total)
@@ -197,31 +201,51 @@ class TopologyTestDriver:
                 self._globals[table.store.name].apply(Columns([key], [value], timestamps, [0], timestamps))
         self._work()
 
-    def _create_topics(self, partitions: int | Mapping[str, int]) -> dict[str, int]:
-        counts = partitions if isinstance(partitions, Mapping) else {}
-        most = 1 if isinstance(partitions, Mapping) else partitions
-        sinks = [node.topic for part in self.topology.subtopologies for node in part.nodes if isinstance(node, Sink) and not node.internal]
-        given = {topic: counts.get(topic, most) for topic in [*self.topology.source_topics, *sinks, *self._dead_letters]}
+    def _begin(self, *topics: str) -> None:
+        """Have these topics besides those that the topology names, and tasks that read them."""
+        counts, read = self._create_topics(topics), set(self._tasks)
+        for part, count in zip(self.topology.subtopologies, counts, strict=True):
+            opened = self._parts.setdefault(part.id, [])
+            if len(opened) != count or (opened and opened[0][0].compiled.subtopology.topics != part.topics):
+                self._open(part, count)
+        self._reader.assign({source: Position(self._log.end_offset(source) if source in read else 0) for source in self._tasks})
+        self._route(set(self._tasks) - read)
+
+    def _create_topics(self, more: Sequence[str]) -> tuple[int, ...]:
+        """Return how many partitions each sub-topology has."""
+        counts = self._given_partitions if isinstance(self._given_partitions, Mapping) else {}
+        most = 1 if isinstance(self._given_partitions, Mapping) else self._given_partitions
+        sinks = [node.topic for part in self._built.subtopologies for node in part.nodes if isinstance(node, Sink) and not node.internal]
+        named = [*sinks, *self._dead_letters, *more]
+        self.topology = matched(self._built, [*named, *self._partitions]).optimized(self._config["topology.optimization"])
+        given = self._partitions | {topic: counts.get(topic, most) for topic in [*self.topology.source_topics, *named]}
         resolved = check_partitions(self.topology, given)
         self._log.create_topics([TopicSpec(topic, count) for topic, count in given.items()])
         self._log.create_topics([TopicSpec(plan.name, plan.partitions, plan.config) for plan in resolved.internal])
-        return {**given, **resolved.partitions}
+        self._partitions = {topic: count for topic, count in (given | dict(resolved.partitions)).items() if count}
+        return resolved.tasks
 
-    def _open(self, number: int, *, caching: bool) -> None:
-        """Open the tasks of a sub-topology: for each partition, one a key range, over one database."""
-        part = self.topology.subtopologies[number]
-        program = compile_subtopology(self.topology, part)
-        for partition in range(max(self._partitions[topic] for topic in part.topics)):
+    def _open(self, part: SubTopology, partitions: int) -> None:
+        """Open the tasks of a sub-topology: for each partition, one a key range, over one database. Those that were open end here."""
+        program, before = compile_subtopology(self.topology, part), self._parts[part.id]
+        self._parts[part.id] = []
+        for partition in range(partitions):
+            tasks = [self._task(program, TaskId(part.id, partition, piece), self._database(part, partition)) for piece in self._pieces(part)]
+            self._parts[part.id].append(tasks)
+            for old, task in zip(before[partition] if partition < len(before) else [], tasks, strict=False):
+                old.program.close()
+                self._dropped_before.update(old.program.dropped)
+                for topic in old.compiled.subtopology.topics:
+                    task.program.resume(TopicPartition(topic, partition), old.program.stream_time([topic]))
+            self._tasks |= {TopicPartition(topic, partition): tasks for topic in part.topics if partition < self._partitions[topic]}
+
+    def _database(self, part: SubTopology, partition: int) -> Database:
+        if (part.id, partition) not in self._databases:
             engine = Memory() if self._state_dir is None else Rocks(self._state_dir / f"{part.id}_{partition}")
-            database = Database(engine, part.stores)
-            self._databases.append(database)
-            tasks = [self._task(program, TaskId(part.id, partition, piece), database, caching=caching) for piece in self._pieces(part)]
-            self._parts.setdefault(part.id, []).append(tasks)
-            for topic in part.topics:
-                if partition < self._partitions[topic]:
-                    self._tasks[TopicPartition(topic, partition)] = tasks
+            self._databases[part.id, partition] = Database(engine, part.stores)
+        return self._databases[part.id, partition]
 
-    def _task(self, program: Program, task_id: TaskId, database: Database, *, caching: bool) -> _Task:
+    def _task(self, program: Program, task_id: TaskId, database: Database) -> _Task:
         state = TaskState(database, program.subtopology.stores, task_id.range, _CACHE_BYTES if self._state_dir is None else 0)
         order: list[Output] = []
         handle = handler(task_id, self._config, lambda _: None, self._dead_letter)
@@ -233,7 +257,7 @@ class TopologyTestDriver:
         bound = program.bind(
             {**state.stores, **self._globals},
             on_failure,
-            caching=caching,
+            caching=self._caching,
             shared=not task_id.range.is_whole,
             output=lambda topic: _ordered(topic, order),
             clock=lambda: self.now_ms,
@@ -243,9 +267,9 @@ class TopologyTestDriver:
     def _pieces(self, part: SubTopology) -> list[KeyRange]:
         return self._ranges if part.divisible else KeyRange.split(1)
 
-    def _route(self) -> None:
-        for source, tasks in self._tasks.items():
-            compiled = tasks[0].compiled
+    def _route(self, sources: Collection[TopicPartition]) -> None:
+        for source in sources:
+            compiled = self._tasks[source][0].compiled
             self._reader.route(source, self._pieces(compiled.subtopology), compiled.timestamp_of.get(source.topic), compiled.clocks_of(source.topic))
             self._waiting[source] = deque()
 

@@ -51,6 +51,17 @@ def test_an_aborted_task_is_opened_again_if_it_is_still_wanted() -> None:
     assert actions == [Action(Do.RELEASE, task(128, 255)), Action(Do.OPEN, task(0, 127))]
 
 
+def test_tasks_that_read_other_topics_are_closed_cleanly_and_opened_again_and_the_group_hears_nothing() -> None:
+    roster = Roster()
+    roster.assigned([task(0, 127), task(128, 255), other := TaskId(1, 0, KeyRange.of_groups(0, 255))], [])
+    for opened in (task(0, 127), other):
+        roster.opened(opened)
+    assert roster.reopen({0}) == [Action(Do.CLOSE, task(0, 127)), Action(Do.CANCEL, task(128, 255))]
+    assert roster.closed(task(0, 127)) == [Action(Do.OPEN, task(0, 127))]
+    assert roster.opened(task(128, 255)) == [Action(Do.DROP, task(128, 255)), Action(Do.OPEN, task(128, 255))]
+    assert roster.states[other] is State.RUNNING
+
+
 def test_after_the_membership_is_lost_nothing_is_owed_and_everything_is_given_up() -> None:
     roster = Roster()
     roster.assigned([task(0, 127), task(128, 255)], [])
@@ -94,6 +105,10 @@ class AnyHistory(RuleBasedStateMachine):
         added, revoked = target - self.held, self.held - target
         self.held, self.owed = target, self.owed | revoked
         self.act(self.roster.assigned(sorted(added), sorted(revoked)))
+
+    @rule()
+    def topics_come_to_match(self) -> None:
+        self.act(self.roster.reopen({0}))
 
     @rule()
     def the_group_goes_on_without_us(self) -> None:

@@ -1,5 +1,6 @@
 """Types flow through every operator. Read by mypy and pyright, never run."""
 
+import re
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypedDict, assert_type
@@ -46,6 +47,8 @@ def event_time(record: TimestampedRecord[str, Flight]) -> int | None:
 
 
 assert_type(builder.stream(["a", "b"], key=serdes.text, value=serdes.json(Flight), timestamp=event_time), KStream[str, Flight])
+
+assert_type(builder.stream(re.compile("flights-.*"), key=serdes.text, value=serdes.json(Flight)), KStream[str, Flight])
 
 # serdes
 assert_type(serdes.json(Flight), Serde[Flight])

@@ -1,0 +1,49 @@
+"""What an application reads: its topology with the topics that its patterns mean now, their partitions, and its programs.
+
+Invariant: a `Reading` is complete before anybody has it: topics are checked, internal ones made, programs ready to be bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from coopstreams.config import Config
+from coopstreams.log.log import Log
+from coopstreams.tasks.topics import prepare_topics
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.compile import compile_subtopology
+from coopstreams.topology.nodes import Topology
+from coopstreams.topology.partitions import ResolvedTopics
+from coopstreams.topology.patterns import matched
+from coopstreams.topology.program import Program
+from coopstreams.topology.task_id import TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What is read at a time. `programs` by sub-topology."""
+
+    topology: Topology
+    topics: ResolvedTopics
+    programs: Mapping[int, Program]
+
+    def sources(self, task: TaskId) -> tuple[TopicPartition, ...]:
+        """Return the partitions a task reads: each source topic of its sub-topology that has so many. None: the task is not known here yet."""
+        topics, counts = self.programs[task.subtopology].subtopology.topics, self.topics.partitions
+        return tuple(TopicPartition(topic, task.partition) for topic in topics if task.partition < counts[topic])
+
+    def changed(self, before: Reading) -> frozenset[int]:
+        """Return the sub-topologies that read other topics than before."""
+        return frozenset(n for n, program in self.programs.items() if program.subtopology.topics != before.programs[n].subtopology.topics)
+
+
+def look_up(cluster: Log, built: Topology, config: Config, known: Collection[str] = ()) -> Reading:
+    """Return what an application reads now. `known`: topics that it reads already, whatever the cluster says.
+
+    Raises:
+        UnknownTopicError, TopologyError: see `prepare_topics` and `matched`.
+    """
+    topology = matched(built, {*cluster.partitions(), *known}).optimized(config["topology.optimization"])
+    topics = prepare_topics(cluster, topology, config)
+    return Reading(topology, topics, {part.id: compile_subtopology(topology, part) for part in topology.subtopologies})

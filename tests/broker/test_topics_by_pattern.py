@@ -1,0 +1,123 @@
+"""Topics by pattern on a real Kafka: one that is made while the application runs is read by all of it, from its beginning."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from coopstreams import CoopStreams, KStream, StreamsBuilder, serdes
+from coopstreams.topology.errors import TopologyError
+from tests.broker.counting import await_running, await_table, failure_of, instance_of
+from tests.broker.reading import read_topic
+from tests.broker.waiting import eventually
+from tests.conftest import Kafka
+
+pytestmark = pytest.mark.broker
+
+
+class Shop:
+    """Topics whose names begin alike, and an application that reads them by a pattern."""
+
+    def __init__(self, kafka: Kafka, folder: Path) -> None:
+        self.kafka, self.folder = kafka, folder
+        self.application, self.prefix, self.sink = kafka.unique("shop"), kafka.unique("orders"), kafka.topic("out", 3)
+        self.written: Counter[str] = Counter()
+
+    def topic(self, name: str, partitions: int = 1) -> str:
+        self.kafka.create(f"{self.prefix}-{name}", partitions)
+        return f"{self.prefix}-{name}"
+
+    def write(self, topic: str, records: int) -> None:
+        producer = Producer({"bootstrap.servers": self.kafka.bootstrap, "linger.ms": 5, "partitioner": "murmur2_random"})
+        for number in range(records):
+            producer.produce(topic, topic.encode(), f"key-{number % 40}")
+            self.written[f"key-{number % 40}"] += 1
+        assert producer.flush(30) == 0
+
+    def app(self, number: int = 0, operators: Callable[[KStream[str, bytes]], None] | None = None, **settings: Any) -> CoopStreams:
+        builder = StreamsBuilder(self.application)
+        stream = builder.stream(re.compile(f"{self.prefix}-.*"), key=serdes.text, value=serdes.raw)
+        (operators or self.count)(stream)
+        given = {name.replace("_", "."): value for name, value in settings.items()}
+        shared = {"bootstrap.servers": self.kafka.bootstrap, "state.dir": str(self.folder), "instance": number, "metadata.max.age.ms": 500}
+        return CoopStreams(builder.build(), {**shared, "commit.interval.ms": 100, **given})
+
+    def count(self, stream: KStream[str, bytes]) -> None:
+        stream.group_by_key().count(store="counts").to_stream().to(self.sink)
+
+    def copy(self, stream: KStream[str, bytes]) -> None:
+        stream.to(self.sink)
+
+
+@pytest.fixture
+def shop(kafka: Kafka, tmp_path: Path) -> Shop:
+    return Shop(kafka, tmp_path)
+
+
+def reads(app: CoopStreams) -> set[str]:
+    """Return the topics that the tasks of an instance read."""
+    return {source.topic for task in list(instance_of(app).tasks.values()) for source in task.sources}
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
+def test_a_topic_that_is_made_while_two_instances_share_a_partition_is_read_by_both_and_nothing_is_lost(shop: Shop, guarantee: str) -> None:
+    europe = shop.topic("europe")
+    with shop.app(0, processing_guarantee=guarantee) as first, shop.app(1, processing_guarantee=guarantee) as second:
+        await_running([first, second])
+        shop.write(europe, 500)
+        america = shop.topic("america")
+        shop.write(america, 500)
+        shop.write(europe, 500)
+        eventually(lambda: reads(first) == reads(second) == {europe, america}, 60, lambda: f"{reads(first)} and {reads(second)}")
+        shop.write(america, 500)
+        await_running([first, second])
+        await_table(first, shop.written)
+    with shop.app(0, processing_guarantee=guarantee) as again:
+        await_running([again])
+        await_table(again, shop.written)
+
+
+def test_an_application_waits_for_the_first_topic_that_matches(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    with shop.app(0) as first, shop.app(1) as second:
+        eventually(lambda: all(instance_of(app).assigned is not None for app in (first, second)), 60, lambda: "the group does not begin")
+        assert f'no topic matches "{shop.prefix}-.*" yet' in caplog.text
+        assert f"{shop.application}-counts-changelog" not in shop.kafka.topics()
+        europe = shop.topic("europe", 3)
+        shop.write(europe, 400)
+        await_running([first, second])
+        await_table(second, shop.written)
+
+
+def test_a_topic_with_more_partitions_is_more_tasks(shop: Shop) -> None:
+    europe = shop.topic("europe", 1)
+    with shop.app(0, shop.copy) as first, shop.app(1, shop.copy, metadata_max_age_ms=300_000) as second:
+        await_running([first, second])
+        shop.write(europe, 200)
+        america = shop.topic("america", 3)
+        shop.write(america, 400)
+        # The second one would not look for five minutes. It is given tasks that it does not know, so it does.
+        eventually(lambda: len({task.partition for app in (first, second) for task in instance_of(app).tasks}) == 3, 60, lambda: "no new tasks")
+        await_running([first, second])
+        eventually(lambda: len(read_topic(shop.kafka.bootstrap, shop.sink)) >= 600, 60, lambda: "records are missing")
+    assert Counter(record.value for record in read_topic(shop.kafka.bootstrap, shop.sink)) == {europe.encode(): 200, america.encode(): 400}
+
+
+def test_a_new_topic_that_does_not_fit_stops_the_application_and_says_why(shop: Shop) -> None:
+    shop.topic("europe", 1)
+    app = shop.app(0)
+    with ThreadPoolExecutor(1) as pool:
+        failure = pool.submit(failure_of, app)
+        eventually(lambda: app._instance is not None, 60, lambda: "it does not begin")
+        await_running([app])
+        shop.topic("america", 2)
+        error = failure.result(60)
+    assert isinstance(error, TopologyError)
+    assert "Add .repartition() before the table" in str(error)
+    assert isinstance(failure_of(shop.app(0)), TopologyError), "and does so at the start"
