@@ -53,10 +53,10 @@ class Committer:
         config: Config,
         transactional_id: str,
         changelog: Callable[[StoreSpec], str],
-        written: frozenset[str],
+        written: Callable[[], frozenset[str]],
         metrics: Metrics,
     ) -> None:
-        """Get a writer. `written`: all topics that it will ever write to."""
+        """Get a writer. `written`: all topics that it writes to."""
         self._number = number
         self._log = cluster
         self._written = written
