@@ -10,6 +10,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from coopstreams.config import Config
+from coopstreams.query import reports
 from coopstreams.query.server import QueryServer
 from coopstreams.tasks.instance import Instance
 from coopstreams.tasks.parts import Parts
@@ -36,6 +37,7 @@ class CoopStreams:
         self.url: str | None = None
         """Where this instance answers queries; None before it runs, or without a server."""
         self._instance: Instance | None = None
+        self._serving: Serving | None = None
         self._stopped = threading.Event()
         self._ended = threading.Event()
         self._started = threading.Event()
@@ -56,6 +58,11 @@ class CoopStreams:
         self._stopped.set()
         if self._instance is not None:
             self._instance.stop()
+
+    def status(self) -> dict[str, Any] | None:
+        """Return what this instance is doing, as `/v1/status` says it of each; None before it runs. Any thread."""
+        serving = self._serving
+        return None if serving is None else reports.instance_status(serving.placement(), self.url, serving.status())
 
     def __enter__(self) -> Self:
         self._thread = threading.Thread(target=self._run_quietly, name=f"coopstreams-{self.config['application.id']}", daemon=True)
@@ -83,7 +90,8 @@ class CoopStreams:
     def _run(self) -> None:
         with Parts.build(self.topology, self.config) as parts:
             instance = self._instance = Instance(parts)
-            server = self._serve(instance)
+            self._serving = Serving(instance)
+            server = self._serve(instance, self._serving)
             self._started.set()
             try:
                 if not self._stopped.is_set():
@@ -92,13 +100,13 @@ class CoopStreams:
                 if server is not None:
                     server.stop()
 
-    def _serve(self, instance: Instance) -> QueryServer | None:
+    def _serve(self, instance: Instance, serving: Serving) -> QueryServer | None:
         """Answer queries from before the group knows of this instance until after it has left."""
         if not self.config["http.listen"]:
             return None
         server = QueryServer(self.config["http.listen"], self.config["application.server"])
         self.url = instance.url = server.url
-        server.start(Serving(instance), instance.parts.metrics)
+        server.start(serving, instance.parts.metrics)
         log.info("queries are answered at %s", server.url)
         return server
 

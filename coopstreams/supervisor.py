@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 log = logging.getLogger(__name__)
 
@@ -29,26 +30,43 @@ class _Worker:
     again_at: float | None = None
 
 
+Spawn: TypeAlias = Callable[[int, Sequence[str]], subprocess.Popen[bytes]]
+"""Starts a worker, given its number and its command line."""
+
+
+def spawn(_: int, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a worker that prints where its supervisor does.
+
+    In a session of its own: Ctrl-C reaches the supervisor alone, which then ends the workers in good order.
+    """
+    return subprocess.Popen(list(command), start_new_session=True)
+
+
 class Supervisor:
     """Runs `command(number)` for each worker's number until `stop`, or until one ends by an error."""
 
-    def __init__(self, command: Callable[[int], Sequence[str]], numbers: Iterable[int], drain_s: float) -> None:
+    def __init__(self, command: Callable[[int], Sequence[str]], numbers: Iterable[int], drain_s: float, spawn: Spawn = spawn) -> None:
         self._command = command
+        self._start = spawn
+        self.numbers = tuple(numbers)
         self._drain_s = drain_s
         self._stopping = False
-        self._workers = [_Worker(number, self._spawn(number), [time.monotonic()]) for number in numbers]
+        self._workers: list[_Worker] = []
 
     def run(self) -> int:
-        """Return the exit status: 0 after `stop`, else that of the worker that failed."""
-        while not self._stopping:
-            for worker in self._workers:
-                status = self._look_after(worker)
-                if status is not None:
-                    self._end_all()
-                    return status
-            time.sleep(0.1)
-        self._end_all()
-        return 0
+        """Start the workers; return the exit status: 0 after `stop`, else that of the worker that failed."""
+        try:
+            for number in self.numbers:
+                self._workers.append(_Worker(number, self._spawn(number), [time.monotonic()]))
+            while not self._stopping:
+                for worker in self._workers:
+                    status = self._look_after(worker)
+                    if status is not None:
+                        return status
+                time.sleep(0.1)
+            return 0
+        finally:
+            self._end_all()
 
     def stop(self) -> None:
         """Ask for the end; signal handlers may call it."""
@@ -78,8 +96,7 @@ class Supervisor:
         return None
 
     def _spawn(self, number: int) -> subprocess.Popen[bytes]:
-        # A session of its own: Ctrl-C reaches the supervisor alone, which then ends the workers in good order.
-        return subprocess.Popen(list(self._command(number)), start_new_session=True)
+        return self._start(number, self._command(number))
 
     def _end_all(self) -> None:
         running = [worker for worker in self._workers if worker.process.poll() is None]

@@ -10,12 +10,15 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from coopstreams.app import CoopStreams
 from coopstreams.commands.loading import load_topology
+from coopstreams.commands.screen import Screen, report
 from coopstreams.config import Config, settings_of
 from coopstreams.memory import settle
 from coopstreams.supervisor import Supervisor
@@ -61,22 +64,38 @@ def run(
     checked = Config.of(settings, topology.application_id)
     if processes > 1:
         command = partial(worker_command, target, config, flags, checked, verbose=verbose)
-        raise typer.Exit(_supervise(processes, checked, command))
+        raise typer.Exit(_supervise(processes, checked, command, verbose=verbose))
     app = CoopStreams(topology, checked)
     end_with_parent = os.environ.get("_COOPSTREAMS_SUPERVISED")
     if end_with_parent is not None:
         _configure_logging(verbose, f"worker {checked['instance']}: ")
+        report(app, os.environ)
         threading.Thread(target=_watch_parent, args=(int(end_with_parent), app), name="parent", daemon=True).start()
     app.run()
 
 
-def _supervise(processes: int, checked: Config, command: Callable[[int], Sequence[str]]) -> int:
+def _supervise(processes: int, checked: Config, command: Callable[[int], Sequence[str]], *, verbose: bool) -> int:
+    """Run several processes: with a table of them on a terminal, by their log lines alone anywhere else."""
     os.environ["_COOPSTREAMS_SUPERVISED"] = str(os.getpid())
-    first = checked["instance"]
-    supervisor = Supervisor(command, range(first, first + processes), drain_s=checked["transaction.timeout.ms"] / 1000 + 10)
+    numbers = range(checked["instance"], checked["instance"] + processes)
+    drain_s = checked["transaction.timeout.ms"] / 1000 + 10
+    console = Console(stderr=True)
+    if not console.is_terminal or not sys.stdout.isatty():
+        return _run(Supervisor(command, numbers, drain_s), checked)
+    with Screen(console, checked["application.id"]) as screen:
+        _configure_logging(verbose, handler=screen.handler())
+        return _run(Supervisor(command, numbers, drain_s, screen.spawn), checked, screen.drain)
+
+
+def _run(supervisor: Supervisor, checked: Config, drain: Callable[[], None] = lambda: None) -> int:
+    def stop(number: int, _: FrameType | None) -> None:
+        log.info("%s: draining", signal.Signals(number).name)
+        drain()
+        supervisor.stop()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: supervisor.stop())
-    log.info("%d processes of %s; Ctrl-C drains and stops them", processes, checked["application.id"])
+        signal.signal(number, stop)
+    log.info("%d processes of %s; Ctrl-C drains and stops them", len(supervisor.numbers), checked["application.id"])
     return supervisor.run()
 
 
@@ -115,8 +134,11 @@ def _pair(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _configure_logging(verbose: bool, who: str = "") -> None:
-    """Log to the terminal; `who` tells the lines of workers that share it apart."""
-    logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s %(levelname)-7s {who}%(message)s", datefmt="%H:%M:%S", force=bool(who))
+def _configure_logging(verbose: bool, who: str = "", handler: logging.Handler | None = None) -> None:
+    """Log to the terminal, or by this handler; `who` tells the lines of workers that share it apart."""
+    form = logging.Formatter(f"%(asctime)s %(levelname)-7s {who}%(message)s", datefmt="%H:%M:%S")
+    handler = handler or logging.StreamHandler()
+    handler.setFormatter(form)
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("coopstreams").setLevel(logging.DEBUG if verbose else logging.INFO)
     logging.getLogger("kafka").setLevel(logging.ERROR)  # it reports what the membership already does, one line a request

@@ -1,0 +1,137 @@
+"""The terminal of `coopstreams run --processes N`: a table of the processes that is redrawn in place, what they log above it.
+
+A worker has two pipes to here: one carries what it prints, line by line; through the other it says once a second what it is doing.
+
+Invariant: nothing that a worker prints is lost: `__exit__` returns after the last line of each.
+Turned down: asking the workers over HTTP (they may serve no queries), and letting them write to the terminal (the table would be torn).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, Self
+
+import orjson
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from coopstreams.app import CoopStreams
+from coopstreams.commands.processes import Process, processes_table
+
+REPORTS = "_COOPSTREAMS_REPORTS"
+"""In the environment of a worker: the file descriptor for its reports."""
+REPORT_EVERY_S = 1.0
+LAST_LINES_S = 5.0
+"""How long to wait for the last lines of a worker that has ended: a process that it has left behind may keep its pipe open."""
+
+
+class Screen:
+    """Starts workers and shows them, as a context manager."""
+
+    def __init__(self, console: Console, application: str) -> None:
+        self._console = console
+        self._application = application
+        self._processes: dict[int, Process] = {}
+        self._readers: list[threading.Thread] = []
+        self._live = Live(console=console, get_renderable=self._table, refresh_per_second=4, redirect_stdout=False, redirect_stderr=False)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for reader in self._readers:
+            reader.join(LAST_LINES_S)
+        self._live.stop()
+
+    def spawn(self, number: int, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Start a worker, in a session of its own: Ctrl-C reaches the supervisor alone, which ends the workers in good order."""
+        reports, descriptor = os.pipe()
+        environment = os.environ | {REPORTS: str(descriptor), "PYTHONUNBUFFERED": "1"}
+        try:
+            worker = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                pass_fds=(descriptor,),
+                start_new_session=True,
+            )
+        finally:
+            os.close(descriptor)
+        process = self._processes[number] = Process(number, worker.pid)
+        assert worker.stdout is not None
+        self._read(self._lines, worker.stdout, process)
+        self._read(self._reports, os.fdopen(reports, "rb"), process)
+        return worker
+
+    def drain(self) -> None:
+        """Show from now on that all are on their way out. Signal handlers may call it."""
+        for process in list(self._processes.values()):
+            if process.word != "ended":
+                process.word = "draining"
+
+    def print(self, line: str) -> None:
+        """Print a line above the table. Any thread."""
+        self._console.print(Text.from_ansi(line), soft_wrap=True, highlight=False)
+
+    def handler(self) -> logging.Handler:
+        """Return a log handler that prints above the table."""
+        return _Above(self)
+
+    def _table(self) -> Table:
+        return processes_table(self._application, [process for _, process in sorted(dict(self._processes).items())])
+
+    def _read(self, read: Any, stream: IO[bytes], process: Process) -> None:
+        self._readers = [reader for reader in self._readers if reader.is_alive()]
+        self._readers.append(threading.Thread(target=read, args=(stream, process), name=f"worker {process.number}", daemon=True))
+        self._readers[-1].start()
+
+    def _lines(self, stream: IO[bytes], process: Process) -> None:
+        with stream:
+            for line in stream:
+                self.print(line.decode(errors="backslashreplace").rstrip("\n"))
+        process.word = "ended"
+
+    @staticmethod
+    def _reports(stream: IO[bytes], process: Process) -> None:
+        with stream:
+            for line in stream:
+                process.report = orjson.loads(line)
+                if process.word == "starting":
+                    process.word = ""
+
+
+class _Above(logging.Handler):
+    def __init__(self, screen: Screen) -> None:
+        super().__init__()
+        self._screen = screen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._screen.print(self.format(record))
+
+
+def report(app: CoopStreams, environment: Mapping[str, str]) -> None:
+    """In a worker: say once a second what it is doing, if there is somebody who shows it. Returns at once."""
+    descriptor = environment.get(REPORTS)
+    if descriptor is not None:
+        threading.Thread(target=_report, args=(app, int(descriptor)), name="reports", daemon=True).start()
+
+
+def _report(app: CoopStreams, descriptor: int) -> None:
+    try:
+        with os.fdopen(descriptor, "wb", buffering=0) as pipe:
+            while True:
+                status = app.status()
+                if status is not None:
+                    pipe.write(orjson.dumps(status) + b"\n")
+                threading.Event().wait(REPORT_EVERY_S)
+    except BrokenPipeError:
+        return  # nobody shows it any more: the supervisor is gone, and the worker learns that elsewhere
