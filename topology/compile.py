@@ -115,6 +115,8 @@ def _flushes(compiler: Compiler) -> list[str]:
     for node in compiler.analysis.nodes if compiler.caching else ():
         if isinstance(node, Suppress):
             names.append(f"{compiler.unit.identifier('waiting', node.name)}_due")
+        elif isinstance(node, TableTableJoin) and table_joins.waits_for_both(compiler, node):
+            names.append(table_joins.flush(compiler, node))
         elif (cached := _cached(compiler, node)) is not None:
             names.append(compiler.flush(node, *cached))
     return names

@@ -61,7 +61,7 @@ class Restoring:
         Raises:
             LogError: the brokers did not answer; nothing was added.
         """
-        topics = [(spec, spec.source or self._changelog(spec)) for spec in stores if spec.logged or spec.source is not None]
+        topics = [(spec, spec.source or self._changelog(spec)) for spec in stores if spec.logged or spec.name in positions]
         changelogs = {TopicPartition(topic, task.partition): (spec, positions.get(spec.name, NO_STOPS)) for spec, topic in topics}
         bounds = {changelog: self._bounds(changelog, stops) for changelog, (_, stops) in changelogs.items()}
         self._waiting[task] = set()  # only now: when the brokers do not answer, nothing is half added

@@ -50,8 +50,12 @@ class Incarnation:
 
 
 def standings(task: TaskId, stores: Iterable[StoreSpec], progress: Progress) -> dict[str, dict[KeyRange, int]]:
-    """Return, for each store that holds its source topic, how far the task has read that topic: the offset for each part of its range."""
-    return {store.name: progress.standing(TopicPartition(store.source, task.partition)) for store in stores if store.source is not None}
+    """Return, for each store that holds its source topic, how far the task has read that topic: the offset for each part of its range.
+
+    A task may have no partition of the topic, which has fewer than others of the sub-topology.
+    """
+    sources = {store.name: TopicPartition(store.source, task.partition) for store in stores if store.source is not None}
+    return {name: progress.standing(source) for name, source in sources.items() if source in progress.partitions}
 
 
 class Task:

@@ -25,18 +25,23 @@ class Row(NamedTuple):
     timestamp: str
 
 
-def look_up(compiler: Compiler, function: Function, name: str, record: Record, key_bytes: str, *, as_of: str | None = None) -> Row:
-    """Write the look-up of the row that a table has for a key; returns its variables. `as_of`: when, if the table keeps versions."""
+def look_up(
+    compiler: Compiler, function: Function, name: str, record: Record, key_bytes: str, *, as_of: str | None = None, said: bool = False
+) -> Row:
+    """Write the look-up of the row that a table has for a key; returns its variables. `as_of`: when, if the table keeps versions.
+
+    `said`: as it was when the record caches were last flushed, which is what those below have heard of it.
+    """
     node = compiler.analysis.named(name)
     store: StoreSpec | None = getattr(node, "store", None)
     if store is not None and store.history_ms is not None:
         return _version(compiler, function, node, store, record, key_bytes, as_of)
     if store is not None:
-        return _stored(compiler, function, store, record, key_bytes)
+        return _stored(compiler, function, store, record, key_bytes, said=said)
     if isinstance(node, TableTableJoin):
-        return _joined(compiler, function, node, record, key_bytes)
+        return _joined(compiler, function, node, record, key_bytes, said=said)
     assert isinstance(node, Filter | MapValues)
-    return _seen(compiler, function, node, record, look_up(compiler, function, node.parents[0], record, key_bytes, as_of=as_of))
+    return _seen(compiler, function, node, record, look_up(compiler, function, node.parents[0], record, key_bytes, as_of=as_of, said=said))
 
 
 def joined_value(kind: str, joiner: str, left: str, right: str, *, known: str | None = None) -> str:
@@ -49,12 +54,16 @@ def joined_value(kind: str, joiner: str, left: str, right: str, *, known: str | 
     return f"None if {missing} else {call}" if missing else call
 
 
-def _stored(compiler: Compiler, function: Function, store: StoreSpec, record: Record, key_bytes: str) -> Row:
+def _stored(compiler: Compiler, function: Function, store: StoreSpec, record: Record, key_bytes: str, *, said: bool = False) -> Row:
     name, entry = compiler.unit.store(store), function.fresh("entry")
     row = Row(function.fresh("row"), f"{entry}.timestamp")
     found = f"get_{name}({key_bytes}) or load_{name}({key_bytes})"
     function.line(f"{entry} = {found}" if record.has_key else f"{entry} = None if {key_bytes} is None else {found}")
     function.line(f"{row.value} = {entry}.value" if record.has_key else f"{row.value} = None if {entry} is None else {entry}.value")
+    if said:
+        decode = compiler.unit.constant("decode_value", store.value.decode)
+        with function.block(f"if {entry} is not None and {entry}.dirty:"):
+            function.line(f"{row.value} = None if {entry}.stored is None else {decode}({entry}.stored)")
     return row
 
 
@@ -83,9 +92,9 @@ def _seen(compiler: Compiler, function: Function, step: Filter | MapValues, reco
     return Row(seen, row.timestamp)
 
 
-def _joined(compiler: Compiler, function: Function, node: TableTableJoin, record: Record, key_bytes: str) -> Row:
+def _joined(compiler: Compiler, function: Function, node: TableTableJoin, record: Record, key_bytes: str, *, said: bool) -> Row:
     """A row of a join that keeps none."""
-    left, right = (look_up(compiler, function, parent, record, key_bytes) for parent in node.parents)
+    left, right = (look_up(compiler, function, parent, record, key_bytes, said=said) for parent in node.parents)
     row = Row(function.fresh("row"), function.fresh("timestamp"))
     joiner = compiler.unit.constant("joiner", node.joiner)
     with function.guard("processing", node.name):

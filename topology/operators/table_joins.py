@@ -2,6 +2,8 @@
 
 Invariant: the result is that of the relational join of both tables as they are now; it has the larger of the two timestamps.
 An update that leaves the result as absent as it was is not forwarded, as far as the old value tells (left and outer joins ask for it).
+Under the record cache both sides may change before either is flushed. So it looks at what both said at the flush before, too: if both have gone
+since, so has their join. A join without a store waits until both were flushed, and then tells of each key once.
 Source: Kafka Streams `KTableKTableInnerJoin`, `...LeftJoin`, `...RightJoin`, `...OuterJoin`, `KTableKTableJoinMerger`.
 """
 
@@ -17,6 +19,7 @@ from coopstreams.topology.nodes import Node
 from coopstreams.topology.operators.lookups import Row, joined_value, look_up
 from coopstreams.topology.operators.tables import drop_null_key
 from coopstreams.topology.operators.versioned import drop_the_past
+from coopstreams.topology.stores import Entry
 
 
 def table_table_join(compiler: Compiler, function: Function, node: TableTableJoin, record: Record) -> None:
@@ -25,28 +28,93 @@ def table_table_join(compiler: Compiler, function: Function, node: TableTableJoi
     drop_the_past(function, node.name, record)
     record = replace(record, has_key=True, latest=None)
     value, key_bytes = function.value(record), function.key_as_bytes(record, node.key, node)
-    other = look_up(compiler, function, node.parents[1 - record.side], record, key_bytes)
-    _skip_nothing(function, node, record, value, other)
+    mine, others = node.parents[record.side], node.parents[1 - record.side]
+    waits = waits_for_both(compiler, node)
+    other = look_up(compiler, function, others, record, key_bytes)
+    asks = compiler.caching and (waits or _needs_other(node, record))
+    before = look_up(compiler, function, others, record, key_bytes, said=True) if asks else other
+    _skip_nothing(function, node, record, value, other, before)
+    if waits and record.old is None:
+        record.old = look_up(compiler, function, mine, record, key_bytes, said=True).value
     result, old, timestamp = function.fresh("value"), None, function.fresh("timestamp")
     joiner = compiler.unit.constant("joiner", node.joiner)
     with function.guard("processing", node.name):
-        function.line(f"{result} = {_join(node, joiner, record, value, other)}")
-        if node.sends_old and not compiler.caching and record.old is not None:
+        function.line(f"{result} = {_join(node, joiner, record, value, other, known=not compiler.caching)}")
+        if record.old is not None and (waits or (node.sends_old and not compiler.caching)):
             old = function.fresh("old")
-            function.line(f"{old} = {_join(node, joiner, record, record.old, other)}")
+            function.line(f"{old} = {_join(node, joiner, record, record.old, before, known=not waits)}")
     function.line(f"{timestamp} = {record.timestamp} if {other.value} is None or {record.timestamp} > {other.timestamp} else {other.timestamp}")
     if node.store is not None:
         _keep(compiler, function, node, key_bytes, result, timestamp)
         if compiler.caching:
             return
+    if waits:
+        function.line(f"{_waiting(compiler, node)}.put({key_bytes}, {result}, {timestamp}, {old})")
+        return
     known = replace(record, key_bytes=key_bytes, key_serde=node.key, timestamp=timestamp)
     compiler.forward(function, node, known.with_value(result, old))
 
 
-def _skip_nothing(function: Function, node: TableTableJoin, record: Record, value: str, other: Row) -> None:
+def waits_for_both(compiler: Compiler, node: TableTableJoin) -> bool:
+    """Whether a join tells of its updates when both sides were flushed."""
+    return compiler.caching and node.store is None
+
+
+def flush(compiler: Compiler, node: TableTableJoin) -> str:
+    """Write the function that forwards what such a join has to say; returns its name."""
+    function = compiler.unit.function(f"flush_{compiler.analysis.numbers[node.name]}")
+    function.over_batch = True
+    with function.loop(f"for key_bytes, entry in process.flushing({_waiting(compiler, node)}.take()):"):
+        function.line("value, timestamp, old = entry.value, entry.timestamp, entry.old")
+        with function.block("if value is None and old is None:"):
+            function.line("continue")
+        old = "old" if compiler.analysis.wants_old(node) else None
+        compiler.forward(function, node, Record("key_bytes", None, node.key, None, "value", None, node.name, has_key=True, old=old))
+    if function.mentions("stream_time"):
+        topics = compiler.unit.constant("topics", compiler.analysis.topics(node))
+        function.prologue.append(f"stream_time = process.stream_time({topics})")
+    return function.name
+
+
+class Said(Entry):
+    """An update that waits, and what was said of its key before."""
+
+    __slots__ = ("old",)
+
+    def __init__(self, value: object, timestamp: int, old: object) -> None:
+        super().__init__(value, timestamp, None)
+        self.old = old
+
+
+class Waiting:
+    """What a join has to say when both sides were flushed: the latest update of each key."""
+
+    def __init__(self) -> None:
+        self._updates: dict[bytes, Said] = {}
+
+    def put(self, key: bytes, value: object, timestamp: int, old: object) -> None:
+        """Let an update wait. Of several of a key the first knows what was said before."""
+        update = self._updates.get(key)
+        if update is None:
+            self._updates[key] = Said(value, timestamp, old)
+        else:
+            update.value, update.timestamp = value, timestamp
+
+    def take(self) -> list[tuple[bytes, Entry]]:
+        """Return the updates that have waited, and forget them."""
+        updates, self._updates = self._updates, {}
+        return list(updates.items())
+
+
+def _waiting(compiler: Compiler, node: TableTableJoin) -> str:
+    name = compiler.unit.identifier("said", node.name)
+    return compiler.unit.bind(name, f"{name} = {compiler.unit.constant('Waiting', Waiting)}()")
+
+
+def _skip_nothing(function: Function, node: TableTableJoin, record: Record, value: str, other: Row, before: Row) -> None:
     """Write that an update ends here if there is no result and was none."""
-    if node.kind == "inner" or (node.kind == "left" and record.side == 1):
-        with function.block(f"if {other.value} is None:"):
+    if _needs_other(node, record):
+        with function.block(f"if {other.value} is None:" if other is before else f"if {other.value} is None and {before.value} is None:"):
             function.line(function.skip)
     else:
         assert record.old is not None
@@ -54,10 +122,15 @@ def _skip_nothing(function: Function, node: TableTableJoin, record: Record, valu
             function.line(function.skip)
 
 
-def _join(node: TableTableJoin, joiner: str, record: Record, value: str, other: Row) -> str:
+def _join(node: TableTableJoin, joiner: str, record: Record, value: str, other: Row, *, known: bool = True) -> str:
+    """Return the expression of the join with the other row. `known`: where there is no result without that one, it is not None."""
     left, right = (value, other.value) if record.side == 0 else (other.value, value)
-    known = other.value if node.kind == "inner" or (node.kind == "left" and record.side == 1) else None
-    return joined_value(node.kind, joiner, left, right, known=known)
+    return joined_value(node.kind, joiner, left, right, known=other.value if known and _needs_other(node, record) else None)
+
+
+def _needs_other(node: TableTableJoin, record: Record) -> bool:
+    """Whether there is no result without a row of the other side."""
+    return node.kind == "inner" or (node.kind == "left" and record.side == 1)
 
 
 def _keep(compiler: Compiler, function: Function, node: TableTableJoin, key_bytes: str, value: str, timestamp: str) -> None:
@@ -68,6 +141,7 @@ def _keep(compiler: Compiler, function: Function, node: TableTableJoin, key_byte
     function.line(f"{entry}.timestamp = {timestamp}")
     with function.block(f"if not {entry}.dirty:"):
         function.line(f"touch_{name}({key_bytes}, {entry})")
+    compiler.keep_headers(function, node, entry)
 
 
 OPERATORS: Mapping[type[Node], Operator] = {TableTableJoin: table_table_join}

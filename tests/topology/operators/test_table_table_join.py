@@ -74,6 +74,36 @@ def test_a_join_can_be_joined_again_without_being_kept() -> None:
         assert [record.value for record in driver.outputs()] == [[None, 3], [[1, 2], 3], [None, 3]]
 
 
+@pytest.mark.parametrize("store", [None, "kept"])
+@pytest.mark.parametrize("kind", ["inner", "left", "outer"])
+def test_rows_that_go_on_both_sides_between_two_flushes_are_gone(kind: str, store: str | None) -> None:
+    """Each side finds the other one gone already; what both said before tells that there was something."""
+    builder = StreamsBuilder("app")
+    left, right = (builder.table(topic, key=serdes.text, value=serdes.json) for topic in ("left", "right"))
+    method: Any = {"inner": left.join, "left": left.left_join, "outer": left.outer_join}[kind]
+    method(right, pair, value=serdes.json, store=store).to_stream().to("out")
+    with TopologyTestDriver(builder.build(), caching=True) as driver:
+        for value in (1, 2, None):
+            for topic in ("left", "right"):
+                driver.input(topic, serdes.text, serdes.json).send("a", value, 0)
+            driver.commit()
+        assert [record.value for record in driver.outputs()] == [[1, 1], [2, 2], None]
+
+
+def test_under_the_record_cache_a_join_without_a_store_says_what_it_said_at_the_flush_before() -> None:
+    builder = StreamsBuilder("app")
+    left, right = (builder.table(topic, key=serdes.text, value=serdes.int64) for topic in ("left", "right"))
+    joined = left.join(right, lambda one, other: one * 10 + other, value=serdes.int64)
+    groups = joined.group_by(lambda _, value: ("all", value), key=serdes.text, value=serdes.int64)
+    groups.aggregate(list, lambda _, value, seen: [*seen, value], lambda _, value, seen: [*seen, -value], value=serdes.json).to_stream().to("out")
+    with TopologyTestDriver(builder.build(), caching=True) as driver:
+        for value in (1, 2, 3):
+            for topic in ("left", "right"):
+                driver.input(topic, serdes.text, serdes.int64).send("a", value, 0)
+            driver.commit()
+        assert [record.value for record in driver.outputs()] == [[11], [11, -11, 22], [11, -11, 22, -22, 33]]
+
+
 EVENTS = st.lists(st.tuples(st.sampled_from(["left", "right"]), st.sampled_from("abc"), st.none() | st.integers(0, 3)), max_size=30)
 
 
