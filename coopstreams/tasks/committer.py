@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.progress import CommitPlan, ask, plan
 from coopstreams.config import Config
-from coopstreams.group.membership import GroupMember
-from coopstreams.log.log import Log, Writer
+from coopstreams.log.log import GroupFence, Log, Writer
 from coopstreams.metrics import Metrics
 from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import Headers, TopicPartition
@@ -41,6 +42,21 @@ UNKNOWN_FOR_S = 3.0
 """How long a topic may be unknown before it is gone: a broker that has just started may not know all."""
 
 
+class Membership(Protocol):
+    """What a commit needs of the group: `membership.GroupMember`."""
+
+    def fence(self, epoch: int) -> AbstractContextManager[GroupFence]:
+        """See `GroupMember.fence`."""
+        ...
+
+    def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence) -> None:
+        """See `GroupMember.commit`."""
+
+    def sure(self, epoch: int) -> bool:
+        """See `GroupMember.sure`."""
+        ...
+
+
 class Committer:
     """Writes and commits for the tasks of one stream thread; used by that thread only."""
 
@@ -48,7 +64,7 @@ class Committer:
         self,
         number: int,
         cluster: Log,
-        member: GroupMember,
+        member: Membership,
         follower: Follower,
         config: Config,
         transactional_id: str,

@@ -1,0 +1,194 @@
+"""An instance in memory: the real dispatcher, stream threads, committers, tasks and stores, on a `MemoryLog` that is group coordinator too.
+
+What the group and the opener would do, the test does: it opens and closes tasks. Nothing is restored: the databases are in memory and stay.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from coopstreams.commit.follower import Follower
+from coopstreams.commit.progress import Author, Progress
+from coopstreams.commit.record import Committed
+from coopstreams.config import Config
+from coopstreams.log.log import GroupFence, Position, TopicSpec
+from coopstreams.log.memory import MemoryLog
+from coopstreams.metrics import Metrics
+from coopstreams.state.database import Database
+from coopstreams.state.memory import Memory
+from coopstreams.state.task_state import TaskState
+from coopstreams.tasks.committer import Committer
+from coopstreams.tasks.dispatch import Dispatcher
+from coopstreams.tasks.events import Aborted, Closed, Event, Failed
+from coopstreams.tasks.failures import handler
+from coopstreams.tasks.task import Incarnation, Task
+from coopstreams.tasks.thread import StreamThread
+from coopstreams.topology.columns import Columns, TopicPartition
+from coopstreams.topology.compile import compile_subtopology
+from coopstreams.topology.errors import MembershipLostError
+from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.nodes import Topology
+from coopstreams.topology.task_id import TaskId
+
+EXACTLY, AT_LEAST = "exactly_once_v2", "at_least_once"
+PATIENCE_S = 20.0
+
+
+class Membership:
+    """One member of the group. `generation` is the one it knows; the log's is `Engine.generation`."""
+
+    def __init__(self, log: MemoryLog, group: str) -> None:
+        self.epoch = 1
+        self.generation = 1
+        self.answered = True
+        self._log, self._group = log, group
+
+    @contextmanager
+    def fence(self, epoch: int) -> Iterator[GroupFence]:
+        if epoch != self.epoch:
+            raise MembershipLostError(f"epoch {epoch} is over, it is {self.epoch} now")
+        yield GroupFence(self._group, self.generation, "member")
+
+    def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence) -> None:
+        self._log.commit_offsets(offsets, fence)
+
+    def sure(self, epoch: int) -> bool:
+        return self.answered and epoch == self.epoch
+
+
+class Engine:
+    """The tasks of one sub-topology, opened and closed by hand."""
+
+    def __init__(self, topology: Topology, topics: Mapping[str, int], *, threads: int = 1, interval_s: float = 0.02, **settings: Any) -> None:
+        self.application = topology.application_id
+        self.generation = 1
+        self.at_fence: list[dict[str, int]] = []
+        """The ends of partition 0 of all topics at each fence that was asked."""
+        self.log = MemoryLog(self._check_fence)
+        self.log.create_topics([TopicSpec(name, count) for name, count in topics.items()])
+        given = {name.replace("_", "."): value for name, value in settings.items()}
+        self.config = Config.of({"bootstrap.servers": "nowhere:1", "connect.timeout.ms": 1000} | given, self.application)
+        self.follower = Follower(self.log, self.application, partitions=1)
+        self.member = Membership(self.log, self.application)
+        self.metrics = Metrics(self.application, "test")
+        self.program = compile_subtopology(topology, topology.subtopologies[0])
+        self.sources = topology.subtopologies[0].topics
+        self.stores = topology.subtopologies[0].stores
+        self.log.create_topics([TopicSpec(self.changelog(store.name), 1) for store in self.stores])
+        self.databases: dict[int, Database] = {}
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        written = frozenset(self.log.partitions())
+        self.committers = [self._committer(number, written) for number in range(threads)]
+        self.threads = [StreamThread(number, committer, self.events.put, interval_s) for number, committer in enumerate(self.committers)]
+        most = self.config["max.bytes.key.range.cache"]
+        self.dispatcher = Dispatcher(self.log.reader(), lambda _: None, self.program.clocks_of, most, self.metrics)
+        self.tasks: dict[TaskId, tuple[Task, StreamThread]] = {}
+
+    def start(self) -> None:
+        """Start the stream threads."""
+        for thread in self.threads:
+            thread.start()
+
+    def task(self, range_: KeyRange, partition: int = 0, thread: int = 0) -> Task:
+        """Return a task, opened where the group's commits say; neither routed nor on a thread."""
+        while not self.follower.passed(self.follower.barrier()):
+            self.follower.poll(0.1)
+        id_ = TaskId(0, partition, range_)
+        sources = tuple(TopicPartition(topic, partition) for topic in self.sources)
+        plain = self.log.committed(self.application)
+        openings = {
+            source: self.follower.open(source, range_, Committed.parse(*plain[source]) if source in plain else None, Position(0))
+            for source in sources
+        }
+        database = self.databases.setdefault(partition, Database(Memory(), self.stores))
+        state = TaskState(database, self.stores, range_, 1 << 20)
+        progress = Progress(range_, openings, Author(self.application, self.member.generation, f"app-{thread}"))
+        on_failure = handler(id_, self.config, partial(self.metrics.dropped, id_), self.committers[thread].dead_letter)
+        return Task(Incarnation(id_, sources, state, progress, self.member.epoch), self.program, on_failure, caching=False)
+
+    def open(self, range_: KeyRange, partition: int = 0, thread: int = 0) -> Task:
+        """Open a task and route its records to it."""
+        task = self.task(range_, partition, thread)
+        self.tasks[task.id] = task, self.threads[thread]
+        self.threads[thread].open(task)
+        self.dispatcher.open(task, self.threads[thread])
+        return task
+
+    def close(self, task: Task, *, clean: bool = True) -> None:
+        """Give a task up, and wait until it is closed; tasks of the same thread that had to be given up with it are closed, too."""
+        _, thread = self.tasks[task.id]
+        self.dispatcher.close(task)
+        thread.close((task,), clean=clean)
+        while task.id in self.tasks:
+            self.take(self.events.get(timeout=PATIENCE_S))
+
+    def take(self, event: Event) -> None:
+        """Do what the control thread would."""
+        match event:
+            case Closed(task):
+                self._forget([task])
+            case Aborted(tasks):
+                self._forget(tasks)
+            case Failed(error):
+                raise error
+            case _:
+                raise AssertionError(event)
+
+    def settle(self) -> None:
+        """Move records until all that were written are processed."""
+        deadline = time.monotonic() + PATIENCE_S
+        done = False
+        while not done:
+            idle = not any(thread.backlog for thread in self.threads)  # before the move: then no partition is held that has more
+            done = not self.dispatcher.move(0.01) and idle
+            assert time.monotonic() < deadline, "records wait and nobody takes them"
+
+    def stop(self) -> None:
+        """Commit and end the threads."""
+        for thread in self.threads:
+            assert thread.stop(PATIENCE_S)
+        while not self.events.empty():
+            self.take(self.events.get())
+
+    def changelog(self, store: str) -> str:
+        """Return the changelog topic of a store."""
+        return f"{self.application}-{store}-changelog"
+
+    def write(self, topic: str, rows: Sequence[tuple[bytes | None, bytes | None, int]], partition: int | None = None) -> None:
+        """Write records: key, value, timestamp."""
+        self.log.writer().append(topic, [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows], partitions=partition)
+
+    def read(self, topic: str, partition: int = 0, *, committed_only: bool = True) -> Columns:
+        """Return everything in a partition."""
+        reader = self.log.reader(committed_only=committed_only)
+        reader.assign({TopicPartition(topic, partition): Position(self.log.start_offset(TopicPartition(topic, partition)))})
+        runs = reader.fetch(1 << 30, 0)
+        return runs[0].columns if runs else Columns((), (), (), (), ())
+
+    def _forget(self, tasks: Sequence[Task]) -> None:
+        for task in tasks:
+            if self.tasks.get(task.id, (None,))[0] is task:
+                self.dispatcher.close(task)
+                del self.tasks[task.id]
+
+    def _committer(self, number: int, written: frozenset[str]) -> Committer:
+        return Committer(
+            number,
+            self.log,
+            self.member,
+            self.follower,
+            self.config,
+            f"app-{number}",
+            lambda store: self.changelog(store.name),
+            lambda: written,
+            self.metrics,
+        )
+
+    def _check_fence(self, fence: GroupFence) -> str | None:
+        self.at_fence.append({topic: self.log.end_offset(TopicPartition(topic, 0)) for topic in self.log.partitions()})
+        return None if fence.generation == self.generation else f"generation {fence.generation} is over"

@@ -1,0 +1,219 @@
+"""A commit: records first, fence last, database after; and what is left of one that was refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from coopstreams.commit.record import TOPIC
+from coopstreams.log.log import TopicSpec
+from coopstreams.state.views import StoreView
+from coopstreams.tasks.task import Task
+from coopstreams.topology import serdes
+from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import DeliveryError, FencedError, MembershipLostError, UnknownTopicError
+from coopstreams.topology.failures import Failure
+from coopstreams.topology.keys import WHOLE, KeyRange
+from coopstreams.topology.nodes import Topology
+from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
+
+BOTH = pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
+LEFT, RIGHT = KeyRange.split(2)
+SOURCE = TopicPartition("in", 0)
+CHANGELOG = "app-counts-changelog"
+
+
+def counting() -> Topology:
+    builder = StreamsBuilder("app")
+    builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to("out")
+    return builder.build()
+
+
+def engine(guarantee: str, keys: list[str]) -> Engine:
+    made = Engine(counting(), {"in": 1, "out": 1}, processing_guarantee=guarantee)
+    made.write("in", [(key.encode(), b"", at) for at, key in enumerate(keys)])
+    return made
+
+
+def process(made: Engine, task: Task) -> None:
+    """Let a task process all there is, on this thread."""
+    reader = made.log.reader()
+    reader.assign({SOURCE: task.progress.position(SOURCE)})
+    reader.route(SOURCE, [task.id.range])
+    for run in reader.fetch(1 << 20, 0):
+        task.add(run)
+    made.committers[0].begin(task)
+    while task.step():
+        pass
+    made.committers[0].write_outputs(task)
+
+
+def in_database(made: Engine) -> dict[bytes, int]:
+    [spec] = made.stores
+    return {row.key: serdes.int64.decode(row.value) for row in StoreView(made.databases[0], spec, [WHOLE]).all()}
+
+
+@BOTH
+def test_all_records_are_in_the_log_when_the_fence_is_asked(guarantee: str) -> None:
+    made = engine(guarantee, list("abcdefgh"))
+    task = made.task(LEFT)
+    made.committers[0].claim(task)
+    process(made, task)
+    mine = len(made.read("out", committed_only=False))
+    assert 0 < mine < 8
+    before, made.at_fence = made.log.end_offset(made.follower.partition), []
+    made.committers[0].commit([task])
+    [fence] = made.at_fence
+    assert (fence["out"], fence[CHANGELOG]) == (mine, len(made.read(CHANGELOG)))
+    assert fence[TOPIC] == before + 1, "one individual commit for one task and source"
+
+
+@BOTH
+def test_a_commit_makes_everything_visible_and_only_then_the_database_has_it(guarantee: str) -> None:
+    made = engine(guarantee, ["a", "b", "a"])
+    task = made.task(WHOLE)
+    process(made, task)
+    assert in_database(made) == {}
+    assert len(made.read("out")) == (0 if guarantee == EXACTLY else 3)
+    made.committers[0].commit([task])
+    assert in_database(made) == {b"a": 2, b"b": 1}
+    assert dict(zip(made.read(CHANGELOG).keys, made.read(CHANGELOG).values, strict=True)) == {
+        b"a": serdes.int64.encode(2),
+        b"b": serdes.int64.encode(1),
+    }
+    assert made.log.committed("app")[SOURCE][0] == 3
+    assert task.progress.durable(SOURCE) == 3
+
+
+@BOTH
+def test_the_checkpoint_lies_behind_the_changelog_records_and_not_beyond_the_log(guarantee: str) -> None:
+    made = engine(guarantee, ["a", "b", "c"])
+    task = made.task(WHOLE)
+    process(made, task)
+    made.committers[0].commit([task])
+    checkpoint = made.databases[0].checkpoint("counts", 0, 255)
+    assert checkpoint is not None
+    last = made.read(CHANGELOG).offsets[-1]
+    assert last < checkpoint <= made.log.end_offset(TopicPartition(CHANGELOG, 0))
+
+
+@BOTH
+def test_a_generation_that_is_over_commits_nothing_that_counts(guarantee: str) -> None:
+    made = engine(guarantee, ["a", "b"])
+    task = made.task(WHOLE)
+    process(made, task)
+    made.generation = 2
+    with pytest.raises(FencedError, match="generation 1 is over"):
+        made.committers[0].commit([task])
+    task.discard()
+    made.committers[0].abort()
+    assert in_database(made) == {}
+    assert made.log.committed("app") == {}
+    if guarantee == EXACTLY:
+        assert [len(made.read(topic)) for topic in ("out", CHANGELOG, TOPIC)] == [0, 0, 0]
+    made.member.generation = 2
+    again = made.task(WHOLE)
+    process(made, again)
+    made.committers[0].commit([again])
+    assert in_database(made) == {b"a": 1, b"b": 1}
+    assert made.log.committed("app")[SOURCE][0] == 2
+
+
+@BOTH
+def test_work_of_an_earlier_epoch_is_not_committed_under_a_new_identity(guarantee: str) -> None:
+    made = engine(guarantee, ["a"])
+    task = made.task(WHOLE)
+    process(made, task)
+    made.member.epoch = 2
+    with pytest.raises(MembershipLostError):
+        made.committers[0].commit([task])
+    made.committers[0].abort()
+    assert made.log.committed("app") == {}
+    assert in_database(made) == {}
+
+
+def test_tasks_of_two_epochs_are_not_mixed_in_one_commit() -> None:
+    made = engine(EXACTLY, ["a"])
+    old = made.task(LEFT)
+    made.committers[0].begin(old)
+    made.member.epoch = 2
+    with pytest.raises(MembershipLostError, match="opened in epoch 2 of the membership, but the commit under way is of epoch 1"):
+        made.committers[0].begin(made.task(RIGHT))
+
+
+def test_at_least_once_writes_no_changelog_while_the_group_does_not_answer() -> None:
+    made = engine(AT_LEAST, ["a"])
+    task = made.task(WHOLE)
+    process(made, task)
+    made.member.answered = False
+    with pytest.raises(MembershipLostError, match="somebody else may have its tasks"):
+        made.committers[0].commit([task])
+    assert len(made.read(CHANGELOG)) == 0
+    assert made.at_fence == []
+
+
+def test_at_least_once_positions_are_not_written_when_what_they_stand_for_is_not() -> None:
+    made = engine(AT_LEAST, ["a"])
+    tasks = made.task(LEFT), made.task(RIGHT)
+    for task in tasks:
+        made.committers[0].claim(task)
+        process(made, task)
+    before = made.log.end_offset(made.follower.partition)
+    made.log.delete_topics([CHANGELOG])
+    with pytest.raises(DeliveryError, match=CHANGELOG):
+        made.committers[0].commit(tasks)
+    assert made.log.end_offset(made.follower.partition) == before
+    assert in_database(made) == {}
+
+
+def test_a_task_of_a_part_claims_its_positions_before_it_processes_under_at_least_once_only() -> None:
+    for guarantee, asked in ((AT_LEAST, 2), (EXACTLY, 0)):
+        made = engine(guarantee, ["a"])
+        task = made.task(LEFT)
+        made.committers[0].claim(task)
+        assert len(made.at_fence) == asked, "once before the claim is written, and once after"
+        assert len(made.read(TOPIC)) == (1 if asked else 0)
+        assert [fence[TOPIC] for fence in made.at_fence] == [0, 1][:asked]
+
+
+@BOTH
+def test_without_anything_to_say_nothing_is_written_and_nobody_is_asked(guarantee: str) -> None:
+    made = engine(guarantee, [])
+    task = made.task(WHOLE)
+    made.committers[0].commit([task])
+    assert made.at_fence == []
+    assert made.log.end_offset(made.follower.partition) == 0
+
+
+def test_a_dead_letter_counts_with_the_results_around_it() -> None:
+    made = Engine(
+        counting(),
+        {"in": 1, "out": 1, "dead": 1},
+        processing_guarantee=EXACTLY,
+        processing_exception_handler="dead-letter",
+        errors_dead_letter_queue_topic_name="dead",
+    )
+    failure = Failure("processing", "node", ValueError("no"), SOURCE, 0, b"k", b"v", 5, None)
+    for commit in (False, True):
+        made.write("in", [(b"a", b"", 0)])
+        task = made.task(WHOLE)
+        process(made, task)
+        made.committers[0].dead_letter(failure, [("why", b"no")])
+        if commit:
+            made.committers[0].commit([task])
+        else:
+            task.discard()
+            made.committers[0].abort()
+        dead = made.read("dead")
+        assert list(dead.keys) == ([b"k"] if commit else [])
+    assert (list(dead.values), list(dead.timestamps), list(dead.headers or [])) == ([b"v"], [5], [[("why", b"no")]])
+
+
+def test_a_topic_that_is_gone_is_named() -> None:
+    made = engine(EXACTLY, [])
+    made.committers[0].check_topics()
+    made.log.delete_topics(["out"])
+    with pytest.raises(UnknownTopicError, match="writes to out, which Kafka has no longer"):
+        made.committers[0].check_topics()
+    made.log.create_topics([TopicSpec("out", 1)])
+    made.committers[0].check_topics()

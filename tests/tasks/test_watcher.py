@@ -1,0 +1,120 @@
+"""The watcher: what it measures, and that it deletes of a repartition topic what everybody has done with, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from coopstreams.dev.process import wait_until
+from coopstreams.tasks import watcher
+from coopstreams.tasks.roster import Roster
+from coopstreams.tasks.task import Task
+from coopstreams.tasks.watcher import Watcher
+from coopstreams.topology import serdes
+from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.keys import KeyRange, key_hash
+from coopstreams.topology.task_id import TaskId
+from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
+
+LEFT, RIGHT = KeyRange.split(2)
+SOURCE = TopicPartition("in", 0)
+KEYS = [b"%d" % number for number in range(100)]
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watcher, "LOOK_EVERY_S", 0.005)
+
+
+class Watched(Engine):
+    """An engine whose tasks are looked at; `in` is as a repartition topic."""
+
+    def __init__(self, guarantee: str) -> None:
+        builder = StreamsBuilder("app")
+        builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to("out")
+        super().__init__(builder.build(), {"in": 1, "out": 1}, processing_guarantee=guarantee, interval_s=0.005)
+        self.roster = Roster()
+        self.open_tasks: dict[TaskId, Task] = {}
+        self.watcher = Watcher(self.log, self.metrics, self.roster, self.open_tasks, frozenset({"in"}), 0.0, 0.005)
+
+    def run(self, *ranges: KeyRange) -> None:
+        """Open the tasks of these ranges."""
+        for range_ in ranges:
+            task = self.open(range_)
+            self.roster.assigned([task.id], [])
+            self.roster.opened(task.id)
+            self.open_tasks[task.id] = task
+
+    def start_offset(self) -> int:
+        return self.log.start_offset(SOURCE)
+
+    def metric(self, name: str) -> float:
+        samples = [s for family in text_string_to_metric_families(self.metrics.text().decode()) for s in family.samples]
+        return sum(sample.value for sample in samples if sample.name == name)
+
+
+@pytest.fixture(params=[EXACTLY, AT_LEAST])
+def watched(request: pytest.FixtureRequest) -> Iterator[Watched]:
+    made = Watched(request.param)
+    made.start()
+    yield made
+    made.watcher.stop()
+    made.stop()
+
+
+def follow(made: Watched) -> None:
+    """Learn of the commits of the others, as the opener does all the time."""
+    made.follower.poll(0.01)
+
+
+def test_what_all_siblings_have_done_is_deleted(watched: Watched) -> None:
+    watched.run(LEFT, RIGHT)
+    watched.watcher.start()
+    for _ in range(3):
+        watched.write("in", [(key, b"", 5) for key in KEYS])
+        watched.settle()
+
+        def deleted() -> bool:
+            follow(watched)
+            watched.dispatcher.move(0)
+            return watched.start_offset() == watched.log.end_offset(SOURCE)
+
+        assert wait_until(deleted, 20), (watched.start_offset(), watched.log.end_offset(SOURCE))
+
+
+def test_what_one_sibling_has_not_done_stays(watched: Watched) -> None:
+    """The right half is nobody's: it may be on another instance, or on its way."""
+    watched.run(LEFT)
+    watched.watcher.start()
+    watched.write("in", [(key, b"", 5) for key in KEYS])
+    watched.settle()
+    mine = sum(key_hash(key) in LEFT for key in KEYS)
+    assert wait_until(lambda: watched.metric("coopstreams_processed_records_total") == mine, 20)
+    follow(watched)
+    assert not wait_until(lambda: watched.start_offset() > 0, 0.3)
+    watched.run(RIGHT)
+    watched.settle()
+
+    def deleted() -> bool:
+        follow(watched)
+        return watched.start_offset() == len(KEYS)
+
+    assert wait_until(deleted, 20)
+    watched.stop()
+    assert sum(serdes.int64.decode(value or b"") for value in watched.read("out").values) == len(KEYS), "nothing was deleted before it was counted"
+
+
+def test_lag_and_processed_records_are_measured_and_an_unknown_topic_does_not_end_it(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
+    watched.run(LEFT, RIGHT)
+    watched.watcher.start()
+    watched.write("in", [(key, b"", 5) for key in KEYS])
+    assert wait_until(lambda: watched.metric("coopstreams_lag_records") == 2 * len(KEYS), 20), "each task is behind by all: none has done any"
+    watched.settle()
+    assert wait_until(lambda: watched.metric("coopstreams_lag_records") == 0, 20)
+    assert wait_until(lambda: watched.metric("coopstreams_processed_records_total") == len(KEYS), 20)
+    watched.log.delete_topics(["in"])
+    assert wait_until(lambda: "cannot measure lags" in caplog.text, 20)
+    assert watched.watcher._thread.is_alive()
