@@ -184,10 +184,10 @@ class Unit:
         lines += [f"    {line}" for line in ["fail = process.fail", f"dropped = [0] * {len(self.drops)}", *self.binding]]
         for function in self.functions:
             lines += ["", *(f"    {line}" for line in function.text())]
-        lines += [f"    {line}" for line in [*self._moves(), *self._reached(sources), *self._observed()]]
+        lines += [f"    {line}" for line in [*self._moves(), *self._reached(sources), *self._observed(), *self._headed()]]
         table = ", ".join(f"{topic!r}: {name}" for topic, name in sources.items())
         reached = ", ".join(f"{topic!r}: reached_{number}" for number, topic in enumerate(sources) if self.clocks_of(topic))
-        lines += ["", f"    return {{{table}}}, [{', '.join(flushes)}], dropped, {{{reached}}}, observed", ""]
+        lines += ["", f"    return {{{table}}}, [{', '.join(flushes)}], dropped, {{{reached}}}, observed, headers_come", ""]
         return "\n".join(lines)
 
     def clocks_of(self, topic: str) -> list[str]:
@@ -214,6 +214,10 @@ class Unit:
         """Yield the function that tells window stores what time it is."""
         calls = [f"    {store}({name})" for name, clock in self.clocks.items() for store in clock.stores]
         yield from ["", "def observed():", *(calls or ["    pass"])]
+
+    def _headed(self) -> Iterator[str]:
+        """Yield the function that tells the code to keep headers from now on."""
+        yield from ["", "headed = False", "def headers_come():", "    nonlocal headed", "    headed = True"]
 
 
 class Function:

@@ -101,6 +101,15 @@ class Compiler:
             function.line(f"{clock} = {record.timestamp}")
         return clock
 
+    def keep_headers(self, function: Function, node: Node, entry: str) -> None:
+        """Write that the headers of the record at hand wait with the row that it has changed, if the record cache holds its update back.
+
+        Whoever never sees a header pays for a look at a variable.
+        """
+        if self.caching and self.analysis.edges(node):
+            with function.block("if headed:"):
+                function.line(f"{entry}.headers = process.headers")
+
     def clock(self, function: Function, node: Node) -> str:
         """Return the variable with the stream time of a node, for a function that may change it."""
         clock = self.unit.clock(self.analysis.numbers[node.name], self.analysis.topics(node))

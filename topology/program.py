@@ -49,10 +49,15 @@ class Code:
     """Topic to the function that moves the clocks of its nodes without a record, and forwards what is due then, or not."""
     observed: Callable[[], None]
     """Tell the window stores what time it is."""
+    headers_come: Callable[[], None]
+    """Keep the headers of records, from now on, with the rows that record caches hold back."""
 
 
 class Process(Protocol):
     """What generated code may ask of the bound program around it."""
+
+    headers: Headers | None
+    """Of the record, or the table entry, at hand."""
 
     def fail(self, site: int, error: Exception) -> None:
         """Report that the record, or the table entry, at hand failed at a site of `Compiled.sites`."""
@@ -164,6 +169,7 @@ class BoundProgram:
         self._cursor: Iterator[object] = iter(())
         self.wall_clock = clock
         self.headers: Headers | None = None
+        self._headed = False
         self.ending: BaseException | None = None
         self.punctuations: dict[PunctuationType, PunctuationQueue] = {"stream_time": PunctuationQueue(), "wall_clock": PunctuationQueue()}
         self._works: list[Work] = []
@@ -190,6 +196,9 @@ class BoundProgram:
         self._cursor = values
         keys: Iterable[bytes | None] = columns.keys if not self._works else self._punctuating(columns)
         if columns.headers is not None:
+            if not self._headed:
+                self._headed = True
+                self._code.headers_come()
             keys = self._giving_headers(keys, columns.headers)
         try:
             run(keys, values, columns.timestamps, columns.stream_times, *clocks)
@@ -331,7 +340,7 @@ class BoundProgram:
         self._entries = entries
         at_hand = iter(entries)
         self._cursor = at_hand
-        return at_hand
+        return self._giving_their_headers(at_hand) if self._headed else at_hand
 
     def _index(self, length: int) -> int:
         """The cursor knows how many are left, so that no loop needs to count."""
@@ -346,6 +355,15 @@ class BoundProgram:
         for key, self.headers in zip(keys, headers, strict=True):
             yield key
             self._give_headers(self.headers)
+
+    def _giving_their_headers(self, entries: Iterator[tuple[bytes, Entry]]) -> Iterator[tuple[bytes, Entry]]:
+        """Yield the entries; what is written for one gets the headers of the record that changed it last."""
+        self._give_headers(None)
+        for key, entry in entries:
+            self.headers, entry.headers = entry.headers, None
+            yield key, entry
+            self._give_headers(self.headers)
+        self.headers = None
 
     def _give_headers(self, headers: Headers | None) -> None:
         for output in self.outputs.values():

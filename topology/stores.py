@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from coopstreams.topology.columns import Headers
 from coopstreams.topology.serdes import Serde
 
 StoreKind = Literal["key_value", "window", "session", "buffer"]
@@ -52,16 +53,18 @@ class Entry:
     """One key of a store, live: the value as an object, mutated in place by the operator that owns it.
 
     Shape: `value` None = no such key. `stored` is the serialised value as of the last commit (None: absent), which is also the
-    last value forwarded when the record cache is on. `dirty`: changed since the last commit.
+    last value forwarded when the record cache is on. `dirty`: changed since the last commit. `headers`, with the record cache on: of the
+    record that changed it last, until it is forwarded.
     """
 
-    __slots__ = ("dirty", "stored", "timestamp", "value")
+    __slots__ = ("dirty", "headers", "stored", "timestamp", "value")
 
     def __init__(self, value: Any, timestamp: int, stored: bytes | None) -> None:
         self.value = value
         self.timestamp = timestamp
         self.stored = stored
         self.dirty = False
+        self.headers: Headers | None = None
 
 
 class TableStore(Protocol):

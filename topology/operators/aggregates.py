@@ -109,6 +109,7 @@ def table_aggregate(compiler: Compiler, function: Function, node: TableAggregate
         function.line(f"{entry}.timestamp = {record.timestamp}")
     function.line(f"{entry}.value = {new}")
     touch(compiler, function, node.store, key_bytes, entry)
+    compiler.keep_headers(function, node, entry)
     if forwards:
         timestamp = function.fresh("timestamp")
         function.line(f"{timestamp} = {entry}.timestamp")
@@ -153,6 +154,8 @@ def _add_to_row(compiler: Compiler, function: Function, node: Aggregate, record:
     old = _kept(compiler, function, node.store, before, plain=_is_count(node)) if forwards and compiler.analysis.wants_old(node) else None
     value = _new_aggregate(compiler, function, node, record, entry, before)
     touch(compiler, function, node.store, key_bytes, entry)
+    if not node.emit_on_close:
+        compiler.keep_headers(function, node, entry)
     if forwards:
         timestamp = function.fresh("timestamp")
         function.line(f"{timestamp} = {entry}.timestamp")
@@ -216,11 +219,15 @@ def _add_to_moving_windows(compiler: Compiler, function: Function, node: Aggrega
         with function.loop(f"for update in {updates}:"):
             function.line(f"{_closing(compiler, node, windows, clock)}.add(update.key)")
         _forward_closed(compiler, function, node, clock)
-    elif not compiler.caching and compiler.analysis.edges(node):
-        if isinstance(windows, SessionWindows):
-            _forward_without_headers(compiler, function, node, updates, clock)
-        else:
-            _forward_updates(compiler, function, node, updates, record)
+    elif not compiler.analysis.edges(node):
+        return
+    elif compiler.caching:
+        with function.loop(f"for update in {updates}:"):
+            compiler.keep_headers(function, node, f"get_{unit.store(node.store)}(update.key)")
+    elif isinstance(windows, SessionWindows):
+        _forward_without_headers(compiler, function, node, updates, clock)
+    else:
+        _forward_updates(compiler, function, node, updates, record)
 
 
 def _moving(node: Aggregate) -> Callable[[Any], object]:

@@ -89,6 +89,7 @@ def _keep(
     function.line(f"{entry}.timestamp = {record.timestamp}")
     with function.block(f"if not {entry}.dirty:"):
         function.line(f"touch_{name}({key_bytes}, {entry})")
+    compiler.keep_headers(function, node, entry)
     if not compiler.caching:
         compiler.forward(function, node, record.with_value(value, old))
 

@@ -43,6 +43,7 @@ def table_source(compiler: Compiler, function: Function, node: TableSource, reco
     function.line(f"{entry}.value = {value}")
     function.line(f"{entry}.timestamp = {record.timestamp}")
     touch(compiler, function, node.store, key_bytes, entry)
+    compiler.keep_headers(function, node, entry)
     if not compiler.caching:
         compiler.forward(function, node, record)
 
