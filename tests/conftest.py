@@ -14,11 +14,16 @@ from _pytest.capture import CaptureManager
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+from hypothesis import settings
 from rich.console import Console
 
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.dev.jars import kafka_jars
 from coopstreams.dev.java import find_java
+
+# No test fails because the machine is busy: hypothesis would say so after 200 ms.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @dataclass(slots=True)

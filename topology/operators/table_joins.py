@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from coopstreams.topology.codegen import Function, Record
+from coopstreams.topology.columns import Headers
 from coopstreams.topology.compiler import Compiler, Operator
 from coopstreams.topology.join_nodes import TableTableJoin
 from coopstreams.topology.nodes import Node
@@ -49,7 +50,7 @@ def table_table_join(compiler: Compiler, function: Function, node: TableTableJoi
         if compiler.caching:
             return
     if waits:
-        function.line(f"{_waiting(compiler, node)}.put({key_bytes}, {result}, {timestamp}, {old})")
+        function.line(f"{_waiting(compiler, node)}.put({key_bytes}, {result}, {timestamp}, {old}, process.headers)")
         return
     known = replace(record, key_bytes=key_bytes, key_serde=node.key, timestamp=timestamp)
     compiler.forward(function, node, known.with_value(result, old))
@@ -92,13 +93,14 @@ class Waiting:
     def __init__(self) -> None:
         self._updates: dict[bytes, Said] = {}
 
-    def put(self, key: bytes, value: object, timestamp: int, old: object) -> None:
+    def put(self, key: bytes, value: object, timestamp: int, old: object, headers: Headers | None) -> None:
         """Let an update wait. Of several of a key the first knows what was said before."""
         update = self._updates.get(key)
         if update is None:
-            self._updates[key] = Said(value, timestamp, old)
+            update = self._updates[key] = Said(value, timestamp, old)
         else:
             update.value, update.timestamp = value, timestamp
+        update.headers = headers
 
     def take(self) -> list[tuple[bytes, Entry]]:
         """Return the updates that have waited, and forget them."""
