@@ -49,8 +49,8 @@ class _Family(Generic[M]):
         if not self._by_task:
             return
         for labels in [labels for labels in list(self._series) if isinstance(labels, tuple) and labels[0] == task]:
-            self._series.pop(labels, None)
-            self._metric.remove(*(str(label) for label in labels))
+            if self._series.pop(labels, None) is not None:  # else another thread has just removed it
+                self._metric.remove(*(str(label) for label in labels))
 
 
 class Metrics:

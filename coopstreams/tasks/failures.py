@@ -19,6 +19,9 @@ from coopstreams.topology.task_id import TaskId
 
 log = logging.getLogger(__name__)
 
+MOST_SAID = 8000
+"""Characters of an error's text in a header: one that quotes a large value would make a letter that no broker takes."""
+
 
 def describe_failure(task: TaskId, failure: Failure) -> str:
     """Return the failure in a sentence that names task, node, topic, partition and offset."""
@@ -50,7 +53,7 @@ def dead_letter_headers(task: TaskId, failure: Failure) -> Headers:
     if failure.offset is not None:  # what the record cache held back belongs to no record
         said["offset"] = str(failure.offset)
     # An error may quote what is no Unicode: a letter that cannot be written would stop the instance.
-    coded = ((f"__coopstreams.errors.{name}", text.encode(errors="backslashreplace")) for name, text in said.items())
+    coded = ((f"__coopstreams.errors.{name}", _shortened(text).encode(errors="backslashreplace")) for name, text in said.items())
     return [*(failure.headers or ()), *coded]
 
 
@@ -73,3 +76,9 @@ def handler(task: TaskId, config: Config, count: Callable[[str], None], dead_let
             dead_letter(failure, dead_letter_headers(task, failure))
 
     return on_failure
+
+
+def _shortened(text: str) -> str:
+    """The beginning and the end of a long text: of a stack trace, both matter."""
+    half = MOST_SAID // 2
+    return text if len(text) <= MOST_SAID else f"{text[:half]} ... {text[-half:]}"

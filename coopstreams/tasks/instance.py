@@ -53,7 +53,7 @@ class Instance:
         most_bytes = parts.config["max.bytes.key.range.cache"]
         self._dispatcher = Dispatcher(parts.log.reader(), parts.timestamp_of, parts.clocks_of, most_bytes, parts.metrics)
         self._subscription = parts.subscription(self._inbox.put)
-        self._watcher = parts.watcher(self.roster, self.tasks)
+        self._watcher = parts.watcher(self.roster, self.tasks, self._inbox.put)
         self.watch = self._watcher.watch
 
     def run(self) -> None:
@@ -139,6 +139,7 @@ class Instance:
                 self._forget(mine)
                 self._do(self.roster.aborted([task.id for task in mine]))
             case Cancelled(task_id):
+                self.parts.metrics.task_closed(task_id)
                 self._do(self.roster.closed(task_id))
             case _:
                 pass  # a task of an earlier incarnation: it was already given up
@@ -160,6 +161,7 @@ class Instance:
                 case Do.DROP:
                     del self._opened[action.task]
                     self.parts.rooms.leave(action.task)
+                    self.parts.metrics.task_closed(action.task)
                 case Do.CLOSE | Do.CLOSE_DIRTY:
                     dirty = action.do is Do.CLOSE_DIRTY
                     task = self.tasks[action.task]

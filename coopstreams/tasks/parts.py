@@ -198,20 +198,17 @@ class Parts:
 
     def opener(self, member: GroupMember, emit: Callable[[Event], None]) -> Opener:
         """Return the thread that opens tasks, not yet started."""
-        positions = Positions(
-            self.log, member, self.follower, self.sources, self.config["auto.offset.reset"], self.transactional_id(0)
-        )
+        positions = Positions(self.log, member, self.follower, self.sources, self.config["auto.offset.reset"], self.transactional_id(0))
         restoring = Restoring(self.log, self.changelog, self.metrics.restored)
         # The whole form: the id of another application may begin like ours.
         form = re.compile(re.escape(self.application) + r"-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}-\d+")
         return Opener(member, self.follower, positions, restoring, self.rooms, lambda name: form.fullmatch(name) is not None, emit)
 
-    def watcher(self, roster: Roster, tasks: dict[TaskId, Task]) -> Watcher:
+    def watcher(self, roster: Roster, tasks: dict[TaskId, Task], emit: Callable[[Event], None]) -> Watcher:
         """Return the thread that measures lags and purges repartition topics, not yet started."""
         purged = frozenset(node.topic for s in self.topology.subtopologies for node in s.nodes if isinstance(node, Sink) and node.internal)
-        return Watcher(
-            self.log, self.metrics, roster, tasks, purged, self.config["repartition.purge.interval.ms"] / 1000, self.config.commit_interval_s
-        )
+        purge_every_s = self.config["repartition.purge.interval.ms"] / 1000
+        return Watcher(self.log, self.metrics, roster, tasks, purged, purge_every_s, self.config.commit_interval_s, emit)
 
     def task(self, opened: Incarnation, dead_letter: Committer) -> Task:
         """Return a task, ready to run on the thread of this committer."""

@@ -9,9 +9,11 @@ import logging
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 
 from coopstreams.log.log import Log
 from coopstreams.metrics import Metrics
+from coopstreams.tasks.events import Event, Failed
 from coopstreams.tasks.roster import Roster, State
 from coopstreams.tasks.task import Task
 from coopstreams.tasks.watchdog import STALLED_S, Watch
@@ -36,6 +38,7 @@ class Watcher:
         purged: frozenset[str],
         purge_every_s: float,
         commit_every_s: float,
+        emit: Callable[[Event], None],
     ) -> None:
         self.watch = Watch(max(STALLED_S, 3 * commit_every_s))
         self._log = cluster
@@ -45,6 +48,7 @@ class Watcher:
         self._purged = purged
         self._purge_every_s = purge_every_s
         self._purge_at = time.monotonic() + purge_every_s
+        self._emit = emit
         self._deleted: dict[TopicPartition, int] = {}
         self._counted: dict[TaskId, tuple[Task, int, dict[tuple[str, str], int]]] = {}
         self._stop = threading.Event()
@@ -61,11 +65,15 @@ class Watcher:
             self._thread.join(10)
 
     def _run(self) -> None:
-        while not self._stop.wait(LOOK_EVERY_S):
-            try:
-                self._look()
-            except LogError as error:
-                log.warning("cannot measure lags: %s", error)
+        try:
+            while not self._stop.wait(LOOK_EVERY_S):
+                try:
+                    self._look()
+                except LogError as error:
+                    log.warning("cannot measure lags: %s", error)
+        except BaseException as error:  # whatever it is, the control thread must learn of it: what nobody looks at any more seems to be well
+            log.debug("the watcher ends", exc_info=True)
+            self._emit(Failed(error, "watcher"))
 
     def _look(self) -> None:
         tasks = dict(self._tasks)
@@ -87,6 +95,8 @@ class Watcher:
             for source, at in committed.items():
                 self._metrics.lag(id_, source.topic, max(0, ends[source] - at))
             self._count(id_, task)
+        for gone in tasks.keys() - self._tasks.keys():
+            self._metrics.task_closed(gone)  # it was closed while it was looked at, and its series may have come back
         self.watch.keep(set(tasks))
         self._counted = {id_: seen for id_, seen in self._counted.items() if id_ in tasks}
 

@@ -85,6 +85,14 @@ def test_a_failure_that_belongs_to_no_record_has_no_offset() -> None:
     assert "__coopstreams.errors.offset" not in [name for name, _ in headers]
 
 
+def test_an_error_that_quotes_a_large_value_makes_no_large_letter() -> None:
+    headers: dict[str, Any] = dict(dead_letter_headers(TASK, replace(FAILURE, error=raised(ValueError("a" * 500_000 + "z" * 500_000)))))
+    assert sum(map(len, headers.values())) < 20_000
+    assert headers["__coopstreams.errors.message"].startswith(b"aaa")
+    assert headers["__coopstreams.errors.stacktrace"].startswith(b"Traceback")
+    assert headers["__coopstreams.errors.stacktrace"].rstrip().endswith(b"zzz")
+
+
 @pytest.mark.parametrize("message", ["half a character: \ud83d", "grüße"])
 def test_an_error_whose_text_is_no_unicode_still_becomes_a_header(message: str) -> None:
     headers: dict[str, Any] = dict(dead_letter_headers(TASK, replace(FAILURE, error=raised(ValueError(message)))))

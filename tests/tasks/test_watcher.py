@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from coopstreams.dev.process import wait_until
 from coopstreams.tasks import watcher
+from coopstreams.tasks.events import Failed
 from coopstreams.tasks.roster import Roster
 from coopstreams.tasks.task import Task
 from coopstreams.tasks.watcher import Watcher
@@ -38,7 +39,7 @@ class Watched(Engine):
         super().__init__(builder.build(), {"in": 1, "out": 1}, processing_guarantee=guarantee, interval_s=0.005)
         self.roster = Roster()
         self.open_tasks: dict[TaskId, Task] = {}
-        self.watcher = Watcher(self.log, self.metrics, self.roster, self.open_tasks, frozenset({"in"}), 0.0, 0.005)
+        self.watcher = Watcher(self.log, self.metrics, self.roster, self.open_tasks, frozenset({"in"}), 0.0, 0.005, self.events.put)
 
     def run(self, *ranges: KeyRange) -> None:
         """Open the tasks of these ranges."""
@@ -118,3 +119,23 @@ def test_lag_and_processed_records_are_measured_and_an_unknown_topic_does_not_en
     watched.log.delete_topics(["in"])
     assert wait_until(lambda: "cannot measure lags" in caplog.text, 20)
     assert watched.watcher._thread.is_alive()
+
+
+def test_a_task_that_is_closed_while_it_is_looked_at_leaves_no_series_behind(watched: Watched) -> None:
+    watched.run(LEFT, RIGHT)
+    seen = dict(watched.open_tasks)
+    gone = next(id_ for id_ in seen if id_.range == LEFT)
+    del watched.open_tasks[gone]
+    watched.metrics.task_closed(gone)
+    watched.watcher._watch_tasks(seen, {SOURCE: 10}, 0.0)
+    assert watched.metric("coopstreams_lag_records") == 10, "of the one that stayed"
+    assert str(gone) not in watched.metrics.text().decode()
+
+
+def test_whatever_ends_the_watcher_is_told(watched: Watched) -> None:
+    watched.run(LEFT)
+    watched.roster.states = None  # type: ignore[assignment]
+    watched.watcher.start()
+    told = watched.events.get(timeout=20)
+    assert isinstance(told, Failed)
+    assert (type(told.error), told.where) == (AttributeError, "watcher")
