@@ -99,4 +99,5 @@ def _reusable(nodes: tuple[Node, ...]) -> Iterator[tuple[str, str]]:
 def _holds_as_it_is(source: Source, store: StoreSpec) -> bool:
     """Whether each record of the topic is a row of the store: key, value and timestamp."""
     same = (source.key, source.value) == (store.key, store.value)
-    return same and len(source.topics) == 1 and not source.internal and source.timestamp is None and store.history_ms is None
+    one = len(source.topics) == 1 and source.pattern is None
+    return same and one and not source.internal and source.timestamp is None and store.history_ms is None

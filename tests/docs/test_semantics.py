@@ -30,3 +30,10 @@ def test_the_page_names_the_number_of_families_and_every_tagged_case() -> None:
         for quirk in case.get("quirks", []):
             assert f"`{quirk}`" in text
             assert f"`{case['name']}`" in text
+
+
+def test_every_test_that_the_page_names_is_there() -> None:
+    written = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    named = [name for row in table_headed(SEMANTICS, "behaviour", "shown by") for name in code_words(row[1])]
+    assert len(named) >= 25
+    assert [name for name in named if f"def {name}(" not in written] == []

@@ -1,6 +1,7 @@
 """`topology.optimization`: which stores lose their changelog, and what a drawing shows of it."""
 
 import json
+import re
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +13,7 @@ from coopstreams.topology.builder import StreamsBuilder
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.nodes import Topology
 from coopstreams.topology.optimizing import OPTIMIZATIONS
+from coopstreams.topology.patterns import matched
 
 Write = Callable[[StreamsBuilder], object]
 
@@ -51,16 +53,17 @@ def test_a_stream_that_nobody_changed_is_as_good_as_a_table() -> None:
         lambda b: b.table("t", key=serdes.text, value=serdes.json, store="s", history=1000),
         lambda b: b.table("t", key=serdes.text, value=serdes.json).filter(lambda key, value: value, store="s"),
         lambda b: b.stream(["t", "u"], key=serdes.text, value=serdes.json).to_table(store="s"),
+        lambda b: b.stream(re.compile("t+"), key=serdes.text, value=serdes.json).to_table(store="s"),
         lambda b: b.stream("t", key=serdes.text, value=serdes.json).map_values(lambda v: v, value=serdes.json).to_table(store="s"),
         lambda b: b.stream("t", key=serdes.text, value=serdes.json).to_table(value=serdes.json(list[int]), store="s"),
         lambda b: b.stream("t", key=serdes.text, value=serdes.json).select_key(lambda k, v: v, key=serdes.text).to_table(store="s"),
         lambda b: (b.table("t", key=serdes.text, value=serdes.json, store="s"), b.stream("t", key=serdes.text, value=serdes.json).to("out")),
         lambda b: b.stream("t", key=serdes.text, value=serdes.json).group_by_key().count(store="s"),
     ],
-    ids=["timestamp=", "history=", "view", "two topics", "other values", "another serde", "other keys", "two readers", "aggregate"],
+    ids=["timestamp=", "history=", "view", "two topics", "pattern", "other values", "another serde", "other keys", "two readers", "aggregate"],
 )
 def test_whatever_is_not_a_topic_as_it_is_keeps_its_changelog(write: Write) -> None:
-    topology = topology_of(write)
+    topology = matched(topology_of(write), ["t"])
     assert topology.optimized("reuse.ktable.source.topics") == topology
     assert "app-s-changelog" in {topic.name for topic in topology.internal_topics}
 
