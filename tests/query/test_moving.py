@@ -19,7 +19,9 @@ from tests.query.cluster import HOUR, Cluster, Data, Node, tasks
 
 COUNTS = {f"word-{i}": (i, i) for i in range(60)}
 HOURS = {("k", hour * HOUR): (hour, hour) for hour in range(20)}
-DATA: Data = {"counts": COUNTS, "hours": HOURS}
+VISITS = {("k", 10 * number, 10 * number + 5): (number, number) for number in range(20)}
+HISTORY = [(at, b"%d" % at) for at in range(0, 100, 10)]
+DATA: Data = {"counts": COUNTS, "hours": HOURS, "visits": VISITS, "prices": {"k": (HISTORY, 90)}}
 
 
 def hand_over(cluster: Cluster, rng: random.Random) -> None:
@@ -80,6 +82,17 @@ def windows(client: httpx.Client, node: Node, rng: random.Random) -> str | None:
     return judge(client.get(f"{node.url}/v1/stores/hours/windows/k"), lambda body: [window["value"] for window in body["windows"]] == list(range(20)))
 
 
+def sessions(client: httpx.Client, node: Node, rng: random.Random) -> str | None:
+    answer = client.get(f"{node.url}/v1/stores/visits/sessions/k")
+    return judge(answer, lambda body: [session["value"] for session in body["sessions"]] == list(range(20)))
+
+
+def as_of(client: httpx.Client, node: Node, rng: random.Random) -> str | None:
+    moment = rng.randrange(100)
+    answer = client.get(f"{node.url}/v1/stores/prices/versions/k?as_of={moment}")
+    return judge(answer, lambda body: [version["since"] for version in body["versions"]] == [moment - moment % 10])
+
+
 def judge(answer: httpx.Response, right: Callable[[Any], bool]) -> str | None:
     if answer.status_code == 503:
         return "" if answer.json()["retryable"] else f"503 that is not retryable: {answer.text}"
@@ -91,7 +104,7 @@ def test_whatever_moves_an_answer_is_right_or_retryable(engine: type[Memory | Ro
     rng, stop, wrong = random.Random(7), threading.Event(), []
     with Cluster(3, Limits(retry_s=1.0), folder=tmp_path if engine is Rocks else None) as cluster:
         cluster.deal(2, DATA)
-        checks = [point, several, everything, windows]
+        checks = [point, several, everything, windows, sessions, as_of]
         threads = [threading.Thread(target=lambda n=n, c=c: wrong.extend(keep_asking(cluster, n, stop, c))) for n, c in enumerate(checks)]
         for thread in threads:
             thread.start()
