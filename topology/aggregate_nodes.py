@@ -8,6 +8,7 @@ from typing import Any
 from coopstreams.topology.nodes import Function, Node
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.suppressed import WhenFull
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +47,16 @@ class TableAggregate(Node):
 class Suppress(Node):
     """Holds the latest update of each row back until its time has come.
 
-    `wait_ms` after the end of its window (`until_close`), or after the first update that was held. `max_records`: with more rows than
-    that, the earliest go at once. Rows in `buffer` are `suppressed.Held`.
+    `wait_ms` after the end of its window (`until_close`), or after the first update that was held. With more in it than
+    `max_records` or `max_bytes`, the earliest go at once, or the application stops. Rows in `buffer` are `suppressed.Held`.
     """
 
     buffer: StoreSpec
     until_close: bool
     wait_ms: int
     max_records: int | None
+    max_bytes: int | None
+    when_full: WhenFull
     key: Serde[Any]
     value: Serde[Any]
     end_of: Function | None = None

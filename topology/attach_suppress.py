@@ -43,6 +43,8 @@ def suppress(table: Table, until: Suppressed, name: str | None) -> Table:
         until_close=until.wait_ms is None,
         wait_ms=_wait_ms(windows) if windows is not None else until.wait_ms or 0,
         max_records=until.max_records,
+        max_bytes=until.max_bytes,
+        when_full=until.when_full,
         key=key,
         value=value,
         end_of=None if windows is None else _end_of(windows),

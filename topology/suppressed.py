@@ -7,39 +7,57 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
 from coopstreams.topology.columns import Headers
+from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.windows import checked_ms
+
+WhenFull = Literal["emit_early", "shut_down"]
 
 
 @dataclass(frozen=True, slots=True)
 class Suppressed:
     """What `KTable.suppress` is to wait for. Made by the functions below.
 
-    Units: `wait_ms` None: until the window closes.
+    Units: `wait_ms` None: until the window closes. `max_records` and `max_bytes`: what may wait, in each task; None: anything.
     """
 
     wait_ms: int | None
     max_records: int | None = None
+    max_bytes: int | None = None
+    when_full: WhenFull = "emit_early"
 
 
-def until_window_closes() -> Suppressed:
-    """Forward each window once, when it is closed: end + grace <= stream time. For windowed tables; deletions are not forwarded."""
-    return Suppressed(None)
+def until_window_closes(*, max_records: int | None = None, max_bytes: int | None = None) -> Suppressed:
+    """Forward each window once, when it is closed: end + grace <= stream time. For windowed tables; deletions are not forwarded.
+
+    `max_records`, `max_bytes` (of keys and values): what may wait, in each task; with more, the application stops.
+    """
+    return _suppressed(None, max_records, max_bytes, "shut_down", "until_window_closes")
 
 
-def until_time_limit(limit: timedelta | int, *, max_records: int | None = None) -> Suppressed:
+def until_time_limit(
+    limit: timedelta | int, *, max_records: int | None = None, max_bytes: int | None = None, when_full: WhenFull = "emit_early"
+) -> Suppressed:
     """Forward the latest update of a row when `limit` has passed in stream time since the first that was held.
 
-    `max_records`: rows held at most, in each task; with more, the earliest go at once.
+    `max_records`, `max_bytes` (of keys and values): what may wait, in each task; with more, the earliest go at once (`emit_early`), or the
+    application stops (`shut_down`).
     """
-    if max_records is not None:
-        checked_ms(max_records, "until_time_limit: max_records", 1)
-    return Suppressed(checked_ms(limit, "until_time_limit: the limit"), max_records)
+    return _suppressed(checked_ms(limit, "until_time_limit: the limit"), max_records, max_bytes, when_full, "until_time_limit")
+
+
+def _suppressed(wait_ms: int | None, max_records: int | None, max_bytes: int | None, when_full: WhenFull, where: str) -> Suppressed:
+    for what, most in (("max_records", max_records), ("max_bytes", max_bytes)):
+        if most is not None:
+            checked_ms(most, f"{where}: {what}", 1)
+    if when_full not in get_args(WhenFull):
+        raise TopologyError(f"{where}: when_full must be one of {', '.join(get_args(WhenFull))}, not {when_full!r}")
+    return Suppressed(wait_ms, max_records, max_bytes, when_full)
 
 
 class Held(NamedTuple):

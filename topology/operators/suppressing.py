@@ -19,6 +19,7 @@ from coopstreams.topology.aggregate_nodes import Suppress
 from coopstreams.topology.codegen import Function, Record
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.compiler import Compiler, Operator
+from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.nodes import Node
 from coopstreams.topology.stores import TableStore
 from coopstreams.topology.suppressed import Held
@@ -30,12 +31,15 @@ class Waiting:
     def __init__(self, node: Suppress, stores: Mapping[str, TableStore]) -> None:
         self._store = stores[node.buffer.name]
         self._end: Callable[[bytes], int] | None = node.end_of if node.until_close else None
-        self._wait_ms, self._most = node.wait_ms, node.max_records
+        self._wait_ms, self._most, self._most_bytes = node.wait_ms, node.max_records, node.max_bytes
+        self._stops, self._name = node.when_full == "shut_down", node.name
         self._drops_deletions = node.until_close
         self._queue: list[tuple[int, bytes]] = []
         self._places: dict[bytes, int] = {}
+        self._bytes = 0
         for key, entry in self._store.scan(None, None):
             self._queue_up(key, entry.value.place)
+            self._bytes += _size(key, entry.value)
 
     def put(self, key: bytes, value: bytes | None, before: bytes | None, timestamp: int, headers: Headers | None) -> None:
         """Let an update wait, in the place of an earlier one if there is one."""
@@ -47,19 +51,31 @@ class Waiting:
             self._queue_up(key, place)
         else:
             entry.value = Held(earlier.place, timestamp, value, earlier.before, headers)
+            self._bytes -= _size(key, earlier)
+        self._bytes += _size(key, entry.value)
         entry.timestamp = timestamp
         if not entry.dirty:
             self._store.touch(key, entry)
 
     def due(self, stream_time: int) -> list[tuple[bytes, Held]]:
-        """Return the updates whose time has come, and those that are too many; they wait no longer."""
+        """Return the updates whose time has come, and those that are too many; they wait no longer.
+
+        Raises:
+            ProcessingError: there are too many, and they may not go before their time.
+        """
         gone = []
         queue, last = self._queue, stream_time - self._wait_ms
-        while queue and (queue[0][0] <= last or (self._most is not None and len(queue) > self._most)):
+        while queue and (queue[0][0] <= last or self._is_full()):
+            if queue[0][0] > last and self._stops:
+                raise ProcessingError(
+                    f"{self._name}: {len(queue)} rows with {self._bytes} bytes wait, more than suppress() was told to hold "
+                    f"(max_records={self._most}, max_bytes={self._most_bytes}). Allow more, make windows shorter, or let it emit early."
+                )
             _, key = heappop(queue)
             del self._places[key]
             entry = self._store.entries.get(key) or self._store.load(key)
             update: Held = entry.value
+            self._bytes -= _size(key, update)
             entry.value = None
             if not entry.dirty:
                 self._store.touch(key, entry)
@@ -67,9 +83,16 @@ class Waiting:
                 gone.append((key, update))
         return gone
 
+    def _is_full(self) -> bool:
+        return (self._most is not None and len(self._queue) > self._most) or (self._most_bytes is not None and self._bytes > self._most_bytes)
+
     def _queue_up(self, key: bytes, place: int) -> None:
         self._places[key] = place
         heappush(self._queue, (place, key))
+
+
+def _size(key: bytes, update: Held) -> int:
+    return len(key) + len(update.value or b"") + len(update.before or b"")
 
 
 def suppress(compiler: Compiler, function: Function, node: Suppress, record: Record) -> None:

@@ -9,8 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams import SessionWindows, StreamsBuilder, TimeWindows, serdes, until_time_limit, until_window_closes
+from coopstreams.state.database import Database
+from coopstreams.state.memory import Memory
+from coopstreams.state.task_state import TaskState
 from coopstreams.testing import TopologyTestDriver
-from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.columns import Columns, TopicPartition
+from coopstreams.topology.compile import compile_subtopology
+from coopstreams.topology.errors import ProcessingError, TopologyError
+from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.nodes import Topology
 
 RECORDS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60)), max_size=20)
@@ -23,10 +29,10 @@ def closed(windows: Any) -> Topology:
     return builder.build()
 
 
-def limited(limit: int, max_records: int | None = None) -> Topology:
+def limited(limit: int, **bounds: Any) -> Topology:
     builder = StreamsBuilder("app")
     table = builder.table("in", key=serdes.text, value=serdes.text)
-    table.suppress(until_time_limit(limit, max_records=max_records)).to_stream().to("out")
+    table.suppress(until_time_limit(limit, **bounds)).to_stream().to("out")
     return builder.build()
 
 
@@ -61,6 +67,53 @@ def test_after_the_limit_the_latest_update_goes_and_keeps_the_place_of_the_first
 
 def test_more_rows_than_may_wait_push_the_earliest_out() -> None:
     assert run(limited(1000, max_records=2), ("a", "1", 0), ("b", "1", 3), ("a", "2", 4), ("c", "1", 5)) == [("a", "2", 4)]
+
+
+def test_more_bytes_than_may_wait_push_the_earliest_out() -> None:
+    """Keys and values count: the longer value of a row takes the place of the shorter."""
+    records = [("a", "12", 0), ("b", "1", 3), ("a", "1234", 4), ("b", "123", 5), ("c", "1", 6), ("d", "1234567", 7)]
+    assert run(limited(1000, max_bytes=9), *records) == [("a", "1234", 4), ("b", "123", 5), ("c", "1", 6)]
+
+
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("bounds", [{"max_records": 2}, {"max_bytes": 4}])
+def test_where_nothing_may_go_before_its_time_the_application_stops(bounds: dict[str, int], caching: bool) -> None:
+    records = [("a", "1", 0), ("b", "1", 3), ("a", "2", 4), ("c", "1", 1000), ("d", "1", 1004)]
+    within = run(limited(1000, when_full="shut_down", **bounds), *records, caching=caching)
+    assert within == [("a", "2", 4), ("b", "1", 3)]  # what is due goes before anything is counted
+    with pytest.raises(ProcessingError, match=r"KTABLE-SUPPRESS-\d+: 3 rows with 6 bytes wait, more than suppress\(\) was told to hold"):
+        run(limited(1000, when_full="shut_down", **bounds), *records[:3], ("c", "1", 5), caching=caching)
+
+
+def test_windows_are_final_or_the_application_stops() -> None:
+    builder = StreamsBuilder("app")
+    stream = builder.stream("in", key=serdes.text, value=serdes.text)
+    counts = stream.group_by_key().windowed_by(TimeWindows(size=10)).count()
+    counts.suppress(until_window_closes(max_records=2)).to_stream().to("out")
+    topology = builder.build()
+    assert run(topology, ("a", "", 0), ("b", "", 1), ("a", "", 2), ("c", "", 10), ("d", "", 11)) == [("[a@0/10]", 2, 2), ("[b@0/10]", 1, 1)]
+    with pytest.raises(ProcessingError, match="3 rows"):
+        run(topology, ("a", "", 0), ("b", "", 1), ("c", "", 2))
+
+
+def test_how_much_waits_is_known_after_a_restart() -> None:
+    part = limited(1000, max_bytes=5).subtopologies[0]
+    program = compile_subtopology(limited(1000, max_bytes=5), part)
+    database, outputs = Database(Memory(), part.stores), []
+    for key, value in ((b"a", b"12"), (b"b", b"12")):  # the second does not fit beside the first
+        state = TaskState(database, part.stores, WHOLE, 1 << 20)
+        bound = program.bind(state.stores, lambda failure: None, caching=False)
+        bound.process(TopicPartition("in", 0), Columns([key], [value], [0], [0], [0]))
+        outputs += bound.outputs["out"].keys
+        state.changes()
+        state.commit({})
+    assert outputs == [b"a"]
+
+
+@pytest.mark.parametrize("bounds", [{"max_records": 0}, {"max_bytes": 0}, {"when_full": "wait"}])
+def test_bounds_that_cannot_be_are_an_error(bounds: dict[str, Any]) -> None:
+    with pytest.raises(TopologyError, match="until_time_limit: (max|when_full)"):
+        until_time_limit(10, **bounds)
 
 
 def test_what_goes_has_the_headers_of_its_update() -> None:
