@@ -75,6 +75,11 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
     "application.id": (_text, None, "The consumer group and the prefix of internal topics; normally the topology says it."),
     "state.dir": (_text, "coopstreams-state", "Folder of the local state, one sub-folder an application and instance."),
     "instance": (_integer(0), 0, "Number of this process among those that share `state.dir` on this host."),
+    "default.dsl.store": (
+        _one_of("rocksDB", "in_memory"),
+        "rocksDB",
+        "Where stores are kept. `in_memory`: all state is in memory, and restored from the changelogs at every start.",
+    ),
     "num.stream.threads": (
         _integer(1, 64),
         1,

@@ -25,6 +25,8 @@ from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.log.log import Log
 from coopstreams.metrics import Metrics
 from coopstreams.state.directory import StateDirectory
+from coopstreams.state.memory import Memory
+from coopstreams.state.rocks import Rocks
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.events import Event
 from coopstreams.tasks.failures import handler
@@ -80,7 +82,8 @@ class Parts:
         """
         application = config["application.id"]
         with ExitStack() as closing:
-            directory = StateDirectory(config["state.dir"], application, config["instance"])
+            in_memory = config["default.dsl.store"] == "in_memory"
+            directory = StateDirectory(config["state.dir"], application, config["instance"], engine=Memory.at if in_memory else Rocks)
             closing.callback(directory.close)
             cluster = KafkaLog(_client(config), timeout_s=config["connect.timeout.ms"] / 1000)
             closing.callback(cluster.close)

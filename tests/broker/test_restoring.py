@@ -88,6 +88,26 @@ def test_a_deleted_state_folder_is_restored(kafka: Kafka, tmp_path: Path) -> Non
         assert groups_on_disk(app) == groups_of(KEYS)
 
 
+@pytest.mark.parametrize("guarantee", [EXACTLY, "at_least_once"])
+def test_stores_in_memory_are_shared_by_threads_and_restored_at_every_start(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
+    counting = Counting.make(kafka)
+    written = counting.write(KEYS * 2)
+    settings: dict[str, Any] = {"default_dsl_store": "in_memory", "num_stream_threads": 3, "processing_guarantee": guarantee}
+    with counting.app(tmp_path, 0, **settings) as stays:
+        await_table(stays, written)
+        with counting.app(tmp_path, 1, **settings) as comes:
+            await_running([stays, comes])
+            written += counting.write(KEYS[::3])
+            await_table(comes, written)
+            assert metric(comes, "coopstreams_restored_records_total") > 0
+        await_table(stays, written)
+    with counting.app(tmp_path, 0, **settings) as again:
+        await_table(again, written)
+        assert metric(again, "coopstreams_restored_records_total") >= len(KEYS)
+    assert not list(tmp_path.rglob("*.sst"))
+    assert not list(tmp_path.rglob("CURRENT"))
+
+
 @pytest.mark.parametrize("what", ["CURRENT", "MANIFEST-*", "*.sst"])
 def test_a_damaged_database_is_made_anew_from_its_changelog(kafka: Kafka, tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture) -> None:
     counting = Counting.make(kafka)
