@@ -140,6 +140,17 @@ def test_a_terminal_shows_the_processes_and_ctrl_c_ends_them_in_good_order(start
 
 
 @pytest.mark.broker
+def test_workers_whose_screen_is_gone_drain_and_end(started: tuple[Terminal, Any]) -> None:
+    """Nobody reads what they print any more: that must not keep them from their commit."""
+    terminal, write = started
+    assert wait_until(lambda: len(terminal.rows(r"^ *[01]  pid \d+ +running +0_0\[\S+\]")) >= 2, 90), terminal.text[-4000:]
+    pids = {int(pid) for pid in re.findall(r"[01]  pid (\d+)", terminal.text)}
+    write(3000)
+    terminal.process.kill()
+    assert wait_until(lambda: not any(alive(pid) for pid in pids), 40)
+
+
+@pytest.mark.broker
 def test_without_a_terminal_there_are_log_lines_alone(kafka: Any, tmp_path: Path) -> None:
     program, log = tmp_path / "counting.py", tmp_path / "said.log"
     program.write_text(APP.format(application=kafka.unique("counting"), topic=kafka.topic("words")))
