@@ -53,7 +53,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """Topics have come to match a pattern: this is what the application reads from now on."""
+    """Other topics match a pattern: this is what the application reads from now on."""
 
     reading: Reading
 

@@ -137,6 +137,7 @@ class Instance:
             case Aborted(tasks):
                 mine = [task for task in tasks if self.tasks.get(task.id) is task]
                 self._forget(mine)
+                self._subscription.hurry()
                 self._do(self.roster.aborted([task.id for task in mine]))
             case Cancelled(task_id):
                 self.parts.metrics.task_closed(task_id)

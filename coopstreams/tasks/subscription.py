@@ -1,9 +1,9 @@
-"""The thread that looks for topics that have come to match a pattern, every `metadata.max.age.ms`. Without a pattern there is none.
+"""The thread that looks which topics match a pattern, every `metadata.max.age.ms`. Without a pattern there is none.
 
-Each process looks for itself. One that is given a task it does not know (the leader of the group has seen a topic before it) looks at
-once, and again soon. Until it knows, the task waits.
+Each process looks for itself. One that has reason to think that it is behind looks at once, and again soon: it was given a task that it
+does not know (the leader of the group has seen a topic before it), or it could not commit (a topic may be gone).
 
-Invariant: a reading only grows. A topic that is deleted while it is read is an error of the reader, as any source topic.
+Invariant: a topic that is missing counts as gone after a while only: a broker that has just started may not know all.
 Turned down: the leader tells the members (a topic that is not known to the process yet cannot be read anyway).
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from coopstreams.config import Config
@@ -24,7 +25,11 @@ from coopstreams.topology.patterns import has_patterns, matched, unmatched
 log = logging.getLogger(__name__)
 
 AGAIN_S = 0.5
-"""How soon to look again if there must be something new."""
+"""How soon to look again if there may be something new."""
+HURRY_S = 10.0
+"""For how long."""
+UNKNOWN_FOR_S = 3.0
+"""How long a topic may be unknown before it is gone."""
 
 
 class Subscription:
@@ -34,7 +39,10 @@ class Subscription:
         self._log, self._built, self._config, self._reading, self._emit = cluster, built, config, reading, emit
         self._every_s = config["metadata.max.age.ms"] / 1000
         self._wake = threading.Event()
-        self._hurried = self._stopped = False
+        self._hurried_until = 0.0
+        self._missing: dict[str, float] = {}
+        """What is read and is not there, and since when."""
+        self._stopped = False
         self._thread = threading.Thread(target=self._run, name="subscription", daemon=True)
 
     def start(self) -> None:
@@ -46,8 +54,8 @@ class Subscription:
         self._thread.start()
 
     def hurry(self) -> None:
-        """Look at once, and until there is something new. Any thread."""
-        self._hurried = True
+        """Look at once, and often for a while. Any thread."""
+        self._hurried_until = time.monotonic() + HURRY_S
         self._wake.set()
 
     def stop(self) -> None:
@@ -60,7 +68,8 @@ class Subscription:
     def _run(self) -> None:
         try:
             while True:
-                self._wake.wait(AGAIN_S if self._hurried else self._every_s)
+                hurried = time.monotonic() < self._hurried_until
+                self._wake.wait(min(AGAIN_S, self._every_s) if hurried else self._every_s)
                 self._wake.clear()
                 if self._stopped:
                     return
@@ -70,15 +79,20 @@ class Subscription:
             self._emit(Failed(error, "subscription"))
 
     def _look(self) -> None:
-        known = self._reading.topology.source_topics
+        known = set(self._reading.topology.source_topics)
         try:
-            new = set(matched(self._built, self._log.partitions()).source_topics).difference(known)
-            if not new:
+            there = set(matched(self._built, self._log.partitions()).source_topics)
+            now, new = time.monotonic(), there - known
+            self._missing = {topic: self._missing.get(topic, now) for topic in known - there}
+            gone = {topic for topic, since in self._missing.items() if now - since >= UNKNOWN_FOR_S}
+            if self._missing:
+                self._hurried_until = now + HURRY_S
+            if not new and not gone:
                 return
-            self._reading = look_up(self._log, self._built, self._config, known)
+            reading = look_up(self._log, self._built, self._config, known - gone)
         except (LogError, UnknownTopicError) as error:
-            log.warning("looking for new topics: %s; trying again", error)
+            log.warning("looking for topics: %s; trying again", error)
             return
-        log.info("new topics match: %s", ", ".join(sorted(new)))
-        self._hurried = False
-        self._emit(Matched(self._reading))
+        log.info("topics that match a pattern: %s are new, %s are gone", ", ".join(sorted(new)) or "none", ", ".join(sorted(gone)) or "none")
+        self._reading = reading
+        self._emit(Matched(reading))

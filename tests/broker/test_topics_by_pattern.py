@@ -109,6 +109,20 @@ def test_a_topic_with_more_partitions_is_more_tasks(shop: Shop) -> None:
     assert Counter(record.value for record in read_topic(shop.kafka.bootstrap, shop.sink)) == {europe.encode(): 200, america.encode(): 400}
 
 
+def test_a_topic_that_is_deleted_is_no_longer_read_and_the_others_go_on(shop: Shop) -> None:
+    europe, asia = shop.topic("europe"), shop.topic("asia")
+    # Nobody would look for five minutes; but a commit for the topic fails.
+    with shop.app(0, metadata_max_age_ms=300_000) as app:
+        await_running([app])
+        shop.write(asia, 200)
+        await_table(app, shop.written)
+        shop.kafka.delete(asia)
+        shop.write(europe, 300)
+        eventually(lambda: reads(app) == {europe}, 60, lambda: str(reads(app)))
+        await_running([app])
+        await_table(app, shop.written)
+
+
 def test_a_new_topic_that_does_not_fit_stops_the_application_and_says_why(shop: Shop) -> None:
     shop.topic("europe", 1)
     app = shop.app(0)

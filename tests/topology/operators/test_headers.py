@@ -58,6 +58,10 @@ def joined(grouped: Grouped, store: str | None = None) -> Any:
     return grouped.count().join(grouped.reduce(lambda _, new: new), lambda count, latest: latest, value=serdes.text, store=store)
 
 
+def appended(_: str, value: str, total: str) -> str:
+    return total + value
+
+
 TABLES: dict[str, Callable[[Grouped], Any]] = {
     "count": lambda grouped: grouped.count(),
     "view": lambda grouped: grouped.count().filter(lambda _, count: count > 0),
@@ -67,7 +71,7 @@ TABLES: dict[str, Callable[[Grouped], Any]] = {
     "join without a store": joined,
     "tumbling": lambda grouped: grouped.windowed_by(TimeWindows(size=100)).count(),
     "sliding": lambda grouped: grouped.windowed_by(SlidingWindows(difference=100)).reduce(lambda _, new: new),
-    "cogroup": lambda grouped: grouped.cogroup(lambda _, value, total: total + value).aggregate(str, value=serdes.text),
+    "cogroup": lambda grouped: grouped.cogroup(appended).aggregate(str, value=serdes.text),
     "suppressed": lambda grouped: grouped.count().suppress(until_time_limit(0)),
 }
 

@@ -37,6 +37,10 @@ def numbers(builder: StreamsBuilder, topic: str = "in") -> KStream[str, int]:
     return builder.stream(topic, key=serdes.text, value=serdes.int64)
 
 
+def adding(_: str, number: int, total: int) -> int:
+    return total + number
+
+
 def counted(windows: Any, emit: Any = "on_window_update") -> Topology:
     builder = StreamsBuilder("app")
     windowed = numbers(builder).group_by_key().windowed_by(windows).emit_strategy(emit)
@@ -122,7 +126,7 @@ def test_a_versioned_table_has_late_records_beyond_its_history(ranges: int) -> N
 def test_each_stream_of_a_cogroup_has_late_records_of_its_own(ranges: int) -> None:
     builder = StreamsBuilder("app")
     paid, names = numbers(builder).group_by_key(), builder.stream("names", key=serdes.text, value=serdes.text).group_by_key()
-    windowed = paid.cogroup(lambda _, n, total: total + n).cogroup(names, lambda _, name, total: total + len(name)).windowed_by(TimeWindows(size=10))
+    windowed = paid.cogroup(adding).cogroup(names, lambda _, name, total: total + len(name)).windowed_by(TimeWindows(size=10))
     windowed.aggregate(int, value=serdes.int64)
     windowed.late(names).to("late-names")
     with TopologyTestDriver(builder.build(), ranges) as driver:
@@ -171,9 +175,9 @@ def test_what_drops_nothing_has_no_late_records() -> None:
     with pytest.raises(TopologyError, match="on these windows first"):
         grouped.windowed_by(TimeWindows(size=10)).late()
     with pytest.raises(TopologyError, match="on these windows first"):
-        grouped.cogroup(lambda _, n, total: total + n).windowed_by(TimeWindows(size=10)).late(grouped)
+        grouped.cogroup(adding).windowed_by(TimeWindows(size=10)).late(grouped)
     with pytest.raises(TopologyError, match="one of the grouped streams"):
-        grouped.cogroup(lambda _, n, total: total + n).windowed_by(TimeWindows(size=10)).late(numbers(builder, "other").group_by_key())
+        grouped.cogroup(adding).windowed_by(TimeWindows(size=10)).late(numbers(builder, "other").group_by_key())
     for table in (grouped.count(), grouped.windowed_by(TimeWindows(size=10)).count(), builder.table("rows", key=serdes.text, value=serdes.text)):
         with pytest.raises(TopologyError, match="not a table with history="):
             table.late()
