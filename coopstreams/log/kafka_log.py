@@ -46,8 +46,8 @@ class KafkaLog:
         self._timeout_s = timeout_s
         self._errors = ClientErrors()
         self._lock = threading.Lock()
-        self._consumer: Consumer = make_client(Consumer, consumer_settings(self._settings, committed_only=False), self._errors)
-        self._admin: AdminClient = make_client(AdminClient, client_settings(self._settings, "admin"), self._errors)
+        self._consumer = self._new_consumer()
+        self._admin = self._new_admin()
         self._closed = False
 
     def reader(self, *, committed_only: bool = True) -> KafkaReader:
@@ -107,6 +107,14 @@ class KafkaLog:
                 self._closed = True
                 self._consumer.close()
 
+    def _new_consumer(self) -> Consumer:
+        consumer: Consumer = make_client(Consumer, consumer_settings(self._settings, committed_only=False), self._errors)
+        return consumer
+
+    def _new_admin(self) -> AdminClient:
+        admin: AdminClient = make_client(AdminClient, client_settings(self._settings, "admin"), self._errors)
+        return admin
+
     def _watermarks(self, partition: TopicPartition) -> tuple[int, int]:
         where = KafkaPartition(*partition)
         return self._ask(
@@ -134,6 +142,10 @@ class KafkaLog:
             elif self._errors.refused is not None or not heals(error):
                 raise translated(self._errors.refused or error, what)
             if left <= 0:
+                with self._lock:
+                    if not self._closed:  # a client can lose sight of its brokers for good: see `KafkaReader._renew`
+                        self._consumer.close()
+                        self._consumer = self._new_consumer()
                 raise away(self._settings["bootstrap.servers"], what, self._timeout_s, self._errors)
             time.sleep(RETRY_S)
 
@@ -164,6 +176,7 @@ class KafkaLog:
                 if not heals(error):
                     raise translated(error, what) from exception
                 if time.monotonic() > deadline:
+                    self._admin = self._new_admin()
                     raise away(self._settings["bootstrap.servers"], what, self._timeout_s, self._errors) from exception
             # A broker that has just started may not have known the controller when the client asked; it would not ask again for long.
             self.partitions()

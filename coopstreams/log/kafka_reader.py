@@ -84,8 +84,9 @@ class KafkaReader:
     """Reads partitions of a Kafka cluster. One thread: two in one consumer starve each other."""
 
     def __init__(self, settings: Mapping[str, Any], *, committed_only: bool) -> None:
+        self._settings = consumer_settings(settings, committed_only=committed_only)
         self._errors = ClientErrors()
-        self._consumer: Consumer = make_client(Consumer, consumer_settings(settings, committed_only=committed_only), self._errors)
+        self._consumer: Consumer = make_client(Consumer, self._settings, self._errors)
         self._closed = False
         self._readings: dict[TopicPartition, _Reading] = {}
         self._routes: dict[TopicPartition, Routes] = {}
@@ -195,12 +196,25 @@ class KafkaReader:
             try:
                 found = self._consumer.list_topics(topic, timeout=METADATA_TIMEOUT_S).topics.get(topic)
             except KafkaException:
-                break  # the broker is away: that heals
+                self._renew()
+                break
             for reading in silent:
                 if reading.partition.topic == topic and (found is None or reading.partition.partition not in found.partitions):
                     reading.failure = unknown_topic(f"{reading.partition} any more")
         for reading in self._readings.values():
             reading.alive = False
+
+    def _renew(self) -> None:
+        """Read on with a new client.
+
+        Mostly the brokers are away, and that heals. But a client that asked the last broker for the brokers while that shut down heard
+        of none, and never asks again (librdkafka 2.16; one client in forty, measured).
+        """
+        logger.debug("reading: no broker answers; going on with a new client")
+        taken = [reading for reading in self._readings.values() if reading.taken]
+        self._consumer.close()
+        self._consumer = make_client(Consumer, self._settings, self._errors)
+        self._take(taken)
 
     def _take(self, readings: Sequence[_Reading]) -> None:
         """Let librdkafka fetch these partitions, each from after what is already here."""

@@ -26,7 +26,7 @@ _EVERYWHERE: dict[str, Any] = {
     "socket.nagle.disable": True,  # as the Java client: a small request is not kept back to wait for more
     "socket.keepalive.enable": True,
     # Rebootstrapping forgets where the transaction coordinator is and never asks again: after a broker's restart, one abort in
-    # twenty hung for 30 s; without it none of fifty (measured).
+    # twenty hung for 30 s; without it none of fifty (measured). A client without brokers is replaced by its reader, writer or log.
     "metadata.recovery.strategy": "none",
     "topic.metadata.refresh.interval.ms": 30_000,
     "reconnect.backoff.max.ms": 1_000,  # a broker that comes back is found within a second, not ten

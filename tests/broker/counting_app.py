@@ -7,6 +7,7 @@ from coopstreams import StreamsBuilder, serdes
 builder = StreamsBuilder(os.environ["TEST_APPLICATION"])
 (
     builder.stream(os.environ["TEST_INPUT"], key=serdes.text, value=serdes.int64)
+    .filter(lambda _, value: value is not None)
     .group_by_key()
     .count(store="counts")
     .to_stream()

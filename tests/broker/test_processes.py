@@ -18,7 +18,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from coopstreams.dev.broker import KafkaBroker
-from tests.broker.chaos import examine
+from tests.broker.chaos import Found, examine
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
@@ -45,8 +45,8 @@ class Program:
             self.written[f"key-{number % 50}"] += 1
         assert producer.flush(30) == 0
 
-    def run(self, *arguments: str, most_file_bytes: int | None = None, **settings: object) -> subprocess.Popen[bytes]:
-        """Start `coopstreams run`. `most_file_bytes`: no file may grow beyond that, as if the disk were full."""
+    def run(self, *arguments: str, **settings: object) -> subprocess.Popen[bytes]:
+        """Start `coopstreams run`."""
         given = {"bootstrap.servers": self.kafka.bootstrap, "state.dir": self.folder / "state", "statestore.cache.max.bytes": 0}
         given |= {name.replace("_", "."): value for name, value in settings.items()}
         flags = [part for name, value in given.items() for part in ("--set", f"{name}={value}")]
@@ -55,18 +55,20 @@ class Program:
 
         with self.log.open("ab") as log:
             process = subprocess.Popen(command, env=os.environ | environment, stdout=log, stderr=log)
-        if most_file_bytes is not None:
-            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (most_file_bytes, most_file_bytes))
         self.started.append(process)
         return process
 
     def said(self) -> str:
         return self.log.read_text(errors="replace")
 
+    def await_start(self, number: int) -> None:
+        """Wait until the task runs for the n-th time."""
+        eventually(lambda: len(re.findall(r"task 0_0\[\S+\] runs", self.said())) == number, 30, self.said)
+
     def await_outputs(self) -> None:
         eventually(lambda: self.found().outputs >= self.written.total(), 60, lambda: f"{self.found()}\n{self.said()[-4000:]}")
 
-    def found(self):  # type: ignore[no-untyped-def]
+    def found(self) -> Found:
         return examine(self.kafka.bootstrap, self.sink, self.written)
 
 
@@ -83,11 +85,10 @@ def program(kafka: Kafka, tmp_path: Path) -> Iterator[Program]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_and_commits_and_nothing_is_done_again(program: Program, guarantee: str, number: signal.Signals) -> None:
     """Signals come while records flow. The commit interval is so long that only what is committed at the end can count."""
-    settings = {"processing_guarantee": guarantee, "commit_interval_ms": 7000}
     program.write(500)
-    for _ in range(3):
-        running = program.run(**settings)
-        eventually(lambda: re.search(r"task 0_0\[\S+\] runs[^:]*$", program.said()) is not None, 30, program.said)
+    for start in range(1, 4):
+        running = program.run(processing_guarantee=guarantee, commit_interval_ms=7000)
+        program.await_start(start)
         program.write(3000)
         time.sleep(0.3)
         running.send_signal(number)
@@ -96,6 +97,7 @@ def test_a_signal_drains_and_commits_and_nothing_is_done_again(program: Program,
     before = len(read_topic(program.kafka.bootstrap, program.sink))
     assert before > 0
     running = program.run(processing_guarantee=guarantee, commit_interval_ms=100)
+    program.await_start(4)
     program.await_outputs()
     running.terminate()
     assert running.wait(30) == 0
@@ -138,15 +140,15 @@ def test_a_worker_that_crashes_is_started_again(program: Program) -> None:
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_a_disk_that_is_full_ends_the_process_with_the_folder_and_loses_nothing(program: Program, guarantee: str) -> None:
     program.write(20_000)
-    settings = {"processing_guarantee": guarantee, "commit_interval_ms": 100}
-    running = program.run(most_file_bytes=200_000, **settings)
+    running = program.run(processing_guarantee=guarantee, commit_interval_ms=100)
+    resource.prlimit(running.pid, resource.RLIMIT_FSIZE, (200_000, 200_000))  # no file may grow beyond that, as if the disk were full
     deadline = time.monotonic() + 60
     while running.poll() is None and time.monotonic() < deadline:
         program.write(5000)
         time.sleep(0.2)
     assert running.poll() == 1, program.said()[-3000:]
     assert re.search(r"StateError: .*0_0", program.said().replace("\n", " ")), program.said()[-3000:]
-    running = program.run(**settings)
+    running = program.run(processing_guarantee=guarantee, commit_interval_ms=100)
     eventually(lambda: program.found().lost == 0, 60, lambda: f"{program.found()}\n{program.said()[-3000:]}")
     running.terminate()
     assert running.wait(30) == 0

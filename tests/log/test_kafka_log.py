@@ -244,15 +244,20 @@ def failure_of(action: Callable[[], None]) -> LogError | None:
     return None
 
 
-def write_plain(log: KafkaLog, plain: TopicPartition, stop: threading.Event, written: list[str]) -> None:
-    """Write until told to stop; what was acknowledged counts."""
+def write_plain(log: KafkaLog, plain: TopicPartition, stop: threading.Event, written: list[str], failures: list[LogError]) -> None:
+    """Write until told to stop; after a failure the log says what counts."""
     writer = log.writer()
     while not stop.is_set():
         names = numbers(20, start=len(written))
-        # Of now: a restarted broker forgets producers whose last record is a day old, and with them what is a repetition.
-        write(writer, plain, names, start_ms=int(time.time() * 1000))
-        writer.flush(60)
-        written.extend(names)
+        try:
+            # Of now: a restarted broker forgets producers whose last record is a day old, and with them what is a repetition.
+            write(writer, plain, names, start_ms=int(time.time() * 1000))
+            writer.flush(10)
+            written.extend(names)
+        except LogError as error:
+            failures.append(error)
+            writer.abort()
+            written[:] = filter(None, values(read_all(log, plain)))
     writer.close()
 
 
@@ -292,7 +297,7 @@ def test_reading_and_writing_go_on_over_restarts_of_the_broker(broker_of_own: Br
     reader.assign({plain: Position(0), atomic: Position(0)})
     seen: list[Run] = []
     with ThreadPoolExecutor(2) as pool:
-        writers = [pool.submit(write_plain, log, plain, stop, written), pool.submit(write_atomic, log, atomic, stop, committed, failures)]
+        writers = [pool.submit(write_plain, log, plain, stop, written, failures), pool.submit(write_atomic, log, atomic, stop, committed, failures)]
         try:
             for end in (broker.stop, broker.kill):
                 seen += fetch_until(reader, both_written)
