@@ -19,8 +19,8 @@ from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.kstream import KStream
 from coopstreams.topology.ktable import KTable
 from coopstreams.topology.nodes import Topology
-from coopstreams.topology.processor_stores import KeyValueStore, WindowStore
-from coopstreams.topology.processors import Processor, ProcessorContext, key_value_store, window_store
+from coopstreams.topology.processor_stores import KeyValueStore, SessionStore, VersionedStore, WindowStore
+from coopstreams.topology.processors import Processor, ProcessorContext, key_value_store, session_store, versioned_store, window_store
 from coopstreams.topology.records import Record
 from coopstreams.topology.serdes import Serde, Windowed
 from coopstreams.topology.suppressed import until_time_limit, until_window_closes
@@ -45,12 +45,14 @@ __all__ = [
     "QueryClient",
     "Record",
     "Serde",
+    "SessionStore",
     "SessionWindows",
     "SlidingWindows",
     "StreamsBuilder",
     "TimeWindows",
     "Topology",
     "UnlimitedWindows",
+    "VersionedStore",
     "WindowStore",
     "Windowed",
     "Windows",
@@ -59,9 +61,11 @@ __all__ = [
     "key_value_store",
     "log_and_skip_on_invalid_timestamp",
     "serdes",
+    "session_store",
     "until_time_limit",
     "until_window_closes",
     "use_partition_time_on_invalid_timestamp",
+    "versioned_store",
     "wallclock_timestamp",
     "window_store",
 ]

@@ -25,7 +25,7 @@ def process(flow: Flow, supplier: Function, stores: Sequence[StoreSpec | str], n
     own = tuple(store for store in stores if isinstance(store, StoreSpec))
     for store in stores:
         if not isinstance(store, StoreSpec | str):
-            raise TopologyError(f"{method}(): stores= takes key_value_store(...), window_store(...) and names of stores, not {store!r}")
+            raise TopologyError(f"{method}(): stores= takes stores such as key_value_store(...), and names of stores, not {store!r}")
     for store in own:
         _take(flow, store)
     names = tuple(store.name if isinstance(store, StoreSpec) else store for store in stores)

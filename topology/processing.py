@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.errors import ProcessingError, TopologyError
 from coopstreams.topology.nodes import Processing
-from coopstreams.topology.processor_stores import KeyValueStore, WindowStore
+from coopstreams.topology.processor_stores import KeyValueStore, SessionStore, VersionedStore, WindowStore
 from coopstreams.topology.processors import Processor, Punctuation, PunctuationType, RecordMetadata
 from coopstreams.topology.punctuations import PunctuationQueue, Schedule
 from coopstreams.topology.records import Record
@@ -100,10 +100,16 @@ class Work:
             names = ", ".join(self._node.store_names) or "none"
             raise TopologyError(f'"{self._node.name}" has no store "{name}"; stores= names {names}')
         table = self._stores[name]
-        kinds: dict[str, Callable[[TableStore, Callable[[], int]], Any]] = {"key_value": KeyValueStore, "window": WindowStore}
+        if table.spec.history_ms is not None:
+            return VersionedStore(table, self._around.task_time)
+        kinds: dict[str, Callable[[Any], Any]] = {
+            "key_value": lambda table: KeyValueStore(table, lambda: self._timestamp),
+            "window": lambda table: WindowStore(table, lambda: self._timestamp),
+            "session": SessionStore,
+        }
         if table.spec.kind not in kinds:
             raise TopologyError(f'"{self._node.name}": store "{name}" is a {table.spec.kind} store, which processors cannot use')
-        return kinds[table.spec.kind](table, lambda: self._timestamp)
+        return kinds[table.spec.kind](table)
 
     def schedule(self, interval: timedelta | int, type_: PunctuationType, function: Callable[[int], object]) -> Punctuation:
         """Call a function at intervals."""

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from coopstreams.topology.stores import TableStore, window_key
+from coopstreams.topology.stores import SessionStore as StoreOfSessions
+from coopstreams.topology.stores import TableStore, session_key, split_session_key, window_key
+from coopstreams.topology.versions import latest_value, put_version, value_at
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -106,6 +108,69 @@ class WindowStore(Generic[K, V]):
         """Return ((key, start), value) of all windows, in the order of the serialised keys."""
         found = [((self._read(row[:-8]), int.from_bytes(row[-8:], "big", signed=True)), entry.value) for row, entry in self._table.scan(None, None)]
         return iter(found)
+
+
+class SessionStore(Generic[K, V]):
+    """One value a key and session, which has a start and an end, both inside. What has expired can neither be put nor read."""
+
+    def __init__(self, table: StoreOfSessions) -> None:
+        self._table = table
+        self._write, self._read = table.spec.key.serialize, table.spec.key.deserialize
+
+    def get(self, key: K, start_ms: int, end_ms: int) -> V | None:
+        """Return the value of a session, None if there is none."""
+        value: V | None = self._table.load(session_key(self._write(key), start_ms, end_ms)).value
+        return value
+
+    def put(self, key: K, value: V | None, start_ms: int, end_ms: int) -> None:
+        """Set the value of a session; None deletes it. Its timestamp is its end."""
+        self._table.put(session_key(self._write(key), start_ms, end_ms), value, end_ms)
+        self._table.advance(end_ms)
+
+    def sessions(self, key: K, earliest_end_ms: int = 0, latest_start_ms: int = _LATEST_MS) -> Iterator[tuple[tuple[int, int], V]]:
+        """Return ((start, end), value) of the sessions of a key with earliest_end <= end and start <= latest_start, by their ends."""
+        found = self._table.sessions(self._write(key), earliest_end_ms, latest_start_ms)
+        return iter([(split_session_key(row)[1:], entry.value) for row, entry in found])
+
+    def all(self) -> Iterator[tuple[tuple[K, int, int], V]]:
+        """Return ((key, start, end), value) of all sessions, in the order of the serialised keys."""
+        found = [(split_session_key(row), entry.value) for row, entry in self._table.scan(None, None)]
+        return iter([((self._read(key), start_ms, end_ms), value) for (key, start_ms, end_ms), value in found])
+
+
+class VersionedStore(Generic[K, V]):
+    """The values of a key and when each of them held, as far back as the history goes. `now()` is stream time."""
+
+    def __init__(self, table: TableStore, now: Callable[[], int]) -> None:
+        self._table, self._now = table, now
+        self._write, self._history_ms = table.spec.key.serialize, table.spec.history_ms or 0
+
+    def get(self, key: K) -> V | None:
+        """Return the latest value of a key, None if there is none."""
+        value: V | None = latest_value(self._table.load(self._write(key)).value)
+        return value
+
+    def as_of(self, key: K, timestamp: int) -> V | None:
+        """Return the value that a key had at a moment; None if it had none, or if that is longer ago than the history and it has changed since."""
+        value: V | None = value_at(self._table.load(self._write(key)).value, timestamp, self._oldest)
+        return value
+
+    def put(self, key: K, value: V | None, timestamp: int) -> bool:
+        """Set the value that a key has from a moment on, until that of the next version; None deletes it. Return False if that is too long ago."""
+        if timestamp < self._oldest:
+            return False
+        data = self._write(key)
+        entry = self._table.load(data)
+        entry.value = list(entry.value or ())
+        put_version(entry.value, timestamp, value, self._oldest)
+        entry.timestamp = entry.value[-1][0]
+        if not entry.dirty:
+            self._table.touch(data, entry)
+        return True
+
+    @property
+    def _oldest(self) -> int:
+        return self._now() - self._history_ms
 
 
 def _put(table: TableStore, key: bytes, value: object, timestamp: int) -> None:

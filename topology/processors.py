@@ -30,8 +30,9 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.records import Record
-from coopstreams.topology.serdes import Serde, windowed
+from coopstreams.topology.serdes import Serde, session_windowed, windowed
 from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.versions import versions_of
 from coopstreams.topology.windows import duration_ms
 
 K = TypeVar("K")
@@ -70,7 +71,7 @@ class ProcessorContext(Protocol[K2, V2]):
         """
 
     def store(self, name: str) -> Any:
-        """Return a store named in `stores=`: a `KeyValueStore` or a `WindowStore`. Annotate the variable.
+        """Return a store named in `stores=`: a `KeyValueStore`, `WindowStore`, `SessionStore` or `VersionedStore`. Annotate the variable.
 
         Raises:
             TopologyError: the processor has no such store.
@@ -133,3 +134,26 @@ def window_store(
             f'store "{name}": the size must be at least 1 ms and the retention at least the size, not {size_ms} and {retention_ms} ms'
         )
     return StoreSpec(name, "window", key, value, retention_ms=retention_ms, row_key=windowed(key, size_ms), logged=logged)
+
+
+def session_store(name: str, *, key: Serde[Any], value: Serde[Any], retention: timedelta | int, logged: bool = True) -> StoreSpec:
+    """Return a store for `process(stores=[...])` that a processor sees as a `SessionStore`.
+
+    A session can be read until one has been put that ends `retention` later.
+    """
+    check_name(name, "the store name")
+    retention_ms = _positive_ms(retention, name, "retention")
+    return StoreSpec(name, "session", key, value, retention_ms=retention_ms, row_key=session_windowed(key), logged=logged)
+
+
+def versioned_store(name: str, *, key: Serde[Any], value: Serde[Any], history: timedelta | int, logged: bool = True) -> StoreSpec:
+    """Return a store for `process(stores=[...])` that a processor sees as a `VersionedStore`. `history`: how far back it knows, in stream time."""
+    check_name(name, "the store name")
+    return StoreSpec(name, "key_value", key, versions_of(value), history_ms=_positive_ms(history, name, "history"), logged=logged)
+
+
+def _positive_ms(duration: timedelta | int, store: str, what: str) -> int:
+    duration_in_ms = duration_ms(duration, f'store "{store}": {what}')
+    if duration_in_ms < 1:
+        raise TopologyError(f'store "{store}": the {what} must be at least 1 ms, not {duration_in_ms} ms')
+    return duration_in_ms

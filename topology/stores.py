@@ -140,3 +140,8 @@ def session_key(key: bytes, start_ms: int, end_ms: int) -> bytes:
     Shape: serialised key, then the end and the start as 8 bytes big-endian: what Kafka Streams' `SessionWindowedSerializer` writes.
     """
     return key + end_ms.to_bytes(8, "big", signed=True) + start_ms.to_bytes(8, "big", signed=True)
+
+
+def split_session_key(data: bytes) -> tuple[bytes, int, int]:
+    """Return the serialised key, the start and the end (ms) of a session key."""
+    return data[:-16], int.from_bytes(data[-8:], "big", signed=True), int.from_bytes(data[-16:-8], "big", signed=True)
