@@ -113,6 +113,21 @@ def test_a_topology_is_drawn_without_a_broker(format_: str) -> None:
     assert "word-count-counts-repartition" in result.stdout
 
 
+def test_a_topology_is_drawn_as_it_runs_with_an_optimization(tmp_path: Path) -> None:
+    app = tmp_path / "people.py"
+    app.write_text(
+        "from coopstreams import StreamsBuilder, serdes\n"
+        "builder = StreamsBuilder('people')\n"
+        "builder.table('people', key=serdes.text, value=serdes.text, store='kept')\n"
+        "topology = builder.build()\n"
+    )
+    assert "people-kept-changelog" in run("describe", str(app), "--format", "json").stdout
+    drawn = run("describe", str(app), "--format", "json", "--optimization", "all").stdout
+    assert "people-kept-changelog" not in drawn
+    assert '"changelog": "people"' in drawn
+    assert isinstance(run("describe", str(app), "--optimization", "some").exception, ConfigError)
+
+
 def test_a_program_that_is_not_there_is_an_error_that_says_so() -> None:
     result = run("describe", "nowhere.py")
     assert isinstance(result.exception, ConfigError)
