@@ -165,4 +165,4 @@ def _dot(topology: Topology) -> str:
     topics = dict.fromkeys(end for edge in edges for end in edge if end.startswith("topic:"))
     lines += [f'  "{topic}" [label="{topic[6:]}", shape=oval];' for topic in topics]
     lines += [f'  "{start}" -> "{end}"{" [dir=none]" if end.startswith("store:") else ""};' for start, end in edges]
-    return "\n".join([*lines, "}"]) + "\n"
+    return "\n".join([*lines, "}"]).replace("\\", "\\\\") + "\n"  # a pattern may have backslashes

@@ -128,6 +128,9 @@ def test_the_pattern_is_part_of_the_picture() -> None:
     assert "Source: KSTREAM-SOURCE-0000000000 (topics: orders-.*)\n" in counting().describe()
     assert '(["orders-.*"])' in counting().describe("mermaid")
     assert '"pattern": "orders-.*"' in counting().describe("json")
+    numbered = StreamsBuilder("app")
+    orders(numbered, re.compile(r"orders-\d"))
+    assert r'label="orders-\\d"' in numbered.build().describe("dot"), "a backslash in DOT is two"
 
 
 def test_a_pattern_of_bytes_is_no_pattern_of_names() -> None:
