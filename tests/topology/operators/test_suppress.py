@@ -112,7 +112,7 @@ def test_how_much_waits_is_known_after_a_restart() -> None:
 
 @pytest.mark.parametrize("bounds", [{"max_records": 0}, {"max_bytes": 0}, {"when_full": "wait"}])
 def test_bounds_that_cannot_be_are_an_error(bounds: dict[str, Any]) -> None:
-    with pytest.raises(TopologyError, match="until_time_limit: (max|when_full)"):
+    with pytest.raises(TopologyError, match=r"until_time_limit: (max|when_full)"):
         until_time_limit(10, **bounds)
 
 
