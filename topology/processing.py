@@ -66,6 +66,7 @@ class Work:
         self._node, self._stores, self._around, self._children, self._by_name = node, stores, around, children, by_name
         self._at: tuple[bytes | None, Record[Any, Any]] | None = None
         self._timestamp = -1
+        self._forgetful = [stores[spec.name] for spec in node.stores if spec.kind in ("window", "session")]
         self._processor: Processor[Any, Any, Any, Any] = node.supplier()
         if not isinstance(self._processor, Processor):
             raise TopologyError(f'"{node.name}": the function given to process() returned {self._processor!r}, which is no Processor')
@@ -81,6 +82,11 @@ class Work:
         finally:
             self._at, self._timestamp = before
             self._end_if_over()
+
+    def observe(self, stream_time: int) -> None:
+        """Let stream time reach this value: what the tasks of other key ranges have put by then counts for what has expired here."""
+        for table in self._forgetful:
+            table.advance(stream_time)
 
     def close(self) -> None:
         """End the work."""

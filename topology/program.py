@@ -221,6 +221,8 @@ class BoundProgram:
             self._source, self._entries = source, []
             self._code.reached[source.topic](clocks, True)
         self._code.observed()
+        for work in self._works:
+            work.observe(self.task_time())
         self._punctuate("stream_time", self.task_time())
 
     def punctuate(self, now_ms: int) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coopstreams import Processor, Record, SessionStore, WindowStore, session_store, window_store
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.builder import StreamsBuilder
@@ -122,6 +123,43 @@ def test_windows_that_begin_with_their_records_expire_alike_for_any_number_of_ra
             return outputs, [driver.store(store).all() for store in ("sliding", "own")]
 
     assert run_windows(ranges) == run_windows(1)
+
+
+class Recent(Processor[str, int, str, Any]):
+    """Forwards what its stores still have of a key."""
+
+    def process(self, record: Record[str, int]) -> None:
+        windows: WindowStore[str, int] = self.context.store("windows")
+        sessions: SessionStore[str, int] = self.context.store("sessions")
+        windows.put(record.key, record.value, record.timestamp)
+        sessions.put(record.key, record.value, max(0, record.timestamp - 3), record.timestamp)
+        kept = [list(windows.fetch(record.key, 0, 100)), [[*at, value] for at, value in sessions.sessions(record.key)]]
+        self.context.forward(record.with_value(kept))
+
+
+@settings(max_examples=60, deadline=None)
+@given(INPUTS, st.sampled_from([2, 3, 7]))
+def test_windows_that_a_processor_keeps_by_key_expire_alike_for_any_number_of_ranges(inputs: list[Input], ranges: int) -> None:
+    stores = [
+        window_store("windows", key=serdes.text, value=serdes.int64, size=5, retention=20),
+        session_store("sessions", key=serdes.text, value=serdes.int64, retention=15),
+    ]
+    builder = StreamsBuilder("app")
+    numbers = builder.stream("in", key=serdes.text, value=serdes.int64).filter(lambda key, value: None not in (key, value))
+    numbers.process(Recent, stores=stores, key=serdes.text, value=serdes.json, by_key=True).to("out")
+    topology = builder.build()
+
+    def run_stores(ranges: int) -> tuple[Outputs, list[Any]]:
+        outputs: Outputs = defaultdict(list)
+        with TopologyTestDriver(topology, ranges) as driver:
+            for topic, key, value, timestamp in inputs:
+                if topic == "in":
+                    driver.input("in", serdes.text, serdes.int64).send(key, value, timestamp)
+            for record in driver.outputs():
+                outputs[record.topic, str(record.key)].append((record.value, record.timestamp))
+            return outputs, [driver.store(store).all() for store in ("windows", "sessions")]
+
+    assert run_stores(ranges) == run_stores(1)
 
 
 @settings(max_examples=40, deadline=None)
