@@ -11,6 +11,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from coopstreams.commit import record
 from coopstreams.config import SETTINGS
+from coopstreams.consumer import policy
 from coopstreams.metrics import Metrics
 from coopstreams.query.openapi import description
 from coopstreams.query.service import Limits
@@ -53,12 +54,12 @@ def topics() -> list[list[str]]:
     assert window["retention.ms"] == str(day)
     window["retention.ms"] = f"retention + {day}"
     repartition = topic_config(InternalTopic("", "repartition", ()))
-    commits = record.topic_spec()
+    shared = [record.topic_spec(), policy.topic_spec()]
     return [
         ["`<application>-<store>-changelog`", "those of the sub-topology", _config(store)],
         ["the same, of a window store", "those of the sub-topology", _config(window)],
         ["`<application>-<name>-repartition`", "the most of the topics above it", _config(repartition)],
-        [f"`{commits.name}`", str(commits.partitions), _config(dict(commits.config))],
+        *([f"`{spec.name}`", str(spec.partitions), _config(dict(spec.config))] for spec in shared),
     ]
 
 
