@@ -175,12 +175,16 @@ class View:
         claim = not covered.is_whole or bool(self._live.get(partition))
         return Opening(self.next_term(partition, committed), tuple(segments), committed, claim)
 
-    def stable(self, partition: TopicPartition, committed: Committed | None) -> Position | None:
-        """Return the position below which everything is done over the whole hash space; None while some hash never committed."""
-        pieces = self.resolve(partition, WHOLE)
+    def stable(self, partition: TopicPartition, committed: Committed | None, own: Sequence[Segment] = ()) -> Position | None:
+        """Return the position below which everything is done over the whole hash space; None while some hash never committed.
+
+        Shape: `own` is what the caller knows to be committed of its ranges, read back or not.
+        """
+        others = WHOLE.minus(segment.range for segment in own)
+        pieces = [piece for covered in others for piece in self.resolve(partition, covered)]
         if committed is None and any(isinstance(piece, Hole) for piece in pieces):
             return None
-        lowest = min(combine(pieces, committed, Position(0)), key=lambda segment: (segment.position, -segment.stream_time))
+        lowest = min([*combine(pieces, committed, Position(0)), *own], key=lambda segment: (segment.position, -segment.stream_time))
         return Position(lowest.position, lowest.stream_time)
 
     def mirror(self, partition: TopicPartition, committed: Committed | None) -> Committed | None:
