@@ -150,6 +150,14 @@ class Progress:
             if next_offset > source.until:
                 source.until = next_offset
 
+    def segments(self, partition: TopicPartition) -> tuple[Segment, ...]:
+        """Return how far each part of the range is."""
+        return self._sources[partition].now()
+
+    def term(self, partition: TopicPartition) -> int:
+        """Return the term under which the task speaks."""
+        return self._sources[partition].term
+
     def stand(self, partition: TopicPartition, segments: Iterable[Segment]) -> None:
         """Note how far each part of the range is, where records are done out of order; in the place of `advance`."""
         self._sources[partition].segments = tuple(join(list(segments)))

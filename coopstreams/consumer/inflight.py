@@ -35,8 +35,8 @@ class InFlight:
         self.most = most
         self.next = min(segment.position for segment in segments)
         """Every record of the range below it was handed out, or needed not be."""
-        self._from = self.next
-        """Where the next record comes from: below `next` after a seek, for records that are handed out again."""
+        self.wanted = self.next
+        """The next offset to hand out: below `next` after a seek, for records that are handed out again."""
         self._found = tuple(segments)
         self._missing: set[int] = set()
         self._named: Runs = ()
@@ -61,14 +61,14 @@ class InFlight:
 
         Shape: records of this range in offset order; `next_offset` is the first offset that was not looked at.
         """
-        again = range(bisect_left(offsets, self._from), bisect_left(offsets, self.next))
+        again = range(bisect_left(offsets, self.wanted), bisect_left(offsets, self.next))
         fresh = list(range(max(again.start, again.stop), len(offsets)))
         if any(segment.position > self.next or segment.runs for segment in self._found):
             fresh = self._not_found(keys, offsets, fresh)
         if self._named:
             fresh = [i for i in fresh if not contains(self._named, offsets[i])]
         self._missing.update(offsets[i] for i in fresh)
-        self.next, self._from = max(self.next, next_offset), max(self._from, next_offset)
+        self.next, self.wanted = max(self.next, next_offset), max(self.wanted, next_offset)
         return [*again, *fresh]
 
     def done(self, offset: int) -> bool:
@@ -110,7 +110,7 @@ class InFlight:
 
     def seek(self, offset: int) -> None:
         """Hand out from this offset on. What is skipped counts as done; what is done stays done, although it is handed out again."""
-        self._from = offset
+        self.wanted = offset
         self.next = max(self.next, offset)
 
     def segments(self) -> tuple[Segment, ...]:

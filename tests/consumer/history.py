@@ -11,7 +11,7 @@ Law: complete <= what the view covers <= processed, after every step; and what w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 from coopstreams.commit.progress import Author, Progress, plan
@@ -75,8 +75,8 @@ class Group:
 
     def step(self) -> None:
         owner = self.dice.choice(self.owners)
-        act = self.dice.choices([self.read, self.finish, self.name, self.commit, self.restart, self.recut], [6, 8, 1, 4, 1, 1])[0]
-        act(owner)
+        acts: list[Callable[[Owner], None]] = [self.read, self.finish, self.name, self.commit, self.restart, self.recut]
+        self.dice.choices(acts, [6, 8, 1, 4, 1, 1])[0](owner)
         self.check()
 
     def read(self, owner: Owner) -> None:

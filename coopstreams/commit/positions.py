@@ -1,29 +1,51 @@
-"""Where a task begins: what the group's individual commits and plain offsets say about its range, behind the barrier."""
+"""Where a task begins: what the group's individual commits and plain offsets say about its range, behind the barrier.
+
+A consumer's task has one source: its topic takes the place of a sub-topology.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.progress import Author, Progress
 from coopstreams.commit.record import Committed
-from coopstreams.group.membership import GroupMember
 from coopstreams.log.log import Log, Position
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import OffsetOutOfRangeError
 from coopstreams.topology.task_id import TaskId
 
 
-class Positions:
-    """Answers for one instance. Used by the opener thread only."""
+class Coordinator(Protocol):
+    """Who keeps the plain offsets: a member of the group, or an administrator."""
 
-    def __init__(self, log: Log, member: GroupMember, follower: Follower, topics: Mapping[int, Sequence[str]], reset: str, author: str) -> None:
+    def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, str] | None]:
+        """Return offset and metadata of each partition, none of which an open transaction may still change."""
+        ...
+
+
+class Positions:
+    """Answers for one instance. One thread."""
+
+    def __init__(
+        self,
+        log: Log,
+        coordinator: Coordinator,
+        follower: Follower,
+        topics: Mapping[int, Sequence[str]],
+        reset: str,
+        author: str,
+        *,
+        alone: bool = False,
+    ) -> None:
         self._log = log
-        self._member = member
+        self._coordinator = coordinator
         self._follower = follower
         self._topics = topics
         self._from_start = reset == "earliest"
         self._author = author
+        self._alone = alone
 
     def sources(self, task: TaskId) -> tuple[TopicPartition, ...]:
         """Return the partitions a task reads: each source topic of its sub-topology at the task's number."""
@@ -38,10 +60,10 @@ class Positions:
         partitions = sorted({source for task in tasks for source in self.sources(task)})
         committed = {
             partition: None if found is None else Committed.parse(*found)
-            for partition, found in self._member.committed([*partitions, self._follower.partition]).items()
+            for partition, found in self._coordinator.committed([*partitions, self._follower.partition]).items()
         }
         self._follower.check(partition for partition, found in committed.items() if found is not None)
-        author = Author(self._follower.group, generation, self._author)
+        author = Author(self._follower.group, generation, self._author, self._alone)
         resets = {partition: self._reset(partition) for partition in partitions}
         progress = {}
         for task in tasks:
