@@ -143,6 +143,16 @@ class Follower:
         with self._lock:
             return self._view.garbage(partition, mine)
 
+    def sources(self) -> list[TopicPartition]:
+        """See `View.sources`."""
+        with self._lock:
+            return self._view.sources()
+
+    def next_term(self, partition: TopicPartition, committed: Committed | None) -> int:
+        """See `View.next_term`."""
+        with self._lock:
+            return self._view.next_term(partition, committed)
+
     def live(self, partition: TopicPartition) -> list[tuple[CommitKey, CommitValue]]:
         """See `View.live`."""
         with self._lock:

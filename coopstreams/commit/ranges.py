@@ -53,6 +53,21 @@ def merge(left: Runs, right: Runs) -> Runs:
     return normalise((*left, *right)) if left and right else left or right
 
 
+def common(left: Runs, right: Runs) -> Runs:
+    """Return the offsets that are in both."""
+    found: list[tuple[int, int]] = []
+    i = j = 0
+    while i < len(left) and j < len(right):
+        start, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
+        if start <= end:
+            found.append((start, end))
+        if left[i][1] < right[j][1]:
+            i += 1
+        else:
+            j += 1
+    return tuple(found)
+
+
 def above(runs: Runs, position: int) -> Runs:
     """Return what of the runs lies at or above a position; a run across it is cut there."""
     if not runs or runs[0][0] >= position:

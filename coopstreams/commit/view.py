@@ -144,6 +144,10 @@ class View:
             live[key] = _Live(parsed, key, decode_value(value, parsed.range))
             self._tiles.pop(at, None)
 
+    def sources(self) -> list[TopicPartition]:
+        """Return the source partitions of which there are individual commits."""
+        return sorted(partition for partition, live in self._live.items() if live)
+
     def live(self, partition: TopicPartition) -> list[tuple[CommitKey, CommitValue]]:
         """Return every record that is neither tombstoned nor replaced, highest rank last: for people, metrics and tests."""
         return [(live.key, live.value) for live in sorted(self._live.get(partition, {}).values(), key=lambda live: live.rank)]
