@@ -12,6 +12,7 @@
     │   └── FencedError          another producer or a newer generation took over; the transaction is void
     ├── GroupError               membership
     │   ├── MembershipLostError  the group went on without this member; what is uncommitted is void
+    │   ├── CommitConflictError  a commit that expected another offset
     │   └── AssignmentError      key ranges that overlap or leave a hole
     ├── IndividualCommitError    sharing a partition, or committing out of order, is not allowed or not possible; carries a `code`
     │   ├── IndividualCommitNotAllowedError     88  the cluster's policy, or the consumer's own setting
@@ -86,6 +87,10 @@ class GroupError(CoopStreamsError):
 
 class MembershipLostError(GroupError):
     """The group went on without this member: whatever it has not committed is void."""
+
+
+class CommitConflictError(GroupError):
+    """A commit named the offset that it expected to be committed, and it is another. Nothing was committed; look at `committed`."""
 
 
 class AssignmentError(GroupError):

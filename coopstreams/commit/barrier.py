@@ -35,8 +35,8 @@ W = TypeVar("W", bound=Waiting)
 class Barrier:
     """The barrier of one member of a group. Belongs to the thread that polls the follower."""
 
-    def __init__(self, member: GroupMember, follower: Follower, ours: Callable[[str], bool]) -> None:
-        """`ours`: whether a transactional id belongs to some member, present or past, of this group."""
+    def __init__(self, member: GroupMember | None, follower: Follower, ours: Callable[[str], bool]) -> None:
+        """`member` None: nobody tells who is alive, so nothing is ended. `ours`: whether a transactional id belongs to some member, present or past, of this group."""
         self._member = member
         self._follower = follower
         self._ours = ours
@@ -67,7 +67,7 @@ class Barrier:
 
     def hunt(self) -> None:
         """End transactions of members that are gone, if it is time. Only while nobody can have joined whom this process does not know of."""
-        if self._hunt_at is None or time.monotonic() < self._hunt_at or not self._living:
+        if self._member is None or self._hunt_at is None or time.monotonic() < self._hunt_at or not self._living:
             return
         if not self._member.sure(self._epoch, self.generation):
             return

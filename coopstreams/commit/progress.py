@@ -158,6 +158,14 @@ class Progress:
         """Return the term under which the task speaks."""
         return self._sources[partition].term
 
+    def plain_offset(self, partition: TopicPartition) -> Committed | None:
+        """Return the plain offset as it was found, or as this task last wrote it."""
+        return self._sources[partition].mirrored
+
+    def committed_segments(self, partition: TopicPartition) -> tuple[Segment, ...]:
+        """Return how far each part of the range is committed."""
+        return self._sources[partition].durable
+
     def stand(self, partition: TopicPartition, segments: Iterable[Segment]) -> None:
         """Note how far each part of the range is, where records are done out of order; in the place of `advance`."""
         self._sources[partition].segments = tuple(join(list(segments)))

@@ -79,6 +79,10 @@ class InFlight:
         self._latest.append(offset)
         return True
 
+    def held_with(self, runs: Runs) -> int:
+        """Return how many ranges a commit may come to have when these are done, too."""
+        return len(merge(self._named, above(runs, self.next))) + len(self._missing)
+
     def done_by_name(self, runs: Runs) -> None:
         """Note that these offsets are done, whether they were handed out or not. Other key ranges' among them do not matter.
 
@@ -87,7 +91,7 @@ class InFlight:
         """
         ahead = above(runs, self.next)
         named = merge(self._named, ahead)
-        if len(named) + len(self._missing) > self.most:
+        if self.held_with(runs) > self.most:
             raise OverflowError(f"{len(named)} runs of offsets beside {len(self._missing)} records that are not done; {self.most} may be held")
         for offset in [offset for offset in self._missing if contains(runs, offset)]:
             self.done(offset)

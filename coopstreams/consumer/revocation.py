@@ -56,12 +56,17 @@ class Revocations(Generic[T]):
             if one not in self:
                 self._next[one] = now + self._deadline_s
 
-    def lose(self, some: Iterable[T]) -> None:
-        """These are gone, whether they were to be given up or not."""
+    def keep(self, some: Iterable[T]) -> None:
+        """The group gives these back: they stay."""
         for one in some:
             self._next.pop(one, None)
             self._thereafter.pop(one, None)
-            self.lost.add(one)
+
+    def lose(self, some: Iterable[T]) -> None:
+        """These are gone, whether they were to be given up or not."""
+        gone = set(some)
+        self.keep(gone)
+        self.lost |= gone
 
     def delay(self, some: Iterable[T]) -> bool:
         """Keep these for one more poll; return False, and change nothing, if one of them is lost."""

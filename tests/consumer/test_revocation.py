@@ -53,3 +53,12 @@ def test_asking_twice_does_not_move_the_deadline() -> None:
     lists.delay(["a"])
     lists.ask(["a"], 50)
     assert lists.expire(60) == {"a"}
+
+
+def test_what_the_group_gives_back_stays() -> None:
+    lists: Revocations[str] = Revocations(60)
+    lists.ask(["a", "b"], 0)
+    lists.delay(["b"])
+    lists.keep(["a", "b"])
+    assert lists.poll(1) == (set(), set())
+    assert "b" not in lists
