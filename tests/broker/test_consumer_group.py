@@ -226,63 +226,80 @@ def processes(tmp_path: Path) -> Iterator[Callable[..., Processes]]:
             worker.wait()
 
 
-@pytest.mark.slow
-def test_consumers_are_killed_and_added_while_100_000_records_flow_and_each_counts_once_in_the_order_of_its_key(
-    kafka: Kafka, processes: Callable[..., Processes]
-) -> None:
-    """Exactly-once: each record's output is in the transaction of its commit. So a gap, an overlap of two owners, or disorder would be seen."""
-    records, keys = 100_000, 500
-    source, target = shareable(kafka, "orders", 3), kafka.topic("done")
-    group = processes(kafka.bootstrap, kafka.unique("chaos"), source, target)
-    acts = ["start d", "start e", "kill a", "start f", "terminate b", "kill e", "start g", "kill c", "kill d"]
-    sent: dict[tuple[int, int], bytes] = {}
-    may_feed = threading.Semaphore(0)
+class Feeder:
+    """Writes records on a thread, a part of them with each `go_on`, so that they flow however long things take."""
 
-    def feed() -> None:
-        """Write a part of the records with each act, so that they flow however long it takes."""
-        producer = Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": 20, "enable.idempotence": True})
+    def __init__(self, bootstrap: str, topic: str, records: int, parts: int) -> None:
+        self.sent: dict[tuple[int, int], bytes] = {}
+        """Keys by (partition, offset)."""
+        self._may = threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, args=[bootstrap, topic, records, parts], daemon=True)
+        self._thread.start()
+
+    def go_on(self) -> None:
+        self._may.release()
+
+    def join(self) -> None:
+        self._thread.join(120)
+        assert not self._thread.is_alive()
+
+    def _run(self, bootstrap: str, topic: str, records: int, parts: int) -> None:
+        producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20, "enable.idempotence": True})
         for i in range(records):
-            if i % (records // len(acts)) == 0:
-                may_feed.acquire()
-            key, partition = b"key-%d" % (i * 7919 % keys), i % 3
-            sent[partition, i // 3] = key
-            producer.produce(source, b"%d" % i, key, partition)
+            if i % -(-records // parts) == 0:
+                self._may.acquire()
+            key, partition = b"key-%d" % (i * 7919 % 500), i % 3
+            self.sent[partition, i // 3] = key
+            producer.produce(topic, b"%d" % i, key, partition)
             if i % 500 == 0:
                 producer.poll(0)
                 time.sleep(0.1)
         assert producer.flush(60) == 0
 
+
+def check_outputs(bootstrap: str, topic: str, sent: dict[tuple[int, int], bytes]) -> set[bytes]:
+    """Return who wrote them: one of each record, of each key in its order."""
+    done: Counter[tuple[int, int]] = Counter()
+    last: dict[tuple[int, bytes], int] = {}
+    workers: set[bytes] = set()
+    for record in read_topic(bootstrap, topic):
+        partition, offset, worker = (record.value or b"").split()
+        place, key = (int(partition), int(offset)), record.key or b""
+        assert sent[place] == key
+        assert last.get((place[0], key), -1) < place[1], f"{place} of {key!r} after {last[place[0], key]}"
+        last[place[0], key] = place[1]
+        done[place] += 1
+        workers.add(worker)
+    assert done == Counter(sent.keys()), "a record is missing, or counted twice"
+    return workers
+
+
+@pytest.mark.slow
+def test_consumers_are_killed_and_added_while_100_000_records_flow_and_each_counts_once_in_the_order_of_its_key(
+    kafka: Kafka, processes: Callable[..., Processes]
+) -> None:
+    """Exactly-once: each record's output is in the transaction of its commit. So a gap, an overlap of two owners, or disorder would be seen."""
+    records, acts = 100_000, ["start d", "start e", "kill a", "start f", "terminate b", "kill e", "start g", "kill c", "kill d"]
+    source, target = shareable(kafka, "orders", 3), kafka.topic("done")
+    group = processes(kafka.bootstrap, kafka.unique("chaos"), source, target)
     for name in "abc":
         group.start(name)
     group.await_shares("a", "b", "c")
-    feeder = threading.Thread(target=feed, daemon=True)
-    feeder.start()
+    feeder = Feeder(kafka.bootstrap, source, records, len(acts) + 1)
     for act, name in map(str.split, acts):
-        may_feed.release()
+        feeder.go_on()
         time.sleep(1)
         getattr(group, act)(name)
         if act == "start":
             group.await_shares(name)
-    may_feed.release()
-    feeder.join(120)
-    assert not feeder.is_alive()
+    feeder.go_on()
+    feeder.join()
 
     def written() -> int:
         return len(read_topic(kafka.bootstrap, target))
 
     eventually(lambda: written() >= records, 180, lambda: f"{written()} of {records}\n{group.logs()}")
-    done: Counter[tuple[int, int]] = Counter()
-    at: dict[tuple[int, bytes], int] = {}
-    workers: set[bytes] = set()
-    for record in read_topic(kafka.bootstrap, target):
-        partition, offset, worker = (record.value or b"").split()
-        place, key = (int(partition), int(offset)), record.key or b""
-        assert sent[place] == key
-        assert at.get((place[0], key), -1) < place[1], f"{place} of {key!r} after {at[place[0], key]}"
-        at[place[0], key] = place[1]
-        done[place] += 1
-        workers.add(worker)
-    assert done == Counter(sent.keys()), "a record is missing, or counted twice"
+    workers = check_outputs(kafka.bootstrap, target, feeder.sent)
     assert workers == {b"a", b"b", b"c", b"d", b"e", b"f", b"g"}, "everybody had a share"
     for name in list(group.running):
         group.terminate(name)
