@@ -182,10 +182,10 @@ class Progress:
         """
         source = self._sources[partition]
         segments = source.staged = source.now()
-        if claim:
-            needed = source.claim
-        elif self.metadata or self.author.alone:
+        if self.metadata or self.author.alone:
             needed = True
+        elif claim:
+            needed = source.claim
         elif self.range.is_whole:
             # Also when nothing moved: the plain offset goes out at this term, and would silence what older terms say above it.
             needed = len(segments) > 1 or any(segment.runs for segment in segments)

@@ -58,13 +58,18 @@ class Committing:
     def claim(self, shares: Sequence[Share], ownership: Ownership) -> None:
         """Say under our own terms what was found: whoever opens the same hashes from now on speaks louder, and can be heard.
 
+        A group that begins at the end of the log keeps that position from now on, whoever gets the key range next.
+
         Raises:
             LogError: it may or may not have counted.
         """
         for share in shares:
             found = [value.metadata for key, value in self._follower.live(share.at) if key.range.overlaps(share.id.range)]
             share.progress.metadata = found[-1] if found else ""
-        self._in_own_transaction(shares, ownership)
+        self._in_own_transaction(shares, ownership, claim=True)
+        for share in shares:
+            share.progress.committed()
+            share.progress.metadata = ""
 
     def commit(self, shares: Sequence[Share], ownership: Ownership, metadata: Mapping[TopicPartition, str]) -> CommitResult:
         """Commit what these have done, in a transaction of its own; without anything to say, write nothing.
@@ -104,16 +109,16 @@ class Committing:
         """Let go of the writer."""
         self._writer.close()
 
-    def _in_own_transaction(self, shares: Sequence[Share], ownership: Ownership) -> None:
+    def _in_own_transaction(self, shares: Sequence[Share], ownership: Ownership, *, claim: bool = False) -> None:
         try:
             self._writer.begin()
-            self._write(self._writer, shares, ownership)
+            self._write(self._writer, shares, ownership, claim=claim)
         except (LogError, GroupError):
             self._writer.abort()
             raise
 
-    def _write(self, transaction: Transaction, shares: Sequence[Share], ownership: Ownership) -> None:
-        commit = plan([share.progress for share in shares], self._follower)
+    def _write(self, transaction: Transaction, shares: Sequence[Share], ownership: Ownership, *, claim: bool = False) -> None:
+        commit = plan([share.progress for share in shares], self._follower, claim=claim)
         if commit.records:
             now = int(time.time() * 1000)
             keys, values = [key for key, _ in commit.records], [value for _, value in commit.records]

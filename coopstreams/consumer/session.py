@@ -17,10 +17,11 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from coopstreams.commit.follower import Follower
+from coopstreams.commit.progress import Progress
 from coopstreams.commit.view import Spoken
 from coopstreams.consumer.committing import CommitResult, Committing
 from coopstreams.consumer.fetching import Fetching
-from coopstreams.consumer.ownership import Alone, Openings, Shared
+from coopstreams.consumer.ownership import Alone, Opening, Openings, Shared
 from coopstreams.consumer.policies import Policies
 from coopstreams.consumer.revocation import Revocations
 from coopstreams.consumer.settings import ConsumerConfig
@@ -254,23 +255,26 @@ class Session:
         self._told = self._told or bool(asked)
 
     def _open(self) -> None:
+        """Open what the barrier does not hold any more; claim it, so that nobody is in doubt where it stands."""
         if not self.openings:
             return
+        opened: list[tuple[Progress, Opening]] = []
         try:
             opened = self.openings.step(self.shares.keys())
+            fresh = [Share(opening.id, progress, opening.epoch, self.config["max.individual.commits"]) for progress, opening in opened]
+            if fresh:
+                self.committing.claim(fresh, self.ownership)
         except OffsetOutOfRangeError:
             raise
         except (LogError, GroupError) as error:
             log.warning("opening key ranges: %s; trying again", error)
+            for _, opening in opened:
+                self.openings.want([opening.id], opening.epoch)
             return
-        fresh = [Share(opening.id, progress, opening.epoch, self.config["max.individual.commits"]) for progress, opening in opened]
-        if fresh and self.ownership.alone:
-            self.committing.claim(fresh, self.ownership)
         for share in fresh:
             self.shares[share.id] = share
             self.fetching.open(share)
-        if fresh:
-            self._tell("assign", fresh)
+        self._tell("assign", fresh)
 
     def _note(self) -> None:
         """Take what is done; commit if it is much; ask for a rebalance when a key range is blocked."""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
-from coopstreams.consumer import ConsumerRecord, CooperativeConsumer, KeyRange, TopicPartition
+from coopstreams.consumer import ConsumerRecord, KeyRange
 from coopstreams.consumer.policy import PolicyTopic
-from coopstreams.log.kafka_log import KafkaLog
-from coopstreams.log.log import TopicSpec
 from coopstreams.topology.errors import (
     CommitConflictError,
     ConsumerRangeFetchNotAcceptedError,
@@ -19,50 +15,12 @@ from coopstreams.topology.errors import (
     MaxIndividualCommitReachedError,
     TopicRangeFetchNotAllowedError,
 )
-from coopstreams.topology.keys import key_hash
+from tests.broker.consuming import Orders, finish, nothing_more, read
 from tests.conftest import Kafka
 
 pytestmark = pytest.mark.broker
 
 LEFT, RIGHT = KeyRange.split(2)
-
-
-class Orders:
-    """A topic of one partition that may be shared, and a group."""
-
-    def __init__(self, kafka: Kafka) -> None:
-        self.kafka = kafka
-        self.log = KafkaLog({"bootstrap.servers": kafka.bootstrap})
-        self.topic = f"orders-{uuid.uuid4().hex[:8]}"
-        self.group = f"group-{uuid.uuid4().hex[:8]}"
-        self.at = TopicPartition(self.topic, 0)
-        self.log.create_topics([TopicSpec(self.topic, 1)])
-        PolicyTopic(self.log).set("accept.range.fetch", True, self.topic)
-        self.written = 0
-        self.consumers: list[CooperativeConsumer] = []
-
-    def write(self, count: int) -> None:
-        writer = self.log.writer()
-        offsets = range(self.written, self.written + count)
-        writer.append(self.topic, [b"%d" % n for n in offsets], [b"v%d" % n for n in offsets], [n + 1 for n in offsets], partitions=0)
-        writer.flush(10)
-        writer.close()
-        self.written += count
-
-    def consumer(self, ranges: list[KeyRange], **config: Any) -> CooperativeConsumer:
-        named = {name.replace("_", "."): value for name, value in config.items()}
-        consumer = CooperativeConsumer({"bootstrap.servers": self.kafka.bootstrap, "group.id": self.group, **named})
-        self.consumers.append(consumer)
-        consumer.assign({self.at: ranges})
-        return consumer
-
-    def offsets_of(self, covered: KeyRange) -> list[int]:
-        return [n for n in range(self.written) if key_hash(b"%d" % n) in covered]
-
-    def close(self) -> None:
-        for consumer in self.consumers:
-            consumer.close()
-        self.log.close()
 
 
 @pytest.fixture
@@ -72,29 +30,9 @@ def orders(kafka: Kafka) -> Iterator[Orders]:
     made.close()
 
 
-def read(consumer: CooperativeConsumer, count: int, timeout_s: float = 20.0) -> list[ConsumerRecord]:
-    """Consume until so many records came."""
-    records: list[ConsumerRecord] = []
-    for _ in range(int(timeout_s / 0.2)):
-        records += consumer.consume(count - len(records), 0.2)
-        if len(records) >= count:
-            return records
-    pytest.fail(f"{len(records)} of {count} records")
-
-
-def nothing_more(consumer: CooperativeConsumer) -> None:
-    assert [(record.offset, record.key) for record in consumer.consume(100, 0.5)] == []
-
-
-def finish(consumer: CooperativeConsumer, records: list[ConsumerRecord], which: Callable[[int], bool] = lambda _: True) -> None:
-    for record in records:
-        if which(record.offset):
-            consumer.done(record)
-
-
 def test_two_consumers_share_a_partition_by_key(orders: Orders) -> None:
     orders.write(200)
-    left, right = orders.consumer([LEFT]), orders.consumer([RIGHT])
+    left, right = orders.alone([LEFT]), orders.alone([RIGHT])
     mine, others = orders.offsets_of(LEFT), orders.offsets_of(RIGHT)
     first, second = read(left, len(mine)), read(right, len(others))
     assert [record.offset for record in first] == mine
@@ -116,7 +54,7 @@ def test_two_consumers_share_a_partition_by_key(orders: Orders) -> None:
 
 def test_what_was_committed_out_of_order_is_not_handed_out_again(orders: Orders) -> None:
     orders.write(100)
-    consumer = orders.consumer([])
+    consumer = orders.alone([])
     records = read(consumer, 100)
     finish(consumer, records, lambda offset: offset % 10 != 3)
     result = consumer.commit(metadata="from here")
@@ -125,7 +63,7 @@ def test_what_was_committed_out_of_order_is_not_handed_out_again(orders: Orders)
     assert result.ranges[orders.at][:2] == ((0, 2), (4, 12))
     consumer.close()
 
-    again = orders.consumer([])
+    again = orders.alone([])
     late = read(again, 10)
     assert [record.offset for record in late] == [n for n in range(100) if n % 10 == 3]
     committed = again.committed([orders.at])[orders.at]
@@ -138,7 +76,7 @@ def test_what_was_committed_out_of_order_is_not_handed_out_again(orders: Orders)
 
 def test_ranges_by_name_are_merged_as_in_the_proposal(orders: Orders) -> None:
     orders.write(60)
-    consumer = orders.consumer([])
+    consumer = orders.alone([])
     finish(consumer, read(consumer, 43))  # "stable 42": the last done offset
     consumer.commit()
     assert consumer.commit_ranges({orders.at: [(45, 47), (50, 50)]}).last_stable_offset == {orders.at: 43}
@@ -158,7 +96,7 @@ def test_ranges_by_name_are_merged_as_in_the_proposal(orders: Orders) -> None:
 
 def test_a_commit_that_expects_another_offset_commits_nothing(orders: Orders) -> None:
     orders.write(10)
-    consumer = orders.consumer([])
+    consumer = orders.alone([])
     finish(consumer, read(consumer, 10), lambda offset: offset < 5)
     with pytest.raises(CommitConflictError, match="committed up to 0, not 3"):
         consumer.commit(expected={orders.at: 3})
@@ -172,21 +110,21 @@ def test_a_commit_that_expects_another_offset_commits_nothing(orders: Orders) ->
 def test_ranges_are_cut_anew_between_two_lives(orders: Orders) -> None:
     orders.write(120)
     quarters = KeyRange.split(4)
-    first = orders.consumer([quarters[0], quarters[2]])
+    first = orders.alone([quarters[0], quarters[2]])
     mine = orders.offsets_of(quarters[0]) + orders.offsets_of(quarters[2])
     finish(first, read(first, len(mine)))
     first.commit()
     first.close()
-    rest = orders.consumer([LEFT])
+    rest = orders.alone([LEFT])
     assert [record.offset for record in read(rest, len(orders.offsets_of(quarters[1])))] == orders.offsets_of(quarters[1])
     nothing_more(rest)
 
 
 def test_who_comes_last_counts_and_the_other_one_catches_up(orders: Orders) -> None:
     orders.write(50)
-    old = orders.consumer([LEFT])
+    old = orders.alone([LEFT])
     old_records = read(old, len(orders.offsets_of(LEFT)))
-    new = orders.consumer([LEFT, RIGHT])
+    new = orders.alone([LEFT, RIGHT])
     finish(new, read(new, 50))
     assert new.commit().offset == {orders.at: 50}
     finish(old, old_records[:3])
@@ -200,7 +138,7 @@ def test_who_comes_last_counts_and_the_other_one_catches_up(orders: Orders) -> N
 
 def test_too_much_in_flight_blocks_one_key_range_and_not_its_sibling(orders: Orders) -> None:
     orders.write(400)
-    consumer = orders.consumer([LEFT, RIGHT], max_individual_commits=20)
+    consumer = orders.alone([LEFT, RIGHT], max_individual_commits=20)
     left, right = orders.offsets_of(LEFT), orders.offsets_of(RIGHT)
     seen: dict[KeyRange, list[ConsumerRecord]] = {LEFT: [], RIGHT: []}
     for _ in range(100):
@@ -220,7 +158,7 @@ def test_too_much_in_flight_blocks_one_key_range_and_not_its_sibling(orders: Ord
 
 def test_many_ranges_are_committed_without_being_asked(orders: Orders) -> None:
     orders.write(100)
-    consumer = orders.consumer([], max_num_ranges_to_commit=10)
+    consumer = orders.alone([], max_num_ranges_to_commit=10)
     finish(consumer, read(consumer, 100), lambda offset: offset % 2 == 1)
     consumer.consume(1, 0)
     committed = consumer.committed([orders.at])[orders.at]
@@ -231,15 +169,15 @@ def test_many_ranges_are_committed_without_being_asked(orders: Orders) -> None:
 def test_a_topic_that_does_not_allow_it_and_a_consumer_that_does_not(orders: Orders) -> None:
     PolicyTopic(orders.log).set("accept.range.fetch", None, orders.topic)
     with pytest.raises(TopicRangeFetchNotAllowedError, match="coopstreams policy set"):
-        orders.consumer([LEFT])
+        orders.alone([LEFT])
     PolicyTopic(orders.log).set("accept.range.fetch", True, orders.topic)
     with pytest.raises(ConsumerRangeFetchNotAcceptedError):
-        orders.consumer([LEFT], allow_individual_commit=False)
+        orders.alone([LEFT], allow_individual_commit=False)
 
 
 def test_without_individual_commits_positions_move_in_order(orders: Orders) -> None:
     orders.write(20)
-    consumer = orders.consumer([], allow_individual_commit=False)
+    consumer = orders.alone([], allow_individual_commit=False)
     records = read(consumer, 20)
     finish(consumer, records, lambda offset: offset not in (5, 6))
     assert consumer.commit().offset == {orders.at: 5}
@@ -252,7 +190,7 @@ def test_without_individual_commits_positions_move_in_order(orders: Orders) -> N
 
 def test_pause_resume_and_seek(orders: Orders) -> None:
     orders.write(30)
-    consumer = orders.consumer([])
+    consumer = orders.alone([])
     records = read(consumer, 10)
     consumer.pause([orders.at])
     nothing_more(consumer)
