@@ -88,7 +88,7 @@ class Committing:
         return self._result(shares, moved, news)
 
     def commit_in(self, transaction: Transaction, shares: Sequence[Share], ownership: Ownership) -> CommitResult:
-        """Commit what these have done within a transaction that is open, and end it.
+        """Commit what these (at least one) have done within a transaction that is open, and end it.
 
         Raises:
             MembershipLostError | LogError: abort it.
@@ -99,10 +99,7 @@ class Committing:
         news = _news(shares)
         if self._in_offset_order:
             self._await_turn(shares, news)
-        if moved:
-            self._write(transaction, moved, ownership)
-        else:
-            transaction.commit(self._timeout_s)
+        self._write(transaction, moved, ownership, shares[0].epoch)  # the fence also if nothing moved: results are fenced, too
         return self._result(shares, moved, news)
 
     def close(self) -> None:
@@ -112,12 +109,12 @@ class Committing:
     def _in_own_transaction(self, shares: Sequence[Share], ownership: Ownership, *, claim: bool = False) -> None:
         try:
             self._writer.begin()
-            self._write(self._writer, shares, ownership, claim=claim)
+            self._write(self._writer, shares, ownership, shares[0].epoch, claim=claim)
         except (LogError, GroupError):
             self._writer.abort()
             raise
 
-    def _write(self, transaction: Transaction, shares: Sequence[Share], ownership: Ownership, *, claim: bool = False) -> None:
+    def _write(self, transaction: Transaction, shares: Sequence[Share], ownership: Ownership, epoch: int, *, claim: bool = False) -> None:
         commit = plan([share.progress for share in shares], self._follower, claim=claim)
         if commit.records:
             now = int(time.time() * 1000)
@@ -125,7 +122,7 @@ class Committing:
             where = self._follower.partition
             transaction.append(where.topic, keys, values, [now] * len(keys), partitions=where.partition)
         transaction.flush(self._timeout_s)
-        ownership.commit(transaction, commit, shares[0].epoch, self._timeout_s)
+        ownership.commit(transaction, commit, epoch, self._timeout_s)
 
     def _await_turn(self, shares: Sequence[Share], news: Mapping[TopicPartition, Runs]) -> None:
         """Return when others are done with everything before what is new.

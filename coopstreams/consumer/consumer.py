@@ -38,6 +38,7 @@ from coopstreams.topology.errors import (
     IndividualCommitNotAllowedError,
     IndividualCommitTooOldError,
     MaxIndividualCommitReachedError,
+    MembershipLostError,
 )
 from coopstreams.topology.keys import KeyRange
 
@@ -63,6 +64,7 @@ class CooperativeConsumer:
         self._lock = threading.RLock()
         self._ids = transactional_ids(self._config["group.id"])
         self._running: Session | None = None
+        self._in_transaction = False
 
     # --- what to read ---
 
@@ -125,7 +127,7 @@ class CooperativeConsumer:
             GroupError: Kafka will not have this member; says why.
         """
         with self._lock:
-            return self._session.consume(num_messages, timeout_s)
+            return self._free.consume(num_messages, timeout_s)
 
     def done(self, record: ConsumerRecord) -> None:
         """Note that a record was processed; the next commit says so. Any thread, at once."""
@@ -169,7 +171,7 @@ class CooperativeConsumer:
             LogError: it may or may not have counted; commit again.
         """
         with self._lock:
-            session = self._session
+            session = self._free
             session.take_done()
             if offsets is None:
                 shares = list(session.shares.values())
@@ -198,7 +200,7 @@ class CooperativeConsumer:
             And what `commit` raises. Nothing is committed then.
         """
         with self._lock:
-            session = self._session
+            session = self._free
             session.take_done()
             if session.committing.in_order:
                 raise IndividualCommitNotAllowedError(
@@ -237,18 +239,23 @@ class CooperativeConsumer:
             session = self._session
             if not isinstance(session.ownership, Shared):
                 raise GroupError("transactions need the fence of a group: subscribe, do not assign")
-            timeout_s = self._config["transaction.timeout.ms"] / 1000
-            transaction = ProducerTransaction(producer, timeout_s)
+            session.take_done()
+            transaction = ProducerTransaction(producer, self._config["transaction.timeout.ms"] / 1000)
             transaction.begin()
+            self._in_transaction = True
             try:
                 yield
-                session.take_done()
+                all_here = session.take_done()
                 shares = sorted(session.shares.values(), key=lambda share: share.id)
+                if not all_here or not shares:
+                    raise MembershipLostError("key ranges that this transaction is about are somebody else's by now; what is uncommitted is void")
                 session.committing.commit_in(transaction, shares, session.ownership)
             except BaseException:
                 session.reopen()
                 transaction.abort()
                 raise
+            finally:
+                self._in_transaction = False
 
     @property
     def transactional_id(self) -> str:
@@ -287,6 +294,13 @@ class CooperativeConsumer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    @property
+    def _free(self) -> Session:
+        """The session, for what commits by itself."""
+        if self._in_transaction:
+            raise GroupError("a transaction is open: end it before you consume or commit, or records would be committed outside of it")
+        return self._session
 
     @property
     def _session(self) -> Session:

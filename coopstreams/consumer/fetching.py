@@ -39,6 +39,7 @@ class Fetching:
     def open(self, share: Share) -> None:
         """Read a key range from where it was opened."""
         partition = self._partitions.setdefault(share.at, _Partition())
+        share.paused = any(other.paused for other in partition.shares)
         partition.shares.append(share)
         share.behind = True
         self._place({share.at})
@@ -67,12 +68,12 @@ class Fetching:
                 share = partition.shares[run.slot]
                 share.take(run, self._room if self._reserves(run.partition.topic) else 0)
 
-    def records(self, most: int, held_back: Callable[[Share], bool]) -> list[ConsumerRecord]:
+    def records(self, most: int) -> list[ConsumerRecord]:
         """Return what can be handed out now."""
         records: list[ConsumerRecord] = []
         for partition in self._partitions.values():
             for share in partition.shares:
-                if len(records) < most and not held_back(share):
+                if len(records) < most:
                     records += share.hand_out(most - len(records), self._filter)
         return records
 

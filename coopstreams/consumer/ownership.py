@@ -10,8 +10,10 @@ Invariant: alone or not, a range is opened behind the barrier, at a term above a
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from coopstreams.commit.barrier import Barrier
@@ -25,6 +27,11 @@ from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.task_id import TaskId
 
+log = logging.getLogger(__name__)
+
+COMPLAIN_S = 5.0
+"""How long a key range may wait for the barrier before that is said, and said again."""
+
 
 @dataclass(slots=True, eq=False)
 class Opening:
@@ -33,6 +40,8 @@ class Opening:
     id: TaskId
     epoch: int
     barrier: int | None = None
+    said_at: float = field(default_factory=time.monotonic)
+    """When it was wanted, or was last said to wait."""
 
 
 class Openings:
@@ -71,10 +80,27 @@ class Openings:
         passed = {one.id: one for one in self.barrier.passed(ready)}
         if len(passed) < len(ready):
             self.barrier.hunt_later()
+            self._complain([one for one in ready if one.id not in passed])
         if not passed:
             return []
         opened = self._positions.resolve(list(passed), self.barrier.generation)
         return [(progress, self._waiting.pop(id_)) for id_, progress in opened.items()]
+
+    def _complain(self, waiting: Iterable[Opening]) -> None:
+        """Say who waits for long, and for what."""
+        now = time.monotonic()
+        for one in waiting:
+            if now - one.said_at > COMPLAIN_S and one.barrier is not None:
+                one.said_at = now
+                names = ", ".join(sorted(self._follower.blockers(one.barrier))) or "of another group in the same partition"
+                log.warning(
+                    "%s waits: %s is known up to %d, and has to be up to %d. An open transaction keeps the rest back: %s",
+                    one.id,
+                    self._follower.partition,
+                    self._follower.tail,
+                    one.barrier,
+                    names,
+                )
 
 
 class Transaction(Protocol):

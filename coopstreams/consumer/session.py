@@ -91,6 +91,7 @@ class Session:
         self._told = False
         """Whether something was revoked or lost during this poll."""
         self._blocked: set[Share] = set()
+        self._refused: GroupError | None = None
         self._obey()
 
     def consume(self, most: int, timeout_s: float) -> list[ConsumerRecord]:
@@ -99,14 +100,16 @@ class Session:
         self._begin_poll()
         while True:
             self._handle()
+            if self._refused is not None:
+                raise self._refused
             self.follower.poll(OPENING_S if self.openings else 0.0)
             self._open()
             self._note()
-            records = self.fetching.records(most, self.revocations.__contains__)
+            records = self.fetching.records(most)
             left = deadline - time.monotonic()
             if not records:
                 self.fetching.fetch(most, max(0.0, min(left, OPENING_S if self.openings else SLICE_S)))
-                records = self.fetching.records(most, self.revocations.__contains__)
+                records = self.fetching.records(most)
             if records or self._told or left <= 0:
                 return records
 
@@ -126,15 +129,24 @@ class Session:
                 time.sleep(AGAIN_S)
         return self.committing.commit(in_order, self.ownership, metadata or {})
 
-    def take_done(self) -> None:
-        """Learn which records were finished. What was done before, or belongs to somebody else now, is logged and changes nothing."""
+    def take_done(self) -> bool:
+        """Learn which records were finished; return False if some were of key ranges that are not here any more.
+
+        These, and what was done before, are logged and change nothing.
+        """
         twice: list[str] = []
+        gone: list[str] = []
         while self.finished:
             share, offset = self.finished.popleft()
-            if not share.live or not share.inflight.done(offset):
+            if not share.live:
+                gone.append(f"{share} {offset}")
+            elif not share.inflight.done(offset):
                 twice.append(f"{share} {offset}")
         if twice:
-            log.warning("%d records were done already, or are of key ranges that are not here any more: %s", len(twice), ", ".join(twice[:5]))
+            log.warning("%d records were done already: %s", len(twice), ", ".join(twice[:5]))
+        if gone:
+            log.warning("%d records are of key ranges that are not here any more, and are done again elsewhere: %s", len(gone), ", ".join(gone[:5]))
+        return not gone
 
     def check_overtaken(self, shares: Collection[Share]) -> None:
         """Do nothing if nobody has opened these hashes after us. Only after `assign`: a group has one owner of a hash at a time.
@@ -228,7 +240,7 @@ class Session:
                 return
             match event:
                 case Refused(error):
-                    raise error
+                    self._refused = error
                 case Lost():
                     log.warning("the group went on without this consumer; what was not committed is done again elsewhere")
                     self.openings.clear()
@@ -245,13 +257,15 @@ class Session:
             raise ConsumerRangeFetchNotAcceptedError(f"this consumer does not share, and was assigned a part of a partition: {parts[0]}")
         kept = [self.shares[id_] for id_ in event.added if id_ in self.shares]
         self.revocations.keep(kept)
+        for share in kept:
+            share.leave(False)
         self.openings.want([id_ for id_ in event.added if id_ not in self.shares], event.epoch)
         if unopened := self.openings.drop(event.revoked):
             self.ownership.released(unopened)
         asked = [self.shares[id_] for id_ in event.revoked if id_ in self.shares]
         self.revocations.ask(asked, time.monotonic())
         for share in asked:
-            share.forget_waiting()
+            share.leave(True)
         self._told = self._told or bool(asked)
 
     def _open(self) -> None:

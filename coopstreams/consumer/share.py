@@ -61,6 +61,8 @@ class Share:
         self.behind = False
         """Whether the reader has passed `taken`: it has to go back there."""
         self.paused = False
+        self.leaving = False
+        """Whether the group wants it back: nothing more is handed out."""
         self.live = True
         """Whether it is still this consumer's."""
         self.waiting_bytes = 0
@@ -72,7 +74,7 @@ class Share:
     @property
     def stuck(self) -> bool:
         """Whether it cannot take records now."""
-        return self.paused or self.inflight.blocked()
+        return self.paused or self.leaving or self.inflight.blocked()
 
     @property
     def empty(self) -> bool:
@@ -122,15 +124,13 @@ class Share:
     def seek(self, offset: int) -> None:
         """Hand out from this offset on."""
         self.inflight.seek(offset)
-        self.forget_waiting()
-        self.taken, self.behind = offset, True
+        self._forget_waiting()
 
-    def forget_waiting(self) -> None:
-        """Drop what waits; it is read again."""
-        if self._waiting:
-            self._waiting.clear()
-            self.waiting_bytes = 0
-            self.taken, self.behind = self.inflight.wanted, True
+    def leave(self, leaving: bool) -> None:
+        """Hand out nothing more; or go on, the group gives it back."""
+        self.leaving = leaving
+        if leaving:
+            self._forget_waiting()
 
     def stand(self, *, in_order: bool) -> tuple[Segment, ...]:
         """Tell `progress` what a commit now says, and return it; `in_order`: positions only."""
@@ -139,6 +139,12 @@ class Share:
             segments = tuple(replace(segment, runs=self._committed_runs(segment)) for segment in segments)
         self.progress.stand(self.at, segments)
         return segments
+
+    def _forget_waiting(self) -> None:
+        """Drop what waits; it is read again."""
+        self._waiting.clear()
+        self.waiting_bytes = 0
+        self.taken, self.behind = self.inflight.wanted, True
 
     def _committed_runs(self, segment: Segment) -> Runs:
         """The done runs that were committed before: they are not taken back."""

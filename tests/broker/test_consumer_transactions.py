@@ -11,7 +11,8 @@ from confluent_kafka import Producer
 
 from coopstreams.consumer import ConsumerRecord, CooperativeConsumer, KeyRange
 from coopstreams.log.log import TopicSpec
-from coopstreams.topology.errors import GroupError, LogError
+from coopstreams.topology.errors import GroupError, LogError, MembershipLostError
+from coopstreams.topology.keys import WHOLE
 from tests.broker.consuming import Orders, finish, nothing_more, poll_until, read
 from tests.broker.reading import read_topic
 from tests.conftest import Kafka
@@ -142,4 +143,40 @@ def test_a_transaction_that_waits_for_too_long_is_aborted(orders: Orders, out: s
 
     with pytest.raises(LogError, match=r"commit\.order=offset"):
         wait()
+    assert read_topic(orders.kafka.bootstrap, out) == []
+
+
+def test_nothing_is_committed_beside_an_open_transaction(orders: Orders, out: str) -> None:
+    orders.write(10)
+    consumer = orders.member()
+    producer = producer_of(consumer, orders.kafka)
+    finish(consumer, read(consumer, 10))
+    with consumer.transaction(producer):
+        producer.produce(out, b"x", b"k", 0)
+        for commit in (consumer.commit, consumer.consume, lambda: consumer.commit_ranges({orders.at: [(0, 3)]})):
+            with pytest.raises(GroupError, match="a transaction is open"):
+                commit()
+    assert len(read_topic(orders.kafka.bootstrap, out)) == 1
+
+
+def test_results_of_records_that_were_lost_are_aborted(orders: Orders, out: str) -> None:
+    orders.write(10)
+    consumer = orders.make(max_poll_interval_ms=1000)
+    consumer.subscribe([orders.topic])
+    producer = producer_of(consumer, orders.kafka)
+    old = read(consumer, 10)
+    second = orders.member()
+    taken = poll_until(lambda: second.assignment() == {orders.at: (WHOLE,)}, second)
+    finish(second, taken + read(second, 10 - len(taken)))
+    poll_until(consumer.lost, consumer, second)
+    poll_until(lambda: consumer.assignment() and second.assignment(), consumer, second)
+
+    def write() -> None:
+        with consumer.transaction(producer):
+            for record in old:
+                producer.produce(out, record.value, record.key, 0)
+                consumer.done(record)
+
+    with pytest.raises(MembershipLostError, match="somebody else's"):
+        write()
     assert read_topic(orders.kafka.bootstrap, out) == []
