@@ -10,8 +10,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from coopstreams.commands.connecting import Brokers, ConfigFile, cluster, connection
-from coopstreams.consumer.policy import CLUSTER, TOPICS, Policy, PolicyTopic, default
+from coopstreams.commands.connecting import Brokers, ConfigFile, connection
+from coopstreams.consumer.policy import CLUSTER, TOPICS, Policy, read_policy, set_policy
 from coopstreams.topology.errors import ConfigError
 
 app = typer.Typer(help="What the cluster and its topics allow: committing out of order, and sharing partitions by key range.", no_args_is_help=True)
@@ -23,13 +23,7 @@ _WORDS: dict[str, bool | None] = {"true": True, "false": False, "default": None}
 @app.command()
 def get(topic: _Topic = None, bootstrap_servers: Brokers = None, config: ConfigFile = None) -> None:
     """Print the settings of the cluster, and of the topics for which something was set; or of one topic."""
-    with cluster(connection(bootstrap_servers, config)) as log:
-        policies = PolicyTopic(log)
-        try:
-            policy = policies.read()
-        finally:
-            policies.close()
-    Console().print(policy_table(policy, topic))
+    Console().print(policy_table(read_policy(connection(bootstrap_servers, config)), topic))
 
 
 @app.command("set")
@@ -41,13 +35,9 @@ def set_(
 ) -> None:
     """Set what the cluster or a topic allows; consumers that run obey within seconds."""
     wanted = dict(_pair(text) for text in settings)
-    for name in wanted:
-        default(name, topic)  # all of them or none
-    with cluster(connection(bootstrap_servers, config)) as log:
-        policies = PolicyTopic(log)
-        for name, value in wanted.items():
-            policies.set(name, value, topic)
-            typer.echo(f"{topic or 'cluster'}: {name} is {'the default' if value is None else str(value).lower()} now")
+    set_policy(connection(bootstrap_servers, config), wanted, topic)
+    for name, value in wanted.items():
+        typer.echo(f"{topic or 'cluster'}: {name} is {'the default' if value is None else str(value).lower()} now")
 
 
 def policy_table(policy: Policy, topic: str | None = None) -> Table:

@@ -18,9 +18,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import orjson
 
+from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.log.log import Log, Position, Reader, TopicSpec
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.errors import ConfigError, LogError, UnknownTopicError
@@ -89,6 +91,39 @@ def default(name: str, topic: str | None = None) -> bool:
 def topic_spec(replication: int = -1) -> TopicSpec:
     """Return how the policy topic is created."""
     return TopicSpec(TOPIC, 1, {"cleanup.policy": "compact", "segment.bytes": "10485760"}, replication)
+
+
+def read_policy(settings: Mapping[str, Any]) -> Policy:
+    """Return the policy of a cluster. `settings`: how to reach it, in librdkafka's names.
+
+    Raises:
+        LogError: it cannot be read.
+    """
+    log = KafkaLog(settings)
+    policies = PolicyTopic(log)
+    try:
+        return policies.read()
+    finally:
+        policies.close()
+        log.close()
+
+
+def set_policy(settings: Mapping[str, Any], values: Mapping[str, bool | None], topic: str | None = None) -> None:
+    """Set what a cluster, or a topic of it, allows; None: the default again.
+
+    Raises:
+        ConfigError: there is no such setting at this level; nothing is set.
+        UnknownTopicError: the topic does not exist; nothing is set.
+        LogError: it could not be written.
+    """
+    for name in values:
+        default(name, topic)
+    log = KafkaLog(settings)
+    try:
+        for name, value in values.items():
+            PolicyTopic(log).set(name, value, topic)
+    finally:
+        log.close()
 
 
 class PolicyTopic:

@@ -11,6 +11,7 @@ import pytest
 
 from coopstreams.consumer import ConsumerRecord, CooperativeConsumer, KeyRange, TopicPartition
 from coopstreams.consumer.policy import PolicyTopic
+from coopstreams.dev.broker import KafkaBroker
 from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.log.log import TopicSpec
 from coopstreams.topology.keys import key_hash
@@ -20,7 +21,7 @@ from tests.conftest import Kafka
 class Orders:
     """A topic that may be shared, and a group."""
 
-    def __init__(self, kafka: Kafka, partitions: int = 1) -> None:
+    def __init__(self, kafka: Kafka | KafkaBroker, partitions: int = 1) -> None:
         self.kafka = kafka
         self.log = KafkaLog({"bootstrap.servers": kafka.bootstrap})
         self.topic = f"orders-{uuid.uuid4().hex[:8]}"
