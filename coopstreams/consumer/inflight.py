@@ -53,7 +53,7 @@ class InFlight:
 
     def blocked(self) -> bool:
         """Return whether nothing more may be handed out: too much is out, and since then not half of it was done."""
-        self._blocked = len(self._missing) >= (self.most // 2 if self._blocked else self.most)
+        self._blocked = len(self._missing) >= (max(1, self.most // 2) if self._blocked else self.most)
         return self._blocked
 
     def hand_out(self, keys: Sequence[bytes | None], offsets: Sequence[int], next_offset: int) -> list[int]:
