@@ -8,6 +8,7 @@ Invariant: `for_leader`, `shareable` and `reserves_values` never ask the brokers
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable
 
@@ -15,7 +16,9 @@ from coopstreams.commit.record import TOPIC
 from coopstreams.consumer.dealing import topic_number
 from coopstreams.consumer.policy import Policy, PolicyTopic
 from coopstreams.log.log import Log
-from coopstreams.topology.errors import UnknownTopicError
+from coopstreams.topology.errors import LogError, UnknownTopicError
+
+log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 5.0
 
@@ -45,11 +48,15 @@ class Policies:
             raise UnknownTopicError(f"there is no topic {', '.join(missing)}: create it first, or correct the name")
 
     def changed(self) -> bool:
-        """Look again if it is time; return whether the group should deal again."""
+        """Look again if it is time; return whether the group should deal again. While brokers are away, what was seen last holds."""
         if time.monotonic() < self._look_at:
             return False
         before = self._seen()
-        self._look()
+        try:
+            self._look()
+        except LogError as error:
+            log.warning("cannot look at topics and policy: %s", error)
+            self._look_at = time.monotonic() + LOOK_EVERY_S
         return before != self._seen()
 
     def for_leader(self, topics: set[str]) -> tuple[dict[str, int], frozenset[str]]:

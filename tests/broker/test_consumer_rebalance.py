@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from coopstreams.consumer import KeyRange
+from coopstreams.consumer import ConsumerRecord, KeyRange
+from coopstreams.consumer.ownership import Shared
+from coopstreams.consumer.policy import PolicyTopic
 from coopstreams.consumer.session import Ranges
 from coopstreams.topology.keys import WHOLE, key_hash
 from tests.broker.consuming import Orders, finish, nothing_more, poll_until, read
@@ -125,3 +127,60 @@ def test_whoever_does_not_share_gets_whole_partitions(orders: Orders) -> None:
     second.subscribe([orders.topic], allow_key_share=False)
     poll_until(lambda: first.assignment() or second.assignment(), first, second)
     assert [*first.assignment().values(), *second.assignment().values()] == [(WHOLE,)]
+
+
+def test_what_stays_goes_on_while_something_else_is_given_up(kafka: Kafka) -> None:
+    orders = Orders(kafka, partitions=2)
+    try:
+        first = orders.member()
+        poll_until(lambda: len(first.assignment()) == 2, first)
+        orders.write(50, partition=0)
+        orders.write(50, partition=1)
+        held = read(first, 100)
+        second = orders.member()
+        poll_until(first.to_be_revoked, first, second)
+        (leaves,) = first.to_be_revoked()
+        (stays,) = first.assignment().keys() - {leaves}
+        orders.write(50, partition=0)
+        orders.write(50, partition=1)
+        more: list[ConsumerRecord] = []
+        while len(more) < 50:
+            assert first.delay_revoke([leaves])
+            more += first.consume(100, 0.1)
+        assert {(record.topic, record.partition) for record in more} == {stays}
+        finish(first, held + more)
+        rest = poll_until(lambda: second.assignment() == {leaves: (WHOLE,)}, first, second)
+        rest += read(second, 50 - len(rest))
+        assert {(record.topic, record.partition) for record in rest} == {leaves}
+    finally:
+        orders.close()
+
+
+def test_a_topic_that_may_be_shared_no_more_is_dealt_whole_again(orders: Orders) -> None:
+    first, second = orders.member(), orders.member()
+    poll_until(lambda: first.assignment() and second.assignment() and not first.to_be_revoked(), first, second)
+    PolicyTopic(orders.log).set("accept.range.fetch", False, orders.topic)
+    poll_until(lambda: [*first.assignment().values(), *second.assignment().values()] == [(WHOLE,)], first, second)
+    PolicyTopic(orders.log).set("accept.range.fetch", True, orders.topic)
+    poll_until(lambda: sorted([*first.assignment().values(), *second.assignment().values()]) == [(LEFT,), (RIGHT,)], first, second)
+
+
+def test_a_key_range_with_too_much_in_flight_calls_a_rebalance(orders: Orders) -> None:
+    orders.write(50)
+    consumer = orders.make(max_individual_commits=20)
+    consumer.subscribe([orders.topic])
+    poll_until(consumer.assignment, consumer)
+    before = generation(orders)
+    records = read(consumer, 20)
+    nothing_more(consumer)
+    poll_until(lambda: generation(orders) > before, consumer)
+    assert consumer.assignment() == {orders.at: (WHOLE,)}, "it goes on with what it has"
+    finish(consumer, records)
+    assert [record.offset for record in read(consumer, 20)] == list(range(20, 40))
+
+
+def generation(orders: Orders) -> int:
+    (consumer,) = orders.consumers
+    ownership = consumer._session.ownership
+    assert isinstance(ownership, Shared)
+    return ownership.assigned.generation if ownership.assigned else -1

@@ -34,8 +34,8 @@ def out(orders: Orders) -> str:
     return name
 
 
-def producer_of(consumer: CooperativeConsumer, kafka: Kafka) -> Producer:
-    producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": consumer.transactional_id, "retry.backoff.ms": 5})
+def producer_of(consumer: CooperativeConsumer, bootstrap: str) -> Producer:
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": consumer.transactional_id, "retry.backoff.ms": 5})
     producer.init_transactions(30)
     return producer
 
@@ -43,7 +43,7 @@ def producer_of(consumer: CooperativeConsumer, kafka: Kafka) -> Producer:
 def test_results_and_commits_count_together_or_not_at_all(orders: Orders, out: str) -> None:
     orders.write(40)
     consumer = orders.member()
-    producer = producer_of(consumer, orders.kafka)
+    producer = producer_of(consumer, orders.kafka.bootstrap)
     records = read(consumer, 20)
     with consumer.transaction(producer):
         for record in records:
@@ -79,7 +79,7 @@ def test_results_and_commits_count_together_or_not_at_all(orders: Orders, out: s
 def test_out_of_order_commits_are_part_of_the_transaction(orders: Orders, out: str) -> None:
     orders.write(10)
     consumer = orders.member()
-    producer = producer_of(consumer, orders.kafka)
+    producer = producer_of(consumer, orders.kafka.bootstrap)
     records = read(consumer, 10)
     with consumer.transaction(producer):
         finish(consumer, records, lambda offset: offset in (2, 3, 7))
@@ -116,7 +116,7 @@ def test_in_offset_order_a_transaction_waits_for_those_before_it(orders: Orders,
         order.append(name)
 
     early, late = (("A", first, a), ("B", second, b)) if a[0].offset < b[0].offset else (("B", second, b), ("A", first, a))
-    producers = {name: producer_of(consumer, orders.kafka) for name, consumer, _ in (early, late)}
+    producers = {name: producer_of(consumer, orders.kafka.bootstrap) for name, consumer, _ in (early, late)}
     waits = threading.Thread(target=commit, args=(late[0], late[1], producers[late[0]], [r for r in late[2] if r.offset > early[2][0].offset]))
     waits.start()
     waits.join(1.0)
@@ -134,7 +134,7 @@ def test_a_transaction_that_waits_for_too_long_is_aborted(orders: Orders, out: s
     (others,) = second.assignment()[orders.at]
     records = read(second, len(orders.offsets_of(others)))
     last = records[-1]
-    producer = producer_of(second, orders.kafka)
+    producer = producer_of(second, orders.kafka.bootstrap)
 
     def wait() -> None:
         with second.transaction(producer):
@@ -149,7 +149,7 @@ def test_a_transaction_that_waits_for_too_long_is_aborted(orders: Orders, out: s
 def test_nothing_is_committed_beside_an_open_transaction(orders: Orders, out: str) -> None:
     orders.write(10)
     consumer = orders.member()
-    producer = producer_of(consumer, orders.kafka)
+    producer = producer_of(consumer, orders.kafka.bootstrap)
     finish(consumer, read(consumer, 10))
     with consumer.transaction(producer):
         producer.produce(out, b"x", b"k", 0)
@@ -163,7 +163,7 @@ def test_results_of_records_that_were_lost_are_aborted(orders: Orders, out: str)
     orders.write(10)
     consumer = orders.make(max_poll_interval_ms=1000)
     consumer.subscribe([orders.topic])
-    producer = producer_of(consumer, orders.kafka)
+    producer = producer_of(consumer, orders.kafka.bootstrap)
     old = read(consumer, 10)
     second = orders.member()
     taken = poll_until(lambda: second.assignment() == {orders.at: (WHOLE,)}, second)
