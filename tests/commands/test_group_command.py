@@ -11,10 +11,14 @@ from coopstreams.consumer.offsets import list_consumer_group_offsets
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, GroupError, UnknownTopicError
+from coopstreams.topology.keys import KeyRange
+from tests.broker.consuming import Orders, finish, poll_until, read
 from tests.conftest import Kafka
 from tests.group.instances import application
 
 pytestmark = pytest.mark.broker
+
+LEFT, _ = KeyRange.split(2)
 
 
 def run(kafka: Kafka, *arguments: str, typed: str | None = None) -> Result:
@@ -73,6 +77,26 @@ def test_the_members_of_an_application_are_listed_with_their_tasks_and_it_is_not
         refused = run(kafka, "reset", busy.group, "--topic", topic, "--to", "earliest", "--yes")
         assert isinstance(refused.exception, GroupError)
         assert "stop them" in str(refused.exception)
+
+
+def test_consumers_are_shown_with_their_key_ranges_and_what_they_did_out_of_order(kafka: Kafka) -> None:
+    orders = Orders(kafka)
+    members = [orders.member(), orders.member()]
+    poll_until(lambda: all(member.assignment() for member in members) and not members[0].to_be_revoked(), *members)
+    orders.write(60)
+    for member in members:
+        (covered,) = member.assignment()[orders.at]
+        records = read(member, len(orders.offsets_of(covered)))
+        finish(member, records[1:] if covered == LEFT else records)
+        member.consume(1, 0.2)
+        member.commit()
+    told = run(kafka, "describe", orders.group)
+    slow = orders.offsets_of(LEFT)[0]
+    above = [f"{slow + 1}-59"] if slow + 1 < 59 else ["59"]
+    assert cells(told, f"{orders.at}")[1:7] == [str(slow), "60", str(60 - slow), "0..127", str(slow), *above]
+    assert cells(told, "128..255")[:2] == ["128..255", "60"]
+    assert sorted(line.split()[-1] for line in told.stdout.splitlines() if " yes " in line) == [f"{orders.at}[0..127]", f"{orders.at}[128..255]"]
+    orders.close()
 
 
 @pytest.mark.parametrize(
