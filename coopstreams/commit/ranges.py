@@ -9,7 +9,7 @@ Turned down: a set of offsets (10 000 runs are 20 kB in a commit; the offsets in
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TypeAlias
 
 Runs: TypeAlias = tuple[tuple[int, int], ...]
@@ -31,6 +31,17 @@ def normalise(runs: Iterable[tuple[int, int]]) -> Runs:
         else:
             joined.append((start, end))
     return tuple(joined)
+
+
+def runs_of(offsets: Collection[int]) -> Runs:
+    """Return offsets, each once and in any order, as runs."""
+    runs: list[tuple[int, int]] = []
+    for offset in sorted(offsets):
+        if runs and offset == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], offset)
+        else:
+            runs.append((offset, offset))
+    return tuple(runs)
 
 
 def add(runs: Runs, start: int, end: int) -> Runs:

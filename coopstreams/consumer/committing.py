@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.progress import plan
-from coopstreams.commit.ranges import Runs, merge
+from coopstreams.commit.ranges import Runs, normalise
 from coopstreams.commit.record import Segment
 from coopstreams.consumer.ownership import Ownership, Transaction
 from coopstreams.consumer.purgatory import behind
@@ -166,7 +166,8 @@ class Committing:
 
 
 def _news(shares: Sequence[Share]) -> dict[TopicPartition, Runs]:
-    news: dict[TopicPartition, Runs] = {}
+    """What is done since the last commit, in all key ranges of a partition together."""
+    news: dict[TopicPartition, list[tuple[int, int]]] = {}
     for share in shares:
-        news[share.at] = merge(news.get(share.at, ()), share.inflight.news())
-    return news
+        news.setdefault(share.at, []).extend(share.inflight.news())
+    return {at: normalise(runs) for at, runs in news.items()}

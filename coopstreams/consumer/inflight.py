@@ -20,7 +20,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from coopstreams.commit.ranges import Runs, above, advance, contains, merge, normalise
+from coopstreams.commit.ranges import Runs, above, advance, contains, merge, runs_of
 from coopstreams.commit.record import Segment
 from coopstreams.commit.view import join
 from coopstreams.topology.keys import KeyRange, key_hashes
@@ -101,7 +101,7 @@ class InFlight:
         """Return what was done since the last commit as runs: the ranges that the proposal's commit request has."""
         if self._latest:
             latest, self._latest = self._latest, []
-            self._news = merge(self._news, normalise((offset, offset) for offset in latest))
+            self._news = merge(self._news, runs_of(latest))
         return self._news
 
     def many_news(self, most: int) -> bool:

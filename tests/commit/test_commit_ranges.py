@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.commit.ranges import Runs, above, add, advance, common, contains, merge, normalise
+from coopstreams.commit.ranges import Runs, above, add, advance, common, contains, merge, normalise, runs_of
 
 offsets = st.integers(0, 60)
 pairs = st.lists(st.tuples(offsets, st.integers(0, 6)).map(lambda pair: (pair[0], pair[0] + pair[1])), max_size=12)
@@ -23,6 +23,11 @@ def test_normalising_keeps_the_offsets_and_joins_neighbours(some: list[tuple[int
     runs = normalise(some)
     assert is_normal(runs)
     assert members(runs) == members(tuple(some))
+
+
+@given(st.sets(offsets))
+def test_offsets_become_runs(some: set[int]) -> None:
+    assert runs_of(some) == normalise((offset, offset) for offset in some)
 
 
 @given(pairs)
