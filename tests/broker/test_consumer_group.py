@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import sys
 import threading
@@ -196,6 +197,12 @@ class Processes:
         worker.kill()
         worker.wait()
 
+    def freeze(self, name: str) -> None:
+        """Stop a worker for longer than its session: the group goes on without it; then let it go on, as a zombie."""
+        self.running[name].send_signal(signal.SIGSTOP)
+        time.sleep(5)
+        self.running[name].send_signal(signal.SIGCONT)
+
     def terminate(self, name: str) -> None:
         worker = self.running.pop(name)
         worker.terminate()
@@ -279,7 +286,8 @@ def test_consumers_are_killed_and_added_while_100_000_records_flow_and_each_coun
     kafka: Kafka, processes: Callable[..., Processes]
 ) -> None:
     """Exactly-once: each record's output is in the transaction of its commit. So a gap, an overlap of two owners, or disorder would be seen."""
-    records, acts = 100_000, ["start d", "start e", "kill a", "start f", "terminate b", "kill e", "start g", "kill c", "kill d"]
+    records = 100_000
+    acts = ["start d", "start e", "kill a", "freeze d", "start f", "terminate b", "kill e", "start g", "freeze f", "kill c", "kill d"]
     source, target = shareable(kafka, "orders", 3), kafka.topic("done")
     group = processes(kafka.bootstrap, kafka.unique("chaos"), source, target)
     for name in "abc":
