@@ -8,7 +8,7 @@ commit topic: stable offset and gaps are the broker's.
 
 Invariant: a record is handed out once a delivery; nothing is polled while something of the last batch is out and still this process's.
 What that costs: a record that takes long holds up its own consumer, for `max.gap.wait.ms` at most, and no other.
-At least once: after `deliveries` attempts in vain (the broker's `group.share.delivery.count.limit`, 5) the broker gives a record up.
+At least once, but not for ever: after five deliveries in vain (`group.share.delivery.count.limit`) the broker gives a record up.
 Turned down: dealing offset ranges over the group's leader (a second marker, session and re-dealing beside the broker's own).
 """
 
