@@ -7,6 +7,8 @@ import sys
 import typer
 
 from coopstreams.commands.describe import describe
+from coopstreams.commands.group import app as group
+from coopstreams.commands.policy import app as policy
 from coopstreams.commands.query import query
 from coopstreams.commands.run import run
 from coopstreams.commands.status import status
@@ -24,6 +26,8 @@ app.command()(run)
 app.command()(describe)
 app.command()(status)
 app.command()(query)
+app.add_typer(group, name="group")
+app.add_typer(policy, name="policy")
 app.add_typer(dev, name="dev")
 
 

@@ -12,7 +12,14 @@
     │   └── FencedError          another producer or a newer generation took over; the transaction is void
     ├── GroupError               membership
     │   ├── MembershipLostError  the group went on without this member; what is uncommitted is void
+    │   ├── CommitConflictError  a commit that expected another offset
     │   └── AssignmentError      key ranges that overlap or leave a hole
+    ├── IndividualCommitError    sharing a partition, or committing out of order, is not allowed or not possible; carries a `code`
+    │   ├── IndividualCommitNotAllowedError     88  the cluster's policy, or the consumer's own setting
+    │   ├── TopicRangeFetchNotAllowedError      89  the topic's policy
+    │   ├── ConsumerRangeFetchNotAcceptedError  90  this consumer does not share
+    │   ├── IndividualCommitTooOldError         91  a commit behind the stable offset; says where that is
+    │   └── MaxIndividualCommitReachedError     92  too many done offsets above one that is not
     ├── DevError                 Java, the development Kafka or the examples' data could not be had
     ├── StateError               local state
     │   ├── StateLockedError     the folder is in use by another process
@@ -82,8 +89,55 @@ class MembershipLostError(GroupError):
     """The group went on without this member: whatever it has not committed is void."""
 
 
+class CommitConflictError(GroupError):
+    """A commit named the offset that it expected to be committed, and it is another. Nothing was committed; look at `committed`."""
+
+
 class AssignmentError(GroupError):
     """Key ranges that overlap or leave a hole. A bug in an assignor, never the user's fault."""
+
+
+class IndividualCommitError(CoopStreamsError):
+    """Sharing a partition by key range, or committing out of order, is not allowed or not possible.
+
+    Shape: `code` is the proposal's number. It is for programs and logs and never travels: Apache Kafka uses 88 to 92 for other things.
+    """
+
+    code = -1
+
+
+class IndividualCommitNotAllowedError(IndividualCommitError):
+    """Individual commits are turned off. Cure: `coopstreams policy set accept.individual.commit=true`; in the consumer, `allow.individual.commit`."""
+
+    code = 88
+
+
+class TopicRangeFetchNotAllowedError(IndividualCommitError):
+    """The topic keeps the order of its partitions: no parts of them. Cure: `coopstreams policy set accept.range.fetch=true --topic TOPIC`."""
+
+    code = 89
+
+
+class ConsumerRangeFetchNotAcceptedError(IndividualCommitError):
+    """A consumer that does not share was to read a part of a partition. Cure: allow it to (`allow.individual.commit`, `allow_key_share`)."""
+
+    code = 90
+
+
+class IndividualCommitTooOldError(IndividualCommitError):
+    """A commit lies behind the stable offset: everything there is committed already. Go on from `last_stable_offset`."""
+
+    code = 91
+
+    def __init__(self, message: str, *, last_stable_offset: int) -> None:
+        super().__init__(message)
+        self.last_stable_offset = last_stable_offset
+
+
+class MaxIndividualCommitReachedError(IndividualCommitError):
+    """As many done offsets above one that is not as may be kept. Finish the oldest records; a member that hangs should leave."""
+
+    code = 92
 
 
 class DevError(CoopStreamsError):

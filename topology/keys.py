@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 from xxhash import xxh64_intdigest
 
@@ -88,6 +89,9 @@ class KeyRange:
 
     Shape: `start` and `end` are hashes, both inclusive. Ranges of stateful tasks begin and end at key groups.
     """
+
+    MAX: ClassVar[int] = MAX_HASH
+    """The largest hash: `KeyRange(0, KeyRange.MAX)` is the whole space."""
 
     start: int
     end: int

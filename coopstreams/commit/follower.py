@@ -20,13 +20,14 @@ from coopstreams.commit.record import (
     CommitKey,
     Committed,
     CommitValue,
+    Segment,
     decode_key,
     decode_value,
     encode_text,
     partition_of,
     topic_spec,
 )
-from coopstreams.commit.view import Opening, View
+from coopstreams.commit.view import Hole, Opening, Spoken, View
 from coopstreams.log.log import Log, Position, Reader
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
@@ -122,10 +123,15 @@ class Follower:
         with self._lock:
             return self._view.open(partition, covered, committed, reset)
 
-    def stable(self, partition: TopicPartition, committed: Committed | None) -> Position | None:
+    def stable(self, partition: TopicPartition, committed: Committed | None, own: Sequence[Segment] = ()) -> Position | None:
         """See `View.stable`."""
         with self._lock:
-            return self._view.stable(partition, committed)
+            return self._view.stable(partition, committed, own)
+
+    def resolve(self, partition: TopicPartition, covered: KeyRange) -> list[Spoken | Hole]:
+        """See `View.resolve`."""
+        with self._lock:
+            return self._view.resolve(partition, covered)
 
     def mirror(self, partition: TopicPartition, committed: Committed | None) -> Committed | None:
         """See `View.mirror`."""
@@ -136,6 +142,16 @@ class Follower:
         """See `View.garbage`."""
         with self._lock:
             return self._view.garbage(partition, mine)
+
+    def sources(self) -> list[TopicPartition]:
+        """See `View.sources`."""
+        with self._lock:
+            return self._view.sources()
+
+    def next_term(self, partition: TopicPartition, committed: Committed | None) -> int:
+        """See `View.next_term`."""
+        with self._lock:
+            return self._view.next_term(partition, committed)
 
     def live(self, partition: TopicPartition) -> list[tuple[CommitKey, CommitValue]]:
         """See `View.live`."""

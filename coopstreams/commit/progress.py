@@ -1,5 +1,7 @@
 """How far one task is, what of a batch it still has to do, and what a commit of several tasks consists of.
 
+A consumer that finishes records out of order keeps count of them itself (`consumer.inflight`) and says where it stands with `stand`.
+
 A task opens with segments (`view.Opening`): parts of its range may be further than others, after a merge of ranges. The reader begins at the
 lowest; `unseen` drops what is done already; once the reader is past the highest, there is one segment and `unseen` costs one comparison.
 
@@ -30,11 +32,13 @@ class Author:
     """Who writes a task's commits: stays the same as long as the task stays open.
 
     Shape: `generation` is that in which the task was opened; `transactional_id` names the writer (at-least-once: any name for people).
+    `alone`: no group coordinator fences its plain offset, so an individual commit says everything.
     """
 
     group: str
     generation: int
     transactional_id: str
+    alone: bool = False
 
 
 class Commits(Protocol):
@@ -93,6 +97,8 @@ class Progress:
     def __init__(self, covered: KeyRange, openings: Mapping[TopicPartition, Opening], author: Author) -> None:
         self.range = covered
         self.author = author
+        self.metadata = ""
+        """What goes beside the positions into the next commits."""
         self._sources = {
             partition: _Source(
                 opening.term,
@@ -144,6 +150,26 @@ class Progress:
             if next_offset > source.until:
                 source.until = next_offset
 
+    def segments(self, partition: TopicPartition) -> tuple[Segment, ...]:
+        """Return how far each part of the range is."""
+        return self._sources[partition].now()
+
+    def term(self, partition: TopicPartition) -> int:
+        """Return the term under which the task speaks."""
+        return self._sources[partition].term
+
+    def plain_offset(self, partition: TopicPartition) -> Committed | None:
+        """Return the plain offset as it was found, or as this task last wrote it."""
+        return self._sources[partition].mirrored
+
+    def committed_segments(self, partition: TopicPartition) -> tuple[Segment, ...]:
+        """Return how far each part of the range is committed."""
+        return self._sources[partition].durable
+
+    def stand(self, partition: TopicPartition, segments: Iterable[Segment]) -> None:
+        """Note how far each part of the range is, where records are done out of order; in the place of `advance`."""
+        self._sources[partition].segments = tuple(join(list(segments)))
+
     @property
     def moved(self) -> bool:
         """Whether there is anything to commit."""
@@ -156,7 +182,9 @@ class Progress:
         """
         source = self._sources[partition]
         segments = source.staged = source.now()
-        if claim:
+        if self.metadata or self.author.alone:
+            needed = True
+        elif claim:
             needed = source.claim
         elif self.range.is_whole:
             # Also when nothing moved: the plain offset goes out at this term, and would silence what older terms say above it.
@@ -166,7 +194,7 @@ class Progress:
         if not needed:
             return None
         key = CommitKey(self.author.group, *partition, self.range, source.term, self.author.generation)
-        return encode_key(key), encode_value(CommitValue(self.author.transactional_id, segments))
+        return encode_key(key), encode_value(CommitValue(self.author.transactional_id, segments, self.metadata))
 
     def plain(self, partition: TopicPartition, commits: Commits) -> Committed | None:
         """Stage and return the plain offset to write: a whole-range task's own position, hash 0's owner's mirror of the stable offset."""

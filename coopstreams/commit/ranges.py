@@ -9,7 +9,7 @@ Turned down: a set of offsets (10 000 runs are 20 kB in a commit; the offsets in
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TypeAlias
 
 Runs: TypeAlias = tuple[tuple[int, int], ...]
@@ -33,6 +33,17 @@ def normalise(runs: Iterable[tuple[int, int]]) -> Runs:
     return tuple(joined)
 
 
+def runs_of(offsets: Collection[int]) -> Runs:
+    """Return offsets, each once and in any order, as runs."""
+    runs: list[tuple[int, int]] = []
+    for offset in sorted(offsets):
+        if runs and offset == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], offset)
+        else:
+            runs.append((offset, offset))
+    return tuple(runs)
+
+
 def add(runs: Runs, start: int, end: int) -> Runs:
     """Return the runs with the offsets start..end added; runs that overlap or touch them are absorbed.
 
@@ -51,6 +62,21 @@ def add(runs: Runs, start: int, end: int) -> Runs:
 def merge(left: Runs, right: Runs) -> Runs:
     """Return the offsets that are in either."""
     return normalise((*left, *right)) if left and right else left or right
+
+
+def common(left: Runs, right: Runs) -> Runs:
+    """Return the offsets that are in both."""
+    found: list[tuple[int, int]] = []
+    i = j = 0
+    while i < len(left) and j < len(right):
+        start, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
+        if start <= end:
+            found.append((start, end))
+        if left[i][1] < right[j][1]:
+            i += 1
+        else:
+            j += 1
+    return tuple(found)
 
 
 def above(runs: Runs, position: int) -> Runs:

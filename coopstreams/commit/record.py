@@ -3,7 +3,7 @@
 One record per task, source partition and commit. The key says who speaks for which hashes, the value how far they are:
 
     key     u8 version | str group | str topic | i32 partition | u64 start | u64 end | i32 term | i32 generation
-    value   u8 version | str transactional.id | uvar n | n x segment                                null = tombstone
+    value   u8 version | str transactional.id | uvar n | n x segment [| str metadata]               null = tombstone
     segment [u64 end, not for the last] | uvar position | svar stream time | uvar m | m x (uvar gap, uvar length)
 
     str = uvar length + UTF-8; uvar = 7 bits a byte, lowest first; svar = zigzag uvar; numbers of fixed width are big-endian.
@@ -88,10 +88,14 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class CommitValue:
-    """What is said: segments that tile the key's range, and the transactional id of the writer (for ending it when it is dead)."""
+    """What is said: segments that tile the key's range, and the transactional id of the writer (for ending it when it is dead).
+
+    Shape: `metadata` is what a consumer wants to find beside its offsets, as in any commit; empty, it is not written.
+    """
 
     transactional_id: str
     segments: tuple[Segment, ...]
+    metadata: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +172,8 @@ def encode_value(value: CommitValue) -> bytes:
             _uvar(out, start - at)
             _uvar(out, end + 1 - start)
             at = end + 1
+    if value.metadata:
+        out += encode_text(value.metadata)
     return bytes(out)
 
 
@@ -190,9 +196,10 @@ def decode_value(data: bytes, covered: KeyRange) -> CommitValue:
             segment, at = _read_segment(data, at, KeyRange(start, end))
             segments.append(segment)
             start = end + 1
+        metadata, at = _read_text(data, at) if at < len(data) else ("", at)
         if at != len(data) or not segments or segments[-1].range.end != covered.end:
             raise ValueError("segments do not fill the range of the key")
-        return CommitValue(transactional_id, tuple(segments))
+        return CommitValue(transactional_id, tuple(segments), metadata)
     except _DAMAGED as problem:
         raise _damaged("value", data, problem) from problem
 

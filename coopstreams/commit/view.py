@@ -102,11 +102,34 @@ class Opening:
     claim: bool
 
 
-@dataclass(slots=True)
+_SMALL = 512
+"""Bytes of a value up to which it is kept parsed: a done run takes 2 to 6 bytes as it is written, and 120 as Python objects (measured)."""
+
+
 class _Live:
-    key: CommitKey
-    raw: bytes
-    value: CommitValue
+    """A record that counts."""
+
+    __slots__ = ("_data", "_value", "key", "raw")
+
+    def __init__(self, key: CommitKey, raw: bytes, data: bytes) -> None:
+        self.key = key
+        self.raw = raw
+        self.put(data)
+
+    def put(self, data: bytes) -> None:
+        """Take a later value.
+
+        Raises:
+            LogError: it is not a value that this version can read.
+        """
+        value = decode_value(data, self.key.range)
+        self._data = data
+        self._value = value if len(data) <= _SMALL else None
+
+    @property
+    def value(self) -> CommitValue:
+        """What it says."""
+        return self._value or decode_value(self._data, self.key.range)
 
     @property
     def rank(self) -> tuple[int, int, KeyRange]:
@@ -139,10 +162,14 @@ class View:
                 del live[key]
                 self._tiles.pop(at, None)
         elif known:
-            known.value = decode_value(value, parsed.range)
+            known.put(value)
         else:
-            live[key] = _Live(parsed, key, decode_value(value, parsed.range))
+            live[key] = _Live(parsed, key, value)
             self._tiles.pop(at, None)
+
+    def sources(self) -> list[TopicPartition]:
+        """Return the source partitions of which there are individual commits."""
+        return sorted(partition for partition, live in self._live.items() if live)
 
     def live(self, partition: TopicPartition) -> list[tuple[CommitKey, CommitValue]]:
         """Return every record that is neither tombstoned nor replaced, highest rank last: for people, metrics and tests."""
@@ -175,12 +202,16 @@ class View:
         claim = not covered.is_whole or bool(self._live.get(partition))
         return Opening(self.next_term(partition, committed), tuple(segments), committed, claim)
 
-    def stable(self, partition: TopicPartition, committed: Committed | None) -> Position | None:
-        """Return the position below which everything is done over the whole hash space; None while some hash never committed."""
-        pieces = self.resolve(partition, WHOLE)
+    def stable(self, partition: TopicPartition, committed: Committed | None, own: Sequence[Segment] = ()) -> Position | None:
+        """Return the position below which everything is done over the whole hash space; None while some hash never committed.
+
+        Shape: `own` is what the caller knows to be committed of its ranges, read back or not.
+        """
+        others = WHOLE.minus(segment.range for segment in own)
+        pieces = [piece for covered in others for piece in self.resolve(partition, covered)]
         if committed is None and any(isinstance(piece, Hole) for piece in pieces):
             return None
-        lowest = min(combine(pieces, committed, Position(0)), key=lambda segment: (segment.position, -segment.stream_time))
+        lowest = min([*combine(pieces, committed, Position(0)), *own], key=lambda segment: (segment.position, -segment.stream_time))
         return Position(lowest.position, lowest.stream_time)
 
     def mirror(self, partition: TopicPartition, committed: Committed | None) -> Committed | None:

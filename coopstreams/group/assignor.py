@@ -63,16 +63,30 @@ def _target(
         if partitions[subtopology] < 1:
             raise ValueError(f"sub-topology {subtopology} has {partitions[subtopology]} partitions; it needs one at least")
         layout = Layout(partitions[subtopology], threads, ranges, share and subtopology not in whole)
-        tasks = {member: [task for task in members[member].target if task.subtopology == subtopology] for member in threads}
-        if problem_of(layout, subtopology, tasks):
-            tasks = _deal(layout, subtopology, claims, load)
-            if problem := problem_of(layout, subtopology, tasks):
-                raise AssignmentError(f"sub-topology {subtopology}: {problem}")
-        pieces = _pieces(tasks)
-        for member, mine in tasks.items():
+        for member, mine in settle(layout, subtopology, {id_: members[id_].target for id_ in threads}, claims, load).items():
             target[member] += mine
-            load[member] += sum((Fraction(1, pieces[task.partition]) for task in mine), Fraction(0))
     return {member: tuple(sorted(tasks)) for member, tasks in target.items()}
+
+
+def settle(
+    layout: Layout, subtopology: int, promised: Mapping[str, Iterable[TaskId]], claims: Claims, load: dict[str, Fraction]
+) -> dict[str, list[TaskId]]:
+    """Return what each member of the layout shall have of one sub-topology: what was promised while it still fits, else dealt anew.
+
+    Shape: adds to `load` what each gets. Units: partitions.
+
+    Raises:
+        AssignmentError: the result would be wrong; a bug here.
+    """
+    tasks = {member: [task for task in promised.get(member, ()) if task.subtopology == subtopology] for member in layout.threads}
+    if problem_of(layout, subtopology, tasks):
+        tasks = _deal(layout, subtopology, claims, load)
+        if problem := problem_of(layout, subtopology, tasks):
+            raise AssignmentError(f"sub-topology {subtopology}: {problem}")
+    pieces = _pieces(tasks)
+    for member, mine in tasks.items():
+        load[member] += sum((Fraction(1, pieces[task.partition]) for task in mine), Fraction(0))
+    return tasks
 
 
 def _deal(layout: Layout, subtopology: int, claims: Claims, load: Mapping[str, Fraction]) -> dict[str, list[TaskId]]:
@@ -81,6 +95,7 @@ def _deal(layout: Layout, subtopology: int, claims: Claims, load: Mapping[str, F
             place.partition: ranges for place, ranges in mine.items() if place.subtopology == subtopology and place.partition < layout.partitions
         }
         for member, mine in claims.items()
+        if member in layout.threads
     }
     dealt = deal(layout, held, load)
     return {member: [TaskId(subtopology, cell.partition, piece) for cell in cells for piece in cell.ranges] for member, cells in dealt.items()}

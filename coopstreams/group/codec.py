@@ -101,7 +101,8 @@ def decode_subscription(data: bytes, who: str) -> MemberState:
     wrapper = _unwrap(ConsumerProtocolSubscription, data, who)
     ours, _ = _unpack(wrapper.user_data, _Subscription, who)
     try:
-        return MemberState(_info_of(ours, wrapper.rack_id), _task_ids(ours.tasks), wrapper.generation_id, _task_ids(ours.target))
+        topics = tuple(wrapper.topics)
+        return MemberState(_info_of(ours, wrapper.rack_id), _task_ids(ours.tasks), wrapper.generation_id, _task_ids(ours.target), topics)
     except (ValueError, TypeError) as error:
         raise _foreign(who, str(error)) from error
 

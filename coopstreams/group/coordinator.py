@@ -257,7 +257,8 @@ class GroupCoordinator:
         except GroupError as error:
             failure = error
         except Exception as error:  # a bug in a hook, or in kafka-python: never silent
-            log.exception("the membership in group %s ends", self._group)
+            level = logging.DEBUG if self._connection.closed else logging.ERROR  # closed while it was connecting
+            log.log(level, "the membership in group %s ends", self._group, exc_info=True)
             failure = GroupError(f"the membership in group {self._group} ended unexpectedly: {error!r}")
         if failure is not None and not self._connection.closed:
             self.problem = str(failure)

@@ -65,6 +65,8 @@ class MemberState:
     """Of the assignment that the tasks come from: of two claims the newer one is true."""
     target: tuple[TaskId, ...] = ()
     """What the last assignment promised, once all hand-overs are done."""
+    topics: tuple[str, ...] = field(default=(), compare=False)
+    """What it subscribes to; only the leader is told."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from kafka import errors
-from kafka.protocol.admin import ListTransactionsRequest
+from kafka.protocol.admin import DescribeGroupsRequest, ListTransactionsRequest
 from kafka.protocol.consumer import LeaveGroupRequest, OffsetCommitRequest, OffsetFetchRequest
 from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.protocol.producer import InitProducerIdRequest
@@ -33,8 +33,31 @@ LOST = (errors.IllegalGenerationError, errors.UnknownMemberIdError, errors.Fence
 """The broker does not know us as a member of this generation."""
 
 _STALE_COORDINATOR = (errors.NotCoordinatorError, errors.CoordinatorNotAvailableError, errors.KafkaConnectionError, errors.UnknownBrokerIdError)
-_TRANSACTION = 1
-"""The kind of coordinator that keeps transactions."""
+_GROUP, _TRANSACTION = 0, 1
+"""The kinds of coordinators: of groups with their offsets, and of transactions."""
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedMember:
+    """A member as the group coordinator knows it; what it said and was given in the bytes of its own protocol."""
+
+    id: str
+    client: str
+    host: str
+    subscription: bytes
+    assignment: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedGroup:
+    """A group as its coordinator knows it.
+
+    Shape: `state` is Kafka's word: Stable, PreparingRebalance, CompletingRebalance, Empty, Dead (there is none). `protocol` is the assignor.
+    """
+
+    state: str
+    protocol: str
+    members: tuple[DescribedMember, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +94,17 @@ def commit_offsets(fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int
     return Exchange(f"committing offsets of group {fence.group}", request, read)
 
 
-def fetch_offsets(group: str, partitions: Iterable[TopicPartition]) -> Exchange[Offsets]:
-    """Ask the group coordinator for offsets, none of which an open transaction may still change."""
+def fetch_offsets(group: str, partitions: Iterable[TopicPartition] | None) -> Exchange[Offsets]:
+    """Ask the group coordinator for offsets (all: None), none of which an open transaction may still change."""
     group_type = OffsetFetchRequest.OffsetFetchRequestGroup
     by_topic: dict[str, list[int]] = {}
-    for topic, partition in sorted(set(partitions)):
+    for topic, partition in sorted(set(partitions or ())):
         by_topic.setdefault(topic, []).append(partition)
-    topics = [group_type.OffsetFetchRequestTopics(name=topic, partition_indexes=wanted) for topic, wanted in by_topic.items()]
+    topics = (
+        None
+        if partitions is None
+        else [group_type.OffsetFetchRequestTopics(name=topic, partition_indexes=wanted) for topic, wanted in by_topic.items()]
+    )
     request = OffsetFetchRequest(min_version=8, max_version=8, groups=[group_type(group_id=group, topics=topics)], require_stable=True)
 
     def read(response: Any) -> Offsets:
@@ -105,14 +132,38 @@ def leave_group(group: str, member: str) -> Exchange[None]:
 
 def transaction_coordinator(transactional_id: str) -> Exchange[int]:
     """Ask any broker which one keeps a transaction."""
-    request = FindCoordinatorRequest(key=transactional_id, key_type=_TRANSACTION, coordinator_keys=[transactional_id])
+    return _coordinator(transactional_id, _TRANSACTION, "transaction")
+
+
+def group_coordinator(group: str) -> Exchange[int]:
+    """Ask any broker which one keeps a group."""
+    return _coordinator(group, _GROUP, "group")
+
+
+def _coordinator(key: str, kind: int, of: str) -> Exchange[int]:
+    request = FindCoordinatorRequest(key=key, key_type=kind, coordinator_keys=[key])
 
     def read(response: Any) -> int:
         answer = response.coordinators[0] if response.coordinators else response
-        _raise(answer.error_code, transactional_id)
+        _raise(answer.error_code, key)
         return int(answer.node_id)
 
-    return Exchange(f"looking for the coordinator of transaction {transactional_id}", request, read)
+    return Exchange(f"looking for the coordinator of {of} {key}", request, read)
+
+
+def describe_group(group: str) -> Exchange[DescribedGroup]:
+    """Ask the group coordinator who is in a group."""
+
+    def read(response: Any) -> DescribedGroup:
+        found = response.groups[0]
+        _raise(found.error_code, group)
+        members = (
+            DescribedMember(m.member_id, m.client_id, m.client_host, bytes(m.member_metadata or b""), bytes(m.member_assignment or b""))
+            for m in found.members
+        )
+        return DescribedGroup(found.group_state, found.protocol_data, tuple(members))
+
+    return Exchange(f"describing group {group}", DescribeGroupsRequest(max_version=5, groups=[group], include_authorized_operations=False), read)
 
 
 def new_producer(transactional_id: str, timeout_ms: int) -> Exchange[None]:

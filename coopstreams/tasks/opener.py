@@ -4,8 +4,7 @@
     positions  individual commits and the group's plain offset -> segments, term
     restore    each changelog to the end it has now, filtered by key range, beside the tasks that run
 
-Invariant: nothing an earlier owner can still commit is missed: it lies below the barrier, or its fence is refused.
-Transactions of members that are gone are ended at once, else their last stable offset would hold everybody for the time-out.
+Invariant: a task is open only when its barrier is passed (`commit.barrier`) and its state holds what its positions stand for.
 """
 
 from __future__ import annotations
@@ -17,14 +16,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from coopstreams.commit.barrier import Barrier
 from coopstreams.commit.follower import Follower
+from coopstreams.commit.positions import Positions
 from coopstreams.commit.progress import Progress
 from coopstreams.group.holdings import Assigned
 from coopstreams.group.membership import GroupMember
 from coopstreams.state.database import Database
 from coopstreams.state.restore import RestoreProgress
 from coopstreams.tasks.events import Cancelled, Event, Failed, Opened
-from coopstreams.tasks.positions import Positions
 from coopstreams.tasks.restoring import Restoring
 from coopstreams.tasks.rooms import Rooms
 from coopstreams.tasks.task import Incarnation, standings
@@ -33,8 +33,8 @@ from coopstreams.topology.task_id import TaskId
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 0.3
-"""How long a barrier may hold before open transactions of members that are gone are looked for again."""
+RETRY_S = 0.3
+"""How long to wait after a question that was not answered."""
 
 
 @dataclass(slots=True)
@@ -61,19 +61,14 @@ class Opener:
         ours: Callable[[str], bool],
         emit: Callable[[Event], None],
     ) -> None:
-        self._member = member
+        self._barrier = Barrier(member, follower, ours)
         self._follower = follower
         self._positions = positions
         self._restoring = restoring
         self._rooms = rooms
-        self._ours = ours
         self._emit = emit
         self._requests: queue.SimpleQueue[_Opening | TaskId | Assigned | None] = queue.SimpleQueue()
         self._openings: dict[TaskId, _Opening] = {}
-        self._living: frozenset[str] = frozenset()
-        self._generation = -1
-        self._epoch = -1
-        self._hunt_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="opener", daemon=True)
 
     def start(self) -> None:
@@ -118,7 +113,7 @@ class Opener:
                     raise
                 except (LogError, GroupError) as error:
                     log.warning("opening tasks: %s; trying again", error)
-                    time.sleep(PATIENCE_S)
+                    time.sleep(RETRY_S)
         except BaseException as error:  # whatever it is, the control thread must learn of it
             log.debug("the opener ends", exc_info=True)
             self._emit(Failed(error, "opener"))
@@ -137,9 +132,7 @@ class Opener:
             if request is None:
                 return False
             if isinstance(request, Assigned):
-                self._living = request.cluster.transactional_ids
-                self._generation, self._epoch = request.generation, request.epoch
-                self._hunt_at = time.monotonic()
+                self._barrier.follow_generation(request)
             elif isinstance(request, _Opening):
                 self._openings[request.id] = request
             elif (opening := self._openings.pop(request, None)) is not None:
@@ -148,7 +141,7 @@ class Opener:
                 self._emit(Cancelled(opening.id))
 
     def _turn(self) -> None:
-        self._hunt()
+        self._barrier.hunt()
         busy = self._restoring.step()
         self._follower.poll(0.0 if busy else 0.01 if self._openings else 0.1)
         self._pass_barrier()
@@ -161,33 +154,17 @@ class Opener:
 
     def _pass_barrier(self) -> None:
         waiting = [opening for opening in self._openings.values() if opening.progress is None and self._positions.sources(opening.id)]
-        if any(opening.barrier is None for opening in waiting):
-            end = self._follower.barrier()
-            for opening in waiting:
-                opening.barrier = end if opening.barrier is None else opening.barrier
-        passed = {o.id: o for o in waiting if o.barrier is not None and self._follower.passed(o.barrier)}
+        passed = {opening.id: opening for opening in self._barrier.passed(waiting)}
         if passed:
-            for id_, progress in self._positions.resolve(list(passed), self._generation).items():
+            for id_, progress in self._positions.resolve(list(passed), self._barrier.generation).items():
                 opening = passed[id_]
                 if opening.database is None:
                     opening.database = self._rooms.enter(id_)
                 stores = self._rooms.subtopology(id_).stores
                 self._restoring.add(id_, stores, opening.database, standings(id_, stores, progress))
                 opening.progress = progress  # last: if the brokers did not answer, everything is asked again
-        if self._hunt_at is None and (len(passed) < len(waiting) or self._restoring.stuck()):
-            self._hunt_at = time.monotonic() + PATIENCE_S
-
-    def _hunt(self) -> None:
-        """End transactions of members that are gone. Only while nobody can have joined whom this process does not know of."""
-        if self._hunt_at is None or time.monotonic() < self._hunt_at or not self._living:
-            return
-        if not self._member.sure(self._epoch, self._generation):
-            return
-        self._hunt_at = None
-        for name in sorted(self._member.open_transactions() - self._living):
-            if self._ours(name):
-                log.info("ending the transaction that %s left open", name)
-                self._member.end_transaction(name)
+        if len(passed) < len(waiting) or self._restoring.stuck():
+            self._barrier.hunt_later()
 
     def _leave(self, opening: _Opening) -> None:
         if opening.database is not None:

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from coopstreams.commit.follower import Follower
+from coopstreams.commit.positions import Positions
 from coopstreams.config import SETTINGS, Config
 from coopstreams.group.assignor import assign
 from coopstreams.group.members import Assignment, MemberInfo, MemberState
@@ -32,7 +33,6 @@ from coopstreams.tasks.events import Event
 from coopstreams.tasks.failures import handler
 from coopstreams.tasks.globals import Globals
 from coopstreams.tasks.opener import Opener
-from coopstreams.tasks.positions import Positions
 from coopstreams.tasks.reading import Reading, look_up
 from coopstreams.tasks.restoring import Restoring
 from coopstreams.tasks.rooms import Rooms

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.commit.ranges import Runs, above, add, advance, contains, merge, normalise
+from coopstreams.commit.ranges import Runs, above, add, advance, common, contains, merge, normalise, runs_of
 
 offsets = st.integers(0, 60)
 pairs = st.lists(st.tuples(offsets, st.integers(0, 6)).map(lambda pair: (pair[0], pair[0] + pair[1])), max_size=12)
@@ -25,6 +25,11 @@ def test_normalising_keeps_the_offsets_and_joins_neighbours(some: list[tuple[int
     assert members(runs) == members(tuple(some))
 
 
+@given(st.sets(offsets))
+def test_offsets_become_runs(some: set[int]) -> None:
+    assert runs_of(some) == normalise((offset, offset) for offset in some)
+
+
 @given(pairs)
 def test_adding_one_by_one_is_normalising_all(some: list[tuple[int, int]]) -> None:
     runs: Runs = ()
@@ -38,6 +43,13 @@ def test_merging_is_union(left: list[tuple[int, int]], right: list[tuple[int, in
     merged = merge(normalise(left), normalise(right))
     assert is_normal(merged)
     assert members(merged) == members(tuple(left)) | members(tuple(right))
+
+
+@given(pairs, pairs)
+def test_what_is_common_is_the_intersection(left: list[tuple[int, int]], right: list[tuple[int, int]]) -> None:
+    both = common(normalise(left), normalise(right))
+    assert is_normal(both)
+    assert members(both) == members(tuple(left)) & members(tuple(right))
 
 
 @given(pairs, offsets)

@@ -1,6 +1,6 @@
 """Tables of the documentation that are made from the code: settings, metrics, paths of the HTTP interface, topics.
 
-python -m tests.docs.reference      prints them, to be pasted into docs/operating.md
+python -m tests.docs.reference      prints them, to be pasted into docs/operating.md and docs/consumer.md
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from coopstreams.commit import record
 from coopstreams.config import SETTINGS
+from coopstreams.consumer import policy
+from coopstreams.consumer.settings import SETTINGS as CONSUMER_SETTINGS
 from coopstreams.metrics import Metrics
 from coopstreams.query.openapi import description
 from coopstreams.query.service import Limits
@@ -18,6 +20,7 @@ from coopstreams.topology.nodes import InternalTopic
 from coopstreams.topology.partitions import ADDITIONAL_RETENTION_MS, topic_config
 
 SETTING = ("setting", "default", "meaning")
+POLICY = ("level", "setting", "default", "meaning")
 METRIC = ("metric", "kind", "labels", "meaning")
 PATH = ("`GET`", "answer")
 TOPIC = ("topic", "partitions", "settings")
@@ -26,6 +29,17 @@ TOPIC = ("topic", "partitions", "settings")
 def settings() -> list[list[str]]:
     """Return a row for each setting."""
     return [[f"`{name}`", _default(default), meaning] for name, (_, default, meaning) in SETTINGS.items()]
+
+
+def consumer_settings() -> list[list[str]]:
+    """Return a row for each setting of a cooperative consumer."""
+    return [[f"`{name}`", _default(default), meaning] for name, (_, default, meaning) in CONSUMER_SETTINGS.items()]
+
+
+def policies() -> list[list[str]]:
+    """Return a row for each setting of the policy topic."""
+    levels = (("cluster", policy.CLUSTER), ("topic", policy.TOPICS))
+    return [[level, f"`{name}`", _default(str(default).lower()), meaning] for level, known in levels for name, (default, meaning) in known.items()]
 
 
 def metrics() -> list[list[str]]:
@@ -53,12 +67,12 @@ def topics() -> list[list[str]]:
     assert window["retention.ms"] == str(day)
     window["retention.ms"] = f"retention + {day}"
     repartition = topic_config(InternalTopic("", "repartition", ()))
-    commits = record.topic_spec()
+    shared = [record.topic_spec(), policy.topic_spec()]
     return [
         ["`<application>-<store>-changelog`", "those of the sub-topology", _config(store)],
         ["the same, of a window store", "those of the sub-topology", _config(window)],
         ["`<application>-<name>-repartition`", "the most of the topics above it", _config(repartition)],
-        [f"`{commits.name}`", str(commits.partitions), _config(dict(commits.config))],
+        *([f"`{spec.name}`", str(spec.partitions), _config(dict(spec.config))] for spec in shared),
     ]
 
 
@@ -76,5 +90,12 @@ def _config(config: dict[str, str]) -> str:
 
 
 if __name__ == "__main__":
-    for heading, rows in ((SETTING, settings()), (METRIC, metrics()), (PATH, paths()), (TOPIC, topics())):
+    for heading, rows in (
+        (SETTING, settings()),
+        (SETTING, consumer_settings()),
+        (POLICY, policies()),
+        (METRIC, metrics()),
+        (PATH, paths()),
+        (TOPIC, topics()),
+    ):
         print(markdown(heading, rows), end="\n\n")

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 import coopstreams
-from coopstreams import testing
+from coopstreams import consumer, testing
+from coopstreams.consumer import CooperativeConsumer, CooperativeFetch
 from coopstreams.query.client import QueryClient
 from coopstreams.tasks.roster import State
 from coopstreams.topology import errors, serdes
@@ -24,6 +25,7 @@ from tests.docs.pages import ROOT, code_words, table_headed, tables
 
 OPERATING = ROOT / "docs" / "operating.md"
 GUIDE = ROOT / "docs" / "guide.md"
+CONSUMER = ROOT / "docs" / "consumer.md"
 API = ROOT / "docs" / "api.md"
 GLOSSARY = ROOT / "docs" / "glossary.md"
 OPERATORS = [
@@ -53,6 +55,15 @@ def test_a_table_of_the_operating_page_is_that_of_the_code(heading: Sequence[str
     assert table_headed(OPERATING, *heading) == rows, f"paste this:\n{reference.markdown(heading, rows)}"
 
 
+@pytest.mark.parametrize(
+    ("heading", "rows"),
+    [(reference.SETTING, reference.consumer_settings()), (reference.POLICY, reference.policies())],
+    ids=["settings", "policies"],
+)
+def test_a_table_of_the_consumer_page_is_that_of_the_code(heading: Sequence[str], rows: list[list[str]]) -> None:
+    assert table_headed(CONSUMER, *heading) == rows, f"paste this:\n{reference.markdown(heading, rows)}"
+
+
 @pytest.mark.parametrize("operators", OPERATORS)
 def test_the_guide_lists_every_operator_and_no_other(operators: type) -> None:
     rows = table_headed(GUIDE, f"`{operators.__name__}`", "callback", "what comes out")
@@ -79,8 +90,12 @@ def test_every_public_name_has_one_line() -> None:
     assert listed["coopstreams"] == sorted(coopstreams.__all__)
     assert listed["coopstreams.testing"] == sorted(testing.__all__)
     assert listed["errors"] == sorted(name for name in vars(errors) if name.endswith("Error"))
-    assert listed["QueryClient"] == sorted(public(QueryClient))
-    assert set(listed) == {"coopstreams", "coopstreams.testing", "QueryClient", "errors"}
+    assert listed["coopstreams.consumer"] == sorted(consumer.__all__)
+    classes = [QueryClient, CooperativeConsumer, CooperativeFetch]
+    for described in classes:
+        assert listed[described.__name__] == sorted(public(described))
+    modules = {"coopstreams", "coopstreams.consumer", "coopstreams.testing", "errors"}
+    assert set(listed) == modules | {described.__name__ for described in classes}
 
 
 def test_the_glossary_is_in_order_and_has_each_word_once() -> None:

@@ -1,0 +1,131 @@
+"""`coopstreams group`: how far a group is and who is in it; and putting one somewhere else."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from coopstreams.commands.connecting import Brokers, ConfigFile, cluster, connection
+from coopstreams.commit.ranges import Runs
+from coopstreams.consumer.dealing import topic_number
+from coopstreams.consumer.describing import GroupReport, MemberReport, describe_group
+from coopstreams.consumer.reset import reset_offsets
+from coopstreams.group.admin import GroupAdmin
+from coopstreams.log.log import Log
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import ConfigError, UnknownTopicError
+
+app = typer.Typer(help="How far a group is, and who is in it; putting a group somewhere else.", no_args_is_help=True)
+
+_Group = Annotated[str, typer.Argument(metavar="GROUP", help="A group.id, or an application.id.")]
+_SHOWN = 3
+"""Ranges of offsets that are printed of one key range."""
+
+
+@app.command()
+def describe(group: _Group, bootstrap_servers: Brokers = None, config: ConfigFile = None) -> None:
+    """Print stable offsets, lags, key ranges with their owners, what is done above the stable offset, and the members."""
+    settings = connection(bootstrap_servers, config)
+    with cluster(settings) as log, GroupAdmin(settings, group) as admin:
+        report = describe_group(log, admin)
+        topics = {topic_number(topic): topic for topic in log.partitions()}
+    console = Console()
+    console.print(f"group [bold]{group}[/]: {report.state}, {len(report.members)} members", highlight=False)
+    if report.partitions:
+        console.print(partitions_table(report))
+    if report.members:
+        console.print(members_table(report, topics))
+
+
+@app.command()
+def reset(
+    group: _Group,
+    topic: Annotated[str, typer.Option(metavar="TOPIC", help="The topic whose partitions the group shall read from elsewhere.")],
+    to: Annotated[str, typer.Option(metavar="earliest|latest|OFFSET", help="Where it goes on.")],
+    partition: Annotated[list[int] | None, typer.Option(metavar="N", help="Only this partition; may be repeated.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    bootstrap_servers: Brokers = None,
+    config: ConfigFile = None,
+) -> None:
+    """Put a group without members somewhere else, in all key ranges. State of an application stays as it is."""
+    settings = connection(bootstrap_servers, config)
+    with cluster(settings) as log, GroupAdmin(settings, group) as admin:
+        targets = reset_targets(log, topic, partition, to)
+        for at, offset in targets.items():
+            typer.echo(f"{at} -> {offset}")
+        if not yes:
+            typer.confirm(f"Put group {group} there?", abort=True)
+        reset_offsets(log, admin, targets)
+    typer.echo("done")
+
+
+def reset_targets(log: Log, topic: str, partitions: list[int] | None, to: str) -> dict[TopicPartition, int]:
+    """Return the offset for each partition.
+
+    Raises:
+        UnknownTopicError: there is no such topic, or partition.
+        ConfigError: not a place, or one that the log does not have.
+    """
+    count = log.partitions([topic]).get(topic, 0)
+    wanted = list(range(count)) if partitions is None else partitions
+    if not wanted or not all(0 <= number < count for number in wanted):
+        raise UnknownTopicError(f"{topic} has {count} partitions; correct --topic or --partition")
+    targets = {}
+    for at in (TopicPartition(topic, number) for number in wanted):
+        start, end = log.start_offset(at), log.end_offset(at)
+        named = {"earliest": start, "latest": end}
+        if to not in named and not to.isdecimal():
+            raise ConfigError(f"--to {to}: write earliest, latest or an offset")
+        offset = named[to] if to in named else int(to)
+        if not start <= offset <= end:
+            raise ConfigError(f"{at} has the offsets {start} to {end}, not {offset}")
+        targets[at] = offset
+    return targets
+
+
+def partitions_table(report: GroupReport) -> Table:
+    """Return the partitions, a line for each key range."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("partition", overflow="fold")
+    for name in ("stable", "end", "lag"):
+        table.add_column(name, justify="right")
+    table.add_column("key range")
+    table.add_column("offset", justify="right")
+    table.add_column("done above", overflow="fold")
+    table.add_column("member", overflow="fold")
+    for one in report.partitions:
+        heading = [str(one.partition), _number(one.committed.offset if one.committed else None), str(one.end), _number(one.lag)]
+        for owned in one.key_ranges:
+            table.add_row(*heading, str(owned.range), _number(owned.offset), _runs(owned.ranges), owned.member or "-")
+            heading = [""] * len(heading)
+    return table
+
+
+def members_table(report: GroupReport, topics: dict[int, str]) -> Table:
+    """Return the members, and what each has. `topics` by their number in the tasks of consumers."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name in ("member", "host", "shares", "has"):
+        table.add_column(name, overflow="fold")
+    for member in report.members:
+        table.add_row(member.id, member.state.info.host if member.state and member.state.info.host else member.host, *_told(member, topics))
+    return table
+
+
+def _told(member: MemberReport, topics: dict[int, str]) -> tuple[str, str]:
+    if member.state is None:
+        return "-", "(no member of ours)"
+    tasks = [f"{topics[t.subtopology]}-{t.partition}[{t.range}]" if t.subtopology in topics else str(t) for t in member.tasks]
+    return "yes" if member.state.info.allow_key_share else "no", " ".join(tasks) or "-"
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _runs(runs: Runs) -> str:
+    shown = " ".join(f"{start}" if start == end else f"{start}-{end}" for start, end in runs[:_SHOWN])
+    return f"{shown} and {len(runs) - _SHOWN} more" if len(runs) > _SHOWN else shown

@@ -1,0 +1,68 @@
+"""`coopstreams policy`: what administrators allow, of the cluster and of topics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from coopstreams.commands.connecting import Brokers, ConfigFile, connection
+from coopstreams.consumer.policy import CLUSTER, TOPICS, Policy, read_policy, set_policy
+from coopstreams.topology.errors import ConfigError
+
+app = typer.Typer(help="What the cluster and its topics allow: committing out of order, and sharing partitions by key range.", no_args_is_help=True)
+
+_Topic = Annotated[str | None, typer.Option(metavar="TOPIC", help="The settings of this topic. Without one: those of the cluster.")]
+_WORDS: dict[str, bool | None] = {"true": True, "false": False, "default": None}
+
+
+@app.command()
+def get(topic: _Topic = None, bootstrap_servers: Brokers = None, config: ConfigFile = None) -> None:
+    """Print the settings of the cluster, and of the topics for which something was set; or of one topic."""
+    Console().print(policy_table(read_policy(connection(bootstrap_servers, config)), topic))
+
+
+@app.command("set")
+def set_(
+    settings: Annotated[list[str], typer.Argument(metavar="NAME=VALUE...", help="true, false, or default.")],
+    topic: _Topic = None,
+    bootstrap_servers: Brokers = None,
+    config: ConfigFile = None,
+) -> None:
+    """Set what the cluster or a topic allows; consumers that run obey within seconds."""
+    wanted = dict(_pair(text) for text in settings)
+    set_policy(connection(bootstrap_servers, config), wanted, topic)
+    for name, value in wanted.items():
+        typer.echo(f"{topic or 'cluster'}: {name} is {'the default' if value is None else str(value).lower()} now")
+
+
+def policy_table(policy: Policy, topic: str | None = None) -> Table:
+    """Return what is allowed as a table; what nobody set is marked as the default."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name in ("where", "setting", "value", "meaning"):
+        table.add_column(name, overflow="fold")
+    for where, name, meaning in _rows(policy, topic):
+        value = str(policy.get(name, where)).lower()
+        told = value if (where or "", name) in policy.values else f"{value} (default)"
+        table.add_row(where or "cluster", name, told, meaning)
+    return table
+
+
+def _rows(policy: Policy, topic: str | None) -> Iterator[tuple[str | None, str, str]]:
+    if topic is None:
+        for name, (_, meaning) in CLUSTER.items():
+            yield None, name, meaning
+    for where in [topic] if topic is not None else sorted({where for where, _ in policy.values if where}):
+        for name, (_, meaning) in TOPICS.items():
+            yield where, name, meaning
+
+
+def _pair(text: str) -> tuple[str, bool | None]:
+    name, equals, value = text.partition("=")
+    if not equals or value.strip().lower() not in _WORDS:
+        raise ConfigError(f"{text}: write NAME=true, NAME=false or NAME=default")
+    return name.strip(), _WORDS[value.strip().lower()]

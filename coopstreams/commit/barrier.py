@@ -1,0 +1,78 @@
+"""Waiting until everything that earlier owners of a range can still commit is decided and known.
+
+The barrier is the true end of the commit topic, taken after the generation is known: whoever was fenced out has nothing above it.
+Transactions of members that are gone would hold it for their time-out, so they are ended at once.
+
+Invariant: nothing an earlier owner can still commit is missed: it lies below the barrier, or its fence is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from coopstreams.commit.follower import Follower
+from coopstreams.group.holdings import Assigned
+from coopstreams.group.membership import GroupMember
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 0.3
+"""How long a barrier may hold before open transactions of members that are gone are looked for again."""
+
+
+class Waiting(Protocol):
+    """Somebody who waits. `barrier` is None until it is taken."""
+
+    barrier: int | None
+
+
+W = TypeVar("W", bound=Waiting)
+
+
+class Barrier:
+    """The barrier of one member of a group. Belongs to the thread that polls the follower."""
+
+    def __init__(self, member: GroupMember | None, follower: Follower, ours: Callable[[str], bool]) -> None:
+        """`member` None: nobody tells who is alive, so nothing is ended. `ours`: whether a transactional id belongs to some member, present or past, of this group."""
+        self._member = member
+        self._follower = follower
+        self._ours = ours
+        self._living: frozenset[str] = frozenset()
+        self._epoch = -1
+        self._hunt_at: float | None = None
+        self.generation = -1
+        """The one that the last assignment belongs to."""
+
+    def follow_generation(self, assigned: Assigned) -> None:
+        """Learn who is in the group now: transactions of anybody else are ended."""
+        self._living = assigned.cluster.transactional_ids
+        self.generation, self._epoch = assigned.generation, assigned.epoch
+        self._hunt_at = time.monotonic()
+
+    def passed(self, waiting: Sequence[W]) -> list[W]:
+        """Return those who need not wait any longer; take the barrier for those who have none yet."""
+        if any(one.barrier is None for one in waiting):
+            end = self._follower.barrier()
+            for one in waiting:
+                one.barrier = end if one.barrier is None else one.barrier
+        return [one for one in waiting if one.barrier is not None and self._follower.passed(one.barrier)]
+
+    def hunt_later(self) -> None:
+        """Somebody still waits: look for dead members' transactions again in a moment."""
+        if self._hunt_at is None:
+            self._hunt_at = time.monotonic() + PATIENCE_S
+
+    def hunt(self) -> None:
+        """End transactions of members that are gone, if it is time. Only while nobody can have joined whom this process does not know of."""
+        if self._member is None or self._hunt_at is None or time.monotonic() < self._hunt_at or not self._living:
+            return
+        if not self._member.sure(self._epoch, self.generation):
+            return
+        self._hunt_at = None
+        for name in sorted(self._member.open_transactions() - self._living):
+            if self._ours(name):
+                log.info("ending the transaction that %s left open", name)
+                self._member.end_transaction(name)

@@ -1,0 +1,191 @@
+"""Which consumer of a group reads which key ranges of which partitions: pure functions, run by the group's leader.
+
+Where the members of a group that opt into sharing outnumber the partitions of a topic, its partitions are cut and dealt to them (the
+proposal's *reverse-assign*: members are assigned to partitions, not partitions to members). Elsewhere partitions stay whole.
+
+    key_range_round_robin   member after member takes the next partition                       `roundrobin`
+    key_range_range         neighbouring members share a partition, neighbouring partitions a member   `range`
+    sticky                  fair like those, and nothing moves without a cause                 `cooperative-sticky`
+
+Each returns what everybody shall have in the end. What somebody else still holds is withheld from it until it was released
+(`group/claims.py`), whichever of the three was asked: so every one of them is cooperative.
+
+Invariant: `check` holds for what is returned: no overlap, no hole, nobody gets what it did not subscribe to or may not share.
+Source: the proposal's `KeyRangeBasedRoundRobinAssignor`; Kafka's RangeAssignor, RoundRobinAssignor, and KIP-429 for the third.
+Turned down: giving whole partitions to members that do not share while others share the rest (nobody could foresee its load).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import cycle, pairwise
+from typing import TypeAlias
+
+from coopstreams.group.assignor import settle
+from coopstreams.group.claims import claims_of
+from coopstreams.group.members import NO_GENERATION, MemberInfo, MemberState
+from coopstreams.group.slots import Layout
+from coopstreams.topology.errors import AssignmentError
+from coopstreams.topology.keys import GROUPS, WHOLE, KeyRange, check_tiling
+from coopstreams.topology.task_id import TaskId
+
+Held: TypeAlias = Mapping[str, tuple[tuple[int, KeyRange], ...]]
+"""Key ranges by topic: (partition, range), ascending."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """A member as an assignor sees it. Source: Kafka's `ConsumerPartitionAssignor.Subscription`, with the proposal's `allowKeyShare`."""
+
+    topics: frozenset[str]
+    allow_key_share: bool = True
+    held: Held = field(default_factory=dict)
+    """What it reads now, or has not released yet."""
+    promised: Held = field(default_factory=dict)
+    """What its last assignment said it shall have once all hand-overs are done."""
+    generation: int = NO_GENERATION
+    """Of that assignment: of two claims the newer one is true."""
+
+
+Members: TypeAlias = Mapping[str, Subscription]
+Assignor: TypeAlias = Callable[[Mapping[str, int], Members, Collection[str]], Mapping[str, Held]]
+"""(partitions by topic, members by id, topics that may be shared) -> what each member shall have."""
+
+
+def key_range_round_robin(partitions: Mapping[str, int], members: Members, shareable: Collection[str]) -> Mapping[str, Held]:
+    """Return each member's key ranges, dealt in turn: sharers of a topic over its partitions, whole partitions over the members.
+
+    Shape: the order of the members' ids. Whole partitions of all topics are dealt in one circle, those of a shared topic in their own.
+
+    Raises:
+        AssignmentError: a bug here.
+    """
+    dealt = _Deal(members)
+    circle = cycle(sorted(members))
+    for topic, readers, share in _topics(partitions, members, shareable):
+        count = partitions[topic]
+        if share:
+            for partition in range(count):
+                dealt.share(topic, partition, readers[partition::count])
+        else:
+            for partition in range(count):
+                dealt.give(topic, partition, next(member for member in circle if member in readers))
+    return checked(partitions, members, shareable, dealt.ranges())
+
+
+def key_range_range(partitions: Mapping[str, int], members: Members, shareable: Collection[str]) -> Mapping[str, Held]:
+    """Return each member's key ranges, in blocks: neighbouring members share a partition, or a member has neighbouring partitions.
+
+    Shape: the order of the members' ids, topic by topic; the first ones take one more where it does not come out even.
+
+    Raises:
+        AssignmentError: a bug here.
+    """
+    dealt = _Deal(members)
+    for topic, readers, share in _topics(partitions, members, shareable):
+        count = partitions[topic]
+        if share:
+            for partition, (first, end) in enumerate(_blocks(len(readers), count)):
+                dealt.share(topic, partition, readers[first:end])
+        else:
+            for member, (first, end) in zip(readers, _blocks(count, len(readers)), strict=True):
+                for partition in range(first, end):
+                    dealt.give(topic, partition, member)
+    return checked(partitions, members, shareable, dealt.ranges())
+
+
+def sticky(partitions: Mapping[str, int], members: Members, shareable: Collection[str]) -> Mapping[str, Held]:
+    """Return each member's key ranges, fair, and moving little: what was promised while it still fits, else around what is held.
+
+    The same decision as for shared tasks (`group/assignor.py`), a topic in the place of a sub-topology.
+
+    Raises:
+        AssignmentError: a bug here.
+    """
+    index = {topic: i for i, topic in enumerate(sorted(partitions))}
+    claims = claims_of({id_: MemberState(MemberInfo(id_), _tasks(member.held, index), member.generation) for id_, member in members.items()})
+    promised = {id_: _tasks(member.promised, index) for id_, member in members.items()}
+    load = dict.fromkeys(members, Fraction(0))
+    dealt = _Deal(members)
+    for topic, readers, share in _topics(partitions, members, shareable):
+        layout = Layout(partitions[topic], dict.fromkeys(readers, 1), share=share)
+        for member, tasks in settle(layout, index[topic], promised, claims, load).items():
+            for task in tasks:
+                dealt.give(topic, task.partition, member, task.range)
+    return checked(partitions, members, shareable, dealt.ranges())
+
+
+ASSIGNORS: Mapping[str, Assignor] = {"cooperative-sticky": sticky, "range": key_range_range, "roundrobin": key_range_round_robin}
+"""By librdkafka's names in `partition.assignment.strategy`."""
+
+
+def checked(partitions: Mapping[str, int], members: Members, shareable: Collection[str], dealt: Mapping[str, Held]) -> Mapping[str, Held]:
+    """Return what was dealt, looked at by someone else: also for an assignor of the user's.
+
+    Raises:
+        AssignmentError: an overlap, a hole, a stranger, a topic that the member did not subscribe to, a part where sharing is not allowed.
+    """
+    owned: dict[tuple[str, int], list[KeyRange]] = {}
+    for member, held in dealt.items():
+        if member not in members:
+            raise AssignmentError(f"the assignor deals to {member}, which is no member")
+        for topic, pieces in held.items():
+            for partition, piece in pieces:
+                _check_piece(topic, partition, piece, member, members[member], partitions, shareable)
+                owned.setdefault((topic, partition), []).append(piece)
+    for topic, _, _ in _topics(partitions, members, shareable):
+        for partition in range(partitions[topic]):
+            check_tiling(owned.get((topic, partition), []), f"{topic}/{partition}")
+    return dealt
+
+
+def _check_piece(
+    topic: str, partition: int, piece: KeyRange, id_: str, member: Subscription, partitions: Mapping[str, int], shareable: Collection[str]
+) -> None:
+    if topic not in member.topics:
+        raise AssignmentError(f"{id_} is dealt {topic}/{partition}, and did not subscribe to {topic}")
+    if not 0 <= partition < partitions.get(topic, 0):
+        raise AssignmentError(f"{id_} is dealt {topic}/{partition}; {topic} has {partitions.get(topic, 0)} partitions")
+    if not piece.is_whole and not (topic in shareable and member.allow_key_share):
+        raise AssignmentError(f"{id_} is dealt the part {piece} of {topic}/{partition}, and {'it' if topic in shareable else topic} does not share")
+
+
+class _Deal:
+    """What was dealt so far."""
+
+    def __init__(self, members: Iterable[str]) -> None:
+        self._of: dict[str, dict[str, list[tuple[int, KeyRange]]]] = {member: {} for member in members}
+
+    def give(self, topic: str, partition: int, member: str, piece: KeyRange = WHOLE) -> None:
+        self._of[member].setdefault(topic, []).append((partition, piece))
+
+    def share(self, topic: str, partition: int, members: list[str]) -> None:
+        """Cut a partition for its members, in their order. More than there are key groups: the last ones get nothing of it."""
+        members = members[:GROUPS]
+        for member, piece in zip(members, KeyRange.split(len(members)), strict=True):
+            self.give(topic, partition, member, piece)
+
+    def ranges(self) -> dict[str, Held]:
+        return {member: {topic: tuple(sorted(pieces)) for topic, pieces in sorted(of.items())} for member, of in self._of.items()}
+
+
+def _topics(partitions: Mapping[str, int], members: Members, shareable: Collection[str]) -> Iterator[tuple[str, list[str], bool]]:
+    """Yield each topic that somebody reads, who reads it, and whether its partitions are cut; members that do not share read none of those."""
+    for topic in sorted(partitions):
+        readers = sorted(id_ for id_, member in members.items() if topic in member.topics)
+        sharers = [id_ for id_ in readers if members[id_].allow_key_share]
+        share = topic in shareable and len(sharers) > partitions[topic]
+        if readers and partitions[topic]:
+            yield topic, sharers if share else readers, share
+
+
+def _blocks(items: int, parts: int) -> Iterator[tuple[int, int]]:
+    """Yield the half-open bounds of `parts` neighbouring blocks; the first ones are one larger where it does not come out even."""
+    size, larger = divmod(items, parts)
+    return pairwise(size * i + min(i, larger) for i in range(parts + 1))
+
+
+def _tasks(held: Held, index: Mapping[str, int]) -> tuple[TaskId, ...]:
+    return tuple(TaskId(index[topic], partition, piece) for topic, pieces in held.items() if topic in index for partition, piece in pieces)

@@ -1,0 +1,152 @@
+"""A session is put together: for key ranges that were named, or for a member of a group."""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import re
+import socket
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+
+from coopstreams.commit.barrier import Barrier
+from coopstreams.commit.follower import Follower
+from coopstreams.commit.positions import Positions
+from coopstreams.consumer.assignors import Assignor
+from coopstreams.consumer.committing import Committing
+from coopstreams.consumer.dealing import deal, topic_number, topic_numbers
+from coopstreams.consumer.fetching import Fetching
+from coopstreams.consumer.filters import Filter
+from coopstreams.consumer.ownership import Alone, Openings, Shared
+from coopstreams.consumer.policies import Policies
+from coopstreams.consumer.session import Session, Told
+from coopstreams.consumer.settings import ConsumerConfig
+from coopstreams.group.admin import GroupAdmin
+from coopstreams.group.holdings import GroupEvent
+from coopstreams.group.members import Assignment, MemberInfo, MemberState
+from coopstreams.group.membership import GroupMember, Timings
+from coopstreams.log.log import Log
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import ConsumerRangeFetchNotAcceptedError, TopicRangeFetchNotAllowedError, UnknownTopicError
+from coopstreams.topology.keys import WHOLE, KeyRange
+from coopstreams.topology.task_id import TaskId
+
+
+def transactional_ids(group: str) -> tuple[str, str]:
+    """Return the transactional ids of one life of a consumer: the user's producer, our own writer."""
+    life = uuid.uuid4().hex
+    return f"{group}-consumer-{life}", f"{group}-consumer-{life}-commit"
+
+
+def alone(config: ConsumerConfig, log: Log, wanted: Mapping[TopicPartition, tuple[KeyRange, ...]], filter_: Filter | None) -> Session:
+    """Return a session for these key ranges; see `CooperativeConsumer.assign`."""
+    policies = Policies(log, config["replication.factor"])
+    _check(config, log, policies, wanted)
+    topics = topic_numbers(sorted({at.topic for at in wanted}))
+    ids = [TaskId(topic_number(at.topic), at.partition, piece) for at, pieces in wanted.items() for piece in pieces or (WHOLE,)]
+    ownership = Alone(GroupAdmin(config.client, config["group.id"], timeout_s=config["connect.timeout.ms"] / 1000))
+    # The same for whoever is told to read the same: a replacement ends what its predecessor left open, and fences it.
+    what = hashlib.sha256("\n".join(sorted(f"{topics[id_.subtopology]} {id_}" for id_ in ids)).encode()).hexdigest()[:16]
+    transactional_id = f"{config['group.id']}-alone-{what}"
+    session = _session(config, log, ownership, topics, transactional_id, filter_, policies, {}, queue.SimpleQueue(), shares=True)
+    # No coordinator counts generations here: of two that choose the same term, the one that began later outranks the other.
+    session.openings.barrier.generation = int(time.time())
+    session.openings.want(ids, 0)
+    return session
+
+
+def shared(
+    config: ConsumerConfig,
+    log: Log,
+    assignor: Assignor,
+    topics: Sequence[str],
+    transactional: tuple[str, str],
+    filter_: Filter | None,
+    listeners: Mapping[str, Told | None],
+    *,
+    shares: bool,
+) -> Session:
+    """Return a session of a member that joins the group; see `CooperativeConsumer.subscribe`."""
+    group = config["group.id"]
+    policies = Policies(log, config["replication.factor"])
+    policies.watch(topics)
+    inbox: queue.SimpleQueue[GroupEvent] = queue.SimpleQueue()
+    follower = Follower(log, group, replication=config["replication.factor"])
+    polled = [time.monotonic()]
+
+    def info() -> MemberInfo:
+        return MemberInfo(transactional[0], socket.gethostname(), transactional_ids=transactional, allow_key_share=shares)
+
+    def assign(states: Mapping[str, MemberState]) -> Mapping[str, Assignment]:
+        partitions, shareable = policies.for_leader({topic for state in states.values() for topic in state.topics})
+        return deal(assignor, partitions, shareable, states)
+
+    timings = Timings(session=config["session.timeout.ms"], heartbeat=config["heartbeat.interval.ms"], connect=config["connect.timeout.ms"])
+    member = GroupMember(
+        config.client,
+        group,
+        # The commit topic is among the topics: the broker expires offsets of topics that no member subscribes to.
+        [*topics, follower.partition.topic],
+        info,
+        assign,
+        inbox.put,
+        lambda: time.monotonic() - polled[0] < config["max.poll.interval.ms"] / 1000,
+        sources={number: [topic] for number, topic in policies.numbers().items()},
+        timings=timings,
+    )
+    numbers = topic_numbers(topics)
+    session = _session(config, log, Shared(member), numbers, transactional[1], filter_, policies, listeners, inbox, shares=shares, follower=follower)
+    session.polled = polled
+    member.start()
+    return session
+
+
+def _session(
+    config: ConsumerConfig,
+    log: Log,
+    ownership: Alone | Shared,
+    topics: Mapping[int, str],
+    transactional_id: str,
+    filter_: Filter | None,
+    policies: Policies,
+    listeners: Mapping[str, Told | None],
+    inbox: queue.SimpleQueue[GroupEvent],
+    *,
+    shares: bool,
+    follower: Follower | None = None,
+) -> Session:
+    follower = follower or Follower(log, config["group.id"], replication=config["replication.factor"])
+
+    def sources(task: TaskId) -> tuple[TopicPartition, ...]:
+        return (TopicPartition(topics[task.subtopology], task.partition),)
+
+    positions = Positions(log, ownership, follower, sources, config["auto.offset.reset"], transactional_id, alone=ownership.alone)
+    # The whole form: the id of another group may begin like ours.
+    form = re.compile(re.escape(config["group.id"]) + r"-consumer-[0-9a-f]{32}(-commit)?")
+    member = ownership.member if isinstance(ownership, Shared) else None
+    openings = Openings(follower, Barrier(member, follower, lambda name: form.fullmatch(name) is not None), positions)
+    reader = log.reader(committed_only=config["isolation.level"] == "read_committed")
+    fetching = Fetching(reader, config["max.bytes.key.range.cache"], policies.reserves_values, filter_)
+    in_offset_order = config["commit.order"] == "offset"
+    committing = Committing(log, follower, transactional_id, config["transaction.timeout.ms"] / 1000, in_offset_order=in_offset_order)
+    return Session(config, ownership, follower, openings, fetching, committing, policies, inbox, listeners, shares=shares)
+
+
+def _check(config: ConsumerConfig, log: Log, policies: Policies, wanted: Mapping[TopicPartition, tuple[KeyRange, ...]]) -> None:
+    counts = log.partitions(sorted({at.topic for at in wanted}))
+    policies.watch([at.topic for at in wanted if at.topic in counts])
+    for at, pieces in wanted.items():
+        if at.partition not in range(counts.get(at.topic, 0)):
+            raise UnknownTopicError(f"there is no {at}: create the topic first, or correct the name")
+        for i, piece in enumerate(pieces):
+            if any(piece.overlaps(other) for other in pieces[:i]):
+                raise ValueError(f"{at}: key range {piece} overlaps another one: a record would be handed out twice")
+        if all(piece.is_whole for piece in pieces):
+            continue
+        if not config["allow.individual.commit"]:
+            raise ConsumerRangeFetchNotAcceptedError(f"{at}: a part of a partition, and allow.individual.commit of this consumer is false")
+        if not policies.shareable(at.topic):
+            raise TopicRangeFetchNotAllowedError(
+                f"{at}: its topic may not be read by key range. Allow it: `coopstreams policy set accept.range.fetch=true --topic {at.topic}`"
+            )

@@ -1,0 +1,342 @@
+"""A consumer that shares partitions by key range and commits records in whatever order they were done.
+
+    subscribe | assign  ->  consume  ->  (your work, any thread)  ->  done  ->  commit  ->  close
+
+The methods below check what they are given and hand it to the `Session`. They belong to one thread at a time (a second one waits); `done`
+may be called from any, at any time.
+
+Invariant: what is committed was `done` (or named as done); a record that is not done is handed out again, to whoever has its key range next.
+Turned down: a background thread (one more queue between a record and its user, and errors that nobody sees).
+Source: the proposals 1 (cooperative consumer), 2 (KIP-983), 3 (offset management); see docs/proposals.md.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+from coopstreams.commit.ranges import Runs, normalise
+from coopstreams.consumer.assignors import ASSIGNORS, Assignor
+from coopstreams.consumer.building import alone, shared, transactional_ids
+from coopstreams.consumer.committing import CommitResult
+from coopstreams.consumer.filters import Filter
+from coopstreams.consumer.offsets import OffsetAndRanges, catch_up, offset_and_ranges
+from coopstreams.consumer.ownership import Shared
+from coopstreams.consumer.session import Ranges, Session, Told, by_partition
+from coopstreams.consumer.settings import ConsumerConfig
+from coopstreams.consumer.share import ConsumerRecord, Share
+from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.kafka_producer import ProducerTransaction
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import (
+    CommitConflictError,
+    ConfigError,
+    GroupError,
+    IndividualCommitNotAllowedError,
+    IndividualCommitTooOldError,
+    MaxIndividualCommitReachedError,
+    MembershipLostError,
+)
+from coopstreams.topology.keys import KeyRange
+
+Partition = TopicPartition | tuple[str, int]
+
+
+class CooperativeConsumer:
+    """Reads key ranges of partitions, and commits what was done, in any order.
+
+    Shape: `config` in Kafka's dotted names; what is not ours goes to librdkafka. `filter`: records that it does not let pass count as done.
+    """
+
+    def __init__(self, config: Mapping[str, Any], *, filter: Filter | None = None, assignor: Assignor | None = None) -> None:  # noqa: A002
+        """Check the settings; contact nothing yet.
+
+        Raises:
+            ConfigError: a setting that cannot be.
+        """
+        self._config = ConsumerConfig.of(config)
+        self._filter = filter
+        self._assignor = assignor or ASSIGNORS[self._config["partition.assignment.strategy"]]
+        self._log = KafkaLog(self._config.client, timeout_s=self._config["connect.timeout.ms"] / 1000)
+        self._lock = threading.RLock()
+        self._ids = transactional_ids(self._config["group.id"])
+        self._running: Session | None = None
+        self._in_transaction = False
+
+    # --- what to read ---
+
+    def subscribe(
+        self,
+        topics: Sequence[str],
+        *,
+        allow_key_share: bool = True,
+        on_assign: Told | None = None,
+        on_revoke: Told | None = None,
+        on_lost: Told | None = None,
+    ) -> None:
+        """Join the group, and read what it deals to this member; with `allow_key_share`, parts of partitions, too.
+
+        Shape: the callbacks get key ranges by partition, from within `consume`: when they are open; before they are given up (their last
+        commit follows); when they are lost.
+
+        Raises:
+            UnknownTopicError: a topic that does not exist.
+            LogError, GroupError: the brokers cannot be reached.
+        """
+        listeners = {"assign": on_assign, "revoke": on_revoke, "lost": on_lost}
+        shares = allow_key_share and self._config["allow.individual.commit"]
+        with self._lock:
+            self._check_new()
+            self._running = shared(self._config, self._log, self._assignor, sorted(set(topics)), self._ids, self._filter, listeners, shares=shares)
+
+    def assign(self, partitions: Mapping[Partition, Sequence[KeyRange]]) -> None:
+        """Read these key ranges, as a member of nothing; an empty sequence is the whole partition.
+
+        The positions are those of the group `group.id`, which must have no members. Of two consumers that are told to read the same hashes
+        the one that came last counts.
+
+        Raises:
+            TopicRangeFetchNotAllowedError: a part of a partition, and the topic does not allow it.
+            ConsumerRangeFetchNotAcceptedError: a part of a partition, and `allow.individual.commit` is false.
+            UnknownTopicError: a partition that does not exist.
+            ValueError: key ranges that overlap.
+        """
+        wanted = {TopicPartition(*at): tuple(ranges) for at, ranges in partitions.items()}
+        with self._lock:
+            self._check_new()
+            self._running = alone(self._config, self._log, wanted, self._filter)
+
+    def assignment(self) -> Ranges:
+        """Return the key ranges that are open here, by partition."""
+        with self._lock:
+            return by_partition(self._session.shares.values())
+
+    # --- records ---
+
+    def consume(self, num_messages: int = 500, timeout_s: float = 1.0) -> list[ConsumerRecord]:
+        """Return the next records, at most so many; without any, wait for the first. Returns early when the group wants something back.
+
+        Never records that are committed, nor of key ranges that are to be revoked.
+
+        Raises:
+            MembershipLostError | LogError: a commit in between failed; nothing is lost, call it again.
+            OffsetOutOfRangeError: the log has lost records of the group's position; says which.
+            GroupError: Kafka will not have this member; says why.
+        """
+        with self._lock:
+            return self._free.consume(num_messages, timeout_s)
+
+    def done(self, record: ConsumerRecord) -> None:
+        """Note that a record was processed; the next commit says so. Any thread, at once."""
+        session = self._running
+        if session is not None:
+            session.finished.append((record.share, record.offset))
+
+    def pause(self, partitions: Iterable[Partition]) -> None:
+        """Hand out nothing of these partitions until `resume`."""
+        with self._lock:
+            for at in partitions:
+                self._session.fetching.pause(TopicPartition(*at), True)
+
+    def resume(self, partitions: Iterable[Partition]) -> None:
+        """Go on with these partitions."""
+        with self._lock:
+            for at in partitions:
+                self._session.fetching.pause(TopicPartition(*at), False)
+
+    def seek(self, partition: Partition, offset: int) -> None:
+        """Hand out from this offset on. What is skipped counts as done; what is done stays committed, although it is handed out again."""
+        with self._lock:
+            self._session.take_done()
+            for share in self._shares_of(TopicPartition(*partition)):
+                share.seek(offset)
+
+    # --- commits ---
+
+    def commit(
+        self, offsets: Mapping[Partition, int] | None = None, *, expected: Mapping[Partition, int] | None = None, metadata: str = ""
+    ) -> CommitResult:
+        """Commit what is done, all partitions or none; with `offsets`, everything below these as well, and of these partitions only.
+
+        Shape: `metadata` goes beside each offset. `expected`: commit only if this consumer's key ranges of a partition are committed up to
+        exactly there.
+
+        Raises:
+            CommitConflictError: they are not; nothing was committed.
+            IndividualCommitTooOldError: somebody else has taken over some of it (after `assign` only); this consumer goes on from there.
+            MembershipLostError: the group went on without this consumer; `lost` will say what is gone.
+            LogError: it may or may not have counted; commit again.
+        """
+        with self._lock:
+            session = self._free
+            session.take_done()
+            if offsets is None:
+                shares = list(session.shares.values())
+            else:
+                named = {TopicPartition(*at): offset for at, offset in offsets.items()}
+                shares = [share for at in named for share in self._shares_of(at)]
+                for share in shares:
+                    if named[share.at] > 0:
+                        share.inflight.done_by_name(((0, named[share.at] - 1),))
+            return self._commit(shares, expected or {}, metadata)
+
+    def commit_ranges(
+        self,
+        ranges: Mapping[Partition, Sequence[tuple[int, int]]],
+        *,
+        expected: Mapping[Partition, int] | None = None,
+        metadata: str = "",
+    ) -> CommitResult:
+        """Commit these offsets, handed out or not: inclusive (start, end). Those of other key ranges among them do not count.
+
+        Raises:
+            IndividualCommitNotAllowedError: the cluster, or this consumer, does not allow it.
+            IndividualCommitTooOldError: all that is named of a partition is committed already; says how far it is.
+            MaxIndividualCommitReachedError: more ranges than `max.individual.commits`.
+            ValueError: a range that ends before it starts.
+            And what `commit` raises. Nothing is committed then.
+        """
+        with self._lock:
+            session = self._free
+            session.take_done()
+            if session.committing.in_order:
+                raise IndividualCommitNotAllowedError(
+                    "individual commits are turned off (accept.individual.commit of the cluster, or allow.individual.commit of this consumer)"
+                )
+            named = {TopicPartition(*at): normalise(some) for at, some in ranges.items()}
+            shares = [share for at in named for share in self._shares_of(at)]
+            for at, runs in named.items():
+                self._check_ranges(at, runs, [share for share in shares if share.at == at])
+            for share in shares:
+                share.inflight.done_by_name(named[share.at])
+            return self._commit(shares, expected or {}, metadata)
+
+    def committed(self, partitions: Iterable[Partition]) -> dict[TopicPartition, OffsetAndRanges | None]:
+        """Return what the group has committed, whoever did: everything that was finished before this call.
+
+        Raises:
+            LogError: retryable: an open transaction keeps the answer back.
+        """
+        with self._lock:
+            catch_up(self._session.follower)
+            wanted = [TopicPartition(*at) for at in partitions]
+            plain = self._session.ownership.committed(wanted)
+            return {at: offset_and_ranges(self._session.follower, at, plain.get(at)) for at in wanted}
+
+    @contextmanager
+    def transaction(self, producer: Any) -> Iterator[None]:
+        """Within: produce, and say `done`. At the end both count, or neither: then everything since the last commit is handed out again.
+
+        Shape: `producer` is a `confluent_kafka.Producer` with `transactional.id` = `consumer.transactional_id`, after `init_transactions`.
+
+        Raises:
+            MembershipLostError | LogError: the transaction was aborted; go on consuming.
+        """
+        with self._lock:
+            session = self._session
+            if not isinstance(session.ownership, Shared):
+                raise GroupError("transactions need the fence of a group: subscribe, do not assign")
+            session.take_done()
+            transaction = ProducerTransaction(producer, self._config["transaction.timeout.ms"] / 1000)
+            transaction.begin()
+            self._in_transaction = True
+            try:
+                yield
+                all_here = session.take_done()
+                shares = sorted(session.shares.values(), key=lambda share: share.id)
+                if not all_here or not shares:
+                    raise MembershipLostError("key ranges that this transaction is about are somebody else's by now; what is uncommitted is void")
+                session.committing.commit_in(transaction, shares, session.ownership)
+            except BaseException:
+                session.reopen()
+                transaction.abort()
+                raise
+            finally:
+                self._in_transaction = False
+
+    @property
+    def transactional_id(self) -> str:
+        """The transactional id for the producer of `transaction`: other members end what it leaves open when this process dies."""
+        return self._ids[0]
+
+    # --- giving up ---
+
+    def to_be_revoked(self) -> Ranges:
+        """Return what the next `consume` gives up: finish and commit it, or `delay_revoke`."""
+        with self._lock:
+            return by_partition(self._session.revocations.next)
+
+    def lost(self) -> Ranges:
+        """Return what was lost during the last `consume`: stop working on it, it is somebody else's."""
+        with self._lock:
+            return by_partition(self._session.revocations.lost)
+
+    def delay_revoke(self, partitions: Iterable[Partition]) -> bool:
+        """Keep the key ranges of these partitions for one more `consume`; return False if some of them are lost."""
+        with self._lock:
+            wanted = {TopicPartition(*at) for at in partitions}
+            lists = self._session.revocations
+            return lists.delay([share for share in [*lists.next, *lists.lost] if share.at in wanted])
+
+    def close(self) -> None:
+        """Commit what is done, leave the group, let go of everything. Idempotent."""
+        with self._lock:
+            session, self._running = self._running, None
+            if session is not None:
+                session.close()
+            self._log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def _free(self) -> Session:
+        """The session, for what commits by itself."""
+        if self._in_transaction:
+            raise GroupError("a transaction is open: end it before you consume or commit, or records would be committed outside of it")
+        return self._session
+
+    @property
+    def _session(self) -> Session:
+        session = self._running
+        if session is None:
+            raise GroupError("this consumer reads nothing: call subscribe or assign first (and nothing after close)")
+        return session
+
+    def _check_new(self) -> None:
+        if self._running is not None:
+            raise ConfigError("this consumer has a subscription or an assignment already: make another one")
+
+    def _shares_of(self, at: TopicPartition) -> list[Share]:
+        shares = [share for share in self._session.shares.values() if share.at == at]
+        if not shares:
+            raise GroupError(f"no key range of {at} is open here: it is not assigned, or not yet, or not any more")
+        return shares
+
+    def _check_ranges(self, at: TopicPartition, runs: Runs, shares: Collection[Share]) -> None:
+        stands = min(segment.position for share in shares for segment in share.inflight.segments())
+        if runs and runs[-1][1] < stands:
+            raise IndividualCommitTooOldError(
+                f"{at}: everything below {stands} is committed; the last offset named is {runs[-1][1]}", last_stable_offset=stands
+            )
+        most = self._config["max.individual.commits"]
+        for share in shares:
+            if share.inflight.held_with(runs) > most:
+                raise MaxIndividualCommitReachedError(f"{share}: with these there would be more than {most} ranges (max.individual.commits)")
+
+    def _commit(self, shares: Collection[Share], expected: Mapping[Partition, int], metadata: str) -> CommitResult:
+        self._check_expected(shares, expected)
+        self._session.check_overtaken(shares)
+        return self._session.commit(shares, {share.at: metadata for share in shares})
+
+    def _check_expected(self, shares: Collection[Share], expected: Mapping[Partition, int]) -> None:
+        for at, offset in ((TopicPartition(*at), offset) for at, offset in expected.items()):
+            stands = min((share.progress.durable(at) for share in shares if share.at == at), default=None)
+            if stands != offset:
+                raise CommitConflictError(f"{at} is committed up to {stands}, not {offset}; nothing was committed")

@@ -1,0 +1,72 @@
+"""The leader's decision for a group of consumers: what an assignor wants, and what of it is free now.
+
+A topic takes the place of a sub-topology: its number is a hash of its name, so that members which subscribe to different topics agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from xxhash import xxh32_intdigest
+
+from coopstreams.consumer.assignors import Assignor, Held, Subscription, checked
+from coopstreams.group.claims import check_granted, claims_of, grant
+from coopstreams.group.members import Assignment, Cluster, Member, MemberState
+from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.task_id import TaskId
+
+
+def topic_number(topic: str) -> int:
+    """Return the number of a topic within task ids. Frozen: xxh32 of the name, seed 0."""
+    return xxh32_intdigest(topic.encode())
+
+
+def topic_numbers(topics: Iterable[str]) -> dict[int, str]:
+    """Return the topics by number.
+
+    Raises:
+        ConfigError: two of them have the same number; one chance in four thousand million.
+    """
+    numbers: dict[int, str] = {}
+    for topic in topics:
+        other = numbers.setdefault(topic_number(topic), topic)
+        if other != topic:
+            raise ConfigError(f'the topics "{other}" and "{topic}" have the same number {topic_number(topic)}: read one of them in another group')
+    return numbers
+
+
+def deal(assignor: Assignor, partitions: Mapping[str, int], shareable: Collection[str], members: Mapping[str, MemberState]) -> dict[str, Assignment]:
+    """Return what each member gets; topics that are not among `partitions` are not dealt.
+
+    Raises:
+        AssignmentError: an overlap or a hole; nothing was given to anybody.
+    """
+    topics = topic_numbers(partitions)
+    wanted = {id_: _subscription(state, topics) for id_, state in members.items()}
+    dealt = checked(partitions, wanted, shareable, assignor(partitions, wanted, shareable))
+    target = {id_: _tasks(dealt.get(id_, {})) for id_ in members}
+    claims = claims_of(members)
+    granted = grant(target, claims)
+    check_granted(granted, claims)
+    settled = all(granted[id_] == target[id_] for id_ in members)
+    counts = {topic_number(topic): count for topic, count in partitions.items()}
+    cluster = Cluster(members=tuple(Member(id_, members[id_].info, granted[id_]) for id_ in sorted(members)), partitions=counts)
+    return {id_: Assignment(state.info.process, granted[id_], target[id_], settled, cluster) for id_, state in members.items()}
+
+
+def _subscription(state: MemberState, topics: Mapping[int, str]) -> Subscription:
+    known = frozenset(state.topics) & frozenset(topics.values())
+    held, promised = _held(state.tasks, topics), _held(state.target, topics)
+    return Subscription(known, state.info.allow_key_share, held, promised, state.generation)
+
+
+def _held(tasks: Iterable[TaskId], topics: Mapping[int, str]) -> Held:
+    held: dict[str, list[TaskId]] = {}
+    for task in tasks:
+        if task.subtopology in topics:
+            held.setdefault(topics[task.subtopology], []).append(task)
+    return {topic: tuple((task.partition, task.range) for task in sorted(some)) for topic, some in held.items()}
+
+
+def _tasks(held: Held) -> tuple[TaskId, ...]:
+    return tuple(sorted(TaskId(topic_number(topic), partition, piece) for topic, pieces in held.items() for partition, piece in pieces))

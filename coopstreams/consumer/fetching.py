@@ -1,0 +1,119 @@
+"""One reader for all key ranges of a consumer: each partition is fetched once, hashed once, and each record goes to the range that owns it.
+
+A range that cannot take records now does not hold up the others of its partition. Its records are kept, within `max.bytes.key.range.cache`,
+and evicted as they are handed out; what does not fit, or whose values the topic does not reserve, is read again when it can be taken.
+
+Invariant: a range gets every record from where it was opened, in order, once, whatever the others of its partition do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from coopstreams.consumer.filters import Filter
+from coopstreams.consumer.share import ConsumerRecord, Share
+from coopstreams.log.log import Position, Reader
+from coopstreams.topology.columns import TopicPartition
+
+
+@dataclass(slots=True)
+class _Partition:
+    shares: list[Share] = field(default_factory=list)
+    """In the order of the reader's slots."""
+    at: int | None = None
+    """Where the reader stands; None: it is not being read."""
+
+
+class Fetching:
+    """Moves records from a reader to key ranges, and on to the user. One thread."""
+
+    def __init__(self, reader: Reader, most_bytes: int, reserves: Callable[[str], bool], filter_: Filter | None) -> None:
+        """`reserves`: whether the values of a topic's records may be kept."""
+        self._reader = reader
+        self._most_bytes = most_bytes
+        self._reserves = reserves
+        self._filter = filter_
+        self._partitions: dict[TopicPartition, _Partition] = {}
+
+    def open(self, share: Share) -> None:
+        """Read a key range from where it was opened."""
+        partition = self._partitions.setdefault(share.at, _Partition())
+        share.paused = any(other.paused for other in partition.shares)
+        partition.shares.append(share)
+        share.behind = True
+        self._place({share.at})
+
+    def close(self, shares: Iterable[Share]) -> None:
+        """Read these no more; what waits is dropped."""
+        touched = set()
+        for share in shares:
+            share.live = False
+            partition = self._partitions.get(share.at)
+            if partition is not None and share in partition.shares:
+                partition.shares.remove(share)
+                touched.add(share.at)
+                if not partition.shares:
+                    del self._partitions[share.at]
+        if touched:
+            self._place(touched)
+
+    def fetch(self, most: int, timeout_s: float) -> None:
+        """Fetch once; wait only for the first record."""
+        self.catch_up()
+        for run in self._reader.fetch(most, timeout_s):
+            partition = self._partitions.get(run.partition)
+            if partition is not None:
+                partition.at = run.next_offset
+                share = partition.shares[run.slot]
+                share.take(run, self._room if self._reserves(run.partition.topic) else 0)
+
+    def records(self, most: int) -> list[ConsumerRecord]:
+        """Return what can be handed out now."""
+        records: list[ConsumerRecord] = []
+        for partition in self._partitions.values():
+            for share in partition.shares:
+                if len(records) < most:
+                    records += share.hand_out(most - len(records), self._filter)
+        return records
+
+    def catch_up(self) -> None:
+        """Have the reader go back for ranges that it has passed, and that can take records again."""
+        behind = {
+            at for at, partition in self._partitions.items() if any(share.behind and share.empty and not share.stuck for share in partition.shares)
+        }
+        if behind:
+            self._place(behind)
+
+    def pause(self, at: TopicPartition, paused: bool) -> None:
+        """Hand out nothing of a partition, and fetch nothing; or go on."""
+        partition = self._partitions.get(at)
+        if partition is not None:
+            for share in partition.shares:
+                share.paused = paused
+            self._reader.hold(at, paused)
+
+    def close_reader(self) -> None:
+        """Stop reading for good."""
+        self._reader.close()
+
+    @property
+    def _room(self) -> int:
+        return self._most_bytes - sum(share.waiting_bytes for partition in self._partitions.values() for share in partition.shares)
+
+    def _place(self, touched: set[TopicPartition]) -> None:
+        """Tell the reader where to read and whom to route to."""
+        for at in touched & self._partitions.keys():
+            partition = self._partitions[at]
+            partition.shares.sort(key=lambda share: share.id)
+            for share in partition.shares:
+                if share.behind and share.empty and (partition.at is None or not share.stuck):
+                    partition.at = share.taken if partition.at is None else min(partition.at, share.taken)
+                    share.behind = False
+            if partition.at is None:  # all of them are stuck: from the first, later
+                partition.at = min(share.taken for share in partition.shares)
+        self._reader.assign({at: Position(partition.at or 0) for at, partition in self._partitions.items()})
+        for at in touched & self._partitions.keys():
+            self._reader.route(at, [share.id.range for share in self._partitions[at].shares])
+            if any(share.paused for share in self._partitions[at].shares):
+                self._reader.hold(at, True)

@@ -1,0 +1,37 @@
+"""Which records a consumer is not interested in: by key, by size.
+
+What a filter holds back is done as far as the group is concerned: the position passes over it, nobody of the group gets it. So all
+members of a group have the same filter.
+
+Source: the proposal's outlook on broker-side filtering: key ranges, blacklisted and whitelisted keys, largest and smallest record size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Lets a record pass if it meets all conditions that are given.
+
+    Units: the size of a record is that of its key and value, in bytes.
+    """
+
+    allow_keys: frozenset[bytes] | None = None
+    """Only these keys pass."""
+    deny_keys: frozenset[bytes] = frozenset()
+    min_record_bytes: int = 0
+    max_record_bytes: int | None = None
+
+    def passes(self, key: bytes | None, value: bytes | None) -> bool:
+        """Return whether a record is handed out."""
+        if (self.allow_keys is not None and key not in self.allow_keys) or key in self.deny_keys:
+            return False
+        size = len(key or b"") + len(value or b"")
+        return size >= self.min_record_bytes and (self.max_record_bytes is None or size <= self.max_record_bytes)
+
+    def pick(self, keys: Sequence[bytes | None], values: Sequence[bytes | None], some: Sequence[int]) -> list[int]:
+        """Return those of the indices whose records pass."""
+        return [i for i in some if self.passes(keys[i], values[i])]

@@ -1,0 +1,196 @@
+"""What administrators allow: whether a group may commit out of order, whether a topic may be read by key range.
+
+The proposal has three places to turn sharing off. Two are settings of brokers and topics, which a client cannot add; they are kept
+in a compacted topic of their own, and every cooperative consumer obeys it. The third is the consumer's `allow.individual.commit`.
+
+    cluster   accept.individual.commit                               true
+    topic     accept.range.fetch, reserve.message.value.range.fetch  false, unless somebody says otherwise
+
+    key     JSON: [setting, topic]; the topic of a setting of the cluster is ""
+    value   JSON: true or false                                      null: the default again
+
+Invariant: who can read the topic obeys it, who may write it decides (`kafka-acls`); a client that is not ours is not held by it.
+Turned down: settings of Kafka topics (brokers refuse names they do not know), one file beside each consumer (no single place to turn it off).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.log import Log, Position, Reader, TopicSpec
+from coopstreams.topology.columns import Columns, TopicPartition
+from coopstreams.topology.errors import ConfigError, LogError, UnknownTopicError
+
+TOPIC = "__coopstreams_policy"
+
+CLUSTER: Mapping[str, tuple[bool, str]] = {
+    "accept.individual.commit": (True, "Whether groups may commit individual offsets, and so share partitions."),
+}
+TOPICS: Mapping[str, tuple[bool, str]] = {
+    "accept.range.fetch": (False, "Whether the topic's partitions may be read by key range. False: readers see the order of whole partitions."),
+    "reserve.message.value.range.fetch": (
+        False,
+        "Whether a consumer keeps the values of records that wait in its cache. False: it reads them again.",
+    ),
+}
+"""Settings by name: the default, and what it means."""
+
+_PARTITION = TopicPartition(TOPIC, 0)
+_TIMEOUT_S = 30.0
+_BATCH = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What was set, by (topic, setting); the topic of a setting of the cluster is empty."""
+
+    values: Mapping[tuple[str, str], bool] = field(default_factory=dict)
+
+    @property
+    def accepts_individual_commit(self) -> bool:
+        """Whether groups may commit individual offsets."""
+        return self.get("accept.individual.commit")
+
+    def accepts_range_fetch(self, topic: str) -> bool:
+        """Whether the partitions of a topic may be read by key range: the topic says so, and the cluster takes individual commits."""
+        return self.accepts_individual_commit and self.get("accept.range.fetch", topic)
+
+    def reserves_values(self, topic: str) -> bool:
+        """Whether values of records that wait are kept in memory."""
+        return self.get("reserve.message.value.range.fetch", topic)
+
+    def get(self, name: str, topic: str | None = None) -> bool:
+        """Return a setting of the cluster, or of a topic: what was set, else the default.
+
+        Raises:
+            ConfigError: there is no such setting at this level.
+        """
+        return self.values.get((topic or "", name), default(name, topic))
+
+
+def default(name: str, topic: str | None = None) -> bool:
+    """Return the default of a setting of the cluster, or of topics.
+
+    Raises:
+        ConfigError: there is no such setting at this level; says which there are.
+    """
+    known = CLUSTER if topic is None else TOPICS
+    if name not in known:
+        level = "the cluster" if topic is None else "a topic"
+        hint = "; name the topic" if topic is None and name in TOPICS else "; it is one of the cluster" if name in CLUSTER else ""
+        raise ConfigError(f'{level} has no setting "{name}"{hint}. There are: {", ".join(known)}')
+    return known[name][0]
+
+
+def topic_spec(replication: int = -1) -> TopicSpec:
+    """Return how the policy topic is created."""
+    return TopicSpec(TOPIC, 1, {"cleanup.policy": "compact", "segment.bytes": "10485760"}, replication)
+
+
+def read_policy(settings: Mapping[str, Any]) -> Policy:
+    """Return the policy of a cluster. `settings`: how to reach it, in librdkafka's names.
+
+    Raises:
+        LogError: it cannot be read.
+    """
+    log = KafkaLog(settings)
+    policies = PolicyTopic(log)
+    try:
+        return policies.read()
+    finally:
+        policies.close()
+        log.close()
+
+
+def set_policy(settings: Mapping[str, Any], values: Mapping[str, bool | None], topic: str | None = None) -> None:
+    """Set what a cluster, or a topic of it, allows; None: the default again.
+
+    Raises:
+        ConfigError: there is no such setting at this level; nothing is set.
+        UnknownTopicError: the topic does not exist; nothing is set.
+        LogError: it could not be written.
+    """
+    for name in values:
+        default(name, topic)
+    log = KafkaLog(settings)
+    try:
+        for name, value in values.items():
+            PolicyTopic(log).set(name, value, topic)
+    finally:
+        log.close()
+
+
+class PolicyTopic:
+    """The policy topic of a cluster. One thread."""
+
+    def __init__(self, log: Log, *, replication: int = -1) -> None:
+        """Contact nothing yet. `replication` is for the topic, when the first setting makes it."""
+        self._log = log
+        self._replication = replication
+        self._values: dict[tuple[str, str], bool] = {}
+        self._reader: Reader | None = None
+        self._at = 0
+
+    def read(self) -> Policy:
+        """Return the policy as it is now; only what is new is read. Without the topic everything has its default.
+
+        Raises:
+            LogError: the topic cannot be read.
+        """
+        if self._reader is None:
+            if TOPIC not in self._log.partitions([TOPIC]):
+                return Policy()
+            self._at = self._log.start_offset(_PARTITION)
+            self._reader = self._log.reader(committed_only=False)
+            self._reader.assign({_PARTITION: Position(self._at)})
+        end, give_up = self._log.end_offset(_PARTITION), time.monotonic() + _TIMEOUT_S
+        while self._at < end:
+            for run in self._reader.fetch(_BATCH, 0.2):
+                self._apply(run.columns)
+                self._at = max(self._at, run.next_offset)
+            if self._at < end and time.monotonic() > give_up:
+                raise LogError(f"{_PARTITION} ends at {end}, and could be read up to {self._at} in {_TIMEOUT_S:.0f} s", retryable=True)
+        return Policy(dict(self._values))
+
+    def set(self, name: str, value: bool | None, topic: str | None = None) -> None:
+        """Set one setting of the cluster or of a topic, for everybody; None: the default again.
+
+        Raises:
+            ConfigError: there is no such setting at this level.
+            UnknownTopicError: the topic does not exist.
+            LogError: it could not be written.
+        """
+        default(name, topic)
+        if topic is not None and topic not in self._log.partitions([topic]):
+            raise UnknownTopicError(f'there is no topic "{topic}". Create it first, or correct the name.')
+        self._log.create_topics([topic_spec(self._replication)])
+        writer = self._log.writer()
+        try:
+            key = orjson.dumps([name, topic or ""])
+            writer.append(TOPIC, [key], [None if value is None else orjson.dumps(value)], [time.time_ns() // 1_000_000], partitions=0)
+            writer.flush(_TIMEOUT_S)
+        finally:
+            writer.close()
+
+    def close(self) -> None:
+        """Stop reading. Idempotent."""
+        if self._reader is not None:
+            self._reader.close()
+
+    def _apply(self, columns: Columns) -> None:
+        """Take settings in the order of the log; those of a later version of coopstreams are kept, and nobody asks for them."""
+        for key, value, offset in zip(columns.keys, columns.values, columns.offsets, strict=True):
+            try:
+                name, topic = orjson.loads(key or b"")
+                if value is None:
+                    self._values.pop((topic, name), None)
+                else:
+                    self._values[topic, name] = bool(orjson.loads(value))
+            except (ValueError, TypeError) as error:
+                raise LogError(f"{_PARTITION} has a record at offset {offset} that is no setting ({error}): who wrote it?") from error

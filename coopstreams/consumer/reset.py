@@ -1,0 +1,65 @@
+"""Puts a group somewhere else: back to the beginning, to the end, to an offset or a time. Only while it has no members.
+
+A plain committed offset alone would not do: where key ranges have committed more under a higher term, they go on speaking (`commit/view.py`).
+So a reset is a commit for the whole hash space under a term of its own:
+
+    ask     a commit that changes nothing: the coordinator refuses it if there are members
+    record  [whole]@term -> offset, without anything done above it
+    plain   the offset at the same term: what ordinary consumers and lag monitors see
+
+Invariant: the term is above that of every commit, and above that which anybody who stalled while opening a range may have chosen.
+Invariant: torn off after any step, nothing stands beyond both where it stood and where it was to be put; trying again finishes it.
+Turned down: deleting the individual commits (terms would begin at 1 again, and a process of old would win).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from coopstreams.commit.follower import Follower
+from coopstreams.commit.record import CommitKey, Committed, CommitValue, Segment, encode_key, encode_value
+from coopstreams.consumer.offsets import catch_up
+from coopstreams.group.admin import GroupAdmin
+from coopstreams.group.members import NO_GENERATION
+from coopstreams.log.log import Log
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.keys import WHOLE
+
+_FLUSH_S = 30.0
+_AUTHOR = "reset"
+
+
+def reset_offsets(log: Log, coordinator: GroupAdmin, targets: Mapping[TopicPartition, int]) -> None:
+    """Have the group go on from these offsets, in all key ranges; what it had done above them it does again.
+
+    Raises:
+        GroupError: the group has members. Stop them first.
+        LogError: refused, or no answer in time: try again.
+    """
+    follower = Follower(log, coordinator.group)
+    writer = log.writer()
+    try:
+        coordinator.commit({follower.partition: (follower.tail, "")})
+        catch_up(follower)
+        found = coordinator.committed(targets)
+        plain: dict[TopicPartition, tuple[int, str]] = {}
+        for partition, offset in targets.items():
+            committed = found.get(partition)
+            next_term = follower.next_term(partition, None if committed is None else Committed.parse(*committed))
+            key = reset_key(coordinator.group, partition, next_term)
+            value = encode_value(CommitValue(_AUTHOR, (Segment(WHOLE, offset),)))
+            writer.append(
+                follower.partition.topic, [encode_key(key)], [value], [time.time_ns() // 1_000_000], partitions=follower.partition.partition
+            )
+            plain[partition] = offset, Committed(offset, term=key.term).metadata
+        writer.flush(_FLUSH_S)
+        coordinator.commit(plain)
+    finally:
+        writer.close()
+        follower.close()
+
+
+def reset_key(group: str, partition: TopicPartition, next_term: int) -> CommitKey:
+    """Return as whom a reset speaks: for all hashes, one term above the next, which somebody who stalled before its claim may have chosen."""
+    return CommitKey(group, *partition, WHOLE, next_term + 1, NO_GENERATION)

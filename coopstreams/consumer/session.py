@@ -1,0 +1,334 @@
+"""What a consumer has and does between `subscribe` or `assign` and `close`: opens, hands out, gives up. One thread at a time.
+
+    the group says     -> openings, revocations        `_handle`
+    openings           -> shares, fetched from now on  `_open`
+    revocations        -> committed, released          `_begin_poll`
+
+Invariant: what is to be revoked is not handed out any more; what stays is never paused.
+Invariant: a share that leaves is marked, so that `done` for its records changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from coopstreams.commit.follower import Follower
+from coopstreams.commit.progress import Progress
+from coopstreams.commit.view import Spoken
+from coopstreams.consumer.committing import CommitResult, Committing
+from coopstreams.consumer.fetching import Fetching
+from coopstreams.consumer.ownership import Alone, Opening, Openings, Shared
+from coopstreams.consumer.policies import Policies
+from coopstreams.consumer.revocation import Revocations
+from coopstreams.consumer.settings import ConsumerConfig
+from coopstreams.consumer.share import ConsumerRecord, Share
+from coopstreams.group.holdings import Assigned, GroupEvent, Lost, Refused
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import (
+    ConsumerRangeFetchNotAcceptedError,
+    FencedError,
+    GroupError,
+    IndividualCommitTooOldError,
+    LogError,
+    MembershipLostError,
+    OffsetOutOfRangeError,
+)
+from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.task_id import TaskId
+
+log = logging.getLogger(__name__)
+
+SLICE_S = 0.05
+"""Longest wait for records before the group is listened to again."""
+OPENING_S = 0.005
+"""The same, while a key range waits to be opened."""
+AGAIN_S = 0.1
+MOST_IN_VAIN = 5
+"""How often a commit is repeated that the group refused because it has a new generation."""
+
+Ranges = dict[TopicPartition, tuple[KeyRange, ...]]
+Told = Callable[[Ranges], object]
+
+
+class Session:
+    """The key ranges of a consumer. The parts are made by the consumer; this is how they work together."""
+
+    def __init__(
+        self,
+        config: ConsumerConfig,
+        ownership: Alone | Shared,
+        follower: Follower,
+        openings: Openings,
+        fetching: Fetching,
+        committing: Committing,
+        policies: Policies,
+        inbox: queue.SimpleQueue[GroupEvent],
+        listeners: Mapping[str, Told | None],
+        *,
+        shares: bool,
+    ) -> None:
+        """`shares`: whether this consumer takes parts of partitions. `listeners`: what to call on "assign", "revoke", "lost"."""
+        self.config = config
+        self.ownership = ownership
+        self.follower = follower
+        self.openings = openings
+        self.fetching = fetching
+        self.committing = committing
+        self.revocations: Revocations[Share] = Revocations(config["max.revoke.delay.ms"] / 1000)
+        self.shares: dict[TaskId, Share] = {}
+        self.finished: deque[tuple[Share, int]] = deque()
+        """(share, offset) of records that are done; any thread adds to it."""
+        self.polled = [time.monotonic()]
+        """When `consume` was called last: the membership looks at it."""
+        self._policies = policies
+        self._inbox = inbox
+        self._listeners = listeners
+        self._shares = shares
+        self._told = False
+        """Whether something was revoked or lost during this poll."""
+        self._blocked: set[Share] = set()
+        self._refused: GroupError | None = None
+        self._obey()
+
+    def consume(self, most: int, timeout_s: float) -> list[ConsumerRecord]:
+        """Return the next records; without any, wait for the first. Returns early when the group wants something back."""
+        deadline = time.monotonic() + timeout_s
+        self._begin_poll()
+        while True:
+            self._handle()
+            if self._refused is not None:
+                raise self._refused
+            self.follower.poll(OPENING_S if self.openings else 0.0)
+            self._open()
+            self._note()
+            records = self.fetching.records(most)
+            left = deadline - time.monotonic()
+            if not records:
+                self.fetching.fetch(most, max(0.0, min(left, OPENING_S if self.openings else SLICE_S)))
+                records = self.fetching.records(most)
+            if records or self._told or left <= 0:
+                return records
+
+    def commit(self, shares: Collection[Share], metadata: Mapping[TopicPartition, str] | None = None) -> CommitResult:
+        """Commit what is done of these.
+
+        Raises:
+            MembershipLostError: the group went on: `lost` will say so, with the next poll.
+            LogError: it may or may not have counted; the next commit says it again.
+        """
+        in_order = sorted(shares, key=lambda share: share.id)
+        for _ in range(MOST_IN_VAIN if isinstance(self.ownership, Shared) else 0):
+            try:
+                return self.committing.commit(in_order, self.ownership, metadata or {})
+            except FencedError as error:  # the group has a new generation; while this is a member, it still has what it holds
+                log.info("committing again: %s", error)
+                time.sleep(AGAIN_S)
+        return self.committing.commit(in_order, self.ownership, metadata or {})
+
+    def take_done(self) -> bool:
+        """Learn which records were finished; return False if some were of key ranges that are not here any more.
+
+        These, and what was done before, are logged and change nothing.
+        """
+        twice: list[str] = []
+        gone: list[str] = []
+        while self.finished:
+            share, offset = self.finished.popleft()
+            if not share.live:
+                gone.append(f"{share} {offset}")
+            elif not share.inflight.done(offset):
+                twice.append(f"{share} {offset}")
+        if twice:
+            log.warning("%d records were done already: %s", len(twice), ", ".join(twice[:5]))
+        if gone:
+            log.warning("%d records are of key ranges that are not here any more, and are done again elsewhere: %s", len(gone), ", ".join(gone[:5]))
+        return not gone
+
+    def check_overtaken(self, shares: Collection[Share]) -> None:
+        """Do nothing if nobody has opened these hashes after us. Only after `assign`: a group has one owner of a hash at a time.
+
+        Raises:
+            IndividualCommitTooOldError: somebody has: what is done here since does not count. These are opened again from there.
+        """
+        if not self.ownership.alone:
+            return
+        self.follower.poll(0.0)
+        for share in shares:
+            rank = share.progress.term(share.at), self.openings.barrier.generation
+            louder = [key for key, _ in self.follower.live(share.at) if key.range.overlaps(share.id.range) and (key.term, key.generation) > rank]
+            if louder:
+                pieces = self.follower.resolve(share.at, share.id.range)
+                stable = min(piece.segment.position for piece in pieces if isinstance(piece, Spoken))
+                self.fetching.close([share])
+                del self.shares[share.id]
+                self.openings.want([share.id], share.epoch)
+                raise IndividualCommitTooOldError(
+                    f"{share}: another consumer reads it, and is at {stable}; going on from there", last_stable_offset=stable
+                )
+
+    def reopen(self) -> None:
+        """Forget what is not committed, and ask the log: it is handed out again."""
+        epochs = {share.id: share.epoch for share in self.shares.values() if share not in self.revocations}
+        self.fetching.close(self.shares.values())
+        leaving = [share for share in self.shares.values() if share in self.revocations]
+        self._gone(leaving)
+        self.shares.clear()
+        for id_, epoch in epochs.items():
+            self.openings.want([id_], epoch)
+
+    def close(self) -> None:
+        """Commit what is done, give everything up."""
+        self.take_done()
+        self._told = True
+        try:
+            if self.shares:
+                self.commit(list(self.shares.values()))
+        except (LogError, GroupError) as error:
+            log.warning("closing: what was not committed is done again elsewhere: %s", error)
+        finally:
+            self.openings.clear()
+            self.ownership.close()
+            self.committing.close()
+            self.fetching.close_reader()
+            self.follower.close()
+            self._policies.close()
+
+    def _begin_poll(self) -> None:
+        now = self.polled[0] = time.monotonic()
+        self._told = False
+        self.take_done()
+        if self._policies.changed():
+            self._obey()
+            if isinstance(self.ownership, Shared):
+                self.ownership.member.rejoin()
+        given_up, late = self.revocations.poll(now)
+        if late:
+            self._lose(late)
+        given_up &= set(self.shares.values())
+        if not given_up:
+            return
+        self._tell("revoke", given_up)
+        self.take_done()
+        try:
+            self.commit(given_up)
+        except (LogError, MembershipLostError) as error:
+            names = ", ".join(map(str, given_up))
+            if isinstance(error, LogError) and (error.retryable or isinstance(error, FencedError)):
+                log.warning("%s cannot be given up yet: %s; trying again", names, error)
+                self.revocations.ask(given_up, time.monotonic())
+                return
+            log.warning("giving up %s: what was not committed is done again elsewhere: %s", names, error)
+        self._gone(given_up)
+
+    def _obey(self) -> None:
+        """Do as the cluster and this consumer's settings say."""
+        self.committing.in_order = not (self.config["allow.individual.commit"] and self._policies.accepts_individual_commit)
+
+    def _handle(self) -> None:
+        """Listen to the group."""
+        late = self.revocations.expire(time.monotonic())
+        if late:
+            self._lose(late)
+        while True:
+            try:
+                event = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            match event:
+                case Refused(error):
+                    self._refused = error
+                case Lost():
+                    log.warning("the group went on without this consumer; what was not committed is done again elsewhere")
+                    self.openings.clear()
+                    self._lose(list(self.shares.values()))
+                case Assigned():
+                    self._assigned(event)
+
+    def _assigned(self, event: Assigned) -> None:
+        assert isinstance(self.ownership, Shared)
+        self.ownership.assigned = event
+        self.openings.barrier.follow_generation(event)
+        parts = [id_ for id_ in event.added if not id_.range.is_whole]
+        if parts and not self._shares:
+            raise ConsumerRangeFetchNotAcceptedError(f"this consumer does not share, and was assigned a part of a partition: {parts[0]}")
+        kept = [self.shares[id_] for id_ in event.added if id_ in self.shares]
+        self.revocations.keep(kept)
+        for share in kept:
+            share.leave(False)
+        self.openings.want([id_ for id_ in event.added if id_ not in self.shares], event.epoch)
+        if unopened := self.openings.drop(event.revoked):
+            self.ownership.released(unopened)
+        asked = [self.shares[id_] for id_ in event.revoked if id_ in self.shares]
+        self.revocations.ask(asked, time.monotonic())
+        for share in asked:
+            share.leave(True)
+        self._told = self._told or bool(asked)
+
+    def _open(self) -> None:
+        """Open what the barrier does not hold any more; claim it, so that nobody is in doubt where it stands."""
+        if not self.openings:
+            return
+        opened: list[tuple[Progress, Opening]] = []
+        try:
+            opened = self.openings.step(self.shares.keys())
+            fresh = [Share(opening.id, progress, opening.epoch, self.config["max.individual.commits"]) for progress, opening in opened]
+            if fresh:
+                self.committing.claim(fresh, self.ownership)
+        except OffsetOutOfRangeError:
+            raise
+        except (LogError, GroupError) as error:
+            log.warning("opening key ranges: %s; trying again", error)
+            for _, opening in opened:
+                self.openings.want([opening.id], opening.epoch)
+            return
+        for share in fresh:
+            self.shares[share.id] = share
+            self.fetching.open(share)
+        self._tell("assign", fresh)
+
+    def _note(self) -> None:
+        """Take what is done; commit if it is much; ask for a rebalance when a key range is blocked."""
+        self.take_done()
+        most = self.config["max.num.ranges.to.commit"]
+        many = [share for share in self.shares.values() if share.inflight.many_news(most)]
+        if many:
+            self.commit(many)
+        blocked = {share for share in self.shares.values() if share.inflight.blocked()}
+        for share in blocked - self._blocked:
+            log.warning("%s: %d records are handed out and not done; nothing more until half of them are", share, share.inflight.missing)
+            if isinstance(self.ownership, Shared):
+                self.ownership.member.rejoin()
+        self._blocked = blocked
+
+    def _lose(self, lost: Iterable[Share]) -> None:
+        """These are somebody else's now."""
+        gone = [share for share in lost if share.live]
+        self.revocations.lose(gone)
+        self._told = True
+        self._gone(gone)
+        self._tell("lost", gone)
+
+    def _gone(self, shares: Collection[Share]) -> None:
+        """Let go of these; the group may give them to others."""
+        self.fetching.close(shares)
+        for share in shares:
+            self.shares.pop(share.id, None)
+        if shares and isinstance(self.ownership, Shared) and self.ownership.assigned is not None:
+            self.ownership.released([share.id for share in shares])
+
+    def _tell(self, what: str, shares: Collection[Share]) -> None:
+        listener = self._listeners.get(what)
+        if listener is not None and shares:
+            listener(by_partition(shares))
+
+
+def by_partition(shares: Iterable[Share]) -> Ranges:
+    """Return the key ranges of each partition, ascending."""
+    ranges: dict[TopicPartition, list[KeyRange]] = {}
+    for share in shares:
+        ranges.setdefault(share.at, []).append(share.id.range)
+    return {at: tuple(sorted(some)) for at, some in sorted(ranges.items())}

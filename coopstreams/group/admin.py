@@ -1,0 +1,102 @@
+"""What an administrator asks of a group without being a member: who is in it, what it has committed; and to commit while nobody is.
+
+Invariant: a commit from here is refused as soon as the group has a member (the coordinator sees to it).
+Turned down: kafka-python's admin client (it does not wait for open transactions, and does not look again for a coordinator that moved).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any, TypeVar
+
+from coopstreams.group import requests
+from coopstreams.group.connection import Connection
+from coopstreams.group.settings import kafka_python_settings
+from coopstreams.log.log import GroupFence
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import GroupError, MembershipLostError
+
+_T = TypeVar("_T")
+
+NOBODY = (-1, "")
+"""Generation and member id of who is no member. Only outside of transactions: there nothing would refuse it."""
+
+
+class GroupAdmin:
+    """Questions about one group. Any thread."""
+
+    def __init__(self, settings: Mapping[str, Any], group: str, *, timeout_s: float = 30.0) -> None:
+        """Connect. `settings` in librdkafka's names.
+
+        Raises:
+            ConfigError: a connection or security setting that this client cannot be given.
+            GroupError: no brokers in this time.
+        """
+        self.group = group
+        self._timeout_s = timeout_s
+        self._connection = Connection(kafka_python_settings(settings), int(timeout_s * 1000))
+        self._coordinator: int | None = None
+        self._connection.start(_nothing)
+        give_up = time.monotonic() + timeout_s
+        while (reason := self._connection.run(self._connection.find_brokers, give_up)) is not None:
+            if time.monotonic() > give_up:
+                servers = self._connection.servers
+                self.close()
+                raise GroupError(f"cannot reach the brokers at {servers}: {reason}. Are they running, and is bootstrap.servers right?")
+
+    def describe(self) -> requests.DescribedGroup:
+        """Return who is in the group.
+
+        Raises:
+            LogError: refused, or no answer in time.
+        """
+        return self._ask(requests.describe_group(self.group))
+
+    def committed(self, partitions: Iterable[TopicPartition] | None = None) -> requests.Offsets:
+        """Return the plain offset and metadata of each partition (all that have one: None); waits for open transactions that would change it.
+
+        Raises:
+            LogError: refused, or a transaction stayed open, or no answer in time.
+        """
+        return self._ask(requests.fetch_offsets(self.group, partitions))
+
+    def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:
+        """Commit offsets (with metadata) for a group without members.
+
+        Raises:
+            GroupError: the group has members. Stop them first.
+            LogError: refused for another reason, or no answer in time.
+        """
+        try:
+            self._ask(requests.commit_offsets(GroupFence(self.group, *NOBODY), offsets))
+        except MembershipLostError as error:
+            raise GroupError(f"group {self.group} has members: stop them, then try again") from error
+
+    def close(self) -> None:
+        """Let go. Idempotent."""
+        if not self._connection.closed:
+            self._connection.close()
+
+    def __enter__(self) -> GroupAdmin:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _ask(self, exchange: requests.Exchange[_T]) -> _T:
+        answer: _T = self._connection.run(self._connection.ask, exchange, self._node, None, self._moved)
+        return answer
+
+    async def _node(self) -> int:
+        if self._coordinator is None:
+            self._coordinator = await self._connection.once(requests.group_coordinator(self.group), None)
+        return self._coordinator
+
+    def _moved(self) -> None:
+        self._coordinator = None
+
+
+async def _nothing() -> None:
+    """What the I/O thread begins with."""

@@ -1,0 +1,102 @@
+"""A topic, its policy, a group and its consumers, for tests that run them in one process."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from coopstreams.consumer import ConsumerRecord, CooperativeConsumer, KeyRange, TopicPartition
+from coopstreams.consumer.policy import PolicyTopic
+from coopstreams.dev.broker import KafkaBroker
+from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.log import TopicSpec
+from coopstreams.topology.keys import key_hash
+from tests.conftest import Kafka
+
+
+class Orders:
+    """A topic that may be shared, and a group."""
+
+    def __init__(self, kafka: Kafka | KafkaBroker, partitions: int = 1) -> None:
+        self.kafka = kafka
+        self.log = KafkaLog({"bootstrap.servers": kafka.bootstrap})
+        self.topic = f"orders-{uuid.uuid4().hex[:8]}"
+        self.group = f"group-{uuid.uuid4().hex[:8]}"
+        self.at = TopicPartition(self.topic, 0)
+        self.log.create_topics([TopicSpec(self.topic, partitions)])
+        PolicyTopic(self.log).set("accept.range.fetch", True, self.topic)
+        self.written = 0
+        self.consumers: list[CooperativeConsumer] = []
+
+    def write(self, count: int, partition: int = 0) -> None:
+        """Write records with keys 0, 1, ... to a partition."""
+        writer = self.log.writer()
+        offsets = range(self.written, self.written + count)
+        writer.append(self.topic, [b"%d" % n for n in offsets], [b"v%d" % n for n in offsets], [n + 1 for n in offsets], partitions=partition)
+        writer.flush(10)
+        writer.close()
+        self.written += count
+
+    def make(self, **config: Any) -> CooperativeConsumer:
+        named = {name.replace("_", "."): value for name, value in config.items()}
+        settings = {"bootstrap.servers": self.kafka.bootstrap, "group.id": self.group, "heartbeat.interval.ms": 200, "session.timeout.ms": 6000}
+        consumer = CooperativeConsumer({**settings, **named})
+        self.consumers.append(consumer)
+        return consumer
+
+    def alone(self, ranges: Sequence[KeyRange], **config: Any) -> CooperativeConsumer:
+        """A consumer that is told to read these key ranges of partition 0."""
+        consumer = self.make(**config)
+        consumer.assign({self.at: ranges})
+        return consumer
+
+    def member(self, **config: Any) -> CooperativeConsumer:
+        """A consumer that joins the group."""
+        consumer = self.make(**config)
+        consumer.subscribe([self.topic])
+        return consumer
+
+    def offsets_of(self, covered: KeyRange) -> list[int]:
+        return [n for n in range(self.written) if key_hash(b"%d" % n) in covered]
+
+    def close(self) -> None:
+        for consumer in self.consumers:
+            consumer.close()
+        self.log.close()
+
+
+def read(consumer: CooperativeConsumer, count: int, timeout_s: float = 30.0) -> list[ConsumerRecord]:
+    """Consume until so many records came."""
+    records: list[ConsumerRecord] = []
+    until = time.monotonic() + timeout_s
+    while time.monotonic() < until:
+        records += consumer.consume(count - len(records), 0.2)
+        if len(records) >= count:
+            return records
+    pytest.fail(f"{len(records)} of {count} records")
+
+
+def nothing_more(consumer: CooperativeConsumer) -> None:
+    assert [(record.offset, record.key) for record in consumer.consume(100, 0.5)] == []
+
+
+def finish(consumer: CooperativeConsumer, records: Iterable[ConsumerRecord], which: Callable[[int], bool] = lambda _: True) -> None:
+    for record in records:
+        if which(record.offset):
+            consumer.done(record)
+
+
+def poll_until(true: Callable[[], object], *consumers: CooperativeConsumer, timeout_s: float = 30.0) -> list[ConsumerRecord]:
+    """Consume with all of them in turn until it is true; return what they were given."""
+    records: list[ConsumerRecord] = []
+    until = time.monotonic() + timeout_s
+    while not true():
+        if time.monotonic() > until:
+            pytest.fail(f"not within {timeout_s} s; assigned: {[consumer.assignment() for consumer in consumers]}")
+        for consumer in consumers:
+            records += consumer.consume(500, 0.05)
+    return records

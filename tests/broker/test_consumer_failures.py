@@ -1,0 +1,69 @@
+"""What the proposal's list of failures asks of a consumer, on a real Kafka."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from coopstreams.commit.record import TOPIC
+from coopstreams.dev.broker import KafkaBroker
+from coopstreams.topology.keys import KeyRange
+from tests.broker.consuming import Orders, finish, nothing_more, read
+from tests.conftest import Kafka
+
+pytestmark = pytest.mark.broker
+
+LEFT, RIGHT = KeyRange.split(2)
+
+
+@pytest.fixture
+def orders(kafka: Kafka) -> Iterator[Orders]:
+    made = Orders(kafka)
+    yield made
+    made.close()
+
+
+def test_what_is_done_twice_is_a_warning_and_changes_nothing(orders: Orders, caplog: pytest.LogCaptureFixture) -> None:
+    orders.write(10)
+    consumer = orders.alone([])
+    records = read(consumer, 10)
+    finish(consumer, records[:5])
+    finish(consumer, records[:2])
+    with caplog.at_level(logging.WARNING, "coopstreams.consumer"):
+        assert consumer.commit().offset == {orders.at: 5}
+    assert "2 records were done already" in caplog.text
+    caplog.clear()
+    finish(consumer, records[:1])
+    with caplog.at_level(logging.WARNING, "coopstreams.consumer"):
+        assert consumer.commit().offset == {orders.at: 5}, "also when it was committed in between"
+    assert "1 records were done already" in caplog.text
+
+
+def test_a_lost_commit_topic_leaves_the_stable_offset(broker_of_own: Callable[..., KafkaBroker]) -> None:
+    """What was done above it is done again: at least once."""
+    broker = broker_of_own()
+    orders = Orders(broker)
+    orders.write(100)
+    left, right = orders.alone([LEFT]), orders.alone([RIGHT])
+    mine, others = orders.offsets_of(LEFT), orders.offsets_of(RIGHT)
+    finish(left, read(left, len(mine)))
+    finish(right, read(right, len(others)), lambda offset: offset < 40)
+    stable = min(offset for offset in others if offset >= 40)
+    right.commit()
+    for _ in range(2):  # the second time, it has read what the other one committed
+        left.commit()
+        left.consume(1, 0.2)
+    assert left.commit().last_stable_offset == {orders.at: stable}
+    for consumer in (left, right):
+        consumer.close()
+
+    orders.log.delete_topics([TOPIC])
+    heir = orders.alone([])
+    again = read(heir, 100 - stable)
+    assert [record.offset for record in again] == list(range(stable, 100))
+    finish(heir, again)
+    assert heir.commit().last_stable_offset == {orders.at: 100}
+    nothing_more(heir)
+    orders.close()

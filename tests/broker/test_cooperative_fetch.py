@@ -1,0 +1,153 @@
+"""Cooperative fetch on a real Kafka: records of one partition dealt to many, without keys or order; each done once unless somebody dies."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka import Producer
+
+from coopstreams.consumer.cooperative_fetch import CooperativeFetch
+from coopstreams.consumer.policy import PolicyTopic
+from coopstreams.dev.broker import KafkaBroker
+from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.kafka_share import AcquiredRecord
+from coopstreams.log.log import TopicSpec
+from coopstreams.topology.errors import ConfigError, IndividualCommitNotAllowedError, TopicRangeFetchNotAllowedError, UnknownTopicError
+from tests.conftest import Kafka
+
+pytestmark = pytest.mark.broker
+
+PATIENCE_S = 60.0
+
+
+def write(bootstrap: str, topic: str, count: int) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0, "batch.num.messages": 100})
+    for i in range(count):
+        producer.produce(topic, b"%d" % i)  # no key
+    producer.flush()
+
+
+def workable(bootstrap: str, topic: str) -> None:
+    """Make a topic whose records may be dealt."""
+    log = KafkaLog({"bootstrap.servers": bootstrap})
+    log.create_topics([TopicSpec(topic, 1, replication=1)])
+    PolicyTopic(log).set("accept.range.fetch", True, topic)
+    log.close()
+
+
+def member(bootstrap: str, group: str, topic: str, **settings: object) -> CooperativeFetch:
+    consumer = CooperativeFetch({"bootstrap.servers": bootstrap, "group.id": group, **{k.replace("_", "."): v for k, v in settings.items()}})
+    consumer.subscribe([topic])
+    return consumer
+
+
+def first(consumer: CooperativeFetch, most: int = 1000) -> list[AcquiredRecord]:
+    """The first records that come."""
+    give_up = time.monotonic() + PATIENCE_S
+    while time.monotonic() < give_up:
+        if records := consumer.consume(most, 1.0):
+            return records
+    raise AssertionError("nothing came")
+
+
+@pytest.fixture
+def topic(kafka: Kafka) -> str:
+    topic = kafka.unique("work")
+    workable(kafka.bootstrap, topic)
+    return topic
+
+
+def test_three_members_share_one_partition_and_each_record_is_done_once(kafka: Kafka, topic: str) -> None:
+    group, records = kafka.unique("share"), 5000
+    write(kafka.bootstrap, topic, records)
+    done: Counter[int] = Counter()
+    shares: Counter[str] = Counter()
+    lock = threading.Lock()
+
+    def work(name: str) -> None:
+        consumer = member(kafka.bootstrap, group, topic)
+        give_up = time.monotonic() + PATIENCE_S
+        while len(done) < records and time.monotonic() < give_up:
+            for record in consumer.consume(200, 0.5):
+                with lock:
+                    done[record.offset] += 1
+                    shares[name] += 1
+                assert consumer.done(record)
+            assert consumer.commit() == {}
+        consumer.close()
+
+    threads = [threading.Thread(target=work, args=[name]) for name in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert done == Counter(range(records))
+    assert sorted(shares) == ["a", "b", "c"]
+
+    late = member(kafka.bootstrap, group, topic)
+    write(kafka.bootstrap, topic, 1)
+    assert [record.offset for record in first(late)] == [records], "what is done is not dealt again"
+    late.close()
+
+
+def test_what_a_dead_member_had_is_dealt_again_after_the_gap_wait(broker_of_own: Callable[..., KafkaBroker]) -> None:
+    broker = broker_of_own(group_share_min_record_lock_duration_ms="1000")
+    workable(broker.bootstrap, "work")
+    write(broker.bootstrap, "work", 10)
+    hangs = member(broker.bootstrap, "g", "work", max_gap_wait_ms=2000)
+    had = first(hangs)
+    assert [record.offset for record in had] == list(range(10))
+    for record in had[:4]:
+        assert hangs.done(record)
+    assert hangs.commit() == {}
+
+    other = member(broker.bootstrap, "g", "work", max_gap_wait_ms=2000)
+    again = first(other)
+    assert [(record.offset, record.deliveries) for record in again] == [(offset, 2) for offset in range(4, 10)]
+    assert hangs.consume(10, 0.0) == [], "its time is over: it lets go"
+    assert not hangs.done(had[4]), "too late: the other has it"
+    for record in again:
+        assert other.done(record)
+    assert other.commit() == {}
+    for consumer in (hangs, other):
+        consumer.close()
+
+
+def test_a_record_that_is_released_is_dealt_again_and_one_that_is_out_holds_up_the_next_batch(kafka: Kafka, topic: str) -> None:
+    consumer = member(kafka.bootstrap, kafka.unique("share"), topic)
+    write(kafka.bootstrap, topic, 2)
+    some = first(consumer, most=1)
+    some += first(consumer, most=1)
+    assert [(record.offset, record.deliveries) for record in some] == [(0, 1), (1, 1)]
+    assert consumer.done(some[0])
+    assert consumer.consume(10, 0.2) == []
+    assert consumer.release(some[1])
+    assert [(record.offset, record.deliveries) for record in first(consumer)] == [(1, 2)]
+    consumer.close()
+
+
+def test_nobody_deals_records_of_a_topic_whose_order_counts(kafka: Kafka, topic: str) -> None:
+    group = kafka.unique("share")
+    ordered = kafka.topic("ordered")
+    with pytest.raises(TopicRangeFetchNotAllowedError, match=f"policy set accept.range.fetch=true --topic {ordered}") as refused:
+        member(kafka.bootstrap, group, ordered)
+    assert refused.value.code == 89
+    with pytest.raises(UnknownTopicError, match="no topic nowhere"):
+        member(kafka.bootstrap, group, "nowhere")
+    with pytest.raises(ConfigError, match=r"group\.id is not set"):
+        CooperativeFetch({"bootstrap.servers": kafka.bootstrap})
+
+
+def test_a_cluster_that_takes_no_individual_commits_deals_nothing(broker_of_own: Callable[..., KafkaBroker]) -> None:
+    broker = broker_of_own()
+    workable(broker.bootstrap, "work")
+    log = KafkaLog({"bootstrap.servers": broker.bootstrap})
+    PolicyTopic(log).set("accept.individual.commit", False)
+    log.close()
+    with pytest.raises(IndividualCommitNotAllowedError) as refused:
+        member(broker.bootstrap, "g", "work")
+    assert refused.value.code == 88

@@ -1,0 +1,39 @@
+"""What a filter lets pass; when a commit in offset order has to wait."""
+
+from __future__ import annotations
+
+import pytest
+
+from coopstreams.consumer.filters import Filter
+from coopstreams.consumer.purgatory import behind
+
+
+@pytest.mark.parametrize(
+    ("filter_", "key", "value", "passes"),
+    [
+        (Filter(), None, None, True),
+        (Filter(allow_keys=frozenset({b"a"})), b"a", b"", True),
+        (Filter(allow_keys=frozenset({b"a"})), b"b", b"", False),
+        (Filter(allow_keys=frozenset({b"a"})), None, b"", False),
+        (Filter(deny_keys=frozenset({b"a"})), b"a", b"", False),
+        (Filter(deny_keys=frozenset({b"a"})), None, b"", True),
+        (Filter(min_record_bytes=3), b"a", b"b", False),
+        (Filter(min_record_bytes=2, max_record_bytes=2), b"a", b"b", True),
+        (Filter(max_record_bytes=2), b"a", b"bc", False),
+        (Filter(max_record_bytes=0), b"", None, True),
+    ],
+)
+def test_a_record_passes_if_it_meets_all_conditions(filter_: Filter, key: bytes | None, value: bytes | None, passes: bool) -> None:
+    assert filter_.passes(key, value) is passes
+    assert filter_.pick([key], [value], [0]) == ([0] if passes else [])
+
+
+def test_the_purgatory_of_the_proposal() -> None:
+    # Everything below 40 is done; A has [40,44], B [45,49].
+    assert behind({"tp": 45}, {"tp": 40}) == {"tp": 40}, "B waits"
+    assert behind({"tp": 40}, {"tp": 40}) == {}, "A proceeds"
+    assert behind({"tp": 45}, {"tp": 45}) == {}, "then B does"
+
+
+def test_a_commit_waits_for_each_of_its_partitions_and_for_those_of_which_nothing_is_known() -> None:
+    assert behind({"a": 5, "b": 5, "c": 5}, {"a": 9, "b": 4, "c": None}) == {"b": 4, "c": None}

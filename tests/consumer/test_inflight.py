@@ -1,0 +1,140 @@
+"""Records of one key range in flight: the proposal's examples, and what a commit says."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coopstreams.commit.ranges import Runs
+from coopstreams.commit.record import Segment
+from coopstreams.consumer.inflight import InFlight
+from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
+
+LEFT, RIGHT = KeyRange.split(2)
+
+
+def standing(position: int, *runs: tuple[int, int], most: int = 100) -> InFlight:
+    return InFlight([Segment(WHOLE, position, runs=runs)], most)
+
+
+def fetched(inflight: InFlight, first: int, last: int) -> list[int]:
+    offsets = list(range(first, last + 1))
+    return [offsets[i] for i in inflight.hand_out([b"k"] * len(offsets), offsets, last + 1)]
+
+
+def stand(inflight: InFlight) -> tuple[int, Runs]:
+    (segment,) = inflight.segments()
+    return segment.position, segment.runs
+
+
+def test_gaps_are_amended_as_in_the_proposal() -> None:
+    # "stable: 40, IC: [43-45], [48-49], fetched range: [40-50]": 40 is the last done offset there, 41 the position here.
+    inflight = standing(41, (43, 45), (48, 49))
+    given_out = fetched(inflight, 40, 50)
+    assert given_out == [41, 42, 46, 47, 50]
+    for offset in given_out:
+        assert inflight.done(offset)
+    assert inflight.news() == ((41, 42), (46, 47), (50, 50))
+    assert stand(inflight) == (51, ())
+
+
+def test_neighbours_are_joined_as_in_the_proposal() -> None:
+    # Stable 42, [45,47] and [50,50] are committed; [48,49] joins them into [45,50].
+    inflight = standing(43, (45, 47), (50, 50))
+    assert fetched(inflight, 43, 50) == [43, 44, 48, 49]
+    inflight.done(48)
+    inflight.done(49)
+    assert stand(inflight) == (43, ((45, 50),))
+
+
+def test_the_position_swallows_what_it_reaches_as_in_the_proposal() -> None:
+    # Stable 42, [45,47] is committed; [43,44] moves the stable offset to 47 (the position to 48) and [45,47] is gone.
+    inflight = standing(43, (45, 47), (50, 50))
+    fetched(inflight, 43, 50)
+    inflight.done(44)
+    inflight.done(43)
+    assert stand(inflight) == (48, ((50, 50),))
+
+
+def test_offsets_of_other_key_ranges_do_not_break_runs() -> None:
+    inflight = InFlight([Segment(LEFT, 0)], 100)
+    mine = [offset for offset in range(100) if key_hash(b"%d" % offset) in LEFT]
+    inflight.hand_out([b"%d" % offset for offset in mine], mine, 100)
+    for offset in mine[1:]:
+        inflight.done(offset)
+    assert inflight.segments() == (Segment(LEFT, mine[0], runs=((mine[0] + 1, 99),)),)
+
+
+def test_after_a_merge_each_part_goes_on_from_where_it_stands() -> None:
+    inflight = InFlight([Segment(LEFT, 10), Segment(RIGHT, 4)], 100)
+    keys = [b"%d" % offset for offset in range(12)]
+    picked = inflight.hand_out(keys, range(12), 12)
+    assert picked == [offset for offset in range(12) if offset >= (10 if key_hash(keys[offset]) in LEFT else 4)]
+
+
+def test_what_was_committed_by_name_is_not_handed_out() -> None:
+    inflight = standing(0)
+    inflight.done_by_name(((3, 5),))
+    assert stand(inflight) == (0, ((3, 5),))
+    assert fetched(inflight, 0, 7) == [0, 1, 2, 6, 7]
+
+
+def test_a_million_finished_records_behind_a_slow_one_are_one_run() -> None:
+    inflight = standing(0, most=2_000_000)
+    fetched(inflight, 0, 999_999)
+    for offset in range(1, 1_000_000):
+        inflight.done(offset)
+    assert stand(inflight) == (0, ((1, 999_999),))
+
+
+def test_too_much_in_flight_blocks_until_half_of_it_is_done() -> None:
+    inflight = standing(0, most=10)
+    fetched(inflight, 0, 8)
+    assert not inflight.blocked()
+    fetched(inflight, 9, 9)
+    assert inflight.blocked()
+    for offset in range(5):
+        inflight.done(offset)
+        assert inflight.blocked()
+    inflight.done(5)
+    assert not inflight.blocked()
+
+
+def test_more_named_runs_than_may_be_held_are_refused_and_nothing_is_noted() -> None:
+    inflight = standing(0, most=3)
+    with pytest.raises(OverflowError, match="4 runs"):
+        inflight.done_by_name(((1, 1), (3, 3), (5, 5), (7, 7)))
+    assert stand(inflight) == (0, ())
+
+
+def test_a_seek_back_hands_out_again_and_takes_nothing_back() -> None:
+    inflight = standing(0)
+    fetched(inflight, 0, 5)
+    for offset in (0, 1, 3):
+        inflight.done(offset)
+    inflight.seek(1)
+    assert fetched(inflight, 1, 7) == [1, 2, 3, 4, 5, 6, 7]
+    assert not inflight.done(1)
+    assert stand(inflight) == (2, ((3, 3),))
+
+
+def test_a_seek_forward_counts_what_it_skips_as_done() -> None:
+    inflight = standing(0)
+    fetched(inflight, 0, 2)
+    inflight.seek(10)
+    assert fetched(inflight, 3, 11) == [10, 11]
+    for offset in (0, 1, 2, 10):
+        inflight.done(offset)
+    assert stand(inflight) == (11, ())
+
+
+@given(st.lists(st.integers(0, 199), unique=True), st.integers(0, 50))
+def test_news_are_counted_as_ranges(done: list[int], most: int) -> None:
+    inflight = standing(0, most=1000)
+    fetched(inflight, 0, 199)
+    for offset in done:
+        inflight.done(offset)
+    ranges = sum(offset - 1 not in done for offset in done)
+    assert inflight.many_news(most) == (ranges > most)
+    assert len(inflight.news()) == ranges

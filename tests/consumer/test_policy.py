@@ -1,0 +1,93 @@
+"""The policy topic: defaults, what was set last, on the memory log and on a real Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from coopstreams.consumer import policy
+from coopstreams.consumer.policy import Policy, PolicyTopic
+from coopstreams.dev.broker import KafkaBroker
+from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.log import Log, TopicSpec
+from coopstreams.log.memory import MemoryLog
+from coopstreams.topology.errors import ConfigError, LogError, UnknownTopicError
+
+
+@pytest.fixture(params=["memory", pytest.param("kafka", marks=pytest.mark.broker)])
+def log(request: pytest.FixtureRequest) -> Iterator[Log]:
+    """A cluster with the topic `orders`, and no policy: the topic is one for the whole cluster, so Kafka is started for each test."""
+    cluster: Log = MemoryLog()
+    if request.param == "kafka":
+        broker: KafkaBroker = request.getfixturevalue("broker_of_own")()
+        cluster = KafkaLog({"bootstrap.servers": broker.bootstrap})
+    cluster.create_topics([TopicSpec("orders", 2, replication=1)])
+    yield cluster
+    cluster.close()
+
+
+def test_a_policy_is_what_was_set_last_and_else_the_default(log: Log) -> None:
+    mine, others = PolicyTopic(log), PolicyTopic(log)
+    assert mine.read() == Policy()
+    assert mine.read().accepts_individual_commit
+    assert not mine.read().accepts_range_fetch("orders")
+    assert not mine.read().reserves_values("orders")
+
+    others.set("accept.range.fetch", True, "orders")
+    others.set("reserve.message.value.range.fetch", True, "orders")
+    assert mine.read().accepts_range_fetch("orders")
+    assert mine.read().reserves_values("orders")
+    assert not mine.read().accepts_range_fetch("payments")
+
+    others.set("accept.individual.commit", False)
+    assert not mine.read().accepts_individual_commit
+    assert not mine.read().accepts_range_fetch("orders"), "nobody shares where nobody may commit out of order"
+
+    others.set("accept.individual.commit", None)
+    others.set("accept.range.fetch", False, "orders")
+    assert (
+        mine.read()
+        == PolicyTopic(log).read()
+        == Policy({("orders", "accept.range.fetch"): False, ("orders", "reserve.message.value.range.fetch"): True})
+    )
+    for topic in (mine, others):
+        topic.close()
+
+
+def test_compaction_changes_nothing() -> None:
+    log = MemoryLog()
+    log.create_topics([TopicSpec("orders", 1)])
+    topic = PolicyTopic(log)
+    for accepts in (True, False, True):
+        topic.set("accept.range.fetch", accepts, "orders")
+    before = topic.read()
+    log.compact(policy.TOPIC)
+    assert PolicyTopic(log).read() == before == Policy({("orders", "accept.range.fetch"): True})
+    assert log.topic_config(policy.TOPIC)["cleanup.policy"] == "compact"
+
+
+def test_a_setting_at_the_wrong_level_or_of_no_topic_is_an_error_with_a_cure() -> None:
+    topic = PolicyTopic(MemoryLog())
+    with pytest.raises(ConfigError, match=r'the cluster has no setting "accept.range.fetch"; name the topic\. There are: accept.individual.commit'):
+        topic.set("accept.range.fetch", True)
+    with pytest.raises(ConfigError, match="it is one of the cluster"):
+        topic.set("accept.individual.commit", True, "orders")
+    with pytest.raises(ConfigError, match=r'a topic has no setting "accept\.everything"'):
+        Policy().get("accept.everything", "orders")
+    with pytest.raises(UnknownTopicError, match='no topic "ordres"'):
+        topic.set("accept.range.fetch", True, "ordres")
+    assert topic.read() == Policy()
+
+
+def test_a_setting_of_a_later_version_is_let_through_and_rubbish_is_not() -> None:
+    log = MemoryLog()
+    log.create_topics([TopicSpec(policy.TOPIC, 1)])
+    writer = log.writer()
+    writer.append(policy.TOPIC, [b'["accept.more",""]'], [b"true"], [0], partitions=0)
+    writer.flush(1)
+    assert PolicyTopic(log).read().accepts_individual_commit
+    writer.append(policy.TOPIC, [b"rubbish"], [b"true"], [0], partitions=0)
+    writer.flush(1)
+    with pytest.raises(LogError, match="record at offset 1 that is no setting"):
+        PolicyTopic(log).read()

@@ -1,0 +1,47 @@
+"""An administrator's questions about a group, on a real Kafka."""
+
+from __future__ import annotations
+
+import pytest
+
+from coopstreams.group.admin import GroupAdmin
+from coopstreams.group.codec import decode_assignment, decode_subscription
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import GroupError
+from tests.conftest import Kafka
+from tests.group.instances import Application
+
+pytestmark = pytest.mark.broker
+
+
+def test_a_group_without_members_takes_commits_and_says_what_it_has(kafka: Kafka) -> None:
+    topic = kafka.topic("input", 2)
+    first, second = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    with GroupAdmin({"bootstrap.servers": kafka.bootstrap}, kafka.unique("group")) as admin:
+        assert admin.describe().state == "Dead"
+        assert admin.committed() == {}
+        admin.commit({first: (5, "note")})
+        assert admin.describe().state == "Empty"
+        assert admin.committed() == {first: (5, "note")}
+        assert admin.committed([first, second]) == {first: (5, "note"), second: None}
+
+
+def test_a_group_with_members_refuses_commits_and_says_who_is_in_it(kafka: Kafka, app: Application, partition: TopicPartition) -> None:
+    app.start("a", host="host-1")
+    app.start("b", host="host-2")
+    app.complete("a", "b")
+    with GroupAdmin({"bootstrap.servers": kafka.bootstrap}, app.group) as admin:
+        with pytest.raises(GroupError, match="has members: stop them"):
+            admin.commit({partition: (5, "")})
+        assert admin.committed([partition]) == {partition: None}
+        group = admin.describe()
+    assert (group.state, group.protocol, len(group.members)) == ("Stable", "coopstreams", 2)
+    hosts = {decode_subscription(member.subscription, member.id).info.host for member in group.members}
+    assert hosts == {"host-1", "host-2"}
+    tasks = [task for member in group.members for task in decode_assignment(member.assignment, member.id).tasks]
+    assert sorted(tasks) == sorted(task for instance in app.instances.values() for task in instance.tasks)
+
+
+def test_brokers_that_are_not_there_are_an_error_that_says_so() -> None:
+    with pytest.raises(GroupError, match=r"cannot reach the brokers at 127\.0\.0\.1:1:"):
+        GroupAdmin({"bootstrap.servers": "127.0.0.1:1"}, "group", timeout_s=1.0)
