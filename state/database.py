@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from heapq import merge
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -121,6 +122,27 @@ class Database:
                 if self.specs[store].kind in layout.SEGMENTED:
                     self._expire(self.specs[store])
 
+    def rows(self, store: str, first: int, last: int) -> list[tuple[str, Rows]]:
+        """Return what the groups first..last of a store have in each of its families, by database key, as of now."""
+        with self._lock:
+            low, high = layout.group_bounds(first, last)
+            return [(family, self._engine.scan(family, low, high)) for family in self._families(store)]
+
+    def ingest(self, store: str, checkpoint: Checkpoint, files: Mapping[str, Sequence[Path]]) -> None:
+        """Put sorted files (by family) in the place of all keys of a store in the groups of the checkpoint, which is where they stand then.
+
+        The files hold keys of these groups alone, and are gone afterwards. If it is interrupted, the groups have no checkpoint: they are
+        emptied when they are opened next.
+        """
+        with self._lock:
+            first, last = checkpoint.first, checkpoint.last
+            changes = [self._vanishing(family, first, last) for family in self._families(store)]
+            self._write(changes, {store: self._checkpoints[store].without(first, last)})
+            for family, of_family in files.items():
+                self._make(family)
+                self._engine.ingest(family, of_family)
+            self._write([], {store: self._checkpoints[store].put([_dated(checkpoint, self._now())])})
+
     def drop(self, first: int, last: int) -> None:
         """Forget the key groups first..last of all stores: keys and checkpoints, in one batch."""
         with self._lock:
@@ -199,7 +221,7 @@ class Database:
 
     def _check_shape(self, spec: StoreSpec) -> None:
         """Empty a store that was written under another shape: its keys would be looked for in the wrong place."""
-        shape = spec.kind if spec.kind not in layout.SEGMENTED else f"{spec.kind} {layout.segment_ms(spec)}"
+        shape = layout.shape(spec)
         key = _SHAPE + spec.name.encode()
         written = self._meta(key)
         if written == shape.encode():
