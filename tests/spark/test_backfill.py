@@ -1,0 +1,71 @@
+"""Backfill from DataFrames, without a broker: what the tasks make of history is what one thread makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from coopstreams import Topology
+from coopstreams.config import Config
+from coopstreams.spark import plan as planning
+from coopstreams.spark.backfill import Backfilled, carry_out
+from coopstreams.spark.history import TableHistory
+from coopstreams.spark.plan import Plan
+from coopstreams.topology.partitions import check_partitions
+from tests.broker import law
+from tests.spark.slices import changelogs_of
+
+
+def table(spark: SparkSession, records: Sequence[law.Input], topic: str) -> DataFrame:
+    """Return the records of a topic, with their number in the input."""
+    rows = [
+        (None if r.key is None else r.key.encode(), r.value, r.timestamp, r.partition, number) for number, r in enumerate(records) if r.topic == topic
+    ]
+    return spark.createDataFrame(rows, "key binary, value binary, timestamp bigint, partition int, number bigint")
+
+
+def plan_of(topology: Topology, counts: Mapping[str, int], ranges: int, snapshots: Path) -> Plan:
+    """Return the plan of a run that reads tables only."""
+    partitions = check_partitions(topology, counts).partitions
+    topics = planning.sources(topology)
+    return Plan(
+        run="run-1",
+        application=topology.application_id,
+        topology=planning.digest(topology),
+        cut={topic: dict.fromkeys(range(counts[topic]), (0, 0)) for topic in topics},
+        stages=planning.stages(topology, partitions, ranges),
+        partitions=partitions,
+        tables=topics,
+        snapshots=str(snapshots),
+    )
+
+
+def run(spark: SparkSession, topology: Topology, histories: Mapping[str, TableHistory], partitions: int, ranges: int, folder: Path) -> Backfilled:
+    plan = plan_of(topology, dict.fromkeys(histories, partitions), ranges, folder / "snapshots")
+    config = Config.of({"bootstrap.servers": "nowhere:1", "statestore.cache.max.bytes": 0}, topology.application_id)
+    return carry_out(spark, topology, config, plan, histories, str(folder / "work"))
+
+
+def decoded(changelogs: Mapping[str, Mapping[bytes, tuple[bytes, int]]]) -> dict[str, dict[Any, Any]]:
+    return {
+        name: dict(law._decoded(name, {key: value for key, (value, _) in rows.items()})) for name, rows in changelogs.items() if name in law.TABLES
+    }
+
+
+@pytest.mark.parametrize(("partitions", "ranges"), [(1, 1), (2, 3)])
+def test_counts_windows_joins_and_repartitions_are_those_of_one_thread(spark: SparkSession, tmp_path: Path, partitions: int, ranges: int) -> None:
+    topics = law.Topics("law", "orders", "customers", "running", "windows", "cities")
+    topology = law.law_topology(topics)
+    records = law.law_input(seed=ranges, orders=3000, partitions=partitions)
+    expected = law.fold(records, partitions)
+    assert expected.late > 20
+    histories = {topic: TableHistory(table(spark, records, topic), order_by=["number"]) for topic in ("orders", "customers")}
+    done = run(spark, topology, histories, partitions, ranges, tmp_path)
+    assert decoded(changelogs_of(topology, tmp_path / "snapshots", done.results)) == expected.tables
+    late = sum(count for result in done.results for reason, count in result.dropped.items() if reason.endswith("late"))
+    assert late == expected.late
+    assert done.records == len(records)
