@@ -128,20 +128,22 @@ class Database:
             low, high = layout.group_bounds(first, last)
             return [(family, self._engine.scan(family, low, high)) for family in self._families(store)]
 
-    def ingest(self, store: str, checkpoint: Checkpoint, files: Mapping[str, Sequence[Path]]) -> None:
-        """Put sorted files (by family) in the place of all keys of a store in the groups of the checkpoint, which is where they stand then.
+    def ingest(self, store: str, checkpoints: Sequence[Checkpoint], files: Mapping[str, Sequence[Path]]) -> None:
+        """Put sorted files (by family) in the place of all keys of a store in the groups of the checkpoints, which is where they stand then.
 
         The files hold keys of these groups alone, and are gone afterwards. If it is interrupted, the groups have no checkpoint: they are
         emptied when they are opened next.
         """
         with self._lock:
-            first, last = checkpoint.first, checkpoint.last
-            changes = [self._vanishing(family, first, last) for family in self._families(store)]
-            self._write(changes, {store: self._checkpoints[store].without(first, last)})
+            known = self._checkpoints[store]
+            for at in checkpoints:
+                known = known.without(at.first, at.last)
+            families = self._families(store)
+            self._write([self._vanishing(family, at.first, at.last) for at in checkpoints for family in families], {store: known})
             for family, of_family in files.items():
                 self._make(family)
                 self._engine.ingest(family, of_family)
-            self._write([], {store: self._checkpoints[store].put([_dated(checkpoint, self._now())])})
+            self._write([], {store: known.put([_dated(at, self._now()) for at in checkpoints])})
 
     def drop(self, first: int, last: int) -> None:
         """Forget the key groups first..last of all stores: keys and checkpoints, in one batch."""

@@ -8,6 +8,9 @@ A *slice* is a run of key groups of one store and partition, with the files of t
 leaves the others where they are. Each slice says where it stands in the changelog, so a manifest may hold slices of several runs.
 
 Invariant: slices of a store and partition do not overlap. A file belongs to one family and holds nothing of another slice.
+Invariant: a snapshot is a cache: the changelogs alone give the same state. A backfill writes its result there before it publishes. (Turned
+down: a snapshot as the only copy. It could not be refused when it is damaged, and the first tombstone that compaction removes from the
+changelog behind it would leave its key alive for ever.)
 Invariant: the bytes of a manifest carry their own SHA-256, and those of every file; whoever reads checks.
 Turned down: RocksDB checkpoints (tied to one database and its options; a range could not be taken out).
 """
@@ -83,8 +86,6 @@ class StoreSlices:
     partitions: int
     shape: str
     slices: tuple[Slice, ...]
-    logged: bool = True
-    """Whether the changelog alone gives the same state. If not, this snapshot is its only copy."""
 
     def of(self, partition: int, first: int, last: int) -> list[Slice]:
         """Return the slices of a partition that have some of the groups first..last, ascending."""

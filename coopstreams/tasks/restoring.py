@@ -2,6 +2,8 @@
 
 A changelog partition is read once for all tasks of an instance that restore from it; one that opens later joins the reading.
 
+What a published snapshot has of them is taken from there first; the changelog is read from where that ends.
+
 Invariant: a task is finished when every store of it stands at the end its changelog had when the task was added: whatever an
 earlier owner committed lies below that (the caller has passed the barrier of the commit topic before).
 """
@@ -11,10 +13,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from coopstreams.log.log import Log, Position
 from coopstreams.state.database import Database
-from coopstreams.state.restore import Restore, RestoreProgress
+from coopstreams.state.pickup import Changelog, Snapshots
+from coopstreams.state.restore import PickUp, Restore, RestoreProgress
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.nodes import SubTopology
 from coopstreams.topology.stores import StoreSpec
@@ -37,10 +41,19 @@ class _Job:
 class Restoring:
     """The restores of one instance. Used by the opener thread; `progress` by any."""
 
-    def __init__(self, log: Log, changelog: Callable[[StoreSpec], str], counted: Callable[[TaskId, str, int, int], None]) -> None:
+    def __init__(
+        self,
+        log: Log,
+        changelog: Callable[[StoreSpec], str],
+        counted: Callable[[TaskId, str, int, int], None],
+        snapshots: Snapshots | None,
+        picked_up: Callable[[TaskId, str, int], None],
+    ) -> None:
         self._log = log
         self._changelog = changelog
         self._counted = counted
+        self._snapshots = snapshots
+        self._picked_up = picked_up
         self._reader = log.reader()
         self._jobs: dict[TopicPartition, _Job] = {}
         self._waiting: dict[TaskId, set[TopicPartition]] = {}
@@ -54,9 +67,10 @@ class Restoring:
         """
         changelogs = {TopicPartition(self._changelog(spec), task.partition): spec for spec in subtopology.stores if spec.logged}
         bounds = {changelog: (self._log.start_offset(changelog), self._log.end_offset(changelog)) for changelog in changelogs}
+        pick_ups = {changelog: self._pick_up(task, changelog, spec, database) for changelog, spec in changelogs.items()}
         self._waiting[task] = set()  # only now: when the brokers do not answer, nothing is half added
         for changelog, spec in changelogs.items():
-            self._join(task, changelog, spec, database, *bounds[changelog])
+            self._join(task, changelog, spec, database, *bounds[changelog], pick_ups[changelog])
         if self._waiting[task]:
             self._place()
         else:
@@ -111,10 +125,12 @@ class Restoring:
         """Stop reading."""
         self._reader.close()
 
-    def _join(self, task: TaskId, changelog: TopicPartition, spec: StoreSpec, database: Database, log_start: int, target: int) -> None:
+    def _join(
+        self, task: TaskId, changelog: TopicPartition, spec: StoreSpec, database: Database, log_start: int, target: int, pick_up: PickUp | None
+    ) -> None:
         job = self._jobs.get(changelog)
         if job is None:
-            job = _Job(Restore(database, spec, [task.range], log_start=log_start, target=target))
+            job = _Job(Restore(database, spec, [task.range], log_start=log_start, target=target, pick_up=pick_up))
         else:
             job.restore.retarget([task.range, *(other.range for other in job.tasks)], target=target)
         if job.restore.done and not job.tasks:
@@ -122,6 +138,13 @@ class Restoring:
         job.tasks.add(task)
         self._jobs[changelog] = job
         self._waiting[task].add(changelog)
+
+    def _pick_up(self, task: TaskId, changelog: TopicPartition, spec: StoreSpec, database: Database) -> PickUp | None:
+        if self._snapshots is None:
+            return None
+        topic = changelog.topic
+        now = Changelog(topic, self._log.topic_id(topic), self._log.partitions([topic]).get(topic, 0))
+        return partial(self._snapshots.pick_up, database, spec, changelog.partition, now, partial(self._picked_up, task, spec.name))
 
     def _place(self) -> None:
         self._reader.assign({changelog: Position(job.restore.position) for changelog, job in self._jobs.items()})

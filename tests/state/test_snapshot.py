@@ -116,7 +116,7 @@ def test_a_database_that_ingests_slices_is_the_one_they_came_from(spec: StoreSpe
         by_family: dict[str, list[Path]] = {}
         for one in files:
             by_family.setdefault(one.file.family, []).append(one.path)
-        target.ingest(spec.name, each.checkpoint, by_family)
+        target.ingest(spec.name, [each.checkpoint], by_family)
         assert not any(one.path.exists() for one in files)
     assert list(target.scan(spec.name, range(256), None, None)) == list(origin.scan(spec.name, range(256), None, None))
     assert target.checkpoints(spec.name) == origin.checkpoints(spec.name)
@@ -128,7 +128,7 @@ def test_ingested_state_outlives_the_process(folder: str, tmp_path: Path) -> Non
     (tmp_path / "target").mkdir()
     target = Database(Rocks(tmp_path / "target"), [SPEC])
     for each in taken(folder, origin, SPEC):
-        target.ingest("counts", each.checkpoint, {file.family: [snapshot.fetch(Place(folder), "app", file, tmp_path).path] for file in each.files})
+        target.ingest("counts", [each.checkpoint], {file.family: [snapshot.fetch(Place(folder), "app", file, tmp_path).path] for file in each.files})
     target.close()
     again = Database(Rocks(tmp_path / "target"), [SPEC])
     assert len(list(again.scan("counts", range(256), None, None))) == 3000
@@ -141,7 +141,7 @@ def test_files_that_are_none_leave_the_database_usable_and_the_groups_without_a_
     bad = tmp_path / "bad.sst"
     bad.write_bytes(b"no file of RocksDB" * 100)
     with pytest.raises(SnapshotError, match="do not go into"):
-        database.ingest("counts", Checkpoint(8, 15, 1), {"store/counts": [bad]})
+        database.ingest("counts", [Checkpoint(8, 15, 1)], {"store/counts": [bad]})
     assert database.checkpoint("counts", 8, 15) is None
     assert database.checkpoint("counts", 0, 7) == 500
     fill(database, 500)
