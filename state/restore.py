@@ -137,6 +137,8 @@ class Restore:
             if group not in wanted:
                 self._need[group] = _NEVER
         self._admit(new)
+        if at_end := [group for group in new if self._need[group] == self.target]:  # there is nothing to feed, but it is known to be true now
+            self._database.write([], {self.spec.name: list(self._checkpoints(at_end))})
         self._position = min((self._need[group] for group in wanted), default=self.target)
 
     def feed(self, columns: Columns, next_offset: int) -> None:

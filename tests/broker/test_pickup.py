@@ -1,0 +1,151 @@
+"""A live application picks up what was published, on a real Kafka: whole, by range, after more records, and not when it does not fit."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.state import snapshot
+from coopstreams.state.manifest import Manifest, holes
+from coopstreams.tasks.rebuild import Piece, Rebuilder, Wanted, pieces
+from coopstreams.topology.errors import ConfigError, UnknownTopicError
+from coopstreams.topology.keys import KeyRange
+from tests.broker.counting import Counting, await_running, await_table, groups_on_disk, groups_owned, metric
+from tests.conftest import Kafka
+
+pytestmark = pytest.mark.broker
+
+KEYS = [f"key-{number}" for number in range(6000)]
+PICKED_UP, REPLAYED = "coopstreams_picked_up_keys_total", "coopstreams_restored_records_total"
+EXACTLY: dict[str, Any] = {"processing_guarantee": "exactly_once_v2"}
+
+
+@pytest.fixture
+def cluster(kafka: Kafka) -> Iterator[KafkaLog]:
+    log = KafkaLog({"bootstrap.servers": kafka.bootstrap})
+    yield log
+    log.close()
+
+
+def rebuilt(cluster: KafkaLog, counting: Counting, url: str, wanted: Wanted | None = None, *, afresh: bool = False) -> tuple[Manifest, int]:
+    """Rebuild and publish; return the manifest and how many changelog records were read."""
+    rebuilder = Rebuilder(cluster, counting.topology, counting.application, url, afresh=afresh)
+    found: dict[str, list[snapshot.Slice]] = {}
+    read: dict[Piece, int] = {}
+    for piece in rebuilder.pieces(wanted or Wanted()):
+        for store, slices in rebuilder.rebuild(piece, lambda at, stores: read.update({at: max((s.read for s in stores), default=read.get(at, 0))})).items():
+            found.setdefault(store, []).extend(slices)
+    return rebuilder.publish(found), sum(read.values())
+
+
+def ran(counting: Counting, folder: Path, keys: list[str], before: Counter[str] | None = None) -> Counter[str]:
+    """Write keys, let an instance count them and stop; return how often each was written."""
+    written = counting.write(keys) + (before or Counter())
+    with counting.app(folder, **EXACTLY) as app:
+        await_table(app, written)
+    return written
+
+
+def test_an_instance_without_state_takes_the_snapshot_and_replays_only_the_tail(kafka: Kafka, cluster: KafkaLog, tmp_path: Path) -> None:
+    counting, url = Counting.make(kafka, 2), str(tmp_path / "snapshots")
+    written = ran(counting, tmp_path / "first", KEYS)
+    manifest, _ = rebuilt(cluster, counting, url)
+    assert holes(manifest.stores["counts"].slices, 2) == []
+    assert [problem for _, problem in snapshot.verify(url, manifest) if problem] == []
+    written = ran(counting, tmp_path / "first", KEYS[:300], written)
+    written += counting.write(KEYS[100:200])
+    with counting.app(tmp_path / "new", snapshots_dir=url, **EXACTLY) as app:
+        await_table(app, written)
+        assert metric(app, PICKED_UP) == len(KEYS)
+        assert 300 <= metric(app, REPLAYED) < 1000
+
+
+def test_each_of_eight_ranges_takes_its_own_slices(kafka: Kafka, cluster: KafkaLog, tmp_path: Path) -> None:
+    counting, url = Counting.make(kafka), str(tmp_path / "snapshots")
+    written = ran(counting, tmp_path / "first", KEYS)
+    rebuilt(cluster, counting, url)
+    with ExitStack() as running:
+        settings: dict[str, Any] = {"ranges_per_partition": 8, "snapshots_dir": url, **EXACTLY}
+        apps = [running.enter_context(counting.app(tmp_path / "new", number, **settings)) for number in range(3)]
+        await_running(apps)
+        await_table(apps[0], written)
+        on_disk = [groups_on_disk(app) for app in apps]
+        assert sum(on_disk, Counter()).total() == len(KEYS)
+        assert all(set(groups) <= groups_owned(app) for groups, app in zip(on_disk, apps, strict=True))
+        assert sum(metric(app, REPLAYED) for app in apps) == 0
+
+
+def test_a_snapshot_is_made_while_the_application_runs_and_the_next_one_reads_only_what_came_since(
+    kafka: Kafka, cluster: KafkaLog, tmp_path: Path
+) -> None:
+    counting, url = Counting.make(kafka), str(tmp_path / "snapshots")
+    written = counting.write(KEYS)
+    with counting.app(tmp_path / "live", **EXACTLY) as live:
+        await_table(live, written)
+        _, first = rebuilt(cluster, counting, url)
+        assert first >= len(KEYS)
+        written += counting.write(KEYS[:50])
+        await_table(live, written)
+        second, tail = rebuilt(cluster, counting, url)
+        assert 50 <= tail <= 200
+        _, afresh = rebuilt(cluster, counting, url, afresh=True)
+        assert afresh >= first
+    assert sum(file.entries for file in second.files()) == len(KEYS)
+    with counting.app(tmp_path / "new", snapshots_dir=url, **EXACTLY) as app:
+        await_table(app, written)
+        assert metric(app, PICKED_UP) == len(KEYS)
+
+
+def test_what_is_rebuilt_in_part_keeps_the_rest_of_what_was_published(kafka: Kafka, cluster: KafkaLog, tmp_path: Path) -> None:
+    counting, url = Counting.make(kafka, 2), str(tmp_path / "snapshots")
+    written = ran(counting, tmp_path / "first", KEYS)
+    whole, _ = rebuilt(cluster, counting, url)
+    part, _ = rebuilt(cluster, counting, url, Wanted(["counts"], [1], KeyRange.of_groups(16, 47)))
+    slices = part.stores["counts"].slices
+    assert holes(slices, 2) == []
+    assert {file.name.split("/")[0] for each in slices for file in each.files if each.partition == 1 and 16 <= each.first <= 47} == {part.run}
+    assert sum(whole.run in file.name for file in part.files()) == 60
+    assert snapshot.sweep(url, counting.application) != []
+    with counting.app(tmp_path / "new", snapshots_dir=url, **EXACTLY) as app:
+        await_table(app, written)
+        assert (metric(app, PICKED_UP), metric(app, REPLAYED)) == (len(KEYS), 0)
+
+
+def test_a_snapshot_of_a_changelog_that_was_made_anew_and_a_flipped_byte_are_replayed_around(
+    kafka: Kafka, cluster: KafkaLog, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    counting, url = Counting.make(kafka), str(tmp_path / "snapshots")
+    written = ran(counting, tmp_path / "first", KEYS)
+    manifest, _ = rebuilt(cluster, counting, url)
+    damaged = next(manifest.files())
+    path = Path(url) / counting.application / damaged.name
+    path.write_bytes(path.read_bytes()[:-9] + b"123456789")
+    with caplog.at_level(logging.WARNING), counting.app(tmp_path / "new", snapshots_dir=url, **EXACTLY) as app:
+        await_table(app, written)
+        assert metric(app, PICKED_UP) == len(KEYS) - damaged.entries
+        assert metric(app, REPLAYED) >= len(KEYS)
+    assert "is damaged" in caplog.text
+
+    kafka.delete(counting.changelog)
+    with caplog.at_level(logging.WARNING), counting.app(tmp_path / "other", snapshots_dir=url, **EXACTLY) as app:
+        await_running([app])
+        assert metric(app, PICKED_UP) == 0
+    assert "was made anew" in caplog.text
+
+
+def test_what_cannot_be_rebuilt_is_said_before_anything_is_read(kafka: Kafka, cluster: KafkaLog, tmp_path: Path) -> None:
+    counting = Counting.make(kafka)
+    rebuilder = Rebuilder(cluster, counting.topology, counting.application, str(tmp_path))
+    with pytest.raises(UnknownTopicError, match="has never run here"):
+        rebuilder.pieces(Wanted())
+    with pytest.raises(ConfigError, match="there are counts"):
+        pieces(counting.topology, [1], Wanted(["count"]))
+    with pytest.raises(ConfigError, match="there is no partition 1, 7"):
+        pieces(counting.topology, [1], Wanted(None, [0, 1, 7]))
