@@ -10,6 +10,7 @@ Invariant: nothing that a live application looks at changes before `publish`, bu
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from coopstreams.commit.record import Committed
 from coopstreams.config import Config
 from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.log.kafka_offsets import KafkaOffsets
@@ -34,11 +36,16 @@ from coopstreams.spark.task import TaskResult, TaskWork
 from coopstreams.state.places import Place
 from coopstreams.state.snapshot import new_run
 from coopstreams.tasks.topics import prepare_topics
+from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.naming import changelog_topic, internal_topic
 from coopstreams.topology.nodes import Topology
 from coopstreams.topology.partitions import check_partitions
 
 log = logging.getLogger(__name__)
+
+BACKFILLED = 0
+"""The term of the offsets that a backfill leaves: every live task has a higher one."""
 
 Batches = Iterable[pa.RecordBatch]
 
@@ -47,14 +54,15 @@ Batches = Iterable[pa.RecordBatch]
 class Options:
     """What a run is asked to do.
 
-    `ranges`: key ranges of each partition, and so tasks. `snapshots`: where the state goes; `seed`: it goes to the changelogs, too. `outputs`:
-    `none`, or `topic`: results are written where a live application would. `work`: a folder that driver and workers share, for what goes from
-    one stage to the next, and for `resume`.
+    `ranges`: key ranges of each partition, and so tasks. `seed`: the state goes to the changelogs; False is a trial that writes nothing to Kafka
+    and cannot be published. `snapshots`: the state goes to this place, too, from where tasks pick it up faster. `outputs`: `none`, or `topic`:
+    results are written where a live application would. `work`: a folder that driver and workers share, for what goes from one stage to the
+    next, and for `resume`.
     """
 
     ranges: int = 4
+    seed: bool = True
     snapshots: str | None = None
-    seed: bool = False
     outputs: Outputs = "none"
     work: str = "coopstreams-backfill"
 
@@ -77,15 +85,14 @@ def make_plan(topology: Topology, config: Config, histories: Mapping[str, Histor
 
     Raises:
         TopologyError: a backfill cannot run this topology, or the topics do not fit it.
-        ConfigError: a history is of no source, or the state would go nowhere.
+        ConfigError: a history is of no source, or the application has run before.
     """
     planning.check(topology)
     topics = planning.sources(topology)
     if unknown := sorted(set(histories) - set(topics)):
         raise ConfigError(f"{', '.join(unknown)} is no source of the topology; it reads {', '.join(topics)}")
-    stores = [store.name for part in topology.subtopologies for store in part.stores]
-    if stores and not options.seed and options.snapshots is None:
-        raise ConfigError(f"the state of {', '.join(stores)} would go nowhere: give a place for snapshots, or let the changelogs be seeded")
+    if options.outputs != "none" and not options.seed:
+        raise ConfigError("a trial writes nothing to Kafka: outputs must be none")
     chosen = {topic: histories.get(topic, KafkaHistory()) for topic in topics}
     for topic, history in chosen.items():
         if isinstance(history, TableHistory):
@@ -94,6 +101,7 @@ def make_plan(topology: Topology, config: Config, histories: Mapping[str, Histor
     offsets = KafkaOffsets(config.client, config["application.id"])
     try:
         resolved = prepare_topics(cluster, topology, config) if create else check_partitions(topology, cluster.partitions())
+        check_unused(cluster, offsets, topology, resolved.partitions)
         cut = {topic: cut_of(cluster, offsets, topic, history, resolved.partitions[topic]) for topic, history in chosen.items()}
     finally:
         offsets.close()
@@ -110,6 +118,25 @@ def make_plan(topology: Topology, config: Config, histories: Mapping[str, Histor
         seed=options.seed,
         snapshots=options.snapshots,
     )
+
+
+def check_unused(cluster: KafkaLog, offsets: KafkaOffsets, topology: Topology, partitions: Mapping[str, int]) -> None:
+    """Do nothing if the application has never run: its state and its progress would be mixed with those of the backfill.
+
+    Raises:
+        ConfigError: it has; says what was found and what to do.
+    """
+    known = cluster.partitions()
+    cure = f'Give the program another application id; or, to go on with a backfill, resume it; or delete what "{topology.application_id}" has.'
+    for topic in topology.internal_topics:
+        for number in range(known.get(topic.name, 0)):
+            place = TopicPartition(topic.name, number)
+            if cluster.end_offset(place) > cluster.start_offset(place):
+                raise ConfigError(f"{place} has records: the application has run, or a backfill has. {cure}")
+    places = [TopicPartition(topic, number) for topic, count in partitions.items() for number in range(count if topic in known else 0)]
+    for place, (offset, metadata) in offsets.committed(places).items():
+        if Committed.parse(offset, metadata).term != BACKFILLED:
+            raise ConfigError(f"the group has committed offset {offset} of {place}: the application has run. {cure}")
 
 
 def backfill(
@@ -189,6 +216,7 @@ class _Run:
         self._plan = plan
         self._histories = histories
         self._place = Place(work)
+        self._oldest_ms = _oldest_ms(topology, config) if plan.seed else ()
         self._folder = work if "://" in work else str(Path(work).absolute())
 
     def stage(self, spark: SparkSession, stage: Stage, on_stage: Callable[[Stage], None] | None) -> list[TaskResult]:
@@ -217,6 +245,7 @@ class _Run:
             forwarded=stage.forwarded,
             outputs=self._plan.outputs == "topic",
             seed=self._plan.seed,
+            oldest_ms=self._oldest_ms,
             snapshots=self._plan.snapshots,
         )
 
@@ -252,3 +281,18 @@ def _function(work: Callable[[Batches], Iterator[pa.RecordBatch]]) -> Callable[[
         yield from work(batches)
 
     return run
+
+
+def _oldest_ms(topology: Topology, config: Config) -> tuple[tuple[str, int], ...]:
+    """Return, for the stores whose changelogs forget, the earliest timestamp that they would keep now."""
+    forgetful = {
+        changelog_topic(store.name): store.name for part in topology.subtopologies for store in part.stores if store.logged and store.retention_ms
+    }
+    now, cluster = int(time.time() * 1000), cluster_of(config)
+    try:
+        kept = {
+            store: int(cluster.topic_config(internal_topic(topology.application_id, topic))["retention.ms"]) for topic, store in forgetful.items()
+        }
+    finally:
+        cluster.close()
+    return tuple((store, now - kept_ms) for store, kept_ms in kept.items() if kept_ms >= 0)

@@ -19,7 +19,6 @@ from pyspark import cloudpickle
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.nodes import Topology
 
-
 _KNOWN: Any = cloudpickle.CloudPickler.dispatch_table
 
 

@@ -36,6 +36,7 @@ from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.failures import handler
 from coopstreams.topology.columns import Headers, TopicPartition
 from coopstreams.topology.compile import compile_subtopology
+from coopstreams.topology.errors import LogError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.keys import KeyRange, offset_hash, partition_of
 from coopstreams.topology.naming import changelog_topic, internal_topic
@@ -59,6 +60,8 @@ class TaskResult:
 
     task: int
     name: str
+    subtopology: int
+    partition: int
     read: dict[str, int]
     written: dict[str, int]
     dropped: dict[str, int]
@@ -86,6 +89,8 @@ class TaskWork:
     """Whether what goes to topics of others is written there, in the task's transaction."""
     seed: bool = False
     """Whether the state is written to the changelogs, in the task's transaction."""
+    oldest_ms: tuple[tuple[str, int], ...] = ()
+    """By store, the earliest timestamp that the broker would not delete at once from the changelog."""
     snapshots: str | None = None
 
     @property
@@ -241,15 +246,22 @@ class _Running:
                 writer = SnapshotWriter(self._work.snapshots, self._application, self._work.run)
                 slices[spec.name] = writer.export(self._database, spec, self.id.partition, self.id.range)
         self._dropped.update({f"{node}: {reason}": count for (node, reason), count in self._program.dropped.items()})
-        return TaskResult(self._number, str(self.id), dict(self._read), dict(self._written), dict(self._dropped), self._stream_times, seeded, slices)
+        counts = dict(self._read), dict(self._written), dict(self._dropped)
+        return TaskResult(self._number, str(self.id), self.id.subtopology, self.id.partition, *counts, self._stream_times, seeded, slices)
 
     def _changelog_rows(self, spec: StoreSpec) -> Iterator[tuple[bytes, bytes, int]]:
         observed = self._state.stores[spec.name].observed
         horizon = layout.horizon(spec, observed) if spec.kind in layout.SEGMENTED and observed != NOTHING_OBSERVED else None
         first, last = layout.groups_of(self.id.range)
+        oldest = dict(self._work.oldest_ms).get(spec.name, 0)
         for key, row in self._database.scan(spec.name, range(first, last + 1), None, None):
             if horizon is None or layout.time_of(spec.kind, key) >= horizon:
                 value, timestamp = layout.unpack(row)
+                if timestamp < oldest:
+                    raise LogError(
+                        f'the changelog of "{spec.name}" would lose what it is seeded with: the broker deletes records from before {oldest} there, '
+                        f"and one is of {timestamp}. Raise the retention= of the store, or keep the state in snapshots and seed nothing."
+                    )
                 yield layout.changelog_key(spec.kind, key), value, timestamp
 
     def _count_failure(self, phase: str) -> None:
