@@ -8,7 +8,9 @@ import typer
 
 from coopstreams.commands.describe import describe
 from coopstreams.commands.query import query
+from coopstreams.commands.rebuild import rebuild
 from coopstreams.commands.run import run
+from coopstreams.commands.snapshots import app as snapshots
 from coopstreams.commands.status import status
 from coopstreams.dev.command import app as dev
 from coopstreams.topology.errors import CoopStreamsError
@@ -24,6 +26,8 @@ app.command()(run)
 app.command()(describe)
 app.command()(status)
 app.command()(query)
+app.command()(rebuild)
+app.add_typer(snapshots, name="snapshots")
 app.add_typer(dev, name="dev")
 
 
