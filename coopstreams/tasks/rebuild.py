@@ -80,7 +80,12 @@ def pieces(topology: Topology, tasks: Sequence[int], wanted: Wanted) -> list[Pie
 
 
 def assembled(
-    run: str, application: str, older: Manifest | None, found: Mapping[str, Sequence[Slice]], specs: Mapping[str, StoreSpec], now: Mapping[str, Changelog]
+    run: str,
+    application: str,
+    older: Manifest | None,
+    found: Mapping[str, Sequence[Slice]],
+    specs: Mapping[str, StoreSpec],
+    now: Mapping[str, Changelog],
 ) -> Manifest:
     """Return the manifest of a run: what it found, and what the older one has besides that still fits the topology and its changelogs."""
     stores: dict[str, StoreSlices] = {}
@@ -123,7 +128,7 @@ class Rebuilder:
             raise UnknownTopicError(f"there is no {', '.join(missing)}: {self._application} has never run here, there is no state to rebuild")
         return result
 
-    def rebuild(self, piece: Piece, on_progress: OnProgress = lambda piece, stores: None) -> dict[str, list[Slice]]:
+    def rebuild(self, piece: Piece, on_progress: OnProgress) -> dict[str, list[Slice]]:
         """Return the slices of a piece, by store; they are at the place, and nobody sees them before `publish`.
 
         Raises:

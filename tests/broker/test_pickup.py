@@ -13,7 +13,7 @@ import pytest
 
 from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.state import snapshot
-from coopstreams.state.manifest import Manifest, holes
+from coopstreams.state.manifest import Manifest, Slice, holes
 from coopstreams.tasks.rebuild import Piece, Rebuilder, Wanted, pieces
 from coopstreams.topology.errors import ConfigError, UnknownTopicError
 from coopstreams.topology.keys import KeyRange
@@ -37,10 +37,12 @@ def cluster(kafka: Kafka) -> Iterator[KafkaLog]:
 def rebuilt(cluster: KafkaLog, counting: Counting, url: str, wanted: Wanted | None = None, *, afresh: bool = False) -> tuple[Manifest, int]:
     """Rebuild and publish; return the manifest and how many changelog records were read."""
     rebuilder = Rebuilder(cluster, counting.topology, counting.application, url, afresh=afresh)
-    found: dict[str, list[snapshot.Slice]] = {}
+    found: dict[str, list[Slice]] = {}
     read: dict[Piece, int] = {}
     for piece in rebuilder.pieces(wanted or Wanted()):
-        for store, slices in rebuilder.rebuild(piece, lambda at, stores: read.update({at: max((s.read for s in stores), default=read.get(at, 0))})).items():
+        for store, slices in rebuilder.rebuild(
+            piece, lambda at, stores: read.update({at: max((s.read for s in stores), default=read.get(at, 0))})
+        ).items():
             found.setdefault(store, []).extend(slices)
     return rebuilder.publish(found), sum(read.values())
 
