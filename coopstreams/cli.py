@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from coopstreams.commands.backfill import backfill
 from coopstreams.commands.describe import describe
 from coopstreams.commands.query import query
 from coopstreams.commands.rebuild import rebuild
@@ -26,6 +27,7 @@ app.command()(run)
 app.command()(describe)
 app.command()(status)
 app.command()(query)
+app.command()(backfill)
 app.command()(rebuild)
 app.add_typer(snapshots, name="snapshots")
 app.add_typer(dev, name="dev")

@@ -161,20 +161,16 @@ def backfill(
     """
     config = settings if isinstance(settings, Config) else Config.of(settings, topology.application_id)
     wanted, histories = options or Options(), dict(sources or {})
-    place = Place(wanted.work)
-    if resume is None:
-        plan = make_plan(topology, config, histories, wanted)
-        place.write(f"{plan.run}/plan.json", plan.to_json())
-    else:
-        plan = load_plan(wanted.work, resume, topology)
-    if plan.outputs == "topic" or plan.seed:
-        cluster = cluster_of(config)
-        try:
-            cluster.create_topics([marks_spec(plan.application, plan.run, plan.tasks, config["replication.factor"])])
-        finally:
-            cluster.close()
+    plan = begin(topology, config, histories, wanted) if resume is None else load_plan(wanted.work, resume, topology)
     with session_or_local(spark, f"backfill of {plan.application}") as session:
         return carry_out(session, topology, config, plan, histories, wanted.work, on_stage)
+
+
+def begin(topology: Topology, config: Config, histories: Mapping[str, History], options: Options) -> Plan:
+    """Return the plan of a new run, written down in its folder."""
+    plan = make_plan(topology, config, histories, options)
+    Place(options.work).write(f"{plan.run}/plan.json", plan.to_json())
+    return plan
 
 
 def carry_out(
@@ -187,6 +183,12 @@ def carry_out(
     on_stage: Callable[[Stage], None] | None = None,
 ) -> Backfilled:
     """Run the stages of a plan that have not run yet, in the folder `work`; return how all tasks went."""
+    if plan.seed:
+        cluster = cluster_of(config)
+        try:
+            cluster.create_topics([marks_spec(plan.application, plan.run, plan.tasks, config["replication.factor"])])
+        finally:
+            cluster.close()
     run = _Run(topology, config, plan, histories, work)
     return Backfilled(plan, tuple(result for stage in plan.stages for result in run.stage(spark, stage, on_stage)))
 

@@ -107,7 +107,7 @@ class KafkaParts(DataSourceReader):
 
         Raises:
             OffsetOutOfRangeError: some were deleted.
-            LogError: the end was not reached in time; a transaction is open below it.
+            LogError: the partition is shorter, or its end was not reached in time: a transaction is open below it.
         """
         part: Part = partition
         if part.start >= part.end:
@@ -116,6 +116,8 @@ class KafkaParts(DataSourceReader):
         cluster = KafkaLog(self._settings)
         reader = cluster.reader()
         try:
+            if (last := cluster.end_offset(where)) < part.end:
+                raise LogError(f"{where} ends at {last}, the read at {part.end}: was the topic made anew?")
             reader.assign({where: Position(part.start)})
             at, moved = part.start, time.monotonic()
             while at < part.end:
