@@ -12,9 +12,11 @@ from __future__ import annotations
 import os
 import uuid
 from pathlib import Path
-from typing import Any
 
 from coopstreams.topology.errors import SnapshotError
+
+_BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "az", "oci", "oss"})
+"""Protocols without folders. What would be made there is the bucket, and that is not ours to make."""
 
 
 class Place:
@@ -35,7 +37,9 @@ class Place:
             self._files, self._root = url_to_fs("s3://" + url.removeprefix("s3a://") if url.startswith("s3a://") else url)
         except (ImportError, ValueError) as error:
             raise SnapshotError(f'"{url}" is no place for snapshots: {error}') from error
-        self._local = "file" in _protocols(self._files)
+        protocols = {self._files.protocol} if isinstance(self._files.protocol, str) else set(self._files.protocol)
+        self._local = "file" in protocols
+        self._folders = not protocols & _BUCKETS
 
     def read(self, name: str) -> bytes | None:
         """Return what is under a name; None if there is nothing."""
@@ -103,14 +107,11 @@ class Place:
         return f"{self._root.rstrip('/')}/{name}"
 
     def _make_folder(self, path: str) -> None:
-        self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        if self._folders:
+            self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
 
     def _error(self, verb: str, name: str, error: Exception) -> SnapshotError:
         return SnapshotError(f'cannot {verb} "{name}" at {self.url}: {type(error).__name__}: {error}')
-
-
-def _protocols(files: Any) -> tuple[str, ...]:
-    return (files.protocol,) if isinstance(files.protocol, str) else tuple(files.protocol)
 
 
 def _write_whole(path: Path, data: bytes) -> None:
