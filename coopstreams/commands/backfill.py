@@ -15,8 +15,8 @@ from coopstreams.config import Config, settings_of
 from coopstreams.topology.errors import ConfigError
 
 if TYPE_CHECKING:
-    from coopstreams.spark.backfill import Backfilled
     from coopstreams.spark.plan import Stage
+    from coopstreams.spark.running import Backfilled
 
 
 def backfill(
@@ -45,8 +45,7 @@ def backfill(
     """
     configure_logging(verbose)
     try:
-        from coopstreams.spark import backfill as running
-        from coopstreams.spark import publish as publishing
+        from coopstreams.spark import publishing, running
         from coopstreams.spark.history import KafkaHistory
         from coopstreams.spark.plan import sources
         from coopstreams.spark.session import local_session

@@ -1,6 +1,6 @@
 """What a backfill will do, decided before anything runs: which sub-topologies, in which order, in how many tasks, from where to where.
 
-Pure. `backfill.py` asks Kafka, calls this, writes the plan down, and carries it out; `--resume` reads it again and decides nothing anew.
+Pure. `running.py` asks Kafka, calls this, writes the plan down, and carries it out; `--resume` reads it again and decides nothing anew.
 
 Invariant: a sub-topology comes after all that write to a repartition topic it reads.
 """

@@ -49,9 +49,10 @@ def local_session(name: str = "coopstreams", settings: Mapping[str, str] | None 
 
 @contextmanager
 def session_or_local(spark: SparkSession | None, name: str) -> Iterator[SparkSession]:
-    """Yield the session, or one of our own that ends with this."""
-    if spark is not None:
-        yield spark
+    """Yield the session, or the one that is active, or one of our own that ends with this."""
+    found = spark or SparkSession.getActiveSession()
+    if found is not None:
+        yield found
         return
     session = local_session(name)
     try:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 import coopstreams
-from coopstreams import testing
+from coopstreams import spark, testing
 from coopstreams.query.client import QueryClient
 from coopstreams.tasks.roster import State
 from coopstreams.topology import errors, serdes
@@ -77,10 +77,11 @@ def test_every_reason_of_ill_health_is_explained() -> None:
 def test_every_public_name_has_one_line() -> None:
     listed = {module: names_in(table) for table in tables(API) for module in [code_words(table[0][0])[0]]}
     assert listed["coopstreams"] == sorted(coopstreams.__all__)
+    assert listed["coopstreams.spark"] == sorted(spark.__all__)
     assert listed["coopstreams.testing"] == sorted(testing.__all__)
     assert listed["coopstreams.topology.errors"] == sorted(name for name in vars(errors) if name.endswith("Error"))
     assert listed["QueryClient"] == sorted(public(QueryClient))
-    assert set(listed) == {"coopstreams", "coopstreams.testing", "coopstreams.topology.errors", "QueryClient"}
+    assert set(listed) == {"coopstreams", "coopstreams.spark", "coopstreams.testing", "coopstreams.topology.errors", "QueryClient"}
 
 
 def test_the_glossary_is_in_order_and_has_each_word_once() -> None:

@@ -12,9 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 from coopstreams import Topology
 from coopstreams.config import Config
 from coopstreams.spark import plan as planning
-from coopstreams.spark.backfill import Backfilled, carry_out
 from coopstreams.spark.history import TableHistory
 from coopstreams.spark.plan import Plan
+from coopstreams.spark.running import Backfilled, carry_out
 from coopstreams.topology.partitions import check_partitions
 from tests.broker import law
 from tests.spark.slices import changelogs_of

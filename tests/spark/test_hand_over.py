@@ -17,9 +17,9 @@ from pyspark.sql import SparkSession
 
 from coopstreams import CoopStreams, serdes
 from coopstreams.query.client import QueryClient
-from coopstreams.spark.backfill import Options, backfill
 from coopstreams.spark.history import KafkaHistory
-from coopstreams.spark.publish import publish
+from coopstreams.spark.publishing import publish
+from coopstreams.spark.running import Options, backfill
 from coopstreams.topology.errors import QueryError
 from tests.broker import law, test_law
 from tests.broker.counting import Counting

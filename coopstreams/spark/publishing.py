@@ -20,8 +20,8 @@ from coopstreams.config import Config
 from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.log.kafka_offsets import KafkaOffsets
 from coopstreams.spark import plan as planning
-from coopstreams.spark.backfill import BACKFILLED, Backfilled
 from coopstreams.spark.outbox import marks_topic
+from coopstreams.spark.running import BACKFILLED, Backfilled
 from coopstreams.state import snapshot
 from coopstreams.state.manifest import Manifest, Slice, StoreSlices, placed, shape_of
 from coopstreams.topology.columns import TopicPartition

@@ -69,7 +69,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Backfilled:
-    """A run that is done: its plan, and how each task went. `publish.publish` lets it count."""
+    """A run that is done: its plan, and how each task went. `publish` lets it count."""
 
     plan: Plan
     results: tuple[TaskResult, ...]
