@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
+from coopstreams import CoopStreams
 from coopstreams.log.kafka_log import KafkaLog
-from coopstreams.state import snapshot
+from coopstreams.query.client import QueryClient
+from coopstreams.state import layout, snapshot
+from coopstreams.state.database import Database
 from coopstreams.state.manifest import Manifest, Slice, holes
-from coopstreams.tasks.rebuild import Piece, Rebuilder, Wanted, pieces
+from coopstreams.state.pickup import Snapshots
+from coopstreams.state.rocks import Rocks
+from coopstreams.tasks.rebuild import Piece, Rebuilder, Wanted, logged, pieces
+from coopstreams.tasks.restoring import Restoring
 from coopstreams.topology.errors import ConfigError, UnknownTopicError
 from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.nodes import SubTopology
+from coopstreams.topology.stores import StoreSpec
 from tests.broker.counting import Counting, await_running, await_table, groups_on_disk, groups_owned, metric
+from tests.broker.test_windows import topology_of
+from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
 pytestmark = pytest.mark.broker
@@ -151,3 +163,72 @@ def test_what_cannot_be_rebuilt_is_said_before_anything_is_read(kafka: Kafka, cl
         pieces(counting.topology, [1], Wanted(["count"]))
     with pytest.raises(ConfigError, match="there is no partition 1, 7"):
         pieces(counting.topology, [1], Wanted(None, [0, 1, 7]))
+
+
+def test_windows_sessions_and_what_waits_are_picked_up_as_they_are_replayed(kafka: Kafka, cluster: KafkaLog, tmp_path: Path) -> None:
+    topics = {name: kafka.topic(name) for name in ("clicks", "sessions", "minutes", "groups")}
+    application, url = kafka.unique("windows"), str(tmp_path / "snapshots")
+    topology = topology_of(application, topics)
+    settings = {"bootstrap.servers": kafka.bootstrap, "commit.interval.ms": 100, "processing.guarantee": "exactly_once_v2", "ranges.per.partition": 3}
+    began_ms = int(time.time() * 1000) - 4 * 3_600_000
+
+    def click(numbers: range) -> None:
+        producer = Producer({"bootstrap.servers": kafka.bootstrap})
+        for number in numbers:
+            producer.produce(topics["clicks"], b"x", b"key-%d" % (number % 41), timestamp=began_ms + number * 3000)
+        assert producer.flush(30) == 0
+
+    def process(numbers: range) -> None:
+        click(numbers)
+        with CoopStreams(topology, {**settings, "state.dir": str(tmp_path / "state")}) as app:
+            await_running([app])
+            eventually(lambda: not lags(app), 60, lambda: str(lags(app)))
+
+    process(range(2000))
+    rebuilder = Rebuilder(cluster, topology, application, url)
+    todo = rebuilder.pieces(Wanted())
+    found = [rebuilder.rebuild(piece, lambda *_: None) for piece in todo]
+    manifest = rebuilder.publish({store: slices for stores in found for store, slices in stores.items()})
+    assert {store for store in manifest.stores if any(file for each in manifest.stores[store].slices for file in each.files)} == set(logged(topology))
+    process(range(2000, 2600))
+    for piece in todo:
+        whole = next(each for each in topology.subtopologies if each.id == piece.task.subtopology)
+        replayed, nothing = restored(cluster, application, whole, piece, tmp_path, None)
+        picked_up, keys = restored(cluster, application, whole, piece, tmp_path, url)
+        assert picked_up == replayed
+        assert keys > nothing == 0
+
+
+def lags(app: CoopStreams) -> list[str]:
+    """Return what a task has yet to do of its source topics, by the application's own report."""
+    with QueryClient(str(app.url)) as client:
+        tasks = [task for instance in client.status()["instances"] for task in instance["tasks"]]
+    return [f"{task['id']}: {task['lag']}" for task in tasks if task["lag"] != 0]
+
+
+def restored(
+    cluster: KafkaLog, application: str, whole: SubTopology, piece: Piece, folder: Path, url: str | None
+) -> tuple[dict[str, list[tuple[bytes, bytes]]], int]:
+    """Restore a piece into an empty database; return the visible rows of each store, and how many keys came from a snapshot."""
+    keys: list[int] = []
+    at = folder / f"restored-{piece.task.subtopology}-{url is None}"
+    at.mkdir()
+    snapshots = None if url is None else Snapshots(url, application, at / "snapshots")
+    restoring = Restoring(
+        cluster, lambda spec: f"{application}-{spec.name}-changelog", lambda *_: None, snapshots, lambda task, store, count: keys.append(count)
+    )
+    (at / "database").mkdir()
+    with closing(restoring), closing(Database(Rocks(at / "database"), whole.stores)) as database:
+        restoring.add(piece.task, whole, database)
+        while not restoring.finished():
+            restoring.step()
+        return {spec.name: visible(database, spec) for spec in whole.stores}, sum(keys)
+
+
+def visible(database: Database, spec: StoreSpec) -> list[tuple[bytes, bytes]]:
+    """Return the rows of a store, less those that have expired: when these go depends on how a restore was cut."""
+    rows = list(database.scan(spec.name, range(256), None, None))
+    if spec.kind not in layout.SEGMENTED:
+        return rows
+    newest = max(layout.time_of(spec.kind, key) for key, _ in rows)
+    return [(key, value) for key, value in rows if layout.time_of(spec.kind, key) >= layout.horizon(spec, newest)]
