@@ -112,7 +112,7 @@ def table_frame(history: TableHistory, topic: str, partitions: int) -> DataFrame
     rows = history.rows
     if "partition" not in rows.columns:
         # Any partition will do for a record without a key, as long as it is always the same.
-        by_key = F.udf(lambda key: partition_of(bytes(key), partitions), "int")("key")
+        by_key = F.udf(lambda key: None if key is None else partition_of(bytes(key), partitions), "int")("key")
         anywhere = F.pmod(F.xxhash64("value", "timestamp"), F.lit(partitions)).cast("int")
         rows = rows.withColumn("partition", F.when(F.col("key").isNull(), anywhere).otherwise(by_key))
     return _placed(rows, topic, partitions, history.order_by)

@@ -12,9 +12,11 @@ from pyspark.sql import DataFrame, SparkSession
 from coopstreams import Topology
 from coopstreams.config import Config
 from coopstreams.spark import plan as planning
-from coopstreams.spark.history import TableHistory
+from coopstreams.spark.history import TableHistory, table_frame
 from coopstreams.spark.plan import Plan
 from coopstreams.spark.running import Backfilled, carry_out
+from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.keys import partition_of
 from coopstreams.topology.partitions import check_partitions
 from tests.broker import law
 from tests.spark.slices import changelogs_of
@@ -69,3 +71,23 @@ def test_counts_windows_joins_and_repartitions_are_those_of_one_thread(spark: Sp
     late = sum(count for result in done.results for reason, count in result.dropped.items() if reason.endswith("late"))
     assert late == expected.late
     assert done.records == len(records)
+
+
+def test_a_table_without_partitions_gets_those_of_a_producer_and_loses_no_record(spark: SparkSession) -> None:
+    keys = [None if number % 5 == 0 else b"key-%d" % number for number in range(200)]
+    rows = spark.createDataFrame([(key, b"%d" % at, at) for at, key in enumerate(keys)], "key binary, value binary, timestamp bigint")
+    found = table_frame(TableHistory(rows), "topic", 3).collect()
+    assert sorted(row.timestamp for row in found) == list(range(200))
+    assert all(row.topic == "topic" and row.headers is None and bytes(row.value) == b"%d" % row.timestamp for row in found)
+    assert all(row.partition == partition_of(bytes(row.key), 3) and row.key == keys[row.timestamp] for row in found if row.key is not None)
+    assert {row.partition for row in found if row.key is None} == {0, 1, 2}
+
+
+def test_a_table_that_is_no_history_is_refused(spark: SparkSession) -> None:
+    rows = spark.createDataFrame([("k", b"v", 1)], "key string, value binary, timestamp bigint")
+    with pytest.raises(ConfigError, match='"key" must be binary, it is string'):
+        TableHistory(rows).check("orders")
+    good = rows.selectExpr("cast(key as binary) as key", "value", "timestamp")
+    TableHistory(good).check("orders")
+    with pytest.raises(ConfigError, match="no column number to order by"):
+        TableHistory(good, order_by=["number"]).check("orders")
