@@ -17,11 +17,12 @@ from coopstreams.commands.settings import configure_logging, flags
 from coopstreams.commands.snapshots import megabytes
 from coopstreams.config import Config, settings_of
 from coopstreams.log.kafka_log import KafkaLog
-from coopstreams.state.manifest import Slice
+from coopstreams.state.manifest import Manifest, Slice
 from coopstreams.state.restore import RestoreProgress
 from coopstreams.tasks.rebuild import Piece, Rebuilder, Wanted
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.keys import GROUPS, KeyRange
+from coopstreams.topology.nodes import Topology
 
 
 def rebuild(
@@ -32,6 +33,10 @@ def rebuild(
     partitions: Annotated[str | None, typer.Option(metavar="0,3", help="Only these partitions. Default: all.")] = None,
     groups: Annotated[str, typer.Option(metavar="FIRST-LAST", help="Only these key groups, both inclusive.")] = "0-255",
     afresh: Annotated[bool, typer.Option(help="Read the changelogs from their beginning, not from where the published snapshot ends.")] = False,
+    cores: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Partitions side by side, in Spark on so many cores; * is all. Default: one by one, without Spark."),
+    ] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Settings in a TOML file, by Kafka's dotted names.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting; may be repeated.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
@@ -47,13 +52,30 @@ def rebuild(
     if checked["snapshots.dir"] is None:
         raise ConfigError("say where the snapshot is to lie: --snapshots URL, or snapshots.dir in the settings")
     wanted = Wanted(store or None, _numbers(partitions), _key_range(groups))
-    with closing(KafkaLog(checked.client, timeout_s=checked["connect.timeout.ms"] / 1000)) as cluster:
-        rebuilder = Rebuilder(cluster, topology, checked["application.id"], checked["snapshots.dir"], afresh=afresh)
-        manifest = rebuilder.publish(_rebuilt(rebuilder, rebuilder.pieces(wanted)))
+    manifest = _alone(topology, checked, wanted, afresh=afresh) if cores is None else _in_spark(topology, checked, wanted, cores, afresh=afresh)
     files = list(manifest.files())
     typer.echo(
         f"{manifest.run} is published: {len(manifest.stores)} stores, {sum(file.entries for file in files):,} keys, {megabytes(files)} in {len(files)} files"
     )
+
+
+def _alone(topology: Topology, config: Config, wanted: Wanted, *, afresh: bool) -> Manifest:
+    with closing(KafkaLog(config.client, timeout_s=config["connect.timeout.ms"] / 1000)) as cluster:
+        rebuilder = Rebuilder(cluster, topology, config["application.id"], config["snapshots.dir"], afresh=afresh)
+        return rebuilder.publish(_rebuilt(rebuilder, rebuilder.pieces(wanted)))
+
+
+def _in_spark(topology: Topology, config: Config, wanted: Wanted, cores: str, *, afresh: bool) -> Manifest:
+    try:
+        from coopstreams.spark import local_session
+        from coopstreams.spark import rebuild as rebuild_in_spark
+    except ImportError as error:
+        raise ConfigError(f'--cores needs Spark: pip install "coopstreams[spark]" ({error})') from error
+    spark = local_session(f"rebuild of {config['application.id']}", {"spark.ui.showConsoleProgress": "true"}, cores=cores)
+    try:
+        return rebuild_in_spark(topology, config, spark=spark, wanted=wanted, afresh=afresh)
+    finally:
+        spark.stop()
 
 
 def _rebuilt(rebuilder: Rebuilder, pieces: Iterable[Piece]) -> dict[str, list[Slice]]:

@@ -3,8 +3,10 @@
 from coopstreams.spark.history import KafkaHistory, TableHistory
 from coopstreams.spark.kafka_source import KafkaSource, read_options, write_options
 from coopstreams.spark.publishing import publish
+from coopstreams.spark.rebuilding import rebuild
 from coopstreams.spark.running import Backfilled, Options, backfill
 from coopstreams.spark.session import local_session
+from coopstreams.tasks.rebuild import Wanted
 
 __all__ = [
     "Backfilled",
@@ -12,9 +14,11 @@ __all__ = [
     "KafkaSource",
     "Options",
     "TableHistory",
+    "Wanted",
     "backfill",
     "local_session",
     "publish",
     "read_options",
+    "rebuild",
     "write_options",
 ]

@@ -102,11 +102,12 @@ def assembled(
 class Rebuilder:
     """Makes a snapshot of an application at a place. One thread.
 
-    `afresh`: read the changelogs from their beginning; else the published snapshot is taken and only what came since is read.
+    `afresh`: read the changelogs from their beginning; else the published snapshot is taken and only what came since is read. `run`: the
+    name of the run, for those that share one.
     """
 
-    def __init__(self, cluster: Log, topology: Topology, application: str, url: str, *, afresh: bool = False) -> None:
-        self.run = snapshot.new_run()
+    def __init__(self, cluster: Log, topology: Topology, application: str, url: str, *, afresh: bool = False, run: str | None = None) -> None:
+        self.run = run or snapshot.new_run()
         self._log = cluster
         self._topology = topology
         self._application = application
