@@ -9,8 +9,11 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any, ClassVar
 
+import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -201,6 +204,29 @@ def test_a_snapshot_that_is_damaged_is_refused_in_words_and_the_changelog_read(
     assert (caplog.text == "") == (words == "")
     assert restore.progress().read == 500
     assert stored(picking.database) == stored(restored(log, 1000))
+
+
+class CutShort(LocalFileSystem):  # type: ignore[misc]
+    """A file system on which the first download of each file ends too early."""
+
+    protocol = "cutshort"
+    seen: ClassVar[set[str]] = set()
+
+    def get_file(self, rpath: str, lpath: str, **options: Any) -> None:
+        super().get_file(rpath, lpath, **options)
+        if rpath not in self.seen:
+            self.seen.add(rpath)
+            Path(lpath).write_bytes(Path(lpath).read_bytes()[:-100])
+
+
+def test_a_download_that_was_cut_short_is_done_again(tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture) -> None:
+    fsspec.register_implementation("cutshort", CutShort, clobber=True)
+    log = some_log(500)
+    publish(url, restored(log, 600))
+    with caplog.at_level(logging.WARNING):
+        assert PickingUp(f"cutshort://{url}", rocks(tmp_path), tmp_path).restore(log, 1000).progress().read == 200
+    assert caplog.text == ""
+    assert len(CutShort.seen) > 20
 
 
 @pytest.mark.parametrize(
