@@ -352,6 +352,11 @@ def test_hadoops_name_for_s3_is_understood(bucket: str) -> None:
     assert Place(f"{bucket.replace('s3:', 's3a:')}/hadoop").read("name") == b"data"
 
 
+def test_slices_are_placed_by_their_partition() -> None:
+    placed = manifest.placed([Slice(0, 0, 7, observed=3), Slice(2, 8, 15)], {0: 10, 1: 11, 2: 12}, 99)
+    assert placed == (Slice(0, 0, 7, 10, 3, 99), Slice(2, 8, 15, 12, true_ms=99))
+
+
 def test_holes_are_what_nobody_has_and_what_several_have() -> None:
     whole = [Slice(0, 0, 127), Slice(0, 128, 255)]
     assert manifest.holes(whole, 1) == []
