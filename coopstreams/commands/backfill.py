@@ -48,7 +48,7 @@ def backfill(
         from coopstreams.spark import publishing, running
         from coopstreams.spark.history import KafkaHistory
         from coopstreams.spark.plan import sources
-        from coopstreams.spark.session import local_session
+        from coopstreams.spark.session import session_or_local
     except ImportError as error:
         raise ConfigError(f'a backfill needs Spark: pip install "coopstreams[spark]" ({error})') from error
     if outputs not in ("none", "topic"):
@@ -63,11 +63,8 @@ def backfill(
         return
     plan = running.begin(topology, checked, histories, options) if resume is None else running.load_plan(work, resume, topology)
     typer.echo(str(plan))
-    spark = local_session(f"backfill of {plan.application}", {"spark.ui.showConsoleProgress": "true"}, cores=cores)
-    try:
+    with session_or_local(None, f"backfill of {plan.application}", {"spark.ui.showConsoleProgress": "true"}, cores=cores) as spark:
         done = running.carry_out(spark, topology, checked, plan, histories, work, _say)
-    finally:
-        spark.stop()
     _report(done)
     if publish:
         for place, offset in publishing.publish(done, topology, checked).items():

@@ -10,6 +10,7 @@ Invariant: nothing that a live application looks at changes before `publish`, bu
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from coopstreams.commit.record import Committed
@@ -36,6 +38,7 @@ from coopstreams.spark.task import TaskResult, TaskWork
 from coopstreams.state.places import Place
 from coopstreams.state.snapshot import new_run
 from coopstreams.tasks.topics import prepare_topics
+from coopstreams.topology import errors
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.naming import changelog_topic, internal_topic
@@ -157,7 +160,7 @@ def backfill(
     Raises:
         TopologyError, ConfigError: found before anything runs.
         LogError: Kafka refused something, or records that the plan counts on are gone.
-        ProcessingError, in Spark's clothes: a record failed and its handler says `fail`.
+        ProcessingError: a record failed and its handler says `fail`.
     """
     config = settings if isinstance(settings, Config) else Config.of(settings, topology.application_id)
     wanted, histories = options or Options(), dict(sources or {})
@@ -182,7 +185,12 @@ def carry_out(
     work: str,
     on_stage: Callable[[Stage], None] | None = None,
 ) -> Backfilled:
-    """Run the stages of a plan that have not run yet, in the folder `work`; return how all tasks went."""
+    """Run the stages of a plan that have not run yet, in the folder `work`; return how all tasks went.
+
+    Raises:
+        ProcessingError, LogError, ...: what a task raised; `--resume` goes on where it failed.
+        PySparkException: Spark itself failed.
+    """
     if plan.seed:
         cluster = cluster_of(config)
         try:
@@ -190,7 +198,10 @@ def carry_out(
         finally:
             cluster.close()
     run = _Run(topology, config, plan, histories, work)
-    return Backfilled(plan, tuple(result for stage in plan.stages for result in run.stage(spark, stage, on_stage)))
+    try:
+        return Backfilled(plan, tuple(result for stage in plan.stages for result in run.stage(spark, stage, on_stage)))
+    except PySparkException as error:
+        raise _ours(error) from error
 
 
 def load_plan(work: str, run: str, topology: Topology) -> Plan:
@@ -283,6 +294,13 @@ def _function(work: Callable[[Batches], Iterator[pa.RecordBatch]]) -> Callable[[
         yield from work(batches)
 
     return run
+
+
+def _ours(error: PySparkException) -> Exception:
+    """Return what a task raised: Spark hands over its traceback as text."""
+    said = re.search(r"^coopstreams\.topology\.errors\.(\w+): (.+)$", str(error), re.MULTILINE)
+    kind: Any = getattr(errors, said[1], None) if said is not None else None
+    return error if said is None or kind is None else kind(said[2])
 
 
 def _oldest_ms(topology: Topology, config: Config) -> tuple[tuple[str, int], ...]:

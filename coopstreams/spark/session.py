@@ -48,13 +48,13 @@ def local_session(name: str = "coopstreams", settings: Mapping[str, str] | None 
 
 
 @contextmanager
-def session_or_local(spark: SparkSession | None, name: str) -> Iterator[SparkSession]:
+def session_or_local(spark: SparkSession | None, name: str, settings: Mapping[str, str] | None = None, *, cores: str = "*") -> Iterator[SparkSession]:
     """Yield the session, or the one that is active, or one of our own that ends with this."""
     found = spark or SparkSession.getActiveSession()
     if found is not None:
         yield found
         return
-    session = local_session(name)
+    session = local_session(name, settings, cores=cores)
     try:
         yield session
     finally:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from coopstreams import Topology
+from coopstreams import StreamsBuilder, Topology, serdes
 from coopstreams.config import Config
 from coopstreams.spark import plan as planning
 from coopstreams.spark.history import TableHistory, table_frame
 from coopstreams.spark.plan import Plan
 from coopstreams.spark.running import Backfilled, carry_out
-from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.errors import ConfigError, ProcessingError
 from coopstreams.topology.keys import partition_of
 from coopstreams.topology.partitions import check_partitions
 from tests.broker import law
@@ -46,9 +46,13 @@ def plan_of(topology: Topology, counts: Mapping[str, int], ranges: int, snapshot
     )
 
 
-def run(spark: SparkSession, topology: Topology, histories: Mapping[str, TableHistory], partitions: int, ranges: int, folder: Path) -> Backfilled:
+def run(
+    spark: SparkSession, topology: Topology, histories: Mapping[str, TableHistory], partitions: int, ranges: int, folder: Path, handler: str = "fail"
+) -> Backfilled:
     plan = plan_of(topology, dict.fromkeys(histories, partitions), ranges, folder / "snapshots")
-    config = Config.of({"bootstrap.servers": "nowhere:1", "statestore.cache.max.bytes": 0}, topology.application_id)
+    config = Config.of(
+        {"bootstrap.servers": "nowhere:1", "statestore.cache.max.bytes": 0, "processing.exception.handler": handler}, topology.application_id
+    )
     return carry_out(spark, topology, config, plan, histories, str(folder / "work"))
 
 
@@ -71,6 +75,29 @@ def test_counts_windows_joins_and_repartitions_are_those_of_one_thread(spark: Sp
     late = sum(count for result in done.results for reason, count in result.dropped.items() if reason.endswith("late"))
     assert late == expected.late
     assert done.records == len(records)
+
+
+def stubborn() -> Topology:
+    """Adds up numbers, one of which is none."""
+    builder = StreamsBuilder("stubborn")
+    builder.stream("numbers", key=serdes.text, value=serdes.text).map_values(int, value=serdes.int64).group_by_key().count(store="counts")
+    return builder.build()
+
+
+def numbers(spark: SparkSession) -> TableHistory:
+    rows = [(b"k%d" % (at % 7), b"none" if at == 33 else b"%d" % at, at) for at in range(60)]
+    return TableHistory(spark.createDataFrame(rows, "key binary, value binary, timestamp bigint"))
+
+
+def test_a_record_that_fails_ends_the_run_with_its_position_or_is_dropped_and_counted(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(ProcessingError, match=r'the record at "numbers" partition 0 offset 33 made a function raise'):
+        run(spark, stubborn(), {"numbers": numbers(spark)}, 1, 2, tmp_path / "fails")
+    done = run(spark, stubborn(), {"numbers": numbers(spark)}, 1, 2, tmp_path / "goes-on", handler="continue")
+    counts = changelogs_of(stubborn(), tmp_path / "goes-on" / "snapshots", done.results)["counts"]
+    assert {key: serdes.int64.decode(value) for key, (value, _) in counts.items()} == {
+        b"k%d" % digit: sum(at % 7 == digit and at != 33 for at in range(60)) for digit in range(7)
+    }
+    assert sum(result.dropped.get("processing", 0) for result in done.results) == 1
 
 
 def test_a_table_without_partitions_gets_those_of_a_producer_and_loses_no_record(spark: SparkSession) -> None:
