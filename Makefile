@@ -7,10 +7,10 @@ STAMP := $(VENV)/.coopstreams
 ARGS  ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-slow demo bench docs
+.PHONY: help setup check format test test-slow demo demo-backfill bench docs
 
 help: ## print this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMP) ## make .venv with coopstreams (editable) and all tools; again only when pyproject.toml changed
 
@@ -53,6 +53,9 @@ test-slow: setup ## the slow tests: processes killed and stopped, long runs
 
 demo: setup ## three processes share one partition of real flights, one is killed (ARGS=--once ends by itself)
 	$(BIN)/python -m coopstreams.dev.demo $(ARGS)
+
+demo-backfill: setup ## half of the flights by Spark, the other half live: the same answers? (ARGS=--once ends by itself)
+	$(BIN)/python -m coopstreams.dev.demo_backfill $(ARGS)
 
 bench: setup ## records per second on this machine
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -6,11 +6,14 @@ import sys
 
 import typer
 
+from coopstreams.commands.backfill import backfill
 from coopstreams.commands.describe import describe
 from coopstreams.commands.group import app as group
 from coopstreams.commands.policy import app as policy
 from coopstreams.commands.query import query
+from coopstreams.commands.rebuild import rebuild
 from coopstreams.commands.run import run
+from coopstreams.commands.snapshots import app as snapshots
 from coopstreams.commands.status import status
 from coopstreams.dev.command import app as dev
 from coopstreams.topology.errors import CoopStreamsError
@@ -26,6 +29,9 @@ app.command()(run)
 app.command()(describe)
 app.command()(status)
 app.command()(query)
+app.command()(backfill)
+app.command()(rebuild)
+app.add_typer(snapshots, name="snapshots")
 app.add_typer(group, name="group")
 app.add_typer(policy, name="policy")
 app.add_typer(dev, name="dev")

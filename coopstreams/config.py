@@ -74,6 +74,7 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
     "bootstrap.servers": (_text, None, "The Kafka brokers, HOST:PORT separated by commas."),
     "application.id": (_text, None, "The consumer group and the prefix of internal topics; normally the topology says it."),
     "state.dir": (_text, "coopstreams-state", "Folder of the local state, one sub-folder an application and instance."),
+    "snapshots.dir": (_text, None, "Folder or URL of published snapshots: state that is not in `state.dir` comes from there, not from changelogs."),
     "instance": (_integer(0), 0, "Number of this process among those that share `state.dir` on this host."),
     "default.dsl.store": (
         _one_of("rocksDB", "in_memory"),

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from heapq import merge
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -122,6 +123,29 @@ class Database:
                 if self.specs[store].kind in layout.SEGMENTED:
                     self._expire(self.specs[store])
 
+    def rows(self, store: str, first: int, last: int) -> list[tuple[str, Rows]]:
+        """Return what the groups first..last of a store have in each of its families, by database key, as of now."""
+        with self._lock:
+            low, high = layout.group_bounds(first, last)
+            return [(family, self._engine.scan(family, low, high)) for family in self._families(store)]
+
+    def ingest(self, store: str, checkpoints: Sequence[Checkpoint], files: Mapping[str, Sequence[Path]]) -> None:
+        """Put sorted files (by family) in the place of all keys of a store in the groups of the checkpoints, which is where they stand then.
+
+        The files hold keys of these groups alone, and are gone afterwards. If it is interrupted, the groups have no checkpoint: they are
+        emptied when they are opened next.
+        """
+        with self._lock:
+            known = self._checkpoints[store]
+            for at in checkpoints:
+                known = known.without(at.first, at.last)
+            families = self._families(store)
+            self._write([self._vanishing(family, at.first, at.last) for at in checkpoints for family in families], {store: known})
+            for family, of_family in files.items():
+                self._make(family)
+                self._engine.ingest(family, of_family)
+            self._write([], {store: known.put([_dated(at, self._now()) for at in checkpoints])})
+
     def drop(self, first: int, last: int) -> None:
         """Forget the key groups first..last of all stores: keys and checkpoints, in one batch."""
         with self._lock:
@@ -200,9 +224,7 @@ class Database:
 
     def _check_shape(self, spec: StoreSpec) -> None:
         """Empty a store that was written under another shape: its keys would be looked for in the wrong place."""
-        shape = spec.kind if spec.kind not in layout.SEGMENTED else f"{spec.kind} {layout.segment_ms(spec)}"
-        if spec.source is not None:
-            shape = f"{shape} of {spec.source}"
+        shape = layout.shape(spec) if spec.source is None else f"{layout.shape(spec)} of {spec.source}"
         key = _SHAPE + spec.name.encode()
         written = self._meta(key)
         if written == shape.encode():

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, TypeAlias
 
 Getter: TypeAlias = Callable[[bytes], bytes | None]
@@ -55,6 +56,15 @@ class Engine(Protocol):
 
         Raises:
             StateError: nothing was written (no space left on the device, ...).
+        """
+
+    def ingest(self, family: str, files: Sequence[Path], *, move: bool = True) -> None:
+        """Add the rows of sorted files (at least one; `sst`) to an existing family, over what it has. `move`: the files are gone afterwards.
+
+        What was written before is on disk first; the rows themselves outlive the machine's death once this has returned.
+
+        Raises:
+            SnapshotError: a file is none, or is gone.
         """
 
     def count(self, family: str) -> int:

@@ -152,6 +152,11 @@ def segment_ms(spec: StoreSpec) -> int:
     return max(retention_ms(spec) // 2, _SHORTEST_SEGMENT_MS)
 
 
+def shape(spec: StoreSpec) -> str:
+    """Return what decides where the keys of a store lie: its kind, and how long its segments are."""
+    return spec.kind if spec.kind not in SEGMENTED else f"{spec.kind} {segment_ms(spec)}"
+
+
 def horizon(spec: StoreSpec, observed: int) -> int:
     """Return the first window start that is still visible once a store has observed a window start.
 

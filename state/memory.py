@@ -10,6 +10,7 @@ from typing import Any
 from sortedcontainers import SortedDict
 
 from coopstreams.state.engine import Change, Getter, Rows
+from coopstreams.state.sst import read_sst
 from coopstreams.topology.errors import StateError
 
 
@@ -74,6 +75,16 @@ class Memory:
                         rows.pop(key, None)
                     else:
                         rows[key] = value
+
+    def ingest(self, family: str, files: Sequence[Path], *, move: bool = True) -> None:
+        """Add the rows of sorted files to an existing family."""
+        for file in files:
+            rows = dict(read_sst(file))
+            with self._lock:
+                self._check_open()
+                self._families[family].update(rows)
+            if move:
+                file.unlink()
 
     def count(self, family: str) -> int:
         """Return how many keys a family has."""

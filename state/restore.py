@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TypeAlias
 
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import NOTHING_OBSERVED, NOW, Checkpoint
@@ -41,6 +42,30 @@ _EVER = -(1 << 63)
 
 
 @dataclass(frozen=True, slots=True)
+class Bounds:
+    """What state can be continued from: at an offset that the changelog has, and true since it last forgot tombstones."""
+
+    log_start: int
+    target: int
+    oldest_ms: int
+
+    def refusal(self, at: Checkpoint) -> str:
+        """Return why a restore cannot go on from a checkpoint; empty if it can."""
+        if at.offset < self.log_start:
+            return f"its checkpoint {at.offset} is below the log start {self.log_start}"
+        if at.offset > self.target:
+            return f"its checkpoint {at.offset} is above the log end {self.target}: was the topic made anew?"
+        if at.true_ms < self.oldest_ms:
+            return "it is older than the changelog keeps tombstones"
+        return ""
+
+
+PickUp: TypeAlias = Callable[[Sequence[int], Bounds], Iterable[Checkpoint]]
+"""Fills key groups (ascending) from elsewhere, as far as it can: their keys and checkpoints are in the database when it returns. It takes
+nothing that lies outside the bounds."""
+
+
+@dataclass(frozen=True, slots=True)
 class RestoreProgress:
     """How far a restore is.
 
@@ -61,7 +86,8 @@ class Restore:
     """Restores some key ranges of one store of a database. One thread.
 
     Making one looks at the checkpoints. Key groups whose checkpoint cannot be continued from are emptied and start at the log start: below
-    the log start, above the log end (the topic was made anew), older than the changelog keeps tombstones, or none at all.
+    the log start, above the log end (the topic was made anew), older than the changelog keeps tombstones, or none at all. But first `pick_up`
+    is asked for them.
 
     Shape: `log_start` and `target` are offsets of the changelog partition: the first it has, and the end to reach. `stops` are the ranges
     that end before the target, and where.
@@ -76,6 +102,7 @@ class Restore:
         log_start: int,
         target: int,
         stops: Mapping[KeyRange, int] = NO_STOPS,
+        pick_up: PickUp | None = None,
         tombstones_ms: int = TOMBSTONES_MS,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
@@ -84,6 +111,7 @@ class Restore:
         self.target = target
         self._database = database
         self._log_start = log_start
+        self._pick_up = pick_up
         self._tombstones_ms = tombstones_ms
         self._clock, self._wall_clock = clock, wall_clock
         self._need = [_NEVER] * GROUPS
@@ -123,6 +151,8 @@ class Restore:
             if group not in wanted:
                 self._need[group] = _NEVER
         self._admit(new)
+        if at_end := [group for group in new if self._need[group] == self._stops[group]]:  # nothing to feed, but it is known to be true now
+            self._database.write([], {self.spec.name: list(self._checkpoints(at_end))})
         self._move()
 
     def feed(self, columns: Columns, next_offset: int) -> None:
@@ -220,28 +250,30 @@ class Restore:
     def _admit(self, groups: Sequence[int]) -> None:
         """Learn from the checkpoints what these groups need; empty those that cannot go on from there."""
         known = self._database.checkpoints(self.spec.name)
-        oldest_ms = self._now_ms() - self._tombstones_ms
+        bounds = Bounds(self._log_start, self.target, self._now_ms() - self._tombstones_ms)
         reasons: dict[int, str] = {}
         for group in groups:
             at = known.at(group)
-            if at is None:
-                reasons[group] = ""
-            elif at.offset < self._log_start:
-                reasons[group] = f"its checkpoint {at.offset} is below the log start {self._log_start}"
-            elif at.offset > self._stops[group]:
-                reasons[group] = f"its checkpoint {at.offset} is above {self._end(group)}"
-            elif at.true_ms < oldest_ms:
-                reasons[group] = f"it is older than the changelog keeps tombstones ({self._tombstones_ms} ms)"
+            if at is None or (reason := self._refusal(group, at, bounds)):
+                reasons[group] = "" if at is None else reason
             else:
-                self._need[group], self._seen[group], self._true_ms[group] = at.offset, at.observed, at.true_ms
+                self._stand(group, at)
+        if reasons and self._pick_up is not None:
+            for at in self._pick_up(sorted(reasons), bounds):
+                for group in range(at.first, at.last + 1):
+                    del reasons[group]
+                    self._stand(group, at)
         for reason, of_reason in groupby(sorted(reasons, key=lambda group: (reasons[group], group)), key=reasons.__getitem__):
             for run in _runs(list(of_reason)):
                 self._empty(run, reason)
 
-    def _end(self, group: int) -> str:
-        if self.spec.source is None:
-            return f"the log end {self.target}: was the topic made anew?"
-        return f"the position {self._stops[group]} of its task: were the offsets of the group reset?"
+    def _refusal(self, group: int, at: Checkpoint, bounds: Bounds) -> str:
+        if self.spec.source is not None and at.offset > self._stops[group]:
+            return f"its checkpoint {at.offset} is above the position {self._stops[group]} of its task: were the offsets of the group reset?"
+        return bounds.refusal(at)
+
+    def _stand(self, group: int, at: Checkpoint) -> None:
+        self._need[group], self._seen[group], self._true_ms[group] = at.offset, at.observed, at.true_ms
 
     def _empty(self, groups: Sequence[int], reason: str) -> None:
         first, last = groups[0], groups[-1]

@@ -1,4 +1,4 @@
-"""Families on disk: RocksDB, one column family each. The only module that imports rocksdict.
+"""Families on disk: RocksDB, one column family each. This module and `sst` alone import rocksdict.
 
 RocksDB loses no returned write when the process dies (write-ahead log, no fsync per write); when the machine dies it comes back as an
 older moment, all families alike, and the changelog has the rest.
@@ -25,6 +25,7 @@ from rocksdict import (
     DbClosedError,
     DBCompressionType,
     DBRecoveryMode,
+    IngestExternalFileOptions,
     Options,
     Rdict,
     RdictIter,
@@ -34,7 +35,7 @@ from rocksdict import (
 )
 
 from coopstreams.state.engine import Change, Getter, Rows
-from coopstreams.topology.errors import StateCorruptError, StateError, StateLockedError
+from coopstreams.topology.errors import SnapshotError, StateCorruptError, StateError, StateLockedError
 
 _MIB = 1 << 20
 BLOCK_CACHE_BYTES = 64 * _MIB
@@ -69,8 +70,8 @@ class Rocks:
         if (folder / _DAMAGED).exists():
             raise self._damaged((folder / _DAMAGED).read_text(errors="replace"))
         try:
-            names = Rdict.list_cf(path, _options()) if (folder / "CURRENT").exists() else ["default"]
-            self._db = Rdict(path, _options(), column_families={name: _options() for name in names})
+            names = Rdict.list_cf(path, options()) if (folder / "CURRENT").exists() else ["default"]
+            self._db = Rdict(path, options(), column_families={name: options() for name in names})
         except Exception as error:
             raise self._error(error, opening=True) from error
         for name in names:
@@ -87,7 +88,7 @@ class Rocks:
             if family not in self._columns:
                 self._check_open()
                 try:
-                    rdict = self._db.create_column_family(family, _options())
+                    rdict = self._db.create_column_family(family, options())
                 except Exception as error:
                     raise self._error(error) from error
                 self._columns[family] = _Column(rdict, self._db.get_column_family_handle(family))
@@ -121,17 +122,17 @@ class Rocks:
     def scan(self, family: str, start: bytes, end: bytes | None, *, reverse: bool = False) -> Rows:
         """Return the rows with start <= key < end as they are now."""
         # The lower bound is ours: rocksdict 0.3.29 takes `set_iterate_lower_bound` for the upper one (seen).
-        options = ReadOptions()
+        bounds = ReadOptions()
         if end is not None:
-            options.set_iterate_upper_bound(end)
+            bounds.set_iterate_upper_bound(end)
         with self._lock:
             self._check_open()
-            iterator = self._columns[family].rdict.iter(options)
+            iterator = self._columns[family].rdict.iter(bounds)
             if reverse:
                 iterator.seek_to_last()
             else:
                 iterator.seek(start)
-            cursor = _Cursor(iterator, options)
+            cursor = _Cursor(iterator, bounds)
             self._cursors.add(cursor)
         return self._rows(cursor, start if reverse else None)
 
@@ -154,6 +155,22 @@ class Rocks:
                 self._db.write(batch)
             except Exception as error:
                 raise self._error(error) from error
+
+    def ingest(self, family: str, files: Sequence[Path], *, move: bool = True) -> None:
+        """Add the rows of sorted files to an existing family."""
+        how = IngestExternalFileOptions()
+        how.set_move_files(move)
+        with self._lock:
+            self._check_open()
+            try:
+                # What was written before is on disk before the files are: a machine that dies must not come back with them alone.
+                self._db.flush_wal(True)
+            except Exception as error:
+                raise self._error(error) from error
+            try:
+                self._columns[family].rdict.ingest_external_file([str(file) for file in files], how)
+            except Exception as error:  # the fault is in the files, not in the database
+                raise SnapshotError(f'files do not go into "{self._folder}": {str(error).strip()}') from error
 
     def count(self, family: str) -> int:
         """Return about how many keys a family has; keys that are written again and again count several times until they are compacted."""
@@ -254,11 +271,11 @@ class _Column:
 class _Cursor:
     """An iterator that can be taken away: as long as somebody has it, RocksDB does not close."""
 
-    __slots__ = ("__weakref__", "_options", "iterator")
+    __slots__ = ("__weakref__", "_bounds", "iterator")
 
-    def __init__(self, iterator: RdictIter, options: ReadOptions) -> None:
+    def __init__(self, iterator: RdictIter, bounds: ReadOptions) -> None:
         self.iterator: RdictIter | None = iterator
-        self._options = options  # RocksDB reads the upper bound out of it as long as it iterates, and rocksdict lets it go (seen)
+        self._bounds = bounds  # RocksDB reads the upper bound out of it as long as it iterates, and rocksdict lets it go (seen)
 
 
 @cache
@@ -271,26 +288,29 @@ def _write_buffers() -> WriteBufferManager:
     return WriteBufferManager(WRITE_BUFFERS_BYTES, False)
 
 
-def _options() -> Options:
-    """Small in memory, quick to open, safe when the process dies. Many databases of a process share what can be shared."""
+def options() -> Options:
+    """Return how databases and sorted files are made: small in memory, quick to open, safe when the process dies.
+
+    Many databases of a process share what can be shared.
+    """
     table = BlockBasedOptions()
     table.set_block_cache(_block_cache())
     table.set_bloom_filter(10, False)
     table.set_cache_index_and_filter_blocks(True)
     table.set_pin_l0_filter_and_index_blocks_in_cache(True)
-    options = Options(raw_mode=True)
-    options.create_if_missing(True)
-    options.create_missing_column_families(True)
-    options.set_block_based_table_factory(table)
-    options.set_compression_type(DBCompressionType.lz4())
-    options.set_write_buffer_size(WRITE_BUFFER_BYTES)
-    options.set_write_buffer_manager(_write_buffers())
-    options.set_arena_block_size(64 << 10)
-    options.set_max_background_jobs(2)
-    options.set_max_open_files(256)
-    options.set_max_total_wal_size(WRITE_BUFFERS_BYTES)
-    options.set_wal_recovery_mode(DBRecoveryMode.point_in_time())
-    options.set_keep_log_file_num(1)
-    options.set_max_log_file_size(_MIB)
-    options.set_stats_dump_period_sec(0)
-    return options
+    result = Options(raw_mode=True)
+    result.create_if_missing(True)
+    result.create_missing_column_families(True)
+    result.set_block_based_table_factory(table)
+    result.set_compression_type(DBCompressionType.lz4())
+    result.set_write_buffer_size(WRITE_BUFFER_BYTES)
+    result.set_write_buffer_manager(_write_buffers())
+    result.set_arena_block_size(64 << 10)
+    result.set_max_background_jobs(2)
+    result.set_max_open_files(256)
+    result.set_max_total_wal_size(WRITE_BUFFERS_BYTES)
+    result.set_wal_recovery_mode(DBRecoveryMode.point_in_time())
+    result.set_keep_log_file_num(1)
+    result.set_max_log_file_size(_MIB)
+    result.set_stats_dump_period_sec(0)
+    return result

@@ -23,7 +23,8 @@
     ├── DevError                 Java, the development Kafka or the examples' data could not be had
     ├── StateError               local state
     │   ├── StateLockedError     the folder is in use by another process
-    │   └── StateCorruptError    the folder cannot be used as it is
+    │   ├── StateCorruptError    the folder cannot be used as it is
+    │   └── SnapshotError        a snapshot that cannot be written, read or used
     └── QueryError               an interactive query; carries an HTTP status, a code and whether to retry
 
 Each message says what is wrong, where, and what to do.
@@ -154,6 +155,10 @@ class StateLockedError(StateError):
 
 class StateCorruptError(StateError):
     """The folder cannot be used as it is; the message says whether deleting it is safe (a changelog restores it)."""
+
+
+class SnapshotError(StateError):
+    """A snapshot that cannot be written, read or used here: damaged, missing, of a newer format, of another topic or store. Names it."""
 
 
 class QueryError(CoopStreamsError):

@@ -19,10 +19,10 @@ from rich.console import Console
 from coopstreams.app import CoopStreams
 from coopstreams.commands.loading import load_topology
 from coopstreams.commands.screen import Screen, report
+from coopstreams.commands.settings import configure_logging, flags
 from coopstreams.config import Config, settings_of
 from coopstreams.memory import settle
 from coopstreams.supervisor import Supervisor
-from coopstreams.topology.errors import ConfigError
 
 log = logging.getLogger("coopstreams")
 
@@ -54,21 +54,20 @@ def run(
 
     Settings are taken from --config, then from the environment (COOPSTREAMS_COMMIT_INTERVAL_MS=100), then from these options; the later wins.
     """
-    _configure_logging(verbose)
+    configure_logging(verbose)
     settle()
-    flags: dict[str, Any] = dict(_pair(text) for text in set_ or ())
     named = {"bootstrap.servers": bootstrap_servers, "num.stream.threads": threads, "http.listen": http, "state.dir": state_dir, "instance": instance}
-    flags |= {name: value for name, value in named.items() if value is not None}
-    settings = settings_of(config, os.environ, flags)
+    typed = flags(set_, named)
+    settings = settings_of(config, os.environ, typed)
     topology = load_topology(target)
     checked = Config.of(settings, topology.application_id)
     if processes > 1:
-        command = partial(worker_command, target, config, flags, checked, verbose=verbose)
+        command = partial(worker_command, target, config, typed, checked, verbose=verbose)
         raise typer.Exit(_supervise(processes, checked, command, verbose=verbose))
     app = CoopStreams(topology, checked)
     end_with_parent = os.environ.get("_COOPSTREAMS_SUPERVISED")
     if end_with_parent is not None:
-        _configure_logging(verbose, f"worker {checked['instance']}: ")
+        configure_logging(verbose, f"worker {checked['instance']}: ")
         report(app, os.environ)
         threading.Thread(target=_watch_parent, args=(int(end_with_parent), app), name="parent", daemon=True).start()
     app.run()
@@ -83,7 +82,7 @@ def _supervise(processes: int, checked: Config, command: Callable[[int], Sequenc
     if not console.is_terminal or not sys.stdout.isatty():
         return _run(Supervisor(command, numbers, drain_s), checked)
     with Screen(console, checked["application.id"]) as screen:
-        _configure_logging(verbose, handler=screen.handler())
+        configure_logging(verbose, handler=screen.handler())
         return _run(Supervisor(command, numbers, drain_s, screen.spawn), checked, screen.drain)
 
 
@@ -99,18 +98,18 @@ def _run(supervisor: Supervisor, checked: Config, drain: Callable[[], None] = la
     return supervisor.run()
 
 
-def worker_command(target: str, config: Path | None, flags: Mapping[str, Any], checked: Config, number: int, *, verbose: bool) -> list[str]:
+def worker_command(target: str, config: Path | None, typed: Mapping[str, Any], checked: Config, number: int, *, verbose: bool) -> list[str]:
     """Return the command line of one of several processes: what was typed, with its own number and ports.
 
     File and environment are left to it to read: a password in them must not appear in a list of processes.
     """
-    own = {**flags, "instance": number}
+    own = {**typed, "instance": number}
     for name in ("http.listen", "application.server"):
         if checked[name]:
             own[name] = _counted_up(checked[name], number - checked["instance"])
-    typed = [part for name, value in own.items() for part in ("--set", f"{name}={value}")]
+    set_ = [part for name, value in own.items() for part in ("--set", f"{name}={value}")]
     where = [] if config is None else ["--config", str(config)]
-    return [sys.executable, "-m", "coopstreams", "run", target, *where, *typed, *(["--verbose"] if verbose else [])]
+    return [sys.executable, "-m", "coopstreams", "run", target, *where, *set_, *(["--verbose"] if verbose else [])]
 
 
 def _counted_up(address: str, number: int) -> str:
@@ -125,20 +124,3 @@ def _watch_parent(parent: int, app: CoopStreams) -> None:
         threading.Event().wait(1.0)
     log.warning("the supervisor is gone; stopping")
     app.stop()
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigError(f"--set {text}: write NAME=VALUE")
-    return name.strip(), value.strip()
-
-
-def _configure_logging(verbose: bool, who: str = "", handler: logging.Handler | None = None) -> None:
-    """Log to the terminal, or by this handler; `who` tells the lines of workers that share it apart."""
-    form = logging.Formatter(f"%(asctime)s %(levelname)-7s {who}%(message)s", datefmt="%H:%M:%S")
-    handler = handler or logging.StreamHandler()
-    handler.setFormatter(form)
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    logging.getLogger("coopstreams").setLevel(logging.DEBUG if verbose else logging.INFO)
-    logging.getLogger("kafka").setLevel(logging.ERROR)  # it reports what the membership already does, one line a request

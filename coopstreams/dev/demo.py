@@ -58,7 +58,7 @@ def demo(
     console = Console()
     interrupt_on_signals()
     try:
-        with _alone(data.expanduser().resolve() if data is not None else cache_folder() / "demo") as folder:
+        with alone(data.expanduser().resolve() if data is not None else cache_folder() / "demo") as folder:
             logging.basicConfig(filename=folder / "demo.log", level=logging.WARNING)  # the screen is for people
             equal = Demo(console, folder, example(), departures).run(once=once)
     except KeyboardInterrupt:
@@ -217,7 +217,7 @@ def _shares(run: Run, workers: Workers) -> str:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[Path]:
+def alone(folder: Path) -> Iterator[Path]:
     """Yield the folder, empty but for a mark; no other demo uses it meanwhile.
 
     Raises:

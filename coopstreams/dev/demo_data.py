@@ -40,7 +40,7 @@ def load(log: Log, data: FlightsData, most: int | None, progress: Callable[[int]
         _write(writer, "airlines", [(airline.carrier, airline_value(airline), BEFORE_ALL_FLIGHTS_MS) for airline in airlines])
         _write(writer, "planes", [(plane.tail_number, plane_value(plane), BEFORE_ALL_FLIGHTS_MS) for plane in planes])
         for departures in _batches(islice(data.departures(), most)):
-            _write(writer, "flights", [(departure.tail_number, departure_value(departure), departure.time_ms) for departure in departures])
+            _write_departures(writer, departures)
             for departure in departures:
                 tally.add(departure)
             progress(len(departures))
@@ -48,6 +48,17 @@ def load(log: Log, data: FlightsData, most: int | None, progress: Callable[[int]
     finally:
         writer.close()
     return tally
+
+
+def write_departures(log: Log, departures: Iterable[Departure]) -> None:
+    """Write departures, in this order."""
+    writer = log.writer()
+    try:
+        for batch in _batches(departures):
+            _write_departures(writer, batch)
+        writer.flush(FLUSH_S)
+    finally:
+        writer.close()
 
 
 def departure_value(departure: Departure) -> dict[str, Any]:
@@ -71,6 +82,10 @@ def airline_value(airline: Airline) -> dict[str, Any]:
 def plane_value(plane: Plane) -> dict[str, Any]:
     """Return an aircraft as the example's `Plane` reads it."""
     return {"manufacturer": plane.manufacturer, "model": plane.model, "seats": plane.seats}
+
+
+def _write_departures(writer: Writer, departures: Iterable[Departure]) -> None:
+    _write(writer, "flights", [(departure.tail_number, departure_value(departure), departure.time_ms) for departure in departures])
 
 
 def _write(writer: Writer, topic: str, records: list[tuple[str | None, dict[str, Any], int]]) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
@@ -87,6 +87,14 @@ class KafkaLog:
         resource = ConfigResource(ResourceType.TOPIC, topic)
         entries = self._request(self._admin.describe_configs, [resource], f'asking for the configuration of topic "{topic}"') or {}
         return {name: entry.value for name, entry in entries.items() if entry.value is not None}
+
+    def topic_id(self, topic: str) -> str:
+        """Return what tells the topic from another one that had its name before."""
+
+        def describe(names: list[str], *, request_timeout: float) -> Any:
+            return self._admin.describe_topics(TopicCollection(names), request_timeout=request_timeout)
+
+        return str(self._request(describe, [topic], f'asking for the id of topic "{topic}"').topic_id)
 
     def start_offset(self, partition: TopicPartition) -> int:
         """Return the first offset the log still has."""

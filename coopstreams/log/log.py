@@ -233,6 +233,14 @@ class Log(Protocol):
         """Return the topic's configuration in Kafka's names."""
         ...
 
+    def topic_id(self, topic: str) -> str:
+        """Return what tells the topic from another one that had its name before.
+
+        Raises:
+            UnknownTopicError: there is none of that name.
+        """
+        ...
+
     def start_offset(self, partition: TopicPartition) -> int:
         """Return the first offset the log still has."""
         ...

@@ -62,6 +62,11 @@ class MemoryLog:
         with self._state.changed:
             return dict(self._topic(topic).spec.config)
 
+    def topic_id(self, topic: str) -> str:
+        """Return what tells the topic from another one that had its name before."""
+        with self._state.changed:
+            return self._topic(topic).id
+
     def start_offset(self, partition: TopicPartition) -> int:
         """Return the first offset the log still has."""
         with self._state.changed:

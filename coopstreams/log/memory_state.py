@@ -9,6 +9,7 @@ Invariant: offsets only grow, and no offset is given twice; what is gone (compac
 from __future__ import annotations
 
 import threading
+import uuid
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -145,6 +146,7 @@ class Topic:
     partitions: list[Partition]
     next_keyless: int = 0
     """Where the next record without a key goes: such records take turns, so that a run can be repeated exactly."""
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
 @dataclass(slots=True, eq=False)

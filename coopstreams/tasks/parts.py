@@ -27,6 +27,7 @@ from coopstreams.log.log import Log
 from coopstreams.metrics import Metrics
 from coopstreams.state.directory import StateDirectory
 from coopstreams.state.memory import Memory
+from coopstreams.state.pickup import Snapshots
 from coopstreams.state.rocks import Rocks
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.events import Event
@@ -202,7 +203,9 @@ class Parts:
     def opener(self, member: GroupMember, emit: Callable[[Event], None]) -> Opener:
         """Return the thread that opens tasks, not yet started."""
         positions = Positions(self.log, member, self.follower, self.sources, self.config["auto.offset.reset"], self.transactional_id(0))
-        restoring = Restoring(self.log, self.changelog, self.metrics.restored)
+        place = self.config["snapshots.dir"]
+        snapshots = Snapshots(place, self.application, self.directory.folder / "snapshots") if place else None
+        restoring = Restoring(self.log, self.changelog, self.metrics.restored, snapshots, self.metrics.picked_up)
         # The whole form: the id of another application may begin like ours.
         form = re.compile(re.escape(self.application) + r"-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}-\d+")
         return Opener(member, self.follower, positions, restoring, self.rooms, lambda name: form.fullmatch(name) is not None, emit)

@@ -2,6 +2,8 @@
 
 A changelog partition is read once for all tasks of an instance that restore from it; one that opens later joins the reading.
 
+What a published snapshot has of them is taken from there first; the changelog is read from where that ends.
+
 Invariant: a task is finished when every store of it stands at the end its changelog had when the task was added: whatever an
 earlier owner committed lies below that (the caller has passed the barrier of the commit topic before). A store that is restored from its
 source topic ends where the task begins.
@@ -12,10 +14,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from coopstreams.log.log import Log, Position
 from coopstreams.state.database import Database
-from coopstreams.state.restore import NO_STOPS, Restore, RestoreProgress
+from coopstreams.state.pickup import Changelog, Snapshots
+from coopstreams.state.restore import NO_STOPS, PickUp, Restore, RestoreProgress
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.stores import StoreSpec
@@ -44,10 +48,19 @@ class _Job:
 class Restoring:
     """The restores of one instance. Used by the opener thread; `progress` by any."""
 
-    def __init__(self, log: Log, changelog: Callable[[StoreSpec], str], counted: Callable[[TaskId, str, int, int], None]) -> None:
+    def __init__(
+        self,
+        log: Log,
+        changelog: Callable[[StoreSpec], str],
+        counted: Callable[[TaskId, str, int, int], None],
+        snapshots: Snapshots | None,
+        picked_up: Callable[[TaskId, str, int], None],
+    ) -> None:
         self._log = log
         self._changelog = changelog
         self._counted = counted
+        self._snapshots = snapshots
+        self._picked_up = picked_up
         self._reader = log.reader()
         self._jobs: dict[TopicPartition, _Job] = {}
         self._waiting: dict[TaskId, set[TopicPartition]] = {}
@@ -64,9 +77,10 @@ class Restoring:
         topics = [(spec, spec.source or self._changelog(spec)) for spec in stores if spec.logged or spec.name in positions]
         changelogs = {TopicPartition(topic, task.partition): (spec, positions.get(spec.name, NO_STOPS)) for spec, topic in topics}
         bounds = {changelog: self._bounds(changelog, stops) for changelog, (_, stops) in changelogs.items()}
+        pick_ups = {changelog: self._pick_up(task, changelog, spec, database) for changelog, (spec, _) in changelogs.items()}
         self._waiting[task] = set()  # only now: when the brokers do not answer, nothing is half added
         for changelog, (spec, stops) in changelogs.items():
-            self._join(task, changelog, spec, database, *bounds[changelog], stops)
+            self._join(task, changelog, spec, database, *bounds[changelog], stops, pick_ups[changelog])
         if self._waiting[task]:
             self._place()
         else:
@@ -133,10 +147,11 @@ class Restoring:
         log_start: int,
         target: int,
         stops: Mapping[KeyRange, int],
+        pick_up: PickUp | None,
     ) -> None:
         job = self._jobs.get(changelog)
         if job is None:
-            job = _Job(Restore(database, spec, [task.range], log_start=log_start, target=target, stops=stops), {task: stops})
+            job = _Job(Restore(database, spec, [task.range], log_start=log_start, target=target, stops=stops, pick_up=pick_up), {task: stops})
             if job.restore.done:
                 return
         else:
@@ -144,6 +159,13 @@ class Restoring:
             job.retarget(target)
         self._jobs[changelog] = job
         self._waiting[task].add(changelog)
+
+    def _pick_up(self, task: TaskId, changelog: TopicPartition, spec: StoreSpec, database: Database) -> PickUp | None:
+        if self._snapshots is None or spec.source is not None:  # a snapshot ends where a changelog does
+            return None
+        topic = changelog.topic
+        now = Changelog(topic, self._log.topic_id(topic), self._log.partitions([topic]).get(topic, 0))
+        return partial(self._snapshots.pick_up, database, spec, changelog.partition, now, partial(self._picked_up, task, spec.name))
 
     def _place(self) -> None:
         self._reader.assign({changelog: Position(job.restore.position) for changelog, job in self._jobs.items()})

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 import coopstreams
-from coopstreams import consumer, testing
+from coopstreams import consumer, spark, testing
 from coopstreams.consumer import CooperativeConsumer, CooperativeFetch
 from coopstreams.query.client import QueryClient
 from coopstreams.tasks.roster import State
@@ -88,13 +88,14 @@ def test_every_reason_of_ill_health_is_explained() -> None:
 def test_every_public_name_has_one_line() -> None:
     listed = {module: names_in(table) for table in tables(API) for module in [code_words(table[0][0])[0]]}
     assert listed["coopstreams"] == sorted(coopstreams.__all__)
+    assert listed["coopstreams.spark"] == sorted(spark.__all__)
     assert listed["coopstreams.testing"] == sorted(testing.__all__)
     assert listed["errors"] == sorted(name for name in vars(errors) if name.endswith("Error"))
     assert listed["coopstreams.consumer"] == sorted(consumer.__all__)
     classes = [QueryClient, CooperativeConsumer, CooperativeFetch]
     for described in classes:
         assert listed[described.__name__] == sorted(public(described))
-    modules = {"coopstreams", "coopstreams.consumer", "coopstreams.testing", "errors"}
+    modules = {"coopstreams", "coopstreams.consumer", "coopstreams.spark", "coopstreams.testing", "errors"}
     assert set(listed) == modules | {described.__name__ for described in classes}
 
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from coopstreams.log.log import NO_STREAM_TIME, Log, Position
+from coopstreams.log.log import NO_STREAM_TIME, Log, Position, TopicSpec
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.errors import LogError, OffsetOutOfRangeError, UnknownTopicError
 from coopstreams.topology.keys import MAX_HASH, WHOLE, KeyRange, key_hash, offset_hash
@@ -329,6 +329,17 @@ def test_what_was_deleted_before_it_was_read_is_out_of_range(log: Log, topic: Ma
     assert values(records(to_end(reader, partition))) == numbers(4, start=6)
     with pytest.raises(OffsetOutOfRangeError):
         log.delete_before(partition, 11)
+
+
+def test_a_topic_that_is_made_anew_has_another_id(log: Log, topic: MakeTopic) -> None:
+    name = topic().topic
+    first = log.topic_id(name)
+    assert log.topic_id(name) == first != log.topic_id(topic().topic)
+    log.delete_topics([name])
+    with pytest.raises(UnknownTopicError):
+        log.topic_id(name)
+    log.create_topics([TopicSpec(name, 1)])
+    assert log.topic_id(name) != first
 
 
 def test_a_closed_reader_reads_no_more(log: Log, topic: MakeTopic) -> None:

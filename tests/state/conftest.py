@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import TypeAlias
@@ -13,6 +14,7 @@ from coopstreams.state.engine import Engine
 from coopstreams.state.memory import Memory
 from coopstreams.state.rocks import Rocks
 
+BUCKET = "snapshots"
 NewEngine: TypeAlias = Callable[[], Engine]
 
 
@@ -27,3 +29,30 @@ def new_engine(request: pytest.FixtureRequest, tmp_path: Path) -> NewEngine:
         return Rocks(folder)
 
     return Memory if request.param == "memory" else rocks
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """A server that speaks S3, in this process; its address."""
+    from moto.server import ThreadedMotoServer  # slow to import
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of an S3 bucket that exists; address and credentials come from the environment, where drivers look for them."""
+    import s3fs
+
+    variables = {"ENDPOINT_URL": s3_server, "ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret", "DEFAULT_REGION": "us-east-1"}
+    for name, value in variables.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    files = s3fs.S3FileSystem()
+    if not files.exists(BUCKET):
+        files.mkdir(BUCKET)
+    return f"s3://{BUCKET}"

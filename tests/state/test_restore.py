@@ -167,6 +167,16 @@ def test_state_that_cannot_be_continued_is_emptied_and_restored_from_the_log_sta
     assert stored(database) == fold(tail, [mine]) | before
 
 
+def test_state_that_is_at_the_end_already_is_known_to_be_true_now() -> None:
+    times = iter([100.0, 200.0, 300.0, 400.0])
+    database = Database(Memory(), [SPEC], clock=lambda: next(times))
+    feed(Restore(database, SPEC, [WHOLE], log_start=0, target=20, wall_clock=lambda: 100.0), some_log(10), 20, 100)
+    before = {at.true_ms for at in database.checkpoints("counts")}
+    assert Restore(database, SPEC, [KeyRange.of_groups(0, 127)], log_start=0, target=20, wall_clock=lambda: 300.0).done
+    assert {at.true_ms for at in database.checkpoints("counts").within(128, 255)} == before
+    assert {at.true_ms for at in database.checkpoints("counts").within(0, 127)} == {300_000}
+
+
 def test_state_that_is_older_than_the_tombstones_of_its_changelog_is_not_trusted(caplog: pytest.LogCaptureFixture) -> None:
     log = [(0, b"a", b"1"), (1, b"b", b"1")]
     clock = count(1_000_000)

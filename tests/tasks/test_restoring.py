@@ -37,7 +37,7 @@ def cluster(records: int, partitions: int = 1) -> MemoryLog:
 
 
 def restoring(log: MemoryLog) -> Restoring:
-    return Restoring(log, lambda spec: f"{spec.name}-log", lambda *_: None)
+    return Restoring(log, lambda spec: f"{spec.name}-log", lambda *_: None, None, lambda *_: None)
 
 
 def rows(database: Database, store: str, key_range: KeyRange) -> dict[bytes, bytes]:

@@ -1,0 +1,85 @@
+"""`coopstreams backfill`: a topology over what its topics already have, in Spark."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coopstreams.commands.loading import load_topology
+from coopstreams.commands.settings import configure_logging, flags
+from coopstreams.config import Config, settings_of
+from coopstreams.topology.errors import ConfigError
+
+if TYPE_CHECKING:
+    from coopstreams.spark.plan import Stage
+    from coopstreams.spark.running import Backfilled
+
+
+def backfill(
+    target: Annotated[str, typer.Argument(metavar="APP", help="Where the topology is: app.py, app.py:NAME or package.module:NAME.")],
+    bootstrap_servers: Annotated[str | None, typer.Option(metavar="HOST:PORT,...", help="The Kafka brokers.")] = None,
+    until: Annotated[datetime | None, typer.Option(help="Up to the first record of this time (UTC). Default: up to what is committed now.")] = None,
+    ranges: Annotated[int, typer.Option(min=1, max=256, metavar="N", help="Key ranges of each partition, and so tasks.")] = 4,
+    outputs: Annotated[str, typer.Option(metavar="none|topic", help="Whether results are written to the topics of the topology.")] = "none",
+    snapshots: Annotated[
+        str | None, typer.Option(metavar="URL", help="Where the state goes besides the changelogs, for tasks to pick it up.")
+    ] = None,
+    work: Annotated[
+        str, typer.Option(metavar="FOLDER", help="What goes from one stage to the next, and what --resume needs.")
+    ] = "coopstreams-backfill",
+    cores: Annotated[str, typer.Option(metavar="N", help="Cores that Spark uses; * is all.")] = "*",
+    resume: Annotated[str | None, typer.Option(metavar="RUN", help="Go on with a run that did not come to its end, or publish one that did.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done; nothing is created or written.")] = False,
+    publish: Annotated[bool, typer.Option("--publish", help="Let it count when it is done: a live application goes on at the cut.")] = False,
+    config: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Settings in a TOML file, by Kafka's dotted names.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting; may be repeated.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+) -> None:
+    """Process the history of the source topics in Spark, as tasks of the application, which must not have run yet.
+
+    Needs the extra `spark`, and Java 17. Tables as history, and sessions of a cluster: see `coopstreams.spark.backfill`.
+    """
+    configure_logging(verbose)
+    try:
+        from coopstreams.spark import publishing, running
+        from coopstreams.spark.history import KafkaHistory
+        from coopstreams.spark.plan import sources
+        from coopstreams.spark.session import session_or_local
+    except ImportError as error:
+        raise ConfigError(f'a backfill needs Spark: pip install "coopstreams[spark]" ({error})') from error
+    if outputs not in ("none", "topic"):
+        raise ConfigError(f"--outputs {outputs}: none or topic")
+    topology = load_topology(target)
+    checked = Config.of(settings_of(config, os.environ, flags(set_, {"bootstrap.servers": bootstrap_servers})), topology.application_id)
+    at = None if until is None else until.replace(tzinfo=UTC) if until.tzinfo is None else until
+    histories = {topic: KafkaHistory(until=at) for topic in sources(topology)}
+    options = running.Options(ranges=ranges, snapshots=snapshots, outputs="topic" if outputs == "topic" else "none", work=work)
+    if dry_run:
+        typer.echo(str(running.make_plan(topology, checked, histories, options, create=False)))
+        return
+    plan = running.begin(topology, checked, histories, options) if resume is None else running.load_plan(work, resume, topology)
+    typer.echo(str(plan))
+    with session_or_local(None, f"backfill of {plan.application}", {"spark.ui.showConsoleProgress": "true"}, cores=cores) as spark:
+        done = running.carry_out(spark, topology, checked, plan, histories, work, _say)
+    _report(done)
+    if publish:
+        for place, offset in publishing.publish(done, topology, checked).items():
+            typer.echo(f"{place}: the application goes on at {offset}")
+    else:
+        typer.echo(f"not published yet: coopstreams backfill {target} --resume {plan.run} --publish")
+
+
+def _say(stage: Stage) -> None:
+    typer.echo(f"sub-topology {stage.subtopology}: {stage.tasks} tasks")
+
+
+def _report(done: Backfilled) -> None:
+    typer.echo(f"{done.records} records read")
+    for reason in sorted({reason for result in done.results for reason in result.dropped}):
+        typer.echo(f"{sum(result.dropped.get(reason, 0) for result in done.results)} dropped: {reason}")
+    for store in sorted({store for result in done.results for store in result.seeded}):
+        typer.echo(f"store {store}: {sum(result.seeded.get(store, 0) for result in done.results)} keys")

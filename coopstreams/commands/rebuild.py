@@ -1,0 +1,110 @@
+"""`coopstreams rebuild`: a snapshot from the changelogs, for tasks to begin with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from coopstreams.commands.loading import load_topology
+from coopstreams.commands.settings import configure_logging, flags
+from coopstreams.commands.snapshots import megabytes
+from coopstreams.config import Config, settings_of
+from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.state.manifest import Manifest, Slice
+from coopstreams.state.restore import RestoreProgress
+from coopstreams.tasks.rebuild import Piece, Rebuilder, Wanted
+from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.keys import GROUPS, KeyRange
+from coopstreams.topology.nodes import Topology
+
+
+def rebuild(
+    target: Annotated[str, typer.Argument(metavar="APP", help="Where the topology is: app.py, app.py:NAME or package.module:NAME.")],
+    snapshots: Annotated[str | None, typer.Option(metavar="URL", help="Where snapshots lie: a folder or an fsspec URL (snapshots.dir).")] = None,
+    bootstrap_servers: Annotated[str | None, typer.Option(metavar="HOST:PORT,...", help="The Kafka brokers.")] = None,
+    store: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this store; may be repeated. Default: all.")] = None,
+    partitions: Annotated[str | None, typer.Option(metavar="0,3", help="Only these partitions. Default: all.")] = None,
+    groups: Annotated[str, typer.Option(metavar="FIRST-LAST", help="Only these key groups, both inclusive.")] = "0-255",
+    afresh: Annotated[bool, typer.Option(help="Read the changelogs from their beginning, not from where the published snapshot ends.")] = False,
+    cores: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Partitions side by side, in Spark on so many cores; * is all. Default: one by one, without Spark."),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Settings in a TOML file, by Kafka's dotted names.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting; may be repeated.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+) -> None:
+    """Make a snapshot from the changelogs and publish it; the application may run meanwhile, and is not disturbed.
+
+    What is not rebuilt is kept from the snapshot that was published before. Run it from time to time: each reads only what came since.
+    """
+    configure_logging(verbose)
+    settings = settings_of(config, os.environ, flags(set_, {"bootstrap.servers": bootstrap_servers, "snapshots.dir": snapshots}))
+    topology = load_topology(target)
+    checked = Config.of(settings, topology.application_id)
+    if checked["snapshots.dir"] is None:
+        raise ConfigError("say where the snapshot is to lie: --snapshots URL, or snapshots.dir in the settings")
+    wanted = Wanted(store or None, _numbers(partitions), _key_range(groups))
+    manifest = _alone(topology, checked, wanted, afresh=afresh) if cores is None else _in_spark(topology, checked, wanted, cores, afresh=afresh)
+    files = list(manifest.files())
+    typer.echo(
+        f"{manifest.run} is published: {len(manifest.stores)} stores, {sum(file.entries for file in files):,} keys, {megabytes(files)} in {len(files)} files"
+    )
+
+
+def _alone(topology: Topology, config: Config, wanted: Wanted, *, afresh: bool) -> Manifest:
+    with closing(KafkaLog(config.client, timeout_s=config["connect.timeout.ms"] / 1000)) as cluster:
+        rebuilder = Rebuilder(cluster, topology, config["application.id"], config["snapshots.dir"], afresh=afresh)
+        return rebuilder.publish(_rebuilt(rebuilder, rebuilder.pieces(wanted)))
+
+
+def _in_spark(topology: Topology, config: Config, wanted: Wanted, cores: str, *, afresh: bool) -> Manifest:
+    try:
+        from coopstreams.spark import local_session
+        from coopstreams.spark import rebuild as rebuild_in_spark
+    except ImportError as error:
+        raise ConfigError(f'--cores needs Spark: pip install "coopstreams[spark]" ({error})') from error
+    spark = local_session(f"rebuild of {config['application.id']}", {"spark.ui.showConsoleProgress": "true"}, cores=cores)
+    try:
+        return rebuild_in_spark(topology, config, spark=spark, wanted=wanted, afresh=afresh)
+    finally:
+        spark.stop()
+
+
+def _rebuilt(rebuilder: Rebuilder, pieces: Iterable[Piece]) -> dict[str, list[Slice]]:
+    """Rebuild the pieces, one after the other, with a bar for each."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    found: dict[str, list[Slice]] = {}
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        for piece in pieces:
+            bar = bars.add_task(f"{piece.task} {', '.join(piece.stores)}", total=None)
+
+            def show(_: Piece, stores: Sequence[RestoreProgress], bar: object = bar) -> None:
+                bars.update(bar, total=sum(one.target for one in stores) or None, completed=sum(one.position for one in stores))  # type: ignore[arg-type]
+
+            for name, slices in rebuilder.rebuild(piece, show).items():
+                found.setdefault(name, []).extend(slices)
+            done = bars.tasks[-1].total or 1
+            bars.update(bar, total=done, completed=done)
+    return found
+
+
+def _numbers(text: str | None) -> list[int] | None:
+    try:
+        return None if text is None else [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--partitions {text}: write numbers with commas between them, as 0,3") from None
+
+
+def _key_range(text: str) -> KeyRange:
+    first, _, last = text.partition("-")
+    if not (first.isdecimal() and last.isdecimal() and 0 <= int(first) <= int(last) < GROUPS):
+        raise ConfigError(f"--groups {text}: write FIRST-LAST within 0-{GROUPS - 1}")
+    return KeyRange.of_groups(int(first), int(last))

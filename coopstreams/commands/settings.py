@@ -1,0 +1,35 @@
+"""What commands that contact Kafka have in common: their settings, from a file, the environment and what is typed, and their log lines."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from coopstreams.topology.errors import ConfigError
+
+
+def flags(pairs: Iterable[str] | None, named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that were typed: `--set NAME=VALUE`, and options with a name of their own, which win.
+
+    Raises:
+        ConfigError: one is not of that form.
+    """
+    return dict(_pair(text) for text in pairs or ()) | {name: value for name, value in named.items() if value is not None}
+
+
+def configure_logging(verbose: bool, who: str = "", handler: logging.Handler | None = None) -> None:
+    """Log to the terminal, or by this handler; `who` tells the lines of workers that share it apart."""
+    form = logging.Formatter(f"%(asctime)s %(levelname)-7s {who}%(message)s", datefmt="%H:%M:%S")
+    handler = handler or logging.StreamHandler()
+    handler.setFormatter(form)
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("coopstreams").setLevel(logging.DEBUG if verbose else logging.INFO)
+    logging.getLogger("kafka").setLevel(logging.ERROR)  # it reports what the membership already does, one line a request
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--set {text}: write NAME=VALUE")
+    return name.strip(), value.strip()

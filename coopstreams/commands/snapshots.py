@@ -1,0 +1,101 @@
+"""`coopstreams snapshots`: what lies at a place, whether it is whole, which one counts, and what may go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from coopstreams.state import snapshot
+from coopstreams.state.manifest import File, Manifest
+from coopstreams.state.places import Place
+from coopstreams.topology.errors import SnapshotError
+
+app = typer.Typer(help="Snapshots of state: list, check, publish, clean up.", no_args_is_help=True)
+
+Url = Annotated[str, typer.Argument(metavar="URL", help="Where snapshots lie: a folder or an fsspec URL.")]
+Application = Annotated[str, typer.Argument(metavar="APPLICATION", help="The application id.")]
+
+
+@app.command("ls")
+def list_(url: Url) -> None:
+    """Print the applications at a place with their runs; the published one has a star."""
+    names = sorted({name.partition("/")[0] for name in Place(url).names() if "/" in name})
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for column in ("application", "run", "kind", "made", "stores", "keys", "size"):
+        table.add_column(column, justify="right" if column in ("keys", "size") else "left")
+    for application in names:
+        current = snapshot.current_run(url, application)
+        for run in snapshot.runs(url, application):
+            table.add_row(application, f"{run} *" if run == current else run, *_described(url, application, run))
+    Console().print(table if names else f"nothing at {url}")
+
+
+@app.command()
+def verify(
+    url: Url,
+    application: Application,
+    run: Annotated[str | None, typer.Option(metavar="RUN", help="Default: the one that is published.")] = None,
+) -> None:
+    """Read every file of a snapshot and print what is wrong. Exit status 1: something is."""
+    manifest = _loaded(url, application, run)
+    files = 0
+    problems = 0
+    for file, problem in snapshot.verify(url, manifest):
+        files += 1
+        if problem:
+            problems += 1
+            typer.secho(f"{file.name}: {problem}", fg=typer.colors.RED)
+    typer.echo(f"{manifest.run}: {files} files, {problems or 'none'} with a fault")
+    if problems:
+        raise typer.Exit(1)
+
+
+@app.command()
+def publish(url: Url, application: Application, run: Annotated[str, typer.Argument(metavar="RUN", help="The run that is to count.")]) -> None:
+    """Let another snapshot count: an earlier one, say. Tasks that open from now on begin with it and replay what came since."""
+    manifest = _loaded(url, application, run)
+    snapshot.publish(url, manifest)
+    typer.echo(f"{run} is published")
+
+
+@app.command()
+def gc(
+    url: Url,
+    application: Application,
+    keep: Annotated[int, typer.Option(min=1, metavar="N", help="How many of the newest runs stay, besides the published one.")] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would go.")] = False,
+) -> None:
+    """Delete files that no kept run mentions. What may still be at work stays: files newer than the published run."""
+    gone = snapshot.sweep(url, application, keep=keep, doing=not dry_run)
+    for name in gone:
+        typer.echo(name)
+    typer.echo(f"{len(gone)} files {'would be' if dry_run else 'are'} deleted")
+
+
+def megabytes(files: Sequence[File]) -> str:
+    """Return in words how large some files are together."""
+    return f"{sum(file.bytes for file in files) / 1e6:,.1f} MB"
+
+
+def _described(url: str, application: str, run: str) -> tuple[str, str, str, str, str]:
+    """Return what a row says of a run; one without a manifest is at work, or was given up."""
+    if Place(url).read(f"{application}/{run}/{snapshot.MANIFEST}") is None:
+        return "unfinished", "", "", "", ""
+    try:
+        manifest = _loaded(url, application, run)
+    except SnapshotError:
+        return "damaged", "", "", "", ""
+    files = list(manifest.files())
+    return manifest.kind, manifest.created, " ".join(sorted(manifest.stores)), f"{sum(file.entries for file in files):,}", megabytes(files)
+
+
+def _loaded(url: str, application: str, run: str | None) -> Manifest:
+    manifest = snapshot.load(url, application, run)
+    if manifest is None:
+        raise SnapshotError(f"nothing of {application} is published at {url}")
+    return manifest

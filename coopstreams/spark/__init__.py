@@ -1,0 +1,24 @@
+"""Spark: a topology over history, and Kafka as a source and sink of DataFrames. Needs the extra `spark`."""
+
+from coopstreams.spark.history import KafkaHistory, TableHistory
+from coopstreams.spark.kafka_source import KafkaSource, read_options, write_options
+from coopstreams.spark.publishing import publish
+from coopstreams.spark.rebuilding import rebuild
+from coopstreams.spark.running import Backfilled, Options, backfill
+from coopstreams.spark.session import local_session
+from coopstreams.tasks.rebuild import Wanted
+
+__all__ = [
+    "Backfilled",
+    "KafkaHistory",
+    "KafkaSource",
+    "Options",
+    "TableHistory",
+    "Wanted",
+    "backfill",
+    "local_session",
+    "publish",
+    "read_options",
+    "rebuild",
+    "write_options",
+]

@@ -1,0 +1,188 @@
+"""What a backfill will do, decided before anything runs: which sub-topologies, in which order, in how many tasks, from where to where.
+
+Pure. `running.py` asks Kafka, calls this, writes the plan down, and carries it out; `--resume` reads it again and decides nothing anew.
+
+Invariant: a sub-topology comes after all that write to a repartition topic it reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from coopstreams.state.manifest import shape_of
+from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.nodes import Sink, Source, SubTopology, Topology
+
+Outputs = Literal["none", "topic"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A sub-topology and its tasks.
+
+    Shape: task = partition * ranges + number of the range; `first` is the number of its first task within the run. `forwarded` are the
+    repartition topics it writes, with their partition counts.
+    """
+
+    subtopology: int
+    partitions: int
+    ranges: int
+    first: int
+    topics: tuple[str, ...]
+    forwarded: tuple[tuple[str, int], ...]
+    stores: tuple[str, ...]
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks it has."""
+        return self.partitions * self.ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A run, from its cut to its tasks.
+
+    Shape: `cut` has for each source topic and partition the offsets [start, end); a topic that comes from a table has the offsets at which
+    a live application goes on. `tables` are the topics whose history is not in Kafka.
+    """
+
+    run: str
+    application: str
+    topology: str
+    """A digest of what must be the same when the run is resumed."""
+    cut: Mapping[str, Mapping[int, tuple[int, int]]]
+    stages: tuple[Stage, ...]
+    partitions: Mapping[str, int]
+    tables: tuple[str, ...] = ()
+    outputs: Outputs = "none"
+    seed: bool = False
+    snapshots: str | None = None
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks the run has."""
+        return sum(stage.tasks for stage in self.stages)
+
+    @property
+    def records(self) -> int:
+        """How many offsets the run reads from Kafka."""
+        return sum(end - start for topic, bounds in self.cut.items() if topic not in self.tables for start, end in bounds.values())
+
+    def to_json(self) -> bytes:
+        """Return the plan as a file."""
+        return msgspec.json.format(msgspec.json.encode(msgspec.to_builtins(self, str_keys=True)), indent=1)
+
+    @staticmethod
+    def from_json(data: bytes) -> Plan:
+        """Return the plan of a file."""
+        return msgspec.convert(msgspec.json.decode(data), Plan, strict=False)
+
+    def __str__(self) -> str:
+        """For people: what `--dry-run` prints."""
+        lines = [f"run {self.run} of {self.application}: {self.records} offsets of Kafka, {self.tasks} tasks"]
+        for stage in self.stages:
+            lines.append(
+                f"  sub-topology {stage.subtopology}: {stage.partitions} partitions x {stage.ranges} key ranges; stores {', '.join(stage.stores) or 'none'}"
+            )
+            for topic in stage.topics:
+                bounds = self.cut.get(topic)
+                if bounds is None:
+                    lines.append(f"    {topic}: from the sub-topologies before it")
+                elif topic in self.tables:
+                    lines.append(
+                        f"    {topic}: from a table; a live application goes on at {', '.join(f'{p}: {end}' for p, (_, end) in bounds.items())}"
+                    )
+                else:
+                    lines.append(f"    {topic}: {', '.join(f'{p}: {start}..{end}' for p, (start, end) in bounds.items())}")
+        state = [*(["changelogs"] if self.seed else []), *([self.snapshots] if self.snapshots else [])]
+        return "\n".join([*lines, f"  state goes to: {', '.join(state) or 'nowhere'}; outputs: {self.outputs}"])
+
+
+def check(topology: Topology) -> None:
+    """Do nothing if a backfill can run the topology.
+
+    Raises:
+        TopologyError: it has global tables, or sub-topologies that wait for each other (foreign-key joins).
+    """
+    if topology.global_tables:
+        names = ", ".join(table.topic for table in topology.global_tables)
+        raise TopologyError(f"a backfill cannot read global tables ({names}): read the topic as a table, or start the application live")
+    ordered(topology)
+
+
+def ordered(topology: Topology) -> list[SubTopology]:
+    """Return the sub-topologies, each after those whose records it reads.
+
+    Raises:
+        TopologyError: some wait for each other.
+    """
+    waiting, result = list(topology.subtopologies), list[SubTopology]()
+    while waiting:
+        written = {topic for part in waiting for topic in forwarded(part)}
+        ready = [part for part in waiting if not written & set(part.topics)]
+        if not ready:
+            parts = " and ".join(str(part.id) for part in waiting)
+            raise TopologyError(
+                f"a backfill runs sub-topologies one after the other, but {parts} each wait for records of another, as a foreign-key join does: "
+                "start the application live"
+            )
+        result += ready
+        waiting = [part for part in waiting if part not in ready]
+    return result
+
+
+def forwarded(part: SubTopology) -> tuple[str, ...]:
+    """Return the repartition topics that a sub-topology writes."""
+    return tuple(dict.fromkeys(node.topic for node in part.nodes if isinstance(node, Sink) and node.internal))
+
+
+def stages(topology: Topology, partitions: Mapping[str, int], ranges: int) -> tuple[Stage, ...]:
+    """Return the sub-topologies with their tasks, in the order in which they run."""
+    result, first = list[Stage](), 0
+    for part in ordered(topology):
+        stage = Stage(
+            part.id,
+            max(partitions[topic] for topic in part.topics),
+            ranges if part.divisible else 1,
+            first,
+            part.topics,
+            tuple((topic, partitions[topic]) for topic in forwarded(part)),
+            tuple(store.name for store in part.stores),
+        )
+        result.append(stage)
+        first += stage.tasks
+    return tuple(result)
+
+
+def digest(topology: Topology) -> str:
+    """Return a digest of what a resumed run must share with the one before: nodes, topics, shapes of stores. Functions are not in it."""
+    shape = [
+        [part.id, [(type(node).__name__, node.name, node.parents) for node in part.nodes], part.topics, [shape_of(store) for store in part.stores]]
+        for part in topology.subtopologies
+    ]
+    return hashlib.sha256(msgspec.json.encode(shape)).hexdigest()
+
+
+def sources(topology: Topology) -> tuple[str, ...]:
+    """Return the topics whose history is read: all sources but repartition topics."""
+    nodes = (node for part in topology.subtopologies for node in part.nodes if isinstance(node, Source) and not node.internal)
+    return tuple(dict.fromkeys(topic for node in nodes for topic in node.topics))
+
+
+def positions(
+    plan: Plan, stream_times: Mapping[tuple[str, int], int], internal_ends: Mapping[str, Mapping[int, int]]
+) -> dict[tuple[str, int], tuple[int, int]]:
+    """Return, for each partition of each topic that tasks read, where the live application goes on: offset, and stream time below it."""
+    ends = {(topic, partition): end for topic, bounds in plan.cut.items() for partition, (_, end) in bounds.items()}
+    ends |= {(topic, partition): end for topic, internal in internal_ends.items() for partition, end in internal.items()}
+    return {place: (end, stream_times.get(place, -1)) for place, end in ends.items()}
+
+
+def gaps(stage: Stage, results: Sequence[int]) -> list[int]:
+    """Return the tasks of a stage that gave no result, or several: none may be missing."""
+    return sorted(task for task in range(stage.tasks) if list(results).count(task) != 1)

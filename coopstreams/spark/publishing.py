@@ -1,0 +1,104 @@
+"""A backfill begins to count: snapshot and group offsets, for a live application that goes on at the cut.
+
+    offsets    where each partition goes on, with its stream time: windows close and late records drop as if there had been no break
+    snapshot   the manifest, with the changelog offsets behind what was seeded
+    marks      deleted: the run is over
+
+Invariant: it can be done again, with the same outcome, until a live task has committed; then it is refused.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from coopstreams.commit.record import Committed
+from coopstreams.config import Config
+from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.kafka_offsets import KafkaOffsets
+from coopstreams.spark import plan as planning
+from coopstreams.spark.outbox import marks_topic
+from coopstreams.spark.running import BACKFILLED, Backfilled
+from coopstreams.state import snapshot
+from coopstreams.state.manifest import Manifest, Slice, StoreSlices, placed, shape_of
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import ConfigError, GroupError
+from coopstreams.topology.naming import changelog_topic, internal_topic
+from coopstreams.topology.nodes import Topology
+
+
+def publish(done: Backfilled, topology: Topology, settings: Config | Mapping[str, Any]) -> dict[TopicPartition, int]:
+    """Let a run count; return the offsets at which the application goes on. It must not run, and must not have run.
+
+    Raises:
+        GroupError: it runs, or has run.
+        ConfigError: the run wrote no changelogs; a live application would have no state.
+    """
+    if not done.plan.seed:
+        raise ConfigError(f"run {done.plan.run} was a trial: it wrote no changelogs, and a live application would go on without state")
+    config = settings if isinstance(settings, Config) else Config.of(settings, topology.application_id)
+    cluster = KafkaLog(config.client, timeout_s=config["connect.timeout.ms"] / 1000)
+    offsets = KafkaOffsets(config.client, config["application.id"])
+    try:
+        goes_on = _positions(done, cluster)
+        _check_unused(offsets, goes_on)
+        if done.plan.snapshots is not None:  # before the offsets, which the broker refuses to set while the group has members
+            snapshot.store_manifest(done.plan.snapshots, _manifest(done, topology, cluster))
+        offsets.commit({place: (at.offset, at.metadata) for place, at in goes_on.items()})
+        if done.plan.snapshots is not None:
+            snapshot.publish(done.plan.snapshots, _manifest(done, topology, cluster))
+        cluster.delete_topics([marks_topic(done.plan.application, done.plan.run)])
+    finally:
+        offsets.close()
+        cluster.close()
+    return {place: at.offset for place, at in goes_on.items()}
+
+
+def _positions(done: Backfilled, cluster: KafkaLog) -> dict[TopicPartition, Committed]:
+    plan = done.plan
+    internal = {
+        topic: {number: cluster.end_offset(TopicPartition(topic, number)) for number in range(plan.partitions[topic])}
+        for stage in plan.stages
+        for topic in stage.topics
+        if topic not in plan.cut
+    }
+    found = planning.positions(plan, stream_times(done), internal)
+    return {TopicPartition(*place): Committed(offset, stream_time, BACKFILLED) for place, (offset, stream_time) in found.items()}
+
+
+def _check_unused(offsets: KafkaOffsets, goes_on: Mapping[TopicPartition, Committed]) -> None:
+    for place, (offset, metadata) in offsets.committed(list(goes_on)).items():
+        if Committed.parse(offset, metadata).term != BACKFILLED:
+            raise GroupError(
+                f"the group has committed offset {offset} of {place}: the application has run since the backfill began, which is of no use now"
+            )
+
+
+def stream_times(done: Backfilled) -> dict[tuple[str, int], int]:
+    """Return the stream time that each source partition has reached: all tasks of a partition were told the same."""
+    return {(topic, result.partition): at for result in done.results for topic, at in result.stream_times.items()}
+
+
+def _manifest(done: Backfilled, topology: Topology, cluster: KafkaLog) -> Manifest:
+    plan, now_ms = done.plan, int(time.time() * 1000)
+    slices: dict[str, list[Slice]] = defaultdict(list)
+    for result in done.results:
+        for store, each in result.slices.items():
+            slices[store] += each
+    times: dict[str, dict[int, int]] = defaultdict(dict)
+    for (topic, partition), at in stream_times(done).items():
+        times[topic][partition] = at
+    stores = {}
+    for part, spec in ((stage, store) for stage in plan.stages for store in topology.subtopologies[stage.subtopology].stores):
+        if not spec.logged:
+            continue  # what has no changelog stays where it was made
+        changelog = internal_topic(plan.application, changelog_topic(spec.name))
+        ends = {number: cluster.end_offset(TopicPartition(changelog, number)) for number in range(part.partitions)}
+        stores[spec.name] = StoreSlices(
+            changelog, cluster.topic_id(changelog), part.partitions, shape_of(spec), placed(slices[spec.name], ends, now_ms)
+        )
+    cut = {topic: {number: end for number, (_, end) in bounds.items()} for topic, bounds in plan.cut.items()}
+    return Manifest(plan.application, plan.run, "backfill", datetime.now(UTC).isoformat(timespec="seconds"), stores, cut, dict(times))

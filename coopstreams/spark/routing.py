@@ -1,0 +1,84 @@
+"""From the history of a topic's partition to the rows of its tasks: timestamps, stream time, clocks, key ranges, as a live reader gives them.
+
+A Spark partition holds the records of one topic partition in offset order. `make_runs`, which both readers of a log use, does the rest:
+so the rules cannot differ between a live run and a backfill.
+
+Invariant: within a source, the order by stream time and then offset is the order by offset; so sorting a task's rows by (stream time, source,
+offset) is exactly the order in which `SourceQueues` takes records that are all there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from coopstreams.log.log import NO_STREAM_TIME, Run
+from coopstreams.log.runs import Routes, make_runs
+from coopstreams.spark.rows import END, ROUTED, batch, columns_of, record_columns
+from coopstreams.spark.shipping import unship
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.compile import compile_subtopology
+from coopstreams.topology.keys import KeyRange
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Cuts a topic of a sub-topology into the rows of its tasks: HISTORY batches in, ROUTED batches out.
+
+    Shape: task = partition * ranges + number of the range. `source` counts the topics of the sub-topology. `numbered`: the offsets are
+    those of the topic; else records are numbered in the order in which they come.
+    """
+
+    shipped: bytes
+    subtopology: int
+    topic: str
+    ranges: int
+    numbered: bool = True
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the tasks, and a last one for each of them that says what time it is."""
+        topology = unship(self.shipped)
+        program = compile_subtopology(topology, topology.subtopologies[self.subtopology])
+        source = program.subtopology.topics.index(self.topic)
+        routes = Routes(KeyRange.split(self.ranges), program.timestamp_of.get(self.topic), program.clocks_of(self.topic))
+        partition, stream_time, next_offset = None, NO_STREAM_TIME, 0
+        for rows in batches:
+            if not rows.num_rows:
+                continue
+            at = _only_partition(rows)
+            if partition is not None and at != partition:
+                raise ValueError(f"a Spark partition holds records of {partition} and of {at}: it must have one topic partition")
+            partition = at
+            offsets = rows.column("offset").to_pylist() if self.numbered else range(next_offset, next_offset + rows.num_rows)
+            if offsets[0] < next_offset:
+                raise ValueError(f"{partition}: offset {offsets[0]} comes after {next_offset - 1}; a source must give a partition in offset order")
+            next_offset = offsets[-1] + 1
+            runs = make_runs(partition, columns_of(rows, offsets), routes, stream_time, next_offset, at_end=False)
+            stream_time = runs[0].stream_time
+            for run in runs:
+                if len(run.columns):
+                    yield self._records(source, run)
+        if partition is not None:
+            yield self._ends(source, partition.partition, stream_time, routes.now)
+
+    def _records(self, source: int, run: Run) -> pa.RecordBatch:
+        columns, count = run.columns, len(run.columns)
+        clocks: Any = [list(row) for row in zip(*columns.clocks, strict=True)] if columns.clocks else pa.nulls(count, ROUTED.field("clocks").type)
+        task = run.partition.partition * self.ranges + run.slot
+        return batch(ROUTED, [[task] * count, [source] * count, columns.stream_times, columns.offsets, *record_columns(columns), clocks])
+
+    def _ends(self, source: int, partition: int, stream_time: int, clocks: list[int]) -> pa.RecordBatch:
+        count = self.ranges
+        nothing = [pa.nulls(count, field.type) for field in list(ROUTED)[4:-1]]
+        tasks = [partition * self.ranges + slot for slot in range(count)]
+        return batch(ROUTED, [tasks, [source] * count, [stream_time] * count, [END] * count, *nothing, [clocks] * count])
+
+
+def _only_partition(rows: pa.RecordBatch) -> TopicPartition:
+    topics, partitions = rows.column("topic").unique(), rows.column("partition").unique()
+    if len(topics) != 1 or len(partitions) != 1:
+        raise ValueError(f"a Spark partition holds records of {topics.to_pylist()}, {partitions.to_pylist()}: it must have one topic partition")
+    return TopicPartition(topics[0].as_py(), partitions[0].as_py())

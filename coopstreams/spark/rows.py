@@ -1,0 +1,102 @@
+"""The shapes in which records travel through Spark, as Arrow schemas, and the way from and to `Columns`.
+
+    HISTORY   records of topic partitions, as a source gives them
+    ROUTED    the same with task, stream time and clocks: what a task takes, in the order in which it takes them
+    RESULTS   what a task gives: records for other stages or for a table, and one row that says how it went
+
+Invariant: a Spark DataFrame of one of these has exactly these columns, in this order: mapInArrow casts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from coopstreams.topology.columns import Columns, Headers
+
+_HEADERS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
+_RECORD = [("timestamp", pa.int64()), ("key", pa.binary()), ("value", pa.binary()), ("headers", _HEADERS)]
+
+HISTORY = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), *_RECORD])
+ROUTED = pa.schema(
+    [
+        ("task", pa.int32()),
+        ("source", pa.int32()),
+        ("stream_time", pa.int64()),
+        ("offset", pa.int64()),
+        *_RECORD,
+        ("clocks", pa.list_(pa.int64())),
+    ]
+)
+RESULTS = pa.schema(
+    [
+        ("task", pa.int32()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("time", pa.int64()),
+        ("number", pa.int64()),
+        *_RECORD,
+        ("result", pa.string()),
+    ]
+)
+
+BEGIN = -1
+"""The offset of the row that opens a source of a task, so that a task without records is a task."""
+END = (1 << 63) - 1
+"""The offset of the row behind the last record of a source: where the partition's time stands in the end."""
+
+_NAMES = {pa.int32(): "int", pa.int64(): "bigint", pa.string(): "string", pa.binary(): "binary", _HEADERS: "array<struct<name:string,value:binary>>"}
+_NAMES[pa.list_(pa.int64())] = "array<bigint>"
+
+
+def ddl(schema: pa.Schema) -> str:
+    """Return the schema in Spark's words."""
+    return ", ".join(f"`{field.name}` {_NAMES[field.type]}" for field in schema)
+
+
+def batch(schema: pa.Schema, columns: Sequence[Any]) -> pa.RecordBatch:
+    """Return a batch of these columns, lists or arrays, in the order of the schema."""
+    arrays = [column if isinstance(column, pa.Array) else pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.record_batch(arrays, schema=schema)
+
+
+def headers_of(column: pa.Array) -> list[Headers | None] | None:
+    """Return a column of headers; None if no record has any."""
+    if column.null_count == len(column):
+        return None
+    return [None if row is None else [(header["name"], header["value"]) for header in row] for row in column.to_pylist()]
+
+
+def headers_column(headers: Sequence[Headers | None] | None, length: int) -> pa.Array:
+    """Return headers as an Arrow column."""
+    if headers is None:
+        return pa.nulls(length, _HEADERS)
+    return pa.array([[{"name": name, "value": value} for name, value in row] if row else None for row in headers], _HEADERS)
+
+
+def record_columns(columns: Columns) -> list[Any]:
+    """Return timestamps, keys, values and headers of some records, as the schemas have them."""
+    return [list(columns.timestamps), list(columns.keys), list(columns.values), headers_column(columns.headers, len(columns))]
+
+
+def columns_of(rows: pa.RecordBatch, offsets: Sequence[int]) -> Columns:
+    """Return the records of a batch, under these offsets; stream times are not yet known."""
+    return Columns(
+        rows.column("key").to_pylist(),
+        rows.column("value").to_pylist(),
+        rows.column("timestamp").to_pylist(),
+        offsets,
+        (),
+        headers_of(rows.column("headers")),
+    )
+
+
+def runs_of(values: Sequence[Any]) -> Iterator[tuple[int, int]]:
+    """Yield the half-open bounds of the runs of equal neighbours."""
+    start = 0
+    for i in range(1, len(values) + 1):
+        if i == len(values) or values[i] != values[start]:
+            yield start, i
+            start = i

@@ -1,0 +1,61 @@
+"""Spark sessions: one of our own on this machine, or whatever the user brings.
+
+Invariant: a session that we did not make is neither configured nor stopped by us.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from coopstreams.dev.java import find_java
+
+ATTEMPTS = 4
+"""How often a task is tried in a local session; Spark itself would try once."""
+
+
+def local_session(name: str = "coopstreams", settings: Mapping[str, str] | None = None, *, cores: str = "*") -> SparkSession:
+    """Return a session on this machine; `settings` in Spark's names, over those chosen here.
+
+    Workers run this very interpreter and find the modules that it finds.
+    """
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # else whatever `python3` is on the path
+    os.environ.setdefault("JAVA_HOME", str(find_java().executable.parent.parent))
+    path = os.pathsep.join(os.path.abspath(folder or os.curdir) for folder in sys.path)
+    builder: Any = SparkSession.builder  # each access makes a new one
+    builder = builder.master(f"local[{cores},{ATTEMPTS}]").appName(name)
+    own = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "1g",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+        "spark.speculation": "false",  # two attempts of a task would fence each other
+        "spark.executorEnv.PYTHONPATH": path,
+    }
+    for key, value in {**own, **(settings or {})}.items():
+        builder = builder.config(key, value)
+    session: SparkSession = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+@contextmanager
+def session_or_local(spark: SparkSession | None, name: str, settings: Mapping[str, str] | None = None, *, cores: str = "*") -> Iterator[SparkSession]:
+    """Yield the session, or the one that is active, or one of our own that ends with this."""
+    found = spark or SparkSession.getActiveSession()
+    if found is not None:
+        yield found
+        return
+    session = local_session(name, settings, cores=cores)
+    try:
+        yield session
+    finally:
+        session.stop()

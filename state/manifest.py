@@ -1,0 +1,183 @@
+"""What a snapshot is made of: its manifest, a value.
+
+    <place>/<application>/CURRENT                 the run whose manifest counts
+    <place>/<application>/<run>/manifest.json     written last, never changed
+    <place>/<application>/<run>/<store>/…sst      the state, sorted files of RocksDB
+
+A *slice* is a run of key groups of one store and partition, with the files of these groups alone: a task takes the slices of its range and
+leaves the others where they are. Each slice says where it stands in the changelog, so a manifest may hold slices of several runs.
+
+Invariant: slices of a store and partition do not overlap. A file belongs to one family and holds nothing of another slice.
+Invariant: a snapshot is a cache: the changelogs alone give the same state. A backfill writes its result there before it publishes. (Turned
+down: a snapshot as the only copy. It could not be refused when it is damaged, and the first tombstone that compaction removes from the
+changelog behind it would leave its key alive for ever.)
+Invariant: the bytes of a manifest carry their own SHA-256, and those of every file; whoever reads checks.
+Turned down: RocksDB checkpoints (tied to one database and its options; a range could not be taken out).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import msgspec
+
+from coopstreams.state import layout
+from coopstreams.state.checkpoints import NOTHING_OBSERVED, Checkpoint
+from coopstreams.topology.errors import SnapshotError
+from coopstreams.topology.keys import GROUPS
+from coopstreams.topology.stores import StoreSpec
+
+FORMAT = 1
+"""Version of the manifest, of the files' layout and of the key hash."""
+
+SLICE_GROUPS = 8
+"""Key groups of a slice at most: 32 slices a partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A sorted file: database keys and values of one family, as `layout` has them.
+
+    Shape: `name` is relative to the application's folder; `first_key` and `last_key` are hexadecimal, both inclusive.
+    """
+
+    family: str
+    name: str
+    bytes: int
+    entries: int
+    sha256: str
+    first_key: str
+    last_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The key groups first..last (inclusive) of a store and partition. One without files has no keys: that is state, too.
+
+    The numbers are those of a `Checkpoint`: `offset` is the changelog offset to go on from.
+    """
+
+    partition: int
+    first: int
+    last: int
+    offset: int = 0
+    observed: int = NOTHING_OBSERVED
+    true_ms: int = 0
+    files: tuple[File, ...] = ()
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """Where the groups of the slice stand once they are picked up."""
+        return Checkpoint(self.first, self.last, self.offset, self.observed, self.true_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSlices:
+    """What a snapshot has of one store.
+
+    `topic_id` names the very topic: offsets mean nothing in one that was made anew under the same name.
+    """
+
+    changelog: str
+    topic_id: str
+    partitions: int
+    shape: str
+    slices: tuple[Slice, ...]
+
+    def of(self, partition: int, first: int, last: int) -> list[Slice]:
+        """Return the slices of a partition that have some of the groups first..last, ascending."""
+        found = [each for each in self.slices if each.partition == partition and each.first <= last and first <= each.last]
+        return sorted(found, key=lambda each: each.first)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A snapshot of an application.
+
+    Shape: `cut` has, by source topic and partition, the first offset that is not in the state; empty for a rebuild, which follows changelogs.
+    `stream_times` likewise, in ms. `created` is ISO 8601, UTC.
+    """
+
+    application: str
+    run: str
+    kind: Literal["backfill", "rebuild"]
+    created: str
+    stores: Mapping[str, StoreSlices]
+    cut: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    stream_times: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+
+    def to_json(self) -> bytes:
+        """Return the manifest as a file: indented JSON with `format` and `sha256`, which is that of the canonical form without itself."""
+        content = {"format": FORMAT, **msgspec.to_builtins(self, str_keys=True)}
+        return msgspec.json.format(msgspec.json.encode({**content, "sha256": _digest(content)}), indent=1)
+
+    @staticmethod
+    def from_json(data: bytes) -> Manifest:
+        """Return the manifest of a file.
+
+        Raises:
+            SnapshotError: it is damaged, or a newer coopstreams wrote it; says which.
+        """
+        try:
+            content = msgspec.json.decode(data)
+            version = content.pop("format")
+            if isinstance(version, int) and version > FORMAT:
+                raise SnapshotError(f"it has format {version}, this coopstreams knows up to {FORMAT}: upgrade coopstreams")
+            written = content.pop("sha256")
+            if written != _digest({"format": version, **content}):
+                raise SnapshotError("its bytes are not those that were written (SHA-256 differs)")
+            return msgspec.convert(content, Manifest, strict=False)
+        except (msgspec.MsgspecError, AttributeError, KeyError, TypeError) as error:
+            raise SnapshotError(f"it is no manifest: {error}") from error
+
+    def files(self) -> Iterator[File]:
+        """Yield every file."""
+        for store in self.stores.values():
+            for each in store.slices:
+                yield from each.files
+
+
+def shape_of(spec: StoreSpec) -> str:
+    """Return in words what the bytes of a store depend on: those of a store with another shape would be misread."""
+    return f"{layout.shape(spec)}, keys {spec.key.name}, values {spec.value.name}" + (f", suffix {spec.suffix_bytes}" if spec.suffix_bytes else "")
+
+
+def cut(checkpoints: Iterable[Checkpoint]) -> Iterator[Checkpoint]:
+    """Yield the checkpoints cut at the bounds of slices."""
+    for run in checkpoints:
+        for start in range(run.first - run.first % SLICE_GROUPS, run.last + 1, SLICE_GROUPS):
+            yield replace(run, first=max(run.first, start), last=min(run.last, start + SLICE_GROUPS - 1))
+
+
+def placed(slices: Iterable[Slice], offsets: Mapping[int, int], true_ms: int) -> tuple[Slice, ...]:
+    """Return the slices at these changelog offsets (by partition): what a backfill learns only after its tasks are done.
+
+    Units: `true_ms` is the wall clock at which the offsets were the changelog's ends.
+    """
+    return tuple(replace(each, offset=offsets[each.partition], true_ms=true_ms) for each in slices)
+
+
+def merged(older: Iterable[Slice], newer: Iterable[Slice]) -> tuple[Slice, ...]:
+    """Return the newer slices, and the older ones of which they have no group.
+
+    An older slice that is half replaced goes: a hole is restored from the changelog, an overlap would not be.
+    """
+    result = list(newer)
+    taken = {(each.partition, group) for each in result for group in range(each.first, each.last + 1)}
+    result += [each for each in older if not any((each.partition, group) in taken for group in range(each.first, each.last + 1))]
+    return tuple(sorted(result, key=lambda each: (each.partition, each.first)))
+
+
+def holes(slices: Iterable[Slice], partitions: int) -> list[tuple[int, int]]:
+    """Return the (partition, key group) pairs that no slice has, and those that several have."""
+    seen = [(each.partition, group) for each in slices for group in range(each.first, each.last + 1)]
+    once = set(seen)
+    missing = [(partition, group) for partition in range(partitions) for group in range(GROUPS) if (partition, group) not in once]
+    return missing + sorted({pair for pair in once if seen.count(pair) > 1} if len(once) < len(seen) else [])
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()

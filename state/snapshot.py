@@ -1,0 +1,215 @@
+"""Snapshots are written, published, read and checked.
+
+    writer = SnapshotWriter(url, application, run)        anywhere: in a process, in a Spark task
+    slices = writer.export(database, spec, partition, key_range)
+    publish(url, Manifest(...))                           once, when all slices are there: from now on it counts
+
+Invariant: nobody sees a snapshot before its manifest is complete and CURRENT names it. Attempts that die, and attempts that run twice, leave
+files under names that no manifest mentions; `sweep` removes them.
+Turned down: one file for all slices of a store (a range of eight would download the other seven).
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from coopstreams.state import layout
+from coopstreams.state.checkpoints import Checkpoint
+from coopstreams.state.database import Database
+from coopstreams.state.engine import Rows
+from coopstreams.state.manifest import File, Manifest, Slice, cut
+from coopstreams.state.places import Place
+from coopstreams.state.sst import read_sst, sha256_of, write_sst
+from coopstreams.topology.errors import SnapshotError, StateCorruptError
+from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.stores import StoreSpec
+
+CURRENT = "CURRENT"
+MANIFEST = "manifest.json"
+
+_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def new_run() -> str:
+    """Return a name for a run: sorts by time, and no two are alike."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"
+
+
+class SnapshotWriter:
+    """Writes slices of a run. Made of three words, so that a Spark task makes its own.
+
+    Raises:
+        SnapshotError: the place does not take it.
+    """
+
+    def __init__(self, url: str, application: str, run: str) -> None:
+        if not _RUN.fullmatch(run):
+            raise SnapshotError(f'"{run}" is no name for a run: letters, digits, and . _ - behind the first')
+        self._place = Place(url)
+        self._application = application
+        self._run = run
+
+    def export(self, database: Database, spec: StoreSpec, partition: int, key_range: KeyRange) -> list[Slice]:
+        """Write what a database has of a store and key range, as it is now; return the slices, each with the checkpoint it has there.
+
+        Key groups without a checkpoint are left out: nobody knows what they stand for. Nobody may write these groups meanwhile.
+        """
+        runs = database.checkpoints(spec.name).within(*layout.groups_of(key_range))
+        return [self.write(spec.name, partition, piece, database.rows(spec.name, piece.first, piece.last)) for piece in cut(runs)]
+
+    def write(self, store: str, partition: int, at: Checkpoint, families: Iterable[tuple[str, Rows]]) -> Slice:
+        """Write the key groups first..last of a checkpoint, which lie in one slice (see `cut`); return the slice.
+
+        Shape: for each family its rows, ascending by database key; `layout` has families, keys and values.
+        """
+        files = tuple(file for family, rows in families if (file := self._write(store, partition, at, family, rows)) is not None)
+        return Slice(partition, at.first, at.last, at.offset, at.observed, at.true_ms, files)
+
+    def _write(self, store: str, partition: int, at: Checkpoint, family: str, rows: Rows) -> File | None:
+        with tempfile.TemporaryDirectory(prefix="coopstreams-snapshot-") as folder:
+            local = Path(folder) / "slice.sst"
+            written = write_sst(local, rows)
+            if written is None:
+                return None
+            # Unique for each attempt: one that was given up may still be writing.
+            name = f"{self._run}/{store}/{partition}/{at.first:03}-{at.last:03}-{uuid.uuid4().hex}.sst"
+            file = File(family, name, local.stat().st_size, written.entries, sha256_of(local), written.first_key.hex(), written.last_key.hex())
+            self._place.upload(local, f"{self._application}/{name}")
+            return file
+
+
+def store_manifest(url: str, manifest: Manifest) -> None:
+    """Write the manifest of a run; it counts once it is published."""
+    Place(url).write(f"{manifest.application}/{manifest.run}/{MANIFEST}", manifest.to_json())
+
+
+def publish(url: str, manifest: Manifest) -> None:
+    """Write a manifest and let it count from now on, in the place of the one before."""
+    store_manifest(url, manifest)
+    Place(url).write(f"{manifest.application}/{CURRENT}", manifest.run.encode() + b"\n")
+
+
+def current_run(url: str, application: str) -> str | None:
+    """Return the run that counts; None if nothing was ever published."""
+    found = Place(url).read(f"{application}/{CURRENT}")
+    return None if found is None else found.decode(errors="replace").strip()
+
+
+def load(url: str, application: str, run: str | None = None) -> Manifest | None:
+    """Return the manifest of a run, or of the one that counts; None if nothing was ever published.
+
+    Raises:
+        SnapshotError: it is not there, damaged, of another application, or of a newer format; names it.
+    """
+    wanted = run or current_run(url, application)
+    if wanted is None:
+        return None
+    where = f'snapshot "{wanted}" of {application} at {url}'
+    data = Place(url).read(f"{application}/{wanted}/{MANIFEST}") if _RUN.fullmatch(wanted) else None
+    if data is None:
+        raise SnapshotError(f"{where}: it has no manifest; `coopstreams snapshots ls` lists what is there")
+    try:
+        manifest = Manifest.from_json(data)
+    except SnapshotError as error:
+        raise SnapshotError(f"{where}: {error}") from error
+    if (manifest.application, manifest.run) != (application, wanted):
+        raise SnapshotError(f'{where}: its manifest is that of "{manifest.run}" of {manifest.application}')
+    return manifest
+
+
+def runs(url: str, application: str) -> list[str]:
+    """Return the runs that have any file, ascending: by time."""
+    names = (name.split("/") for name in Place(url).names(application))
+    return sorted({parts[1] for parts in names if len(parts) > 2})
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A file of a snapshot on this machine, as it was written."""
+
+    file: File
+    path: Path
+
+
+def fetch(place: Place, application: str, file: File, folder: Path) -> Fetched:
+    """Copy a file of a snapshot into a folder and check it.
+
+    Raises:
+        SnapshotError: it is gone, or its bytes are not those that were written. RocksDB itself reads past a flipped byte without a word (seen).
+    """
+    path = folder / f"{uuid.uuid4().hex}.sst"
+    where = f'"{application}/{file.name}" at {place.url}'
+    if not place.download(f"{application}/{file.name}", path):
+        raise SnapshotError(f"{where} is missing")
+    size = path.stat().st_size
+    if size != file.bytes or sha256_of(path) != file.sha256:
+        path.unlink()
+        raise SnapshotError(f"{where} is damaged: {size} bytes, {file.bytes} were written, or their SHA-256 differs")
+    return Fetched(file, path)
+
+
+def verify(url: str, manifest: Manifest) -> Iterator[tuple[File, str]]:
+    """Yield every file, and what is wrong with it, empty if nothing is: its bytes, its count, and each key of it.
+
+    `coopstreams snapshots verify` prints it. A task that picks up checks the bytes alone: the rest follows from them.
+    """
+    place = Place(url)
+    for name, store in manifest.stores.items():
+        for each in store.slices:
+            for file in each.files:
+                with tempfile.TemporaryDirectory(prefix="coopstreams-verify-") as folder:
+                    try:
+                        fetched = fetch(place, manifest.application, file, Path(folder))
+                        yield file, _wrong(fetched, name, each)
+                    except (SnapshotError, StateCorruptError) as error:
+                        yield file, str(error)
+
+
+def _wrong(fetched: Fetched, store: str, of: Slice) -> str:
+    keys = [key for key, _ in read_sst(fetched.path)]
+    file = fetched.file
+    if file.family != layout.family_of(store) and (layout.parse_segment_family(file.family) or ("", 0))[0] != store:
+        return f'it is of family "{file.family}", which is none of store {store}'
+    if len(keys) != file.entries:
+        return f"it has {len(keys)} keys, {file.entries} were written"
+    if (keys[0].hex(), keys[-1].hex()) != (file.first_key, file.last_key):
+        return "its first or last key is not what the manifest says"
+    if keys[0][0] < of.first or keys[-1][0] > of.last:
+        return f"it has keys outside the key groups {of.first}..{of.last}"
+    return ""
+
+
+def sweep(url: str, application: str, *, keep: int = 1, doing: bool = True) -> list[str]:
+    """Delete the runs that no longer count, but for the newest `keep`, and files that no manifest mentions; return the names.
+
+    What the kept manifests mention stays, whatever run it is of. A run without a manifest may be at work: it stays while it is
+    newer than what counts. `doing` False: only say what would go.
+    """
+    place = Place(url)
+    counts = current_run(url, application)
+    known = runs(url, application)
+    complete = [run for run in known if place.read(f"{application}/{run}/{MANIFEST}") is not None]
+    kept = {*complete[max(0, len(complete) - keep) :], *(run for run in complete if run == counts)}
+    working = {run for run in known if run not in complete and (counts is None or run > counts)}
+    mentioned = {file.name for run in kept for file in _loaded(url, application, run).files()} | {f"{run}/{MANIFEST}" for run in kept}
+    doomed = [
+        name
+        for name in (full.removeprefix(f"{application}/") for full in place.names(application))
+        if name != CURRENT and name not in mentioned and name.partition("/")[0] not in working
+    ]
+    if doing:
+        for name in doomed:
+            place.delete(f"{application}/{name}")
+    return doomed
+
+
+def _loaded(url: str, application: str, run: str) -> Manifest:
+    manifest = load(url, application, run)
+    assert manifest is not None  # a run was named
+    return manifest

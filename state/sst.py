@@ -1,0 +1,81 @@
+"""Sorted files of RocksDB: state that leaves a database and comes into another one without being written row by row.
+
+Invariant: a file that was written is a whole file; rows out of order are an error, never a wrong file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocksdict import SstFileWriter
+
+from coopstreams.state.engine import Rows
+from coopstreams.state.rocks import Rocks, options
+from coopstreams.topology.errors import CoopStreamsError, SnapshotError
+
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A file that was written: how many rows, between which keys (both inclusive)."""
+
+    entries: int
+    first_key: bytes
+    last_key: bytes
+
+
+def write_sst(file: Path, rows: Rows) -> Written | None:
+    """Write rows to a file; None and no file if there are none: RocksDB knows no empty ones.
+
+    Raises:
+        SnapshotError: the keys do not ascend strictly, or the disk is full.
+    """
+    first = next(rows, None)
+    if first is None:
+        return None
+    key, value = first
+    entries = 1
+    writer = SstFileWriter(options())
+    try:
+        writer.open(str(file))
+        writer[key] = value
+        for key, value in rows:
+            writer[key] = value
+            entries += 1
+        writer.finish()
+    except CoopStreamsError:
+        raise
+    except Exception as error:
+        raise SnapshotError(f"cannot write {file}, at key {key.hex()}: {error}") from error
+    return Written(entries, first[0], key)
+
+
+def read_sst(file: Path) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the rows of a file, ascending. The file stays.
+
+    Raises:
+        SnapshotError: it is not a file of RocksDB.
+        StateCorruptError: it is damaged, so that RocksDB notices.
+    """
+    with tempfile.TemporaryDirectory(prefix="coopstreams-sst-") as folder:
+        database = Rocks(Path(folder))
+        try:
+            database.create("rows")
+            database.ingest("rows", [file], move=False)
+            yield from database.scan("rows", b"", None)
+        finally:
+            database.close()
+
+
+def sha256_of(file: Path) -> str:
+    """Return the SHA-256 of a file, hexadecimal."""
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

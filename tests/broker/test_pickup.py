@@ -1,0 +1,234 @@
+"""A live application picks up what was published, on a real Kafka: whole, by range, after more records, and not when it does not fit."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from coopstreams import CoopStreams
+from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.query.client import QueryClient
+from coopstreams.state import layout, snapshot
+from coopstreams.state.database import Database
+from coopstreams.state.manifest import Manifest, Slice, holes
+from coopstreams.state.pickup import Snapshots
+from coopstreams.state.rocks import Rocks
+from coopstreams.tasks.rebuild import Piece, Rebuilder, Wanted, logged, pieces
+from coopstreams.tasks.restoring import Restoring
+from coopstreams.topology.errors import ConfigError, UnknownTopicError
+from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.nodes import SubTopology
+from coopstreams.topology.stores import StoreSpec
+from tests.broker.counting import Counting, await_running, await_table, groups_on_disk, groups_owned, metric
+from tests.broker.test_windows import topology_of
+from tests.broker.waiting import eventually
+from tests.conftest import Kafka
+
+pytestmark = pytest.mark.broker
+
+KEYS = [f"key-{number}" for number in range(6000)]
+PICKED_UP, REPLAYED = "coopstreams_picked_up_keys_total", "coopstreams_restored_records_total"
+EXACTLY: dict[str, Any] = {"processing_guarantee": "exactly_once_v2"}
+
+
+@pytest.fixture
+def cluster(kafka: Kafka) -> Iterator[KafkaLog]:
+    log = KafkaLog({"bootstrap.servers": kafka.bootstrap})
+    yield log
+    log.close()
+
+
+def rebuilt(cluster: KafkaLog, counting: Counting, url: str, wanted: Wanted | None = None, *, afresh: bool = False) -> tuple[Manifest, int]:
+    """Rebuild and publish; return the manifest and how many changelog records were read."""
+    rebuilder = Rebuilder(cluster, counting.topology, counting.application, url, afresh=afresh)
+    found: dict[str, list[Slice]] = {}
+    read: dict[Piece, int] = {}
+    for piece in rebuilder.pieces(wanted or Wanted()):
+        for store, slices in rebuilder.rebuild(
+            piece, lambda at, stores: read.update({at: max((s.read for s in stores), default=read.get(at, 0))})
+        ).items():
+            found.setdefault(store, []).extend(slices)
+    return rebuilder.publish(found), sum(read.values())
+
+
+def ran(counting: Counting, folder: Path, keys: list[str], before: Counter[str] | None = None) -> Counter[str]:
+    """Write keys, let an instance count them and stop; return how often each was written."""
+    written = counting.write(keys) + (before or Counter())
+    with counting.app(folder, **EXACTLY) as app:
+        await_table(app, written)
+    return written
+
+
+def test_an_instance_without_state_takes_the_snapshot_and_replays_only_the_tail(kafka: Kafka, cluster: KafkaLog, tmp_path: Path) -> None:
+    counting, url = Counting.make(kafka, 2), str(tmp_path / "snapshots")
+    written = ran(counting, tmp_path / "first", KEYS)
+    manifest, _ = rebuilt(cluster, counting, url)
+    assert holes(manifest.stores["counts"].slices, 2) == []
+    assert [problem for _, problem in snapshot.verify(url, manifest) if problem] == []
+    written = ran(counting, tmp_path / "first", KEYS[:300], written)
+    written += counting.write(KEYS[100:200])
+    with counting.app(tmp_path / "new", snapshots_dir=url, **EXACTLY) as app:
+        await_table(app, written)
+        assert metric(app, PICKED_UP) == len(KEYS)
+        assert 300 <= metric(app, REPLAYED) < 1000
+
+
+def test_each_of_eight_ranges_takes_its_own_slices(kafka: Kafka, cluster: KafkaLog, tmp_path: Path) -> None:
+    counting, url = Counting.make(kafka), str(tmp_path / "snapshots")
+    written = ran(counting, tmp_path / "first", KEYS)
+    rebuilt(cluster, counting, url)
+    with ExitStack() as running:
+        settings: dict[str, Any] = {"ranges_per_partition": 8, "snapshots_dir": url, **EXACTLY}
+        apps = [running.enter_context(counting.app(tmp_path / "new", number, **settings)) for number in range(3)]
+        await_running(apps)
+        await_table(apps[0], written)
+        on_disk = [groups_on_disk(app) for app in apps]
+        assert sum(on_disk, Counter()).total() == len(KEYS)
+        assert all(set(groups) <= groups_owned(app) for groups, app in zip(on_disk, apps, strict=True))
+        assert sum(metric(app, REPLAYED) for app in apps) == 0
+
+
+def test_a_snapshot_is_made_while_the_application_runs_and_the_next_one_reads_only_what_came_since(
+    kafka: Kafka, cluster: KafkaLog, tmp_path: Path
+) -> None:
+    counting, url = Counting.make(kafka), str(tmp_path / "snapshots")
+    written = counting.write(KEYS)
+    with counting.app(tmp_path / "live", **EXACTLY) as live:
+        await_table(live, written)
+        _, first = rebuilt(cluster, counting, url)
+        assert first >= len(KEYS)
+        written += counting.write(KEYS[:50])
+        await_table(live, written)
+        second, tail = rebuilt(cluster, counting, url)
+        assert 50 <= tail <= 200
+        _, afresh = rebuilt(cluster, counting, url, afresh=True)
+        assert afresh >= first
+    assert sum(file.entries for file in second.files()) == len(KEYS)
+    with counting.app(tmp_path / "new", snapshots_dir=url, **EXACTLY) as app:
+        await_table(app, written)
+        assert metric(app, PICKED_UP) == len(KEYS)
+
+
+def test_what_is_rebuilt_in_part_keeps_the_rest_of_what_was_published(kafka: Kafka, cluster: KafkaLog, tmp_path: Path) -> None:
+    counting, url = Counting.make(kafka, 2), str(tmp_path / "snapshots")
+    written = ran(counting, tmp_path / "first", KEYS)
+    whole, _ = rebuilt(cluster, counting, url)
+    part, _ = rebuilt(cluster, counting, url, Wanted(["counts"], [1], KeyRange.of_groups(16, 47)))
+    slices = part.stores["counts"].slices
+    assert holes(slices, 2) == []
+    assert {file.name.split("/")[0] for each in slices for file in each.files if each.partition == 1 and 16 <= each.first <= 47} == {part.run}
+    assert sum(whole.run in file.name for file in part.files()) == 60
+    assert snapshot.sweep(url, counting.application) != []
+    with counting.app(tmp_path / "new", snapshots_dir=url, **EXACTLY) as app:
+        await_table(app, written)
+        assert (metric(app, PICKED_UP), metric(app, REPLAYED)) == (len(KEYS), 0)
+
+
+def test_a_snapshot_of_a_changelog_that_was_made_anew_and_a_flipped_byte_are_replayed_around(
+    kafka: Kafka, cluster: KafkaLog, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    counting, url = Counting.make(kafka), str(tmp_path / "snapshots")
+    written = ran(counting, tmp_path / "first", KEYS)
+    manifest, _ = rebuilt(cluster, counting, url)
+    damaged = next(manifest.files())
+    path = Path(url) / counting.application / damaged.name
+    path.write_bytes(path.read_bytes()[:-9] + b"123456789")
+    with caplog.at_level(logging.WARNING), counting.app(tmp_path / "new", snapshots_dir=url, **EXACTLY) as app:
+        await_table(app, written)
+        assert metric(app, PICKED_UP) == len(KEYS) - damaged.entries
+        assert metric(app, REPLAYED) >= len(KEYS)
+    assert "is damaged" in caplog.text
+
+    kafka.delete(counting.changelog)
+    with caplog.at_level(logging.WARNING), counting.app(tmp_path / "other", snapshots_dir=url, **EXACTLY) as app:
+        await_running([app])
+        assert metric(app, PICKED_UP) == 0
+    assert "was made anew" in caplog.text
+
+
+def test_what_cannot_be_rebuilt_is_said_before_anything_is_read(kafka: Kafka, cluster: KafkaLog, tmp_path: Path) -> None:
+    counting = Counting.make(kafka)
+    rebuilder = Rebuilder(cluster, counting.topology, counting.application, str(tmp_path))
+    with pytest.raises(UnknownTopicError, match="has never run here"):
+        rebuilder.pieces(Wanted())
+    with pytest.raises(ConfigError, match="there are counts"):
+        pieces(counting.topology, [1], Wanted(["count"]))
+    with pytest.raises(ConfigError, match="there is no partition 1, 7"):
+        pieces(counting.topology, [1], Wanted(None, [0, 1, 7]))
+
+
+def test_windows_sessions_and_what_waits_are_picked_up_as_they_are_replayed(kafka: Kafka, cluster: KafkaLog, tmp_path: Path) -> None:
+    topics = {name: kafka.topic(name) for name in ("clicks", "sessions", "minutes", "groups")}
+    application, url = kafka.unique("windows"), str(tmp_path / "snapshots")
+    topology = topology_of(application, topics)
+    settings = {"bootstrap.servers": kafka.bootstrap, "commit.interval.ms": 100, "processing.guarantee": "exactly_once_v2", "ranges.per.partition": 3}
+    began_ms = int(time.time() * 1000) - 4 * 3_600_000
+
+    def click(numbers: range) -> None:
+        producer = Producer({"bootstrap.servers": kafka.bootstrap})
+        for number in numbers:
+            producer.produce(topics["clicks"], b"x", b"key-%d" % (number % 41), timestamp=began_ms + number * 3000)
+        assert producer.flush(30) == 0
+
+    def process(numbers: range) -> None:
+        click(numbers)
+        with CoopStreams(topology, {**settings, "state.dir": str(tmp_path / "state")}) as app:
+            await_running([app])
+            eventually(lambda: not lags(app), 60, lambda: str(lags(app)))
+
+    process(range(2000))
+    rebuilder = Rebuilder(cluster, topology, application, url)
+    todo = rebuilder.pieces(Wanted())
+    found = [rebuilder.rebuild(piece, lambda *_: None) for piece in todo]
+    manifest = rebuilder.publish({store: slices for stores in found for store, slices in stores.items()})
+    assert {store for store in manifest.stores if any(file for each in manifest.stores[store].slices for file in each.files)} == set(logged(topology))
+    process(range(2000, 2600))
+    for piece in todo:
+        whole = next(each for each in topology.subtopologies if each.id == piece.task.subtopology)
+        replayed, nothing = restored(cluster, application, whole, piece, tmp_path, None)
+        picked_up, keys = restored(cluster, application, whole, piece, tmp_path, url)
+        assert picked_up == replayed
+        assert keys > nothing == 0
+
+
+def lags(app: CoopStreams) -> list[str]:
+    """Return what a task has yet to do of its source topics, by the application's own report."""
+    with QueryClient(str(app.url)) as client:
+        tasks = [task for instance in client.status()["instances"] for task in instance["tasks"]]
+    return [f"{task['id']}: {task['lag']}" for task in tasks if task["lag"] != 0]
+
+
+def restored(
+    cluster: KafkaLog, application: str, whole: SubTopology, piece: Piece, folder: Path, url: str | None
+) -> tuple[dict[str, list[tuple[bytes, bytes]]], int]:
+    """Restore a piece into an empty database; return the visible rows of each store, and how many keys came from a snapshot."""
+    keys: list[int] = []
+    at = folder / f"restored-{piece.task.subtopology}-{url is None}"
+    at.mkdir()
+    snapshots = None if url is None else Snapshots(url, application, at / "snapshots")
+    restoring = Restoring(
+        cluster, lambda spec: f"{application}-{spec.name}-changelog", lambda *_: None, snapshots, lambda task, store, count: keys.append(count)
+    )
+    (at / "database").mkdir()
+    with closing(restoring), closing(Database(Rocks(at / "database"), whole.stores)) as database:
+        restoring.add(piece.task, whole.stores, database, {})
+        while not restoring.finished():
+            restoring.step()
+        return {spec.name: visible(database, spec) for spec in whole.stores}, sum(keys)
+
+
+def visible(database: Database, spec: StoreSpec) -> list[tuple[bytes, bytes]]:
+    """Return the rows of a store, less those that have expired: when these go depends on how a restore was cut."""
+    rows = list(database.scan(spec.name, range(256), None, None))
+    if spec.kind not in layout.SEGMENTED:
+        return rows
+    newest = max(layout.time_of(spec.kind, key) for key, _ in rows)
+    return [(key, value) for key, value in rows if layout.time_of(spec.kind, key) >= layout.horizon(spec, newest)]

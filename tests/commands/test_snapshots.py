@@ -1,0 +1,127 @@
+"""`coopstreams rebuild` and `coopstreams snapshots`, as they are typed: what is printed, what is left, with which exit status."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from coopstreams.cli import app
+from coopstreams.state import snapshot
+from coopstreams.state.manifest import Manifest
+from coopstreams.topology.errors import ConfigError, SnapshotError, UnknownTopicError
+from tests.broker.counting import Counting, await_table
+from tests.conftest import Kafka
+
+PROGRAM = """
+from coopstreams import StreamsBuilder, serdes
+
+builder = StreamsBuilder("{application}")
+builder.stream("{source}", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to("{sink}")
+topology = builder.build()
+"""
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "140"})
+
+
+def said(result: Result) -> str:
+    """Return what a command printed that went well."""
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.stdout
+
+
+@pytest.fixture
+def program(kafka: Kafka, tmp_path: Path) -> tuple[Counting, Path]:
+    """An application that has counted 500 keys, and its program in a file."""
+    counting = Counting.make(kafka, 2)
+    written = counting.write([f"key-{number}" for number in range(500)])
+    with counting.app(tmp_path / "state") as live:
+        await_table(live, written)
+    file = tmp_path / "counting_program.py"
+    file.write_text(PROGRAM.format(application=counting.application, source=counting.source, sink=counting.sink))
+    return counting, file
+
+
+@pytest.mark.broker
+def test_a_snapshot_is_made_listed_verified_and_cleaned_up_from_the_command_line(
+    program: tuple[Counting, Path], kafka: Kafka, tmp_path: Path
+) -> None:
+    counting, file = program
+    url, where = str(tmp_path / "snapshots"), ["--bootstrap-servers", kafka.bootstrap]
+    first = said(run("rebuild", str(file), "--snapshots", url, *where))
+    assert "1 stores, 500 keys" in first
+    second = said(run("rebuild", str(file), "--snapshots", url, *where, "--store", "counts", "--partitions", "1", "--groups", "0-127", "--afresh"))
+    assert "1 stores, 500 keys" in second
+    old, new = first.split()[0], second.split()[0]
+    (tmp_path / "snapshots" / counting.application / "20200101T000000-unfinished").mkdir()
+    (tmp_path / "snapshots" / counting.application / "20200101T000000-unfinished" / "x.sst").write_bytes(b"x")
+    listed = said(run("snapshots", "ls", url))
+    assert f"{new} *" in listed
+    assert f"{old} *" not in listed
+    assert "unfinished" in listed
+    assert "none with a fault" in said(run("snapshots", "verify", url, counting.application))
+
+    assert said(run("snapshots", "publish", url, counting.application, old)).strip() == f"{old} is published"
+    would = said(run("snapshots", "gc", url, counting.application, "--dry-run"))
+    assert would.strip().endswith("1 files would be deleted")
+    said(run("snapshots", "publish", url, counting.application, new))
+    assert "are deleted" in said(run("snapshots", "gc", url, counting.application))
+    assert "none with a fault" in said(run("snapshots", "verify", url, counting.application))
+    assert snapshot.runs(url, counting.application) == [old, new]
+    with pytest.raises(SnapshotError, match="it has no manifest"):
+        raise run("snapshots", "publish", url, counting.application, old).exception or AssertionError
+
+    damaged = next((tmp_path / "snapshots").rglob("*.sst"))
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    result = run("snapshots", "verify", url, counting.application)
+    assert result.exit_code == 1
+    assert f"{damaged.name}: " in result.stdout
+    assert "is damaged" in result.stdout
+
+
+@pytest.mark.broker
+def test_an_application_that_never_ran_has_nothing_to_rebuild(kafka: Kafka, tmp_path: Path) -> None:
+    counting, file = Counting.make(kafka), tmp_path / "never_ran_program.py"
+    file.write_text(PROGRAM.format(application=counting.application, source=counting.source, sink=counting.sink))
+    result = run("rebuild", str(file), "--snapshots", str(tmp_path / "s"), "--bootstrap-servers", kafka.bootstrap)
+    assert isinstance(result.exception, UnknownTopicError)
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "--snapshots URL"),
+        (["--snapshots", "s", "--partitions", "0,x"], "as 0,3"),
+        (["--snapshots", "s", "--groups", "9-3"], "within 0-255"),
+        (["--snapshots", "s", "--groups", "0-256"], "within 0-255"),
+        (["--snapshots", "s", "--set", "oops"], "NAME=VALUE"),
+    ],
+)
+def test_what_is_typed_wrong_is_said_before_anything_is_contacted(options: list[str], words: str, tmp_path: Path) -> None:
+    file = tmp_path / "unused_program.py"
+    file.write_text(PROGRAM.format(application="a", source="b", sink="c"))
+    result = run("rebuild", str(file), "--bootstrap-servers", "127.0.0.1:1", *options)
+    assert isinstance(result.exception, ConfigError)
+    assert words in str(result.exception)
+
+
+def test_where_there_is_nothing_the_commands_say_so(tmp_path: Path) -> None:
+    assert said(run("snapshots", "ls", str(tmp_path))).startswith("nothing at")
+    result = run("snapshots", "verify", str(tmp_path), "app")
+    assert isinstance(result.exception, SnapshotError)
+    assert "nothing of app is published" in str(result.exception)
+
+
+def test_a_damaged_manifest_is_listed_as_that(tmp_path: Path) -> None:
+    made = Manifest("app", "run-1", "rebuild", "2026-11-21T00:00:00Z", {})
+    snapshot.store_manifest(str(tmp_path), made)
+    snapshot.store_manifest(str(tmp_path), replace(made, run="run-2"))
+    file = tmp_path / "app" / "run-2" / "manifest.json"
+    file.write_bytes(file.read_bytes().replace(b"rebuild", b"rebuilt"))
+    listed = said(run("snapshots", "ls", str(tmp_path))).splitlines()
+    assert [line.split()[2] for line in listed if "run-" in line] == ["rebuild", "damaged"]

@@ -1,0 +1,120 @@
+"""Backfill from DataFrames, without a broker: what the tasks make of history is what one thread makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from coopstreams import StreamsBuilder, Topology, serdes
+from coopstreams.config import Config
+from coopstreams.spark import plan as planning
+from coopstreams.spark.history import TableHistory, table_frame
+from coopstreams.spark.plan import Plan
+from coopstreams.spark.running import Backfilled, carry_out
+from coopstreams.topology.errors import ConfigError, ProcessingError
+from coopstreams.topology.keys import partition_of
+from coopstreams.topology.partitions import check_partitions
+from tests.broker import law
+from tests.spark.slices import changelogs_of
+
+
+def table(spark: SparkSession, records: Sequence[law.Input], topic: str) -> DataFrame:
+    """Return the records of a topic, with their number in the input."""
+    rows = [
+        (None if r.key is None else r.key.encode(), r.value, r.timestamp, r.partition, number) for number, r in enumerate(records) if r.topic == topic
+    ]
+    return spark.createDataFrame(rows, "key binary, value binary, timestamp bigint, partition int, number bigint")
+
+
+def plan_of(topology: Topology, counts: Mapping[str, int], ranges: int, snapshots: Path) -> Plan:
+    """Return the plan of a run that reads tables only."""
+    partitions = check_partitions(topology, counts).partitions
+    topics = planning.sources(topology)
+    return Plan(
+        run="run-1",
+        application=topology.application_id,
+        topology=planning.digest(topology),
+        cut={topic: dict.fromkeys(range(counts[topic]), (0, 0)) for topic in topics},
+        stages=planning.stages(topology, partitions, ranges),
+        partitions=partitions,
+        tables=topics,
+        snapshots=str(snapshots),
+    )
+
+
+def run(
+    spark: SparkSession, topology: Topology, histories: Mapping[str, TableHistory], partitions: int, ranges: int, folder: Path, handler: str = "fail"
+) -> Backfilled:
+    plan = plan_of(topology, dict.fromkeys(histories, partitions), ranges, folder / "snapshots")
+    config = Config.of(
+        {"bootstrap.servers": "nowhere:1", "statestore.cache.max.bytes": 0, "processing.exception.handler": handler}, topology.application_id
+    )
+    return carry_out(spark, topology, config, plan, histories, str(folder / "work"))
+
+
+def decoded(changelogs: Mapping[str, Mapping[bytes, tuple[bytes, int]]]) -> dict[str, dict[Any, Any]]:
+    return {
+        name: dict(law._decoded(name, {key: value for key, (value, _) in rows.items()})) for name, rows in changelogs.items() if name in law.TABLES
+    }
+
+
+@pytest.mark.parametrize(("partitions", "ranges"), [(1, 1), (2, 3)])
+def test_counts_windows_joins_and_repartitions_are_those_of_one_thread(spark: SparkSession, tmp_path: Path, partitions: int, ranges: int) -> None:
+    topics = law.Topics("law", "orders", "customers", "running", "windows", "cities")
+    topology = law.law_topology(topics)
+    records = law.law_input(seed=ranges, orders=3000, partitions=partitions)
+    expected = law.fold(records, partitions)
+    assert expected.late > 20
+    histories = {topic: TableHistory(table(spark, records, topic), order_by=["number"]) for topic in ("orders", "customers")}
+    done = run(spark, topology, histories, partitions, ranges, tmp_path)
+    assert decoded(changelogs_of(topology, tmp_path / "snapshots", done.results)) == expected.tables
+    late = sum(count for result in done.results for reason, count in result.dropped.items() if reason.endswith("late"))
+    assert late == expected.late
+    assert done.records == len(records)
+
+
+def stubborn() -> Topology:
+    """Adds up numbers, one of which is none."""
+    builder = StreamsBuilder("stubborn")
+    builder.stream("numbers", key=serdes.text, value=serdes.text).map_values(int, value=serdes.int64).group_by_key().count(store="counts")
+    return builder.build()
+
+
+def numbers(spark: SparkSession) -> TableHistory:
+    rows = [(b"k%d" % (at % 7), b"none" if at == 33 else b"%d" % at, at) for at in range(60)]
+    return TableHistory(spark.createDataFrame(rows, "key binary, value binary, timestamp bigint"))
+
+
+def test_a_record_that_fails_ends_the_run_with_its_position_or_is_dropped_and_counted(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(ProcessingError, match=r'the record at "numbers" partition 0 offset 33 made a function raise'):
+        run(spark, stubborn(), {"numbers": numbers(spark)}, 1, 2, tmp_path / "fails")
+    done = run(spark, stubborn(), {"numbers": numbers(spark)}, 1, 2, tmp_path / "goes-on", handler="continue")
+    counts = changelogs_of(stubborn(), tmp_path / "goes-on" / "snapshots", done.results)["counts"]
+    assert {key: serdes.int64.decode(value) for key, (value, _) in counts.items()} == {
+        b"k%d" % digit: sum(at % 7 == digit and at != 33 for at in range(60)) for digit in range(7)
+    }
+    assert sum(result.dropped.get("processing", 0) for result in done.results) == 1
+
+
+def test_a_table_without_partitions_gets_those_of_a_producer_and_loses_no_record(spark: SparkSession) -> None:
+    keys = [None if number % 5 == 0 else b"key-%d" % number for number in range(200)]
+    rows = spark.createDataFrame([(key, b"%d" % at, at) for at, key in enumerate(keys)], "key binary, value binary, timestamp bigint")
+    found = table_frame(TableHistory(rows), "topic", 3).collect()
+    assert sorted(row.timestamp for row in found) == list(range(200))
+    assert all(row.topic == "topic" and row.headers is None and bytes(row.value) == b"%d" % row.timestamp for row in found)
+    assert all(row.partition == partition_of(bytes(row.key), 3) and row.key == keys[row.timestamp] for row in found if row.key is not None)
+    assert {row.partition for row in found if row.key is None} == {0, 1, 2}
+
+
+def test_a_table_that_is_no_history_is_refused(spark: SparkSession) -> None:
+    rows = spark.createDataFrame([("k", b"v", 1)], "key string, value binary, timestamp bigint")
+    with pytest.raises(ConfigError, match='"key" must be binary, it is string'):
+        TableHistory(rows).check("orders")
+    good = rows.selectExpr("cast(key as binary) as key", "value", "timestamp")
+    TableHistory(good).check("orders")
+    with pytest.raises(ConfigError, match="no column number to order by"):
+        TableHistory(good, order_by=["number"]).check("orders")

@@ -1,0 +1,85 @@
+"""`coopstreams backfill` as it is typed: look first, run, publish later; and what it refuses."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner, Result
+
+from coopstreams import serdes
+from coopstreams.cli import app
+from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import ConfigError
+from tests.broker.counting import Counting
+from tests.broker.reading import latest, read_topic
+from tests.conftest import Kafka
+
+pytestmark = pytest.mark.broker
+
+PROGRAM = """
+from coopstreams import StreamsBuilder, serdes
+
+builder = StreamsBuilder("{application}")
+builder.stream("{source}", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to("{sink}")
+topology = builder.build()
+"""
+
+
+def test_a_run_is_looked_at_done_and_published_and_then_refused(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
+    counting = Counting.make(kafka, partitions=2)
+    written = counting.write(f"key-{number % 30}" for number in range(900))
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(application=counting.application, source=counting.source, sink=counting.sink))
+
+    def backfill(*options: str) -> Result:
+        return CliRunner().invoke(app, ["backfill", str(program), "--bootstrap-servers", kafka.bootstrap, "--work", str(tmp_path / "work"), *options])
+
+    looked = backfill("--dry-run")
+    assert "900 offsets of Kafka, 8 tasks" in looked.stdout
+    assert not (tmp_path / "work").exists()
+    assert counting.changelog not in kafka_topics(kafka), "a dry run has made a topic"
+
+    done = backfill("--ranges", "1")
+    assert done.exit_code == 0, done.output
+    assert "900 records read" in done.stdout
+    assert "store counts: 30 keys" in done.stdout
+    table = {key.decode(): serdes.int64.decode(value) for key, value in latest(read_topic(kafka.bootstrap, counting.changelog)).items()}
+    assert table == written
+    assert read_topic(kafka.bootstrap, counting.sink) == []
+
+    again = backfill()
+    assert isinstance(again.exception, ConfigError)
+    assert "has records: the application has run, or a backfill has" in str(again.exception)
+
+    (run,) = re.findall(r"--resume (\S+) --publish", done.stdout)
+    published = backfill("--resume", run, "--publish")
+    assert published.exit_code == 0, published.output
+    ends = re.findall(rf"{counting.source}-(\d): the application goes on at (\d+)", published.stdout)
+    cluster = KafkaLog({"bootstrap.servers": kafka.bootstrap})
+    assert {int(partition): int(offset) for partition, offset in ends} == {
+        partition: cluster.end_offset(TopicPartition(counting.source, partition)) for partition in (0, 1)
+    }
+    cluster.close()
+    assert not [topic for topic in kafka_topics(kafka) if topic.startswith(f"{counting.application}-backfill-")]
+
+
+def kafka_topics(kafka: Kafka) -> set[str]:
+    cluster = KafkaLog({"bootstrap.servers": kafka.bootstrap})
+    try:
+        return set(cluster.partitions())
+    finally:
+        cluster.close()
+
+
+def test_what_cannot_be_is_refused_before_spark_starts(kafka: Kafka, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(application=kafka.unique("refused"), source=kafka.topic("in"), sink=kafka.topic("out")))
+    given = ["backfill", str(program), "--bootstrap-servers", kafka.bootstrap, "--work", str(tmp_path / "work")]
+    for options, said in ((["--outputs", "everything"], "none or topic"), (["--resume", "never"], 'there is no run "never"')):
+        result = CliRunner().invoke(app, [*given, *options])
+        assert isinstance(result.exception, ConfigError)
+        assert said in str(result.exception)

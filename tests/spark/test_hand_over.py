@@ -1,0 +1,130 @@
+"""The law of the hand-over, on a real Kafka: backfill of what came before a cut, then a live application, give what one run gives."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql import SparkSession
+
+from coopstreams import CoopStreams, serdes
+from coopstreams.query.client import QueryClient
+from coopstreams.spark.history import KafkaHistory
+from coopstreams.spark.publishing import publish
+from coopstreams.spark.running import Options, backfill
+from coopstreams.topology.errors import QueryError
+from tests.broker import law, test_law
+from tests.broker.counting import Counting
+from tests.broker.reading import by_key, read_topic
+from tests.broker.waiting import eventually
+from tests.conftest import Kafka
+
+pytestmark = pytest.mark.broker
+
+
+def options(tmp_path: Path, **given: Any) -> Options:
+    return Options(ranges=2, work=str(tmp_path / "work"), outputs="topic", **given)
+
+
+@contextmanager
+def never_stopping(bootstrap: str, topic: str, keys: Sequence[str]) -> Iterator[Counter[str]]:
+    """Write records of these keys all the while; what was written is counted when the block ends."""
+    written: Counter[str] = Counter()
+    stop = threading.Event()
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "partitioner": "murmur2_random"})
+
+    def write() -> None:
+        while not stop.is_set():
+            for key in keys:
+                producer.produce(topic, b"x", key)
+                written[key] += 1
+            producer.poll(0)
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield written
+    finally:
+        stop.set()
+        thread.join()
+        assert producer.flush(30) == 0
+
+
+def test_a_count_goes_on_behind_a_producer_that_never_stops(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
+    counting = Counting.make(kafka, partitions=2)
+    keys = [f"key-{number}" for number in range(50)]
+    settings = {"bootstrap.servers": kafka.bootstrap, "statestore.cache.max.bytes": 0}
+    before = counting.write(keys * 40)
+    with never_stopping(kafka.bootstrap, counting.source, keys) as written:
+        done = backfill(counting.topology, settings, spark=spark, options=options(tmp_path))
+        publish(done, counting.topology, settings)
+        assert done.records >= before.total()
+        with counting.app(tmp_path / "state", statestore_cache_max_bytes=0) as app:
+            time.sleep(1)
+    expected = before + written
+    with counting.app(tmp_path / "state", statestore_cache_max_bytes=0) as app, QueryClient(str(app.url), deadline_s=20) as client:
+
+        def counted() -> dict[str, int]:
+            try:
+                return {entry.key: entry.value for entry in client.range("counts", page=5000)}
+            except QueryError:
+                return {}
+
+        eventually(lambda: counted() == expected, 60, lambda: f"{counted()} is not {expected}")
+    updates = {
+        key.decode(): [serdes.int64.decode(value or b"") for value in values]
+        for key, values in by_key(read_topic(kafka.bootstrap, counting.sink)).items()
+    }
+    assert updates == {key: list(range(1, count + 1)) for key, count in expected.items()}
+    assert done.records < expected.total(), "nothing was left for the live application"
+
+
+def clean_cut(records: Sequence[law.Input]) -> int:
+    """Return a place near the middle of the input such that nothing behind it belongs before it, in any partition."""
+    times = [0] * len(records)
+    for at in {(record.topic, record.partition) for record in records}:
+        mine = [number for number, record in enumerate(records) if (record.topic, record.partition) == at]
+        for number, time_ in zip(mine, accumulate((records[number].timestamp for number in mine), max), strict=True):
+            times[number] = time_
+    return next(at for at in range(len(records) // 2, len(records)) if max(times[:at]) <= min(times[at:]))
+
+
+def test_windows_joins_and_repartitions_go_on_where_the_backfill_was_cut(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
+    partitions = 2
+    topics = test_law.topics_for(kafka, partitions)
+    topology = law.law_topology(topics)
+    records = law.law_input(seed=7, orders=4000, partitions=partitions)
+    expected = law.fold(records, partitions)
+    cut = clean_cut(records)
+    law.write(kafka.bootstrap, topics, records[:cut])
+    ends = {topic: Counter(record.partition for record in records[:cut] if record.topic == topic) for topic in ("orders", "customers")}
+    sources = {topics.orders: KafkaHistory(until=ends["orders"]), topics.customers: KafkaHistory(until=ends["customers"])}
+    law.write(kafka.bootstrap, topics, records[cut:])
+    settings = {"bootstrap.servers": kafka.bootstrap, "statestore.cache.max.bytes": 0}
+    done = backfill(topology, settings, spark=spark, sources=sources, options=options(tmp_path, snapshots=str(tmp_path / "snapshots")))
+    assert done.records == cut
+    publish(done, topology, settings)
+
+    live = {**settings, "state.dir": str(tmp_path / "state"), "commit.interval.ms": 100, "ranges.per.partition": 3}
+    with CoopStreams(topology, live) as app, QueryClient(str(app.url), deadline_s=20) as client:
+        seen: dict[str, Any] = {}
+
+        def complete() -> bool:
+            try:
+                seen.update(law.tables_by_query(client))
+            except QueryError as error:
+                seen["error"] = error
+                return False
+            return all(seen[name] == table for name, table in expected.tables.items())
+
+        eventually(complete, 60, lambda: test_law.difference(seen, expected.tables))
+    test_law.check_outputs(kafka, topics, expected, every_update=True)

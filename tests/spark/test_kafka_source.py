@@ -1,0 +1,129 @@
+"""Kafka for Spark, on a real Kafka: what is read ends exactly at the cut, what is written counts once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from coopstreams.log.kafka_offsets import KafkaOffsets
+from coopstreams.spark.kafka_source import KafkaSource, read_options, write_options
+from coopstreams.topology.columns import TopicPartition
+from tests.broker.reading import read_topic
+from tests.conftest import Kafka
+
+pytestmark = pytest.mark.broker
+BEGIN_MS = 1_700_000_000_000
+
+
+@contextmanager
+def transactions(kafka: Kafka) -> Iterator[Producer]:
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": kafka.unique("source")})
+    producer.init_transactions(30)
+    yield producer
+
+
+def write(producer: Producer, topic: str, first: int, last: int, *, commit: bool = True) -> None:
+    """Write numbers first..last in a transaction."""
+    producer.begin_transaction()
+    for number in range(first, last + 1):
+        headers = [("n", str(number).encode()), ("n", None)] if number % 2 else None
+        value = None if number % 5 == 0 else b"v%d" % number
+        producer.produce(topic, value, None if number % 7 == 0 else b"k%d" % number, 0, timestamp=BEGIN_MS + number, headers=headers or [])  # type: ignore[arg-type]
+    producer.flush(30)
+    if commit:
+        producer.commit_transaction(30)
+    else:
+        producer.abort_transaction(30)
+
+
+def read(spark: SparkSession, kafka: Kafka, topic: str, start: int, end: int, **given: float) -> DataFrame:
+    spark.dataSource.register(KafkaSource)
+    options = read_options({"bootstrap.servers": kafka.bootstrap}, {TopicPartition(topic, 0): (start, end)}, **given)  # type: ignore[arg-type]
+    return spark.read.format("coopstreams").options(**options).load()
+
+
+def test_a_read_ends_exactly_at_its_cut_and_leaves_out_what_was_aborted(kafka: Kafka, spark: SparkSession) -> None:
+    topic = kafka.topic("source", retention_ms="-1")
+    with transactions(kafka) as producer:
+        write(producer, topic, 0, 9)  # offsets 0..9, the marker at 10
+        write(producer, topic, 10, 19, commit=False)  # 11..20, 21
+        write(producer, topic, 20, 39)  # 22..41, 42
+    whole = read(spark, kafka, topic, 0, 43).collect()
+    numbers = [*range(10), *range(20, 40)]
+    assert [row.timestamp - BEGIN_MS for row in whole] == numbers
+    assert [row.offset for row in whole] == [number if number < 10 else number + 2 for number in numbers]
+    assert [row.key for row in whole] == [None if number % 7 == 0 else b"k%d" % number for number in numbers]
+    assert [row.value for row in whole] == [None if number % 5 == 0 else b"v%d" % number for number in numbers]
+    headers = [None if row.headers is None else [tuple(header) for header in row.headers] for row in whole]
+    assert headers == [[("n", str(number).encode()), ("n", None)] if number % 2 else None for number in numbers]
+    assert [row.offset for row in read(spark, kafka, topic, 5, 25).collect()] == [5, 6, 7, 8, 9, 22, 23, 24]
+    split = read(spark, kafka, topic, 0, 43, split=10)
+    assert sorted(row.offset for row in split.collect()) == [row.offset for row in whole]
+    assert split.rdd.getNumPartitions() == 5
+
+
+def test_a_cut_in_an_open_transaction_is_an_error_after_a_while(kafka: Kafka, spark: SparkSession) -> None:
+    topic = kafka.topic("source", retention_ms="-1")
+    with transactions(kafka) as producer:
+        write(producer, topic, 0, 3)
+        producer.begin_transaction()
+        producer.produce(topic, b"open", b"k", 0)
+        producer.flush(10)
+        offsets = KafkaOffsets({"bootstrap.servers": kafka.bootstrap}, "nobody")
+        assert offsets.stable(TopicPartition(topic, 0)) == 5
+        offsets.close()
+        assert read(spark, kafka, topic, 0, 5).count() == 4
+        with pytest.raises(PySparkException, match="a transaction is open there"):
+            read(spark, kafka, topic, 0, 6, patience_s=1.0).count()
+        producer.abort_transaction(30)
+
+
+def test_a_cut_above_the_end_is_an_error(kafka: Kafka, spark: SparkSession) -> None:
+    topic = kafka.topic("source", retention_ms="-1")
+    with pytest.raises(PySparkException, match="ends at 0, the read at 6"):
+        read(spark, kafka, topic, 0, 6).count()
+
+
+def test_records_that_are_gone_are_an_error(kafka: Kafka, spark: SparkSession) -> None:
+    topic = kafka.topic("source", retention_ms="-1")
+    with transactions(kafka) as producer:
+        write(producer, topic, 0, 9)
+    kafka.delete_before(topic, 0, 5)
+    with pytest.raises(PySparkException, match=f"{topic}-0"):
+        read(spark, kafka, topic, 0, 10).count()
+
+
+def test_what_is_written_counts_once_though_a_task_fails_in_the_middle(kafka: Kafka, spark: SparkSession) -> None:
+    topic = kafka.topic("sink", 3, retention_ms="-1")
+    spark.dataSource.register(KafkaSource)
+
+    def stumble(batches):  # type: ignore[no-untyped-def]
+        from pyspark import TaskContext
+
+        for number, batch in enumerate(batches):
+            context = TaskContext.get()
+            assert context is not None
+            if number == 1 and context.attemptNumber() == 0:
+                raise RuntimeError("injected, after a batch was written")
+            yield batch
+
+    rows = spark.range(0, 30_000, 1, 2).selectExpr(
+        f"'{topic}' as topic",
+        "cast(null as int) as partition",
+        "0L as offset",
+        f"{BEGIN_MS}L + id as timestamp",
+        "cast(concat('k', id) as binary) as key",
+        "cast(cast(id as string) as binary) as value",
+        "array(named_struct('name', 'n', 'value', cast('h' as binary))) as headers",
+    )
+    options = write_options({"bootstrap.servers": kafka.bootstrap}, kafka.unique("sink"))
+    rows.mapInArrow(stumble, rows.schema).write.format("coopstreams").options(**options).mode("append").save()
+    found = read_topic(kafka.bootstrap, topic)
+    assert sorted(int(record.value or b"") for record in found) == list(range(30_000))
+    assert {record.partition for record in found} == {0, 1, 2}
+    assert all(record.timestamp == BEGIN_MS + int(record.value or b"") and record.headers == {"n": b"h"} for record in found)

@@ -1,0 +1,82 @@
+"""A rebuild in Spark makes what a rebuild without it makes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.spark import rebuild
+from coopstreams.state import snapshot
+from coopstreams.state.manifest import Manifest, holes
+from coopstreams.state.places import Place
+from coopstreams.state.snapshot import fetch
+from coopstreams.state.sst import read_sst
+from coopstreams.tasks.rebuild import Rebuilder, Wanted
+from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.keys import KeyRange
+from tests.broker.counting import Counting, await_table, metric
+from tests.commands.test_snapshots import PROGRAM
+from tests.conftest import Kafka
+
+pytestmark = pytest.mark.broker
+
+KEYS = [f"key-{number}" for number in range(3000)]
+
+
+def rows(url: str, manifest: Manifest, folder: Path) -> dict[bytes, bytes]:
+    """Return all rows of a snapshot."""
+    place = Place(url)
+    return {key: value for file in manifest.files() for key, value in read_sst(fetch(place, manifest.application, file, folder).path)}
+
+
+def test_a_rebuild_in_spark_makes_the_snapshot_that_a_rebuild_alone_makes(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
+    counting, url = Counting.make(kafka, 3), str(tmp_path / "snapshots")
+    written = counting.write(KEYS)
+    with counting.app(tmp_path / "state") as app:
+        await_table(app, written)
+    settings: dict[str, Any] = {"bootstrap.servers": kafka.bootstrap, "snapshots.dir": url}
+    made = rebuild(counting.topology, settings, spark=spark)
+    assert snapshot.load(url, counting.application) == made
+    assert holes(made.stores["counts"].slices, 3) == []
+    alone_url = str(tmp_path / "alone")
+    with closing(KafkaLog({"bootstrap.servers": kafka.bootstrap})) as cluster:
+        rebuilder = Rebuilder(cluster, counting.topology, counting.application, alone_url)
+        found = [each for piece in rebuilder.pieces(Wanted()) for each in rebuilder.rebuild(piece, lambda *_: None)["counts"]]
+        alone = rebuilder.publish({"counts": found})
+    assert rows(url, made, tmp_path) == rows(alone_url, alone, tmp_path)
+
+    written += counting.write(KEYS[:500])
+    with counting.app(tmp_path / "state") as app:
+        await_table(app, written)
+    part = rebuild(counting.topology, settings, spark=spark, wanted=Wanted(["counts"], [0, 2], KeyRange.of_groups(0, 63)))
+    assert holes(part.stores["counts"].slices, 3) == []
+    assert {(each.partition, each.first) for each in part.stores["counts"].slices if any(part.run in file.name for file in each.files)} == {
+        (partition, first) for partition in (0, 2) for first in range(0, 64, 8)
+    }
+    with counting.app(tmp_path / "new", snapshots_dir=url) as app:
+        await_table(app, written)
+        assert metric(app, "coopstreams_picked_up_keys_total") == len(KEYS)
+
+
+def test_from_the_command_line_it_needs_no_more_than_a_number_of_cores(kafka: Kafka, tmp_path: Path) -> None:
+    counting, url = Counting.make(kafka, 2), str(tmp_path / "snapshots")
+    written = counting.write(KEYS[:200])
+    with counting.app(tmp_path / "state") as app:
+        await_table(app, written)
+    (tmp_path / "program.py").write_text(PROGRAM.format(application=counting.application, source=counting.source, sink=counting.sink))
+    command = ["-m", "coopstreams", "rebuild", str(tmp_path / "program.py"), "--snapshots", url, "--cores", "2"]
+    done = subprocess.run([sys.executable, *command, "--bootstrap-servers", kafka.bootstrap], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "1 stores, 200 keys" in done.stdout
+
+
+def test_without_a_place_nothing_is_begun(kafka: Kafka, spark: SparkSession) -> None:
+    with pytest.raises(ConfigError, match=r"snapshots\.dir"):
+        rebuild(Counting.make(kafka).topology, {"bootstrap.servers": "127.0.0.1:1"}, spark=spark)

@@ -1,0 +1,319 @@
+"""A restore that begins with a snapshot ends where one that replays everything ends; what does not fit is refused, said, and replayed."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fsspec
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from coopstreams.state import layout, snapshot
+from coopstreams.state.checkpoints import Checkpoint
+from coopstreams.state.database import Database
+from coopstreams.state.engine import Engine
+from coopstreams.state.manifest import Manifest, Slice, StoreSlices, shape_of
+from coopstreams.state.memory import Memory
+from coopstreams.state.pickup import Changelog, Snapshots, choose
+from coopstreams.state.restore import TOMBSTONES_MS, Bounds, Restore
+from coopstreams.state.rocks import Rocks
+from coopstreams.state.snapshot import SnapshotWriter
+from coopstreams.topology.keys import WHOLE, KeyRange
+from coopstreams.topology.serdes import text
+from coopstreams.topology.stores import StoreSpec, window_key
+from tests.state.test_restore import SIZE, SPEC, WINDOWS, Record, feed, some_log, stored
+
+EVER = 1 << 62
+CHANGELOG = Changelog("app-counts-changelog", "id-1", 4)
+PARTITION = 2
+numbers = count()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return str(tmp_path / "snapshots")
+
+
+def restored(log: Sequence[Record], upto: int, spec: StoreSpec = SPEC, ranges: Sequence[KeyRange] = (WHOLE,)) -> Database:
+    """Return a database that has replayed the log."""
+    database = Database(Memory(), [spec])
+    feed(Restore(database, spec, ranges, log_start=0, target=upto), log, upto, 1000)
+    return database
+
+
+def publish(url: str, database: Database, spec: StoreSpec = SPEC, key_range: KeyRange = WHOLE) -> Manifest:
+    run = snapshot.new_run()
+    slices = SnapshotWriter(url, "app", run).export(database, spec, PARTITION, key_range)
+    store = StoreSlices(CHANGELOG.topic, CHANGELOG.topic_id, CHANGELOG.partitions, shape_of(spec), tuple(slices))
+    made = Manifest("app", run, "rebuild", "2026-11-21T00:00:00+00:00", {spec.name: store})
+    snapshot.publish(url, made)
+    return made
+
+
+class PickingUp:
+    """A database that is restored with a published snapshot at hand."""
+
+    def __init__(self, url: str, engine: Engine, folder: Path, spec: StoreSpec = SPEC, changelog: Changelog = CHANGELOG) -> None:
+        self.database = Database(engine, [spec])
+        self.spec = spec
+        self.keys: list[int] = []
+        self._snapshots = Snapshots(url, "app", folder / "incoming")
+        self._changelog = changelog
+
+    def restore(self, log: Sequence[Record], target: int, ranges: Sequence[KeyRange] = (WHOLE,), log_start: int = 0) -> Restore:
+        """Return a restore that is done; it says how much it replayed."""
+        pick_up = partial(self._snapshots.pick_up, self.database, self.spec, PARTITION, self._changelog, self.keys.append)
+        restore = Restore(self.database, self.spec, ranges, log_start=log_start, target=target, pick_up=pick_up)
+        feed(restore, log, target, 1000)
+        return restore
+
+
+def window_log(size: int) -> list[Record]:
+    """Windows that move on with time; some are deleted."""
+    rows = [(number, window_key(b"%d" % (number % 53), number // 100 * SIZE) + bytes(4)) for number in range(size)]
+    return [(number, key, None if number % 17 == 0 else b"w%d" % number) for number, key in rows]
+
+
+@pytest.mark.parametrize(("spec", "make"), [(SPEC, some_log), (WINDOWS, window_log)], ids=["plain", "windows"])
+@pytest.mark.parametrize("engine", ["memory", "rocks"])
+def test_only_the_tail_is_replayed_and_nothing_differs(
+    spec: StoreSpec, make: Callable[[int], list[Record]], engine: str, tmp_path: Path, url: str
+) -> None:
+    log = make(1500)
+    end = log[-1][0] + 1
+    cut = end // 2
+    publish(url, restored(log, cut, spec), spec)
+    picking = PickingUp(url, Memory() if engine == "memory" else rocks(tmp_path), tmp_path, spec)
+    restore = picking.restore(log, end)
+    assert restore.progress().read == sum(offset >= cut for offset, _, _ in log)
+    truth = restored(log, end, spec)
+    assert visible(picking.database, spec) == visible(truth, spec)
+    assert picking.database.checkpoint(spec.name, 0, 255) == end
+    assert sum(picking.keys) > 20
+    assert list((tmp_path / "incoming").iterdir()) == []
+
+
+@pytest.mark.parametrize("parts", [3, 8])
+def test_a_range_takes_its_own_keys_and_no_others(parts: int, tmp_path: Path, url: str) -> None:
+    log = [(number, b"key-%d" % number, b"v") for number in range(3000)]
+    publish(url, restored(log, 3000))
+    for key_range in KeyRange.split(parts):
+        picking = PickingUp(url, rocks(tmp_path), tmp_path)
+        assert picking.restore(log, 3000, [key_range]).progress().read == 0
+        truth = stored(restored(log, 3000, ranges=[key_range]))
+        assert stored(picking.database) == truth
+        assert sum(picking.keys) == len(truth)
+
+
+def test_siblings_that_come_later_take_theirs_and_leave_what_runs_alone(tmp_path: Path, url: str) -> None:
+    log = some_log(500)
+    publish(url, restored(log, 600))
+    one, two, three = KeyRange.split(3)
+    picking = PickingUp(url, rocks(tmp_path), tmp_path)
+    picking.restore(log, 1000, [one])
+    live = stored(picking.database)
+    picking.database.write([], {"counts": [Checkpoint(*layout.groups_of(one), 1000)]})
+    picking.restore(log, 1000, [two])
+    assert {key: value for key, value in stored(picking.database).items() if key in live} == live
+    picking.restore(log, 1000, [three])
+    assert stored(picking.database) == stored(restored(log, 1000))
+
+
+def test_what_is_there_already_is_not_taken_again(tmp_path: Path, url: str) -> None:
+    log = some_log(500)
+    publish(url, restored(log, 600))
+    picking = PickingUp(url, rocks(tmp_path), tmp_path)
+    picking.restore(log, 800)
+    assert len(picking.keys) == 1
+    picking.restore(log, 1000)
+    assert len(picking.keys) == 1
+    assert stored(picking.database) == stored(restored(log, 1000))
+
+
+def test_state_that_cannot_be_continued_gives_way_to_the_snapshot(tmp_path: Path, url: str) -> None:
+    log = some_log(500)
+    publish(url, restored(log, 600))
+    picking = PickingUp(url, rocks(tmp_path), tmp_path)
+    zombies: list[Record] = [(number, b"zombie-%d" % number, b"1") for number in range(100)]
+    feed(Restore(picking.database, SPEC, [WHOLE], log_start=0, target=100), zombies, 100)
+    picking.database.write([], {"counts": [Checkpoint(0, 127, 5000)]})  # above the end: the topic was made anew
+    picking.database.write([], {"counts": [Checkpoint(128, 255, 100, true_ms=1)]})  # older than tombstones
+    assert picking.restore(log, 1000).progress().read == 200
+    assert stored(picking.database) == stored(restored(log, 1000))
+
+
+def test_a_part_that_no_slice_has_is_replayed_and_the_rest_is_not(tmp_path: Path, url: str) -> None:
+    log = some_log(500)
+    publish(url, restored(log, 600), key_range=KeyRange.of_groups(40, 200))
+    picking = PickingUp(url, rocks(tmp_path), tmp_path)
+    assert picking.restore(log, 1000).progress().read == 500
+    assert stored(picking.database) == stored(restored(log, 1000))
+    assert sum(picking.keys) == len([key for key in range(97) if 40 <= layout.database_key(b"%d" % key, b"")[0] <= 200 and key_lives(log, 600, key)])
+
+
+def test_nothing_published_is_no_error(tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture) -> None:
+    log = some_log(100)
+    with caplog.at_level(logging.WARNING):
+        assert PickingUp(url, Memory(), tmp_path).restore(log, 200).progress().read == 100
+    assert caplog.text == ""
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def change(path: Path, old: bytes, new: bytes) -> None:
+    data = path.read_bytes()
+    assert old in data
+    path.write_bytes(data.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda folder: flip(next(folder.glob("*/counts/*/*.sst"))), "is damaged"),
+        (lambda folder: next(folder.glob("*/counts/*/*.sst")).unlink(), "is missing"),
+        (lambda folder: change(next(folder.glob("*/manifest.json")), b'"observed": -1', b'"observed": -2'), "SHA-256 differs"),
+        (lambda folder: change(next(folder.glob("*/manifest.json")), b'"format": 1', b'"format": 9'), "upgrade coopstreams"),
+        (lambda folder: next(folder.glob("*/manifest.json")).unlink(), "it has no manifest"),
+        (lambda folder: folder.rename(folder.with_name("gone")), ""),
+    ],
+    ids=["flipped byte", "missing file", "damaged manifest", "newer format", "missing manifest", "nothing there"],
+)
+def test_a_snapshot_that_is_damaged_is_refused_in_words_and_the_changelog_read(
+    spoil: Callable[[Path], None], words: str, tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = some_log(500)
+    publish(url, restored(log, 600))
+    spoil(Path(url) / "app")
+    picking = PickingUp(url, rocks(tmp_path), tmp_path)
+    with caplog.at_level(logging.WARNING):
+        restore = picking.restore(log, 1000)
+    assert words in caplog.text
+    assert (caplog.text == "") == (words == "")
+    assert restore.progress().read == 500
+    assert stored(picking.database) == stored(restored(log, 1000))
+
+
+class CutShort(LocalFileSystem):  # type: ignore[misc]
+    """A file system on which the first download of each file ends too early."""
+
+    protocol = "cutshort"
+    seen: ClassVar[set[str]] = set()
+
+    def get_file(self, rpath: str, lpath: str, **options: Any) -> None:
+        super().get_file(rpath, lpath, **options)
+        if rpath not in self.seen:
+            self.seen.add(rpath)
+            Path(lpath).write_bytes(Path(lpath).read_bytes()[:-100])
+
+
+def test_a_download_that_was_cut_short_is_done_again(tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture) -> None:
+    fsspec.register_implementation("cutshort", CutShort, clobber=True)
+    log = some_log(500)
+    publish(url, restored(log, 600))
+    with caplog.at_level(logging.WARNING):
+        assert PickingUp(f"cutshort://{url}", rocks(tmp_path), tmp_path).restore(log, 1000).progress().read == 200
+    assert caplog.text == ""
+    assert len(CutShort.seen) > 20
+
+
+@pytest.mark.parametrize(
+    ("spec", "changelog", "words"),
+    [
+        (SPEC, replace(CHANGELOG, topic_id="id-2"), "that was made anew"),
+        (SPEC, replace(CHANGELOG, partitions=8), "had 4 partitions then and has 8 now"),
+        (replace(SPEC, value=text), CHANGELOG, "made by another topology"),
+    ],
+    ids=["topic made anew", "more partitions", "another topology"],
+)
+def test_a_snapshot_of_something_else_is_refused_in_words(
+    spec: StoreSpec, changelog: Changelog, words: str, tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = some_log(500)
+    publish(url, restored(log, 600))
+    picking = PickingUp(url, rocks(tmp_path), tmp_path, spec, changelog)
+    with caplog.at_level(logging.WARNING):
+        assert picking.restore(log, 1000).progress().read == 500
+    assert words in caplog.text
+    assert picking.keys == []
+    assert stored(picking.database) == stored(restored(log, 1000))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "words", "chosen"),
+    [
+        (Bounds(11, 99, 0), "below the log start 11", []),
+        (Bounds(0, 9, 0), "above the log end 9", []),
+        (Bounds(0, 99, 8), "keeps tombstones", [8]),
+        (Bounds(0, 99, 7), "", [0, 8]),
+    ],
+)
+def test_slices_that_the_changelog_does_not_go_on_from_are_not_chosen(bounds: Bounds, words: str, chosen: list[int]) -> None:
+    slices = (Slice(0, 0, 7, 10, true_ms=7), Slice(0, 8, 15, 10, true_ms=EVER), Slice(1, 0, 15, 10, true_ms=EVER))
+    taken, refusal = choose(StoreSlices("t", "i", 1, "s", slices), 0, range(256), bounds)
+    assert words in refusal
+    assert bool(words) == bool(refusal)
+    assert [each.first for each in taken] == chosen
+
+
+def test_an_old_snapshot_is_not_trusted_once_tombstones_may_be_gone(tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture) -> None:
+    log = some_log(500)
+    database = restored(log, 600)
+    database.write([], {"counts": [replace(at, true_ms=at.true_ms - TOMBSTONES_MS - 1000) for at in database.checkpoints("counts")]})
+    publish(url, database)
+    with caplog.at_level(logging.WARNING):
+        assert PickingUp(url, Memory(), tmp_path).restore(log, 1000).progress().read == 500
+    assert "older than the changelog keeps tombstones" in caplog.text
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(
+    size=st.integers(0, 400),
+    cuts=st.tuples(st.integers(0, 800), st.integers(0, 800)),
+    published=st.tuples(st.integers(0, 255), st.integers(0, 255)),
+    wanted=st.lists(st.integers(0, 255), min_size=2, max_size=6, unique=True),
+)
+def test_picking_up_and_replaying_end_alike_whatever_was_published_and_is_wanted(
+    size: int, cuts: tuple[int, int], published: tuple[int, int], wanted: list[int], tmp_path: Path
+) -> None:
+    url = f"memory://pickup-{os.getpid()}-{next(numbers)}"
+    log = some_log(size)
+    cut, end = sorted(cuts)
+    publish(url, restored(log, cut), key_range=KeyRange.of_groups(min(published), max(published)))
+    edges = sorted(wanted)
+    ranges = [KeyRange.of_groups(first, last - 1) for first, last in zip(edges[::2], edges[1::2], strict=False) if first < last]
+    picking = PickingUp(url, Memory(), tmp_path)
+    picking.restore(log, end, ranges)
+    assert stored(picking.database) == stored(restored(log, end, ranges=ranges))
+
+
+def key_lives(log: Sequence[Record], upto: int, key: int) -> bool:
+    values = [value for offset, name, value in log if offset < upto and name == b"%d" % key]
+    return bool(values) and values[-1] is not None
+
+
+def visible(database: Database, spec: StoreSpec) -> dict[bytes, tuple[bytes, int]]:
+    """What is stored, less the windows that have expired: when they go depends on how a restore was cut."""
+    rows = stored(database, spec)
+    if spec.kind not in layout.SEGMENTED:
+        return rows
+    oldest = layout.horizon(spec, max(layout.window_start(key) for key in rows))
+    return {key: value for key, value in rows.items() if layout.window_start(key) >= oldest}
+
+
+def rocks(tmp_path: Path) -> Rocks:
+    folder = tmp_path / f"rocks-{next(numbers)}"
+    folder.mkdir()
+    return Rocks(folder)

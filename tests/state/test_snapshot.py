@@ -1,0 +1,370 @@
+"""A snapshot is the state that was written, whole or refused: by slice, by file, by byte."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coopstreams.state import layout, manifest, snapshot
+from coopstreams.state.checkpoints import Checkpoint
+from coopstreams.state.database import Database
+from coopstreams.state.engine import Change, Engine
+from coopstreams.state.manifest import Manifest, Slice, StoreSlices
+from coopstreams.state.places import Place
+from coopstreams.state.rocks import Rocks
+from coopstreams.state.snapshot import SnapshotWriter
+from coopstreams.state.sst import read_sst, write_sst
+from coopstreams.topology.errors import SnapshotError
+from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
+from coopstreams.topology.serdes import int64, text
+from coopstreams.topology.stores import StoreSpec, window_key
+from tests.state.conftest import NewEngine
+
+SPEC = StoreSpec("counts", "key_value", text, int64)
+WINDOWS = StoreSpec("windows", "window", text, int64, window_ms=60_000, retention_ms=240_000)
+PART = KeyRange.of_groups(80, 127)
+"""Some slices of two siblings: a file takes a database to be read, and all of them would take long."""
+numbers = count()
+
+
+@pytest.fixture(params=["folder", "memory", "s3"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Places of three kinds: the file system, fsspec's in memory, and a server that speaks S3 over HTTP."""
+    name = f"snapshots-{os.getpid()}-{next(numbers)}"
+    match request.param:
+        case "folder":
+            return f"file://{tmp_path}/{name}"
+        case "memory":
+            return f"memory://{name}"
+        case _:
+            return f"{request.getfixturevalue('bucket')}/{name}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return str(tmp_path / "snapshots")
+
+
+def fill(database: Database, size: int = 3000) -> None:
+    """Put keys into both stores, and checkpoints of two siblings that stand at different offsets."""
+    rows = sorted((layout.database_key(b"key-%d" % number, b"key-%d" % number), layout.pack(number, b"v%d" % number)) for number in range(size))
+    windows: dict[str, list[tuple[bytes, bytes]]] = {}
+    for number in range(size):
+        start = number % 5 * 60_000
+        segment = layout.segment_family("windows", start // layout.segment_ms(WINDOWS))
+        key = layout.database_key(b"key-%d" % number, window_key(b"key-%d" % number, start))
+        windows.setdefault(segment, []).append((key, layout.pack(number, b"w")))
+    changes = [Change("store/counts", *_columns(rows)), *(Change(family, *_columns(sorted(of))) for family, of in windows.items())]
+    marks = [Checkpoint(0, 99, 500, true_ms=7), Checkpoint(100, 255, 600, true_ms=8)]
+    database.write(changes, {"counts": marks, "windows": [replace(mark, observed=240_000) for mark in marks]})
+
+
+def _columns(rows: Sequence[tuple[bytes, bytes]]) -> tuple[list[bytes], list[bytes]]:
+    return [key for key, _ in rows], [value for _, value in rows]
+
+
+def taken(url: str, database: Database, spec: StoreSpec, key_range: KeyRange = WHOLE, run: str = "run-1") -> list[Slice]:
+    return SnapshotWriter(url, "app", run).export(database, spec, 3, key_range)
+
+
+def manifest_of(slices: Mapping[str, Sequence[Slice]], run: str = "run-1") -> Manifest:
+    shapes = {"counts": manifest.shape_of(SPEC), "windows": manifest.shape_of(WINDOWS)}
+    stores = {name: StoreSlices(f"app-{name}-changelog", "id", 4, shapes[name], tuple(of)) for name, of in slices.items()}
+    return Manifest("app", run, "rebuild", "2026-11-21T00:00:00+00:00", stores, {"orders": {0: 12}}, {"orders": {0: 99}})
+
+
+def rows_of(url: str, slices: Sequence[Slice], folder: Path) -> dict[tuple[str, bytes], bytes]:
+    found: dict[tuple[str, bytes], bytes] = {}
+    for each in slices:
+        for file in each.files:
+            for key, value in read_sst(snapshot.fetch(Place(url), "app", file, folder).path):
+                assert each.first <= key[0] <= each.last
+                found[file.family, key] = value
+    return found
+
+
+@pytest.mark.parametrize("spec", [SPEC, WINDOWS], ids=["plain", "windows"])
+def test_what_is_exported_is_what_the_database_has_slice_by_slice(spec: StoreSpec, folder: str, new_engine: NewEngine, tmp_path: Path) -> None:
+    database = Database(new_engine(), [SPEC, WINDOWS])
+    fill(database)
+    slices = taken(folder, database, spec, PART)
+    assert manifest.holes([replace(each, partition=0) for each in slices], 1) == [(0, group) for group in range(256) if not 80 <= group <= 127]
+    assert [(each.offset, each.true_ms) for each in slices if each.last < 100 or each.first >= 100] == [
+        (500, 7) if each.last < 100 else (600, 8) for each in slices
+    ]
+    truth = {(family, key): value for family, rows in database.rows(spec.name, 80, 127) for key, value in rows}
+    assert len(truth) == sum(key_hash(b"key-%d" % number) in PART for number in range(3000))
+    assert rows_of(folder, slices, tmp_path) == truth
+
+
+def test_a_range_is_exported_alone_and_key_groups_without_a_checkpoint_are_not(folder: str, tmp_path: Path) -> None:
+    database = Database(_rocks(tmp_path), [SPEC, WINDOWS])
+    fill(database, 500)
+    one = KeyRange.of_groups(3, 20)
+    slices = taken(folder, database, SPEC, one)
+    assert [(each.first, each.last) for each in slices] == [(3, 7), (8, 15), (16, 20)]
+    assert len(rows_of(folder, slices, tmp_path)) == sum(key_hash(b"key-%d" % number) in one for number in range(500))
+    assert taken(folder, Database(_rocks(tmp_path), [SPEC]), SPEC) == []
+
+
+@pytest.mark.parametrize("spec", [SPEC, WINDOWS], ids=["plain", "windows"])
+def test_a_database_that_ingests_slices_is_the_one_they_came_from(spec: StoreSpec, folder: str, new_engine: NewEngine, tmp_path: Path) -> None:
+    origin = Database(new_engine(), [SPEC, WINDOWS])
+    fill(origin)
+    target = Database(new_engine(), [SPEC, WINDOWS])
+    fill(target, 100)  # what it has is in the way, and goes
+    for each in taken(folder, origin, spec, PART):
+        files = [snapshot.fetch(Place(folder), "app", file, tmp_path) for file in each.files]
+        by_family: dict[str, list[Path]] = {}
+        for one in files:
+            by_family.setdefault(one.file.family, []).append(one.path)
+        target.ingest(spec.name, [each.checkpoint], by_family)
+        assert not any(one.path.exists() for one in files)
+    assert list(target.scan(spec.name, range(80, 128), None, None)) == list(origin.scan(spec.name, range(80, 128), None, None))
+    assert target.checkpoints(spec.name).within(80, 127) == origin.checkpoints(spec.name).within(80, 127)
+
+
+def test_ingested_state_outlives_the_process(folder: str, tmp_path: Path) -> None:
+    origin = Database(_rocks(tmp_path), [SPEC, WINDOWS])
+    fill(origin)
+    (tmp_path / "target").mkdir()
+    target = Database(Rocks(tmp_path / "target"), [SPEC])
+    for each in taken(folder, origin, SPEC):
+        target.ingest("counts", [each.checkpoint], {file.family: [snapshot.fetch(Place(folder), "app", file, tmp_path).path] for file in each.files})
+    target.close()
+    again = Database(Rocks(tmp_path / "target"), [SPEC])
+    assert len(list(again.scan("counts", range(256), None, None))) == 3000
+    assert again.checkpoints("counts") == origin.checkpoints("counts")
+
+
+def test_files_that_are_none_leave_the_database_usable_and_the_groups_without_a_checkpoint(tmp_path: Path) -> None:
+    database = Database(_rocks(tmp_path), [SPEC, WINDOWS])
+    fill(database, 500)
+    bad = tmp_path / "bad.sst"
+    bad.write_bytes(b"no file of RocksDB" * 100)
+    with pytest.raises(SnapshotError, match="do not go into"):
+        database.ingest("counts", [Checkpoint(8, 15, 1)], {"store/counts": [bad]})
+    assert database.checkpoint("counts", 8, 15) is None
+    assert database.checkpoint("counts", 0, 7) == 500
+    fill(database, 500)
+    assert len(list(database.scan("counts", range(256), None, None))) == 500
+
+
+def test_rows_out_of_order_are_refused_and_none_make_no_file(tmp_path: Path) -> None:
+    assert write_sst(tmp_path / "empty.sst", iter(())) is None
+    with pytest.raises(SnapshotError, match="strict ascending order"):
+        write_sst(tmp_path / "unsorted.sst", iter([(b"b", b"1"), (b"a", b"1")]))
+
+
+def test_nothing_is_seen_before_it_is_published_and_the_newest_publication_counts(url: str, tmp_path: Path) -> None:
+    database = Database(_rocks(tmp_path), [SPEC, WINDOWS])
+    fill(database, 50)
+    first = manifest_of({"counts": taken(url, database, SPEC, PART)})
+    assert snapshot.load(url, "app") is None
+    snapshot.publish(url, first)
+    assert snapshot.load(url, "app") == first
+    second = manifest_of({"counts": taken(url, database, SPEC, PART, run="run-2")}, "run-2")
+    snapshot.store_manifest(url, second)
+    assert snapshot.load(url, "app") == first
+    assert snapshot.load(url, "app", "run-2") == second
+    snapshot.publish(url, second)
+    assert snapshot.current_run(url, "app") == "run-2"
+    assert snapshot.runs(url, "app") == ["run-1", "run-2"]
+
+
+def test_a_manifest_survives_its_file_and_every_flipped_byte_is_noticed() -> None:
+    made = manifest_of({"counts": [Slice(0, 0, 7, 5, -1, 9, (manifest.File("store/counts", "n", 1, 2, "ab", "00", "01"),))]})
+    data = made.to_json()
+    assert Manifest.from_json(data) == made
+    for at in range(len(data)):
+        flipped = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+        try:
+            assert Manifest.from_json(flipped) == made  # a blank between words became another one
+            assert data[at] in b" \n\t"
+        except SnapshotError:
+            pass
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "no manifest"),
+        (b"[]", "no manifest"),
+        (b'{"format":2}', "upgrade coopstreams"),
+        (b'{"format":1,"sha256":"00"}', "SHA-256 differs"),
+        (b'{"format":1}', "no manifest"),
+    ],
+)
+def test_what_is_no_manifest_is_refused_in_words(data: bytes, words: str) -> None:
+    with pytest.raises(SnapshotError, match=words):
+        Manifest.from_json(data)
+
+
+def test_a_manifest_in_the_wrong_place_and_a_missing_one_are_refused(url: str) -> None:
+    snapshot.store_manifest(url, manifest_of({}, "run-1"))
+    Place(url).write("app/run-2/manifest.json", Place(url).read("app/run-1/manifest.json") or b"")
+    with pytest.raises(SnapshotError, match='its manifest is that of "run-1"'):
+        snapshot.load(url, "app", "run-2")
+    with pytest.raises(SnapshotError, match="snapshots ls"):
+        snapshot.load(url, "app", "run-3")
+    with pytest.raises(SnapshotError, match="it has no manifest"):
+        snapshot.load(url, "app", "../app/run-1")
+
+
+@pytest.fixture
+def published(folder: str, tmp_path: Path) -> tuple[str, Manifest]:
+    database = Database(_rocks(tmp_path), [SPEC, WINDOWS])
+    fill(database)
+    made = manifest_of({"counts": taken(folder, database, SPEC, PART), "windows": taken(folder, database, WINDOWS, PART)})
+    snapshot.publish(folder, made)
+    return folder, made
+
+
+def test_a_whole_snapshot_verifies(published: tuple[str, Manifest]) -> None:
+    checked = list(snapshot.verify(*published))
+    assert len(checked) == len(list(published[1].files())) > 20
+    assert [problem for _, problem in checked if problem] == []
+
+
+@pytest.mark.parametrize("where", [0.1, 0.5, 0.9])
+def test_a_flipped_byte_and_a_missing_file_are_found(where: float, published: tuple[str, Manifest]) -> None:
+    url, made = published
+    damaged, missing, *_ = list(made.files())
+    path = Path(url) / "app" / damaged.name
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * where)] ^= 1
+    path.write_bytes(data)
+    (Path(url) / "app" / missing.name).unlink()
+    problems = {file.name: problem for file, problem in snapshot.verify(url, made) if problem}
+    assert "is damaged" in problems.pop(damaged.name)
+    assert "is missing" in problems.pop(missing.name)
+    assert problems == {}
+
+
+def test_files_that_hold_something_else_than_the_manifest_says_are_found(published: tuple[str, Manifest]) -> None:
+    url, made = published
+    store = made.stores["counts"]
+    first, second, third, fourth, *_ = store.slices
+    lies = (
+        replace(first, files=(replace(first.files[0], entries=1),)),
+        replace(second, files=(replace(second.files[0], first_key="00"),)),
+        replace(third, last=third.first),
+        replace(fourth, files=(replace(fourth.files[0], family="store/other"),)),
+    )
+    told = list(snapshot.verify(url, replace(made, stores={"counts": replace(store, slices=lies)})))
+    assert [problem.partition(",")[0] for _, problem in told] == [
+        f"it has {first.files[0].entries} keys",
+        "its first or last key is not what the manifest says",
+        f"it has keys outside the key groups {third.first}..{third.first}",
+        'it is of family "store/other"',
+    ]
+
+
+def test_a_sweep_leaves_what_counts_and_what_may_be_at_work(url: str, tmp_path: Path) -> None:
+    database = Database(_rocks(tmp_path), [SPEC, WINDOWS])
+    fill(database, 500)
+    old = manifest_of({"counts": taken(url, database, SPEC, PART, run="run-1")}, "run-1")
+    snapshot.publish(url, old)
+    half = KeyRange.of_groups(80, 103)
+    newer = taken(url, database, SPEC, half, run="run-3")
+    mixed = manifest_of({"counts": manifest.merged(old.stores["counts"].slices, newer)}, "run-3")
+    taken(url, database, SPEC, half, run="run-2")  # was given up
+    taken(url, database, SPEC, half, run="run-3")  # an attempt that ran twice
+    snapshot.publish(url, mixed)
+    taken(url, database, SPEC, half, run="run-4")  # works on
+    said = snapshot.sweep(url, "app", doing=False)
+    assert Place(url).names("app/run-2") != []
+    assert snapshot.sweep(url, "app") == said
+    assert {name.partition("/")[0] for name in said} == {"run-1", "run-2", "run-3"}
+    assert [problem for _, problem in snapshot.verify(url, mixed) if problem] == []
+    assert [Place(url).names(f"app/{run}") != [] for run in ("run-1", "run-2", "run-3", "run-4")] == [True, False, True, True]
+    assert snapshot.sweep(url, "app") == []
+
+
+ranges = st.tuples(st.integers(0, 3), st.integers(0, 255), st.integers(0, 255)).map(lambda of: (of[0], min(of[1:]), max(of[1:])))
+
+
+def disjoint(found: Sequence[tuple[int, int, int]], offset: int) -> Iterator[Slice]:
+    taken: set[tuple[int, int]] = set()
+    for partition, first, last in found:
+        groups = {(partition, group) for group in range(first, last + 1)}
+        if not groups & taken:
+            taken |= groups
+            yield Slice(partition, first, last, offset)
+
+
+@given(st.lists(ranges), st.lists(ranges))
+def test_merged_slices_never_overlap_and_the_newer_ones_are_all_there(older: list[tuple[int, int, int]], newer: list[tuple[int, int, int]]) -> None:
+    new = list(disjoint(newer, 2))
+    result = manifest.merged(disjoint(older, 1), new)
+    assert set(new) <= set(result)
+    groups = [(each.partition, group) for each in result for group in range(each.first, each.last + 1)]
+    assert len(groups) == len(set(groups))
+
+
+@given(st.integers(0, 255), st.integers(0, 255))
+def test_cut_checkpoints_tile_what_was_cut_and_cross_no_bound(a: int, b: int) -> None:
+    run = Checkpoint(min(a, b), max(a, b), 5, 6, 7)
+    pieces = list(manifest.cut([run]))
+    assert [group for piece in pieces for group in range(piece.first, piece.last + 1)] == list(range(run.first, run.last + 1))
+    assert all(piece.first // manifest.SLICE_GROUPS == piece.last // manifest.SLICE_GROUPS for piece in pieces)
+    assert all((piece.offset, piece.observed, piece.true_ms) == (5, 6, 7) for piece in pieces)
+
+
+def test_a_place_that_cannot_be_is_refused_in_words(bucket: str, tmp_path: Path) -> None:
+    with pytest.raises(SnapshotError, match="is no place for snapshots"):
+        Place("nosuch://somewhere")
+    with pytest.raises(SnapshotError, match='cannot write "name" at s3://nobody-made-it'):
+        Place("s3://nobody-made-it").write("name", b"data")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(SnapshotError, match='cannot write "name"'):
+        Place(str(tmp_path / "file")).write("name", b"data")
+
+
+def test_a_place_has_what_was_put_there_and_nothing_else(url: str, tmp_path: Path) -> None:
+    place = Place(url)
+    assert place.read("a/b") is None
+    assert not place.download("a/b", tmp_path / "copy")
+    assert place.names() == place.names("a") == []
+    place.write("a/b", b"1")
+    place.write("a/b", b"2")
+    (tmp_path / "local").write_bytes(b"3")
+    place.upload(tmp_path / "local", "a/c/d")
+    assert place.names() == place.names("a") == ["a/b", "a/c/d"]
+    assert place.names("a/c") == ["a/c/d"]
+    assert [place.read(name) for name in place.names()] == [b"2", b"3"]
+    assert place.download("a/b", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == b"2"
+    place.delete("a/b")
+    place.delete("a/b")
+    assert Place(url).names() == ["a/c/d"]
+
+
+def test_hadoops_name_for_s3_is_understood(bucket: str) -> None:
+    Place(f"{bucket}/hadoop").write("name", b"data")
+    assert Place(f"{bucket.replace('s3:', 's3a:')}/hadoop").read("name") == b"data"
+
+
+def test_slices_are_placed_by_their_partition() -> None:
+    placed = manifest.placed([Slice(0, 0, 7, observed=3), Slice(2, 8, 15)], {0: 10, 1: 11, 2: 12}, 99)
+    assert placed == (Slice(0, 0, 7, 10, 3, 99), Slice(2, 8, 15, 12, true_ms=99))
+
+
+def test_holes_are_what_nobody_has_and_what_several_have() -> None:
+    whole = [Slice(0, 0, 127), Slice(0, 128, 255)]
+    assert manifest.holes(whole, 1) == []
+    assert manifest.holes(whole[:1], 1) == [(0, group) for group in range(128, 256)]
+    assert manifest.holes([*whole, Slice(0, 9, 9)], 1) == [(0, 9)]
+
+
+def _rocks(tmp_path: Path) -> Engine:
+    folder = tmp_path / f"rocks-{next(numbers)}"
+    folder.mkdir()
+    return Rocks(folder)
