@@ -45,11 +45,14 @@ def publish(done: Backfilled, topology: Topology, settings: Config | Mapping[str
     try:
         goes_on = _positions(done, cluster)
         _check_unused(offsets, goes_on)
-        if done.plan.snapshots is not None:  # before the offsets, which the broker refuses to set while the group has members
-            snapshot.store_manifest(done.plan.snapshots, _manifest(done, topology, cluster))
+        # Before the offsets, which the broker refuses to set while the group has members: behind them an application may have started,
+        # and the ends of its changelogs are no longer where the snapshot ends.
+        manifest = _manifest(done, topology, cluster)
+        if done.plan.snapshots is not None:
+            snapshot.store_manifest(done.plan.snapshots, manifest)
         offsets.commit({place: (at.offset, at.metadata) for place, at in goes_on.items()})
         if done.plan.snapshots is not None:
-            snapshot.publish(done.plan.snapshots, _manifest(done, topology, cluster))
+            snapshot.publish(done.plan.snapshots, manifest)
         cluster.delete_topics([marks_topic(done.plan.application, done.plan.run)])
     finally:
         offsets.close()

@@ -44,8 +44,9 @@ class _Opening:
     since: float = field(default_factory=time.monotonic)
     barrier: int | None = None
     progress: Progress | None = None
-    """Known once the barrier is passed; the state is being restored from then on."""
+    """Known once the barrier is passed."""
     database: Database | None = None
+    """Open once the barrier is passed; the state is being picked up and restored from then on."""
 
 
 class Opener:
@@ -100,7 +101,7 @@ class Opener:
             return "topics that match a pattern: this process has not seen them yet", []
         if opening is None or opening.barrier is None:
             return "its turn with the opener", []
-        if opening.progress is None:
+        if opening.database is None:
             return f"the barrier: offset {opening.barrier} of {self._follower.partition}, known up to {self._follower.tail}", []
         return "its state to be restored", self._restoring.progress(task)
 

@@ -24,9 +24,11 @@ from coopstreams.state.engine import Engine
 from coopstreams.state.manifest import Manifest, Slice, StoreSlices, shape_of
 from coopstreams.state.memory import Memory
 from coopstreams.state.pickup import Changelog, Snapshots, choose
+from coopstreams.state.places import Place
 from coopstreams.state.restore import TOMBSTONES_MS, Bounds, Restore
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot import SnapshotWriter
+from coopstreams.topology.errors import SnapshotError
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.serdes import text
 from coopstreams.topology.stores import StoreSpec, window_key
@@ -297,6 +299,26 @@ def test_picking_up_and_replaying_end_alike_whatever_was_published_and_is_wanted
     picking = PickingUp(url, Memory(), tmp_path)
     picking.restore(log, end, ranges)
     assert stored(picking.database) == stored(restored(log, end, ranges=ranges))
+
+
+def test_a_pick_up_that_died_half_way_is_emptied_and_begun_again(tmp_path: Path, url: str) -> None:
+    log = window_log(1500)
+    made = publish(url, restored(log, 800, WINDOWS), WINDOWS)
+    folder = tmp_path / "database"
+    folder.mkdir()
+    database = Database(Rocks(folder), [WINDOWS])
+    halves = next(each for each in made.stores["windows"].slices if len(each.files) > 1)
+    first, second = (snapshot.fetch(Place(url), "app", file, tmp_path) for file in halves.files[:2])
+    second.path.write_bytes(b"the machine died here")
+    with pytest.raises(SnapshotError):
+        database.ingest("windows", [halves.checkpoint], {first.file.family: [first.path], second.file.family: [second.path]})
+    database.close()
+
+    picking = PickingUp(url, Rocks(folder), tmp_path, WINDOWS)
+    assert picking.database.has_keys("windows", halves.first, halves.last)
+    assert picking.database.checkpoint("windows", halves.first, halves.last) is None
+    assert picking.restore(log, 1500).progress().read == 700
+    assert visible(picking.database, WINDOWS) == visible(restored(log, 1500, WINDOWS), WINDOWS)
 
 
 def key_lives(log: Sequence[Record], upto: int, key: int) -> bool:
