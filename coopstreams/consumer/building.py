@@ -26,11 +26,14 @@ from coopstreams.group.admin import GroupAdmin
 from coopstreams.group.holdings import GroupEvent
 from coopstreams.group.members import Assignment, MemberInfo, MemberState
 from coopstreams.group.membership import GroupMember, Timings
-from coopstreams.log.log import Log
+from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConsumerRangeFetchNotAcceptedError, TopicRangeFetchNotAllowedError, UnknownTopicError
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.task_id import TaskId
+
+STEADY_S = 5.0
+"""How long a question within `consume` may wait for brokers that are away; then `consume` returns, and asks again the next time."""
 
 
 def transactional_ids(group: str) -> tuple[str, str]:
@@ -39,7 +42,7 @@ def transactional_ids(group: str) -> tuple[str, str]:
     return f"{group}-consumer-{life}", f"{group}-consumer-{life}-commit"
 
 
-def alone(config: ConsumerConfig, log: Log, wanted: Mapping[TopicPartition, tuple[KeyRange, ...]], filter_: Filter | None) -> Session:
+def alone(config: ConsumerConfig, log: KafkaLog, wanted: Mapping[TopicPartition, tuple[KeyRange, ...]], filter_: Filter | None) -> Session:
     """Return a session for these key ranges; see `CooperativeConsumer.assign`."""
     policies = Policies(log, config["replication.factor"])
     _check(config, log, policies, wanted)
@@ -58,7 +61,7 @@ def alone(config: ConsumerConfig, log: Log, wanted: Mapping[TopicPartition, tupl
 
 def shared(
     config: ConsumerConfig,
-    log: Log,
+    log: KafkaLog,
     assignor: Assignor,
     topics: Sequence[str],
     transactional: tuple[str, str],
@@ -82,7 +85,12 @@ def shared(
         partitions, shareable = policies.for_leader({topic for state in states.values() for topic in state.topics})
         return deal(assignor, partitions, shareable, states)
 
-    timings = Timings(session=config["session.timeout.ms"], heartbeat=config["heartbeat.interval.ms"], connect=config["connect.timeout.ms"])
+    timings = Timings(
+        session=config["session.timeout.ms"],
+        heartbeat=config["heartbeat.interval.ms"],
+        connect=config["connect.timeout.ms"],
+        request=int(1000 * STEADY_S),
+    )
     member = GroupMember(
         config.client,
         group,
@@ -92,6 +100,7 @@ def shared(
         assign,
         inbox.put,
         lambda: time.monotonic() - polled[0] < config["max.poll.interval.ms"] / 1000,
+        instance_id=config["group.instance.id"],
         sources={number: [topic] for number, topic in policies.numbers().items()},
         timings=timings,
     )
@@ -104,7 +113,7 @@ def shared(
 
 def _session(
     config: ConsumerConfig,
-    log: Log,
+    log: KafkaLog,
     ownership: Alone | Shared,
     topics: Mapping[int, str],
     transactional_id: str,
@@ -129,11 +138,14 @@ def _session(
     reader = log.reader(committed_only=config["isolation.level"] == "read_committed")
     fetching = Fetching(reader, config["max.bytes.key.range.cache"], policies.reserves_values, filter_)
     in_offset_order = config["commit.order"] == "offset"
-    committing = Committing(log, follower, transactional_id, config["transaction.timeout.ms"] / 1000, in_offset_order=in_offset_order)
+    timeout_s = config["transaction.timeout.ms"] / 1000
+    log.timeout_s = timeout_s  # for the writer's life: brokers have been found by now
+    committing = Committing(log, follower, transactional_id, timeout_s, in_offset_order=in_offset_order)
+    log.timeout_s = STEADY_S
     return Session(config, ownership, follower, openings, fetching, committing, policies, inbox, listeners, shares=shares)
 
 
-def _check(config: ConsumerConfig, log: Log, policies: Policies, wanted: Mapping[TopicPartition, tuple[KeyRange, ...]]) -> None:
+def _check(config: ConsumerConfig, log: KafkaLog, policies: Policies, wanted: Mapping[TopicPartition, tuple[KeyRange, ...]]) -> None:
     counts = log.partitions(sorted({at.topic for at in wanted}))
     policies.watch([at.topic for at in wanted if at.topic in counts])
     for at, pieces in wanted.items():

@@ -45,6 +45,11 @@ def _text(value: Any) -> str:
 
 SETTINGS: Mapping[str, tuple[Callable[[Any], Any], Any, str]] = {
     "group.id": (_text, None, "The consumer group: commits belong to it."),
+    "group.instance.id": (
+        _text,
+        None,
+        "Makes this a static member: started again within `session.timeout.ms`, it has what it had, and nobody else is disturbed.",
+    ),
     "auto.offset.reset": (_one_of("earliest", "latest"), "earliest", "Where a group begins that has no offset."),
     "isolation.level": (_one_of("read_committed", "read_uncommitted"), "read_committed", "Whether records of open transactions are handed out."),
     "partition.assignment.strategy": (
@@ -76,7 +81,7 @@ SETTINGS: Mapping[str, tuple[Callable[[Any], Any], Any, str]] = {
     "commit.order": (
         _one_of("none", "offset"),
         "none",
-        "offset: a transaction waits until everything before it in its partitions is committed, for `transaction.timeout.ms` at most.",
+        "offset: a transaction waits until everything before it in its partitions is committed, for half of `transaction.timeout.ms` at most.",
     ),
     "replication.factor": (_number(-1), -1, "Replicas of the topics with commits and policies, when they are made; -1: the broker's default."),
     "connect.timeout.ms": (_number(1000), 60_000, "How long to look for the brokers before giving up."),

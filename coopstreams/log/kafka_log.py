@@ -43,7 +43,8 @@ class KafkaLog:
     def __init__(self, settings: Mapping[str, Any], *, timeout_s: float = 30.0) -> None:
         self._settings = dict(settings)
         producer_settings(self._settings, None)  # what is wrong is said now
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
+        """How long a broker may be away before a question fails; may be changed at any time."""
         self._errors = ClientErrors()
         self._lock = threading.Lock()
         self._consumer = self._new_consumer()
@@ -56,7 +57,7 @@ class KafkaLog:
 
     def writer(self, transactional_id: str | None = None) -> KafkaWriter:
         """Return a writer; a transactional one ends whatever transaction was open under its id."""
-        return KafkaWriter(self._settings, transactional_id, self.end_offset, self._timeout_s)
+        return KafkaWriter(self._settings, transactional_id, self.end_offset, self.timeout_s)
 
     def partitions(self, topics: Sequence[str] | None = None) -> dict[str, int]:
         """Return the partition count of each topic asked for (all: None) that exists."""
@@ -135,7 +136,7 @@ class KafkaLog:
         """Return the answer of the cluster, asked again while it is away or does not yet know a new topic."""
         start = time.monotonic()
         while True:
-            left = start + self._timeout_s - time.monotonic()
+            left = start + self.timeout_s - time.monotonic()
             with self._lock:  # librdkafka's consumer lets a second caller starve
                 if self._closed:
                     raise LogError("this log is closed")
@@ -145,7 +146,7 @@ class KafkaLog:
                     error = error_of(exception)
                     self._consumer.poll(0)  # hear why
             if where is not None and error.code() in UNKNOWN:
-                if time.monotonic() - start > min(UNKNOWN_FOR_S, self._timeout_s) and self._is_missing(where):
+                if time.monotonic() - start > min(UNKNOWN_FOR_S, self.timeout_s) and self._is_missing(where):
                     raise unknown_topic(str(where))
             elif self._errors.refused is not None or not heals(error):
                 raise translated(self._errors.refused or error, what)
@@ -154,7 +155,7 @@ class KafkaLog:
                     if not self._closed:  # a client can lose sight of its brokers for good: see `KafkaReader._renew`
                         self._consumer.close()
                         self._consumer = self._new_consumer()
-                raise away(self._settings["bootstrap.servers"], what, self._timeout_s, self._errors)
+                raise away(self._settings["bootstrap.servers"], what, self.timeout_s, self._errors)
             time.sleep(RETRY_S)
 
     def _is_missing(self, where: TopicPartition) -> bool:
@@ -168,7 +169,7 @@ class KafkaLog:
 
     def _request(self, request: Callable[..., Any], what_for: list[Any], what: str, fine: Collection[int] = ()) -> Any:
         """Return what a request of the administrator came to, made again while the cluster is away; None for an error that is fine."""
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self.timeout_s
         while True:
             left = max(deadline - time.monotonic(), 0.1)
             try:
@@ -185,7 +186,7 @@ class KafkaLog:
                     raise translated(error, what) from exception
                 if time.monotonic() > deadline:
                     self._admin = self._new_admin()
-                    raise away(self._settings["bootstrap.servers"], what, self._timeout_s, self._errors) from exception
+                    raise away(self._settings["bootstrap.servers"], what, self.timeout_s, self._errors) from exception
             # A broker that has just started may not have known the controller when the client asked; it would not ask again for long.
             self.partitions()
             with contextlib.suppress(KafkaException):
@@ -193,6 +194,6 @@ class KafkaLog:
 
     def _wait_for(self, done: Callable[[dict[str, int]], bool]) -> None:
         """Return when the topics are as they should be: a broker answers before it knows of its own change."""
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self.timeout_s
         while not done(self.partitions()) and time.monotonic() < deadline:
             time.sleep(RETRY_S)

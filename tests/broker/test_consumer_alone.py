@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from coopstreams.consumer import ConsumerRecord, KeyRange
+from coopstreams.commit.progress import plan
+from coopstreams.consumer import ConsumerRecord, CooperativeConsumer, KeyRange, TopicPartition
 from coopstreams.consumer.policy import PolicyTopic
 from coopstreams.topology.errors import (
     CommitConflictError,
@@ -201,3 +202,46 @@ def test_pause_resume_and_seek(orders: Orders) -> None:
     consumer.seek(orders.at, 15)
     assert [record.offset for record in read(consumer, 15)] == list(range(15, 30))
     assert consumer.commit().offset == {orders.at: 20}
+
+
+def test_a_commit_of_which_only_a_part_arrived_is_ignored(kafka: Kafka) -> None:
+    """Proposal 3: a torn commit over several partitions is no commit, and what was complete before it stays."""
+    orders = Orders(kafka, partitions=2)
+    both: dict[TopicPartition | tuple[str, int], list[KeyRange]] = {(orders.topic, 0): [], (orders.topic, 1): []}
+    try:
+        for partition in range(2):
+            orders.write(20, partition)
+        consumer = orders.make()
+        consumer.assign(both)
+        records = read(consumer, 40)
+        finish(consumer, records, lambda offset: offset < 5)
+        consumer.commit()
+        before = consumer.committed(both)
+        finish(consumer, records, lambda offset: offset >= 5)
+        tear_a_commit(consumer)
+
+        again = orders.make()
+        again.assign(both)
+        assert sorted((record.partition, record.offset) for record in read(again, 30)) == [(p, n) for p in range(2) for n in range(5, 20)]
+        found = again.committed(both)
+        assert {at: one and (one.offset, one.ranges) for at, one in found.items()} == {
+            at: one and (one.offset, one.ranges) for at, one in before.items()
+        }
+    finally:
+        orders.close()
+
+
+def tear_a_commit(consumer: CooperativeConsumer) -> None:
+    """Write the first of two individual commits, and no more, as a process would that dies in between."""
+    session = consumer._session
+    session.take_done()
+    shares = list(session.shares.values())
+    for share in shares:
+        share.stand(in_order=False)
+    (key, value), _ = plan([share.progress for share in shares], session.follower).records
+    where = session.follower.partition
+    writer = session.committing._writer
+    writer.begin()
+    writer.append(where.topic, [key], [value], [1], partitions=where.partition)
+    writer.flush(10)
+    consumer._running = None  # dead: it does not close

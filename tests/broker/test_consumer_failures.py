@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from coopstreams.commit.record import TOPIC
+from coopstreams.consumer import CooperativeConsumer, TopicPartition
 from coopstreams.dev.broker import KafkaBroker
+from coopstreams.topology.errors import LogError, MembershipLostError
 from coopstreams.topology.keys import KeyRange
-from tests.broker.consuming import Orders, finish, nothing_more, read
+from tests.broker.consuming import Orders, finish, nothing_more, poll_until, read
 from tests.conftest import Kafka
 
 pytestmark = pytest.mark.broker
@@ -67,3 +69,33 @@ def test_a_lost_commit_topic_leaves_the_stable_offset(broker_of_own: Callable[..
     assert heir.commit().last_stable_offset == {orders.at: 100}
     nothing_more(heir)
     orders.close()
+
+
+@pytest.mark.slow
+def test_a_broker_that_restarts_takes_nothing_away(broker_of_own: Callable[..., KafkaBroker]) -> None:
+    broker = broker_of_own()
+    orders = Orders(broker)
+    orders.write(100)
+    consumer = orders.member(transaction_timeout_ms=5000)
+    records = read(consumer, 50)
+    finish(consumer, records[:20])
+    consumer.commit()
+    finish(consumer, records[20:])
+    broker.stop()
+    with pytest.raises(LogError):
+        consumer.commit()
+    more = consumer.consume(100, 0.1)  # what was fetched before
+    broker.start()
+    more += read(consumer, 50 - len(more), 60) if len(more) < 50 else []
+    assert [record.offset for record in more] == list(range(50, 100))
+    finish(consumer, more)
+    poll_until(lambda: committed(consumer) == {orders.at: 100}, consumer)
+    orders.close()
+
+
+def committed(consumer: CooperativeConsumer) -> dict[TopicPartition, int]:
+    """Commit, however often it takes: the broker may still be looking for its groups."""
+    try:
+        return dict(consumer.commit().offset)
+    except (LogError, MembershipLostError):
+        return {}

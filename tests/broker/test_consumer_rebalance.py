@@ -179,6 +179,21 @@ def test_a_key_range_with_too_much_in_flight_calls_a_rebalance(orders: Orders) -
     assert [record.offset for record in read(consumer, 20)] == list(range(20, 40))
 
 
+def test_a_static_member_that_starts_again_has_what_it_had(orders: Orders) -> None:
+    orders.write(100)
+    first, second = orders.member(group_instance_id="a"), orders.member(group_instance_id="b")
+    poll_until(lambda: first.assignment() and second.assignment() and not first.to_be_revoked(), first, second)
+    (mine,), (others,) = first.assignment()[orders.at], second.assignment()[orders.at]
+    finish(first, read(first, len(orders.offsets_of(mine))))
+    first.commit()
+    first.close()
+    again = orders.member(group_instance_id="a")
+    poll_until(again.assignment, again, second)
+    assert again.assignment() == {orders.at: (mine,)}
+    assert second.assignment() == {orders.at: (others,)}
+    nothing_more(again)
+
+
 def generation(orders: Orders) -> int:
     (consumer,) = orders.consumers
     ownership = consumer._session.ownership
