@@ -27,7 +27,7 @@ import msgspec
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import NOTHING_OBSERVED, Checkpoint
 from coopstreams.topology.errors import SnapshotError
-from coopstreams.topology.keys import GROUPS
+from coopstreams.topology.keys import GROUPS, KeyRange
 from coopstreams.topology.stores import StoreSpec
 
 FORMAT = 1
@@ -150,6 +150,12 @@ def cut(checkpoints: Iterable[Checkpoint]) -> Iterator[Checkpoint]:
     for run in checkpoints:
         for start in range(run.first - run.first % SLICE_GROUPS, run.last + 1, SLICE_GROUPS):
             yield replace(run, first=max(run.first, start), last=min(run.last, start + SLICE_GROUPS - 1))
+
+
+def whole_slices(key_range: KeyRange) -> KeyRange:
+    """Return the range widened to the bounds of slices: what replaces slices must replace whole ones."""
+    first, last = layout.groups_of(key_range)
+    return KeyRange.of_groups(first - first % SLICE_GROUPS, last - last % SLICE_GROUPS + SLICE_GROUPS - 1)
 
 
 def placed(slices: Iterable[Slice], offsets: Mapping[int, int], true_ms: int) -> tuple[Slice, ...]:

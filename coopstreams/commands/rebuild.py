@@ -31,7 +31,9 @@ def rebuild(
     bootstrap_servers: Annotated[str | None, typer.Option(metavar="HOST:PORT,...", help="The Kafka brokers.")] = None,
     store: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this store; may be repeated. Default: all.")] = None,
     partitions: Annotated[str | None, typer.Option(metavar="0,3", help="Only these partitions. Default: all.")] = None,
-    groups: Annotated[str, typer.Option(metavar="FIRST-LAST", help="Only these key groups, both inclusive.")] = "0-255",
+    groups: Annotated[
+        str, typer.Option(metavar="FIRST-LAST", help="Only these key groups, both inclusive; widened to whole slices of eight.")
+    ] = "0-255",
     afresh: Annotated[bool, typer.Option(help="Read the changelogs from their beginning, not from where the published snapshot ends.")] = False,
     cores: Annotated[
         str | None,

@@ -30,6 +30,8 @@ class _Pickler(cloudpickle.CloudPickler):
             Struct: lambda struct: (Struct, (struct.format,)),
             msgspec.json.Encoder: lambda _: (msgspec.json.Encoder, ()),
             msgspec.json.Decoder: lambda decoder: (msgspec.json.Decoder, (decoder.type,)),
+            msgspec.msgpack.Encoder: lambda _: (msgspec.msgpack.Encoder, ()),
+            msgspec.msgpack.Decoder: lambda decoder: (msgspec.msgpack.Decoder, (decoder.type,)),
         },
         _KNOWN,
     )

@@ -21,7 +21,7 @@ from pathlib import Path
 from coopstreams.log.log import Log
 from coopstreams.state import snapshot
 from coopstreams.state.database import Database
-from coopstreams.state.manifest import Manifest, Slice, StoreSlices, merged, shape_of
+from coopstreams.state.manifest import Manifest, Slice, StoreSlices, merged, shape_of, whole_slices
 from coopstreams.state.pickup import Changelog, Snapshots, misfit
 from coopstreams.state.restore import RestoreProgress
 from coopstreams.state.rocks import Rocks
@@ -45,7 +45,10 @@ OnProgress = Callable[["Piece", Sequence[RestoreProgress]], None]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to be rebuilt. None: all of it. Shape: `partitions` are those of the stores' sub-topologies."""
+    """What is to be rebuilt. None: all of it.
+
+    Shape: `partitions` are those of the stores' sub-topologies. `key_range` is cut at key groups, and widened to whole slices.
+    """
 
     stores: Collection[str] | None = None
     partitions: Collection[int] | None = None
@@ -75,7 +78,7 @@ def pieces(topology: Topology, tasks: Sequence[int], wanted: Wanted) -> list[Pie
     for subtopology in topology.subtopologies:
         stores = tuple(spec.name for spec in subtopology.stores if spec.logged and (wanted.stores is None or spec.name in wanted.stores))
         partitions = [number for number in range(tasks[subtopology.id]) if wanted.partitions is None or number in wanted.partitions]
-        result += [Piece(TaskId(subtopology.id, number, wanted.key_range), stores) for number in partitions if stores]
+        result += [Piece(TaskId(subtopology.id, number, whole_slices(wanted.key_range)), stores) for number in partitions if stores]
     return result
 
 

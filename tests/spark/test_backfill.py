@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,13 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from coopstreams import StreamsBuilder, Topology, serdes
+from coopstreams import SessionWindows, StreamsBuilder, TimeWindows, Topology, serdes, until_window_closes
 from coopstreams.config import Config
 from coopstreams.spark import plan as planning
 from coopstreams.spark.history import TableHistory, table_frame
 from coopstreams.spark.plan import Plan
 from coopstreams.spark.running import Backfilled, carry_out
+from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import ConfigError, ProcessingError
 from coopstreams.topology.keys import partition_of
 from coopstreams.topology.partitions import check_partitions
@@ -75,6 +78,48 @@ def test_counts_windows_joins_and_repartitions_are_those_of_one_thread(spark: Sp
     late = sum(count for result in done.results for reason, count in result.dropped.items() if reason.endswith("late"))
     assert late == expected.late
     assert done.records == len(records)
+
+
+def closing() -> Topology:
+    """Clicks in sessions, and in seconds that are told once, when they are over."""
+    builder = StreamsBuilder("closing")
+    group = builder.stream("clicks", key=serdes.text, value=serdes.text).filter(lambda _, value: value != "skip").group_by_key()
+    group.windowed_by(SessionWindows(gap=300, grace=200)).count(store="sessions", retention=5000).to_stream().to("sessions")
+    seconds = group.windowed_by(TimeWindows(milliseconds=1000, grace=500)).count(store="seconds")
+    seconds.suppress(until_window_closes(), name="final").to_stream().to("seconds")
+    return builder.build()
+
+
+@pytest.mark.parametrize("ranges", [1, 5])
+def test_sessions_and_windows_that_are_told_once_are_those_of_the_test_driver(spark: SparkSession, tmp_path: Path, ranges: int) -> None:
+    generator, now, clicks = random.Random(5), 0, []
+    for _ in range(2500):
+        now += generator.randrange(30)
+        late = generator.randrange(2500) if generator.random() < 0.1 else 0
+        clicks.append((f"k{generator.randrange(20)}", generator.choice(["x", "x", "skip"]), max(0, now - late)))
+    with TopologyTestDriver(closing()) as driver:
+        topic = driver.input("clicks", serdes.text, serdes.text)
+        for key, value, at in clicks:
+            topic.send(key, value, timestamp=at)
+        written = Counter(record.topic for record in driver.outputs())
+        dropped = {f"{node}: {reason}": count for (node, reason), count in driver.dropped.items()}
+        stored = {name: {row.key: row.value for row in driver.store(name).all()} for name in ("sessions", "seconds")}
+    assert dropped
+    rows = [(key.encode(), value.encode(), at, number) for number, (key, value, at) in enumerate(clicks)]
+    table_of = spark.createDataFrame(rows, "key binary, value binary, timestamp bigint, number bigint")
+    done = run(spark, closing(), {"clicks": TableHistory(table_of, ["number"])}, 1, ranges, tmp_path)
+    assert sum((Counter(result.written) for result in done.results), Counter()) == written
+    assert sum((Counter(result.dropped) for result in done.results), Counter()) == dropped
+    found = changelogs_of(closing(), tmp_path / "snapshots", done.results)
+    (held,) = found.keys() - stored.keys()
+    assert found[held], "nothing is held back at the end: the test proves less than it should"
+    session, second = serdes.session_windowed(serdes.text), serdes.windowed(serdes.text, 1000)
+    sessions = {session.decode(key): serdes.int64.decode(value) for key, (value, _) in found["sessions"].items()}
+    seconds = {second.decode(key[:-4]): serdes.int64.decode(value) for key, (value, _) in found["seconds"].items()}
+    for expected, rows_ in ((stored["sessions"], sessions), (stored["seconds"], seconds)):
+        assert expected
+        # What has expired may lie in a segment that is not yet over.
+        assert expected == {key: rows_.get(key) for key in expected}
 
 
 def stubborn() -> Topology:

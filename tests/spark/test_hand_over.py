@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 from confluent_kafka import Producer
@@ -98,6 +99,10 @@ def clean_cut(records: Sequence[law.Input]) -> int:
     return next(at for at in range(len(records) // 2, len(records)) if max(times[:at]) <= min(times[at:]))
 
 
+def total(metrics: str, name: str) -> float:
+    return sum(float(line.rpartition(" ")[2]) for line in metrics.splitlines() if line.startswith(f"{name}{{"))
+
+
 def test_windows_joins_and_repartitions_go_on_where_the_backfill_was_cut(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
     partitions = 2
     topics = test_law.topics_for(kafka, partitions)
@@ -114,7 +119,13 @@ def test_windows_joins_and_repartitions_go_on_where_the_backfill_was_cut(kafka: 
     assert done.records == cut
     publish(done, topology, settings)
 
-    live = {**settings, "state.dir": str(tmp_path / "state"), "commit.interval.ms": 100, "ranges.per.partition": 3}
+    live = {
+        **settings,
+        "state.dir": str(tmp_path / "state"),
+        "commit.interval.ms": 100,
+        "ranges.per.partition": 3,
+        "snapshots.dir": str(tmp_path / "snapshots"),
+    }
     with CoopStreams(topology, live) as app, QueryClient(str(app.url), deadline_s=20) as client:
         seen: dict[str, Any] = {}
 
@@ -127,4 +138,8 @@ def test_windows_joins_and_repartitions_go_on_where_the_backfill_was_cut(kafka: 
             return all(seen[name] == table for name, table in expected.tables.items())
 
         eventually(complete, 60, lambda: test_law.difference(seen, expected.tables))
+        with urlopen(f"{app.url}/metrics") as answer:
+            metrics = answer.read().decode()
+    assert total(metrics, "coopstreams_picked_up_keys_total") == sum(sum(result.seeded.values()) for result in done.results)
+    assert total(metrics, "coopstreams_restored_records_total") == 0, "the changelogs were replayed although the snapshot has it all"
     test_law.check_outputs(kafka, topics, expected, every_update=True)

@@ -214,11 +214,11 @@ class CutShort(LocalFileSystem):  # type: ignore[misc]
     protocol = "cutshort"
     seen: ClassVar[set[str]] = set()
 
-    def get_file(self, rpath: str, lpath: str, **options: Any) -> None:
-        super().get_file(rpath, lpath, **options)
-        if rpath not in self.seen:
-            self.seen.add(rpath)
-            Path(lpath).write_bytes(Path(lpath).read_bytes()[:-100])
+    def get_file(self, path1: str, path2: str, callback: Any = None, **options: Any) -> None:
+        super().get_file(path1, path2, callback, **options)
+        if path1 not in self.seen:
+            self.seen.add(path1)
+            Path(path2).write_bytes(Path(path2).read_bytes()[:-100])
 
 
 def test_a_download_that_was_cut_short_is_done_again(tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,67 @@
+"""Offsets from outside any group, on a real Kafka: told with their metadata, found by time, refused while the group has members."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import Consumer, Producer
+
+from coopstreams.log.kafka_offsets import KafkaOffsets
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import GroupError, LogError
+from tests.broker.waiting import eventually
+from tests.conftest import Kafka
+
+pytestmark = pytest.mark.broker
+BEGIN_MS = 1_700_000_000_000
+
+
+@pytest.fixture
+def group(kafka: Kafka) -> str:
+    return kafka.unique("offsets")
+
+
+@pytest.fixture
+def offsets(kafka: Kafka, group: str) -> Iterator[KafkaOffsets]:
+    made = KafkaOffsets({"bootstrap.servers": kafka.bootstrap, "consumer.group.id": "another"}, group)
+    yield made
+    made.close()
+
+
+def test_offsets_are_set_with_metadata_for_a_group_that_never_was(kafka: Kafka, offsets: KafkaOffsets) -> None:
+    topic = kafka.topic("source", 3)
+    places = [TopicPartition(topic, number) for number in range(3)]
+    assert offsets.committed(places) == {}
+    offsets.commit({places[0]: (5, "ic 77 0"), places[2]: (0, "ic -1 0")})
+    assert offsets.committed(places) == {places[0]: (5, "ic 77 0"), places[2]: (0, "ic -1 0")}
+
+
+def test_a_group_with_members_keeps_its_offsets(kafka: Kafka, group: str, offsets: KafkaOffsets) -> None:
+    topic = kafka.topic("source")
+    member = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": group, "enable.auto.commit": False})
+    member.subscribe([topic])
+    try:
+        eventually(lambda: member.poll(0.1) is None and bool(member.assignment()), 30, lambda: "the member was never assigned anything")
+        with pytest.raises(GroupError, match="has members"):
+            offsets.commit({TopicPartition(topic, 0): (5, "")})
+        assert offsets.committed([TopicPartition(topic, 0)]) == {}
+    finally:
+        member.close()
+
+
+def test_an_offset_is_found_by_time_where_there_is_one(kafka: Kafka, offsets: KafkaOffsets) -> None:
+    topic = kafka.topic("source", 2, retention_ms="-1")
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for number in range(10):
+        producer.produce(topic, b"x", None, 0, timestamp=BEGIN_MS + number)
+    assert producer.flush(10) == 0
+    places = [TopicPartition(topic, 0), TopicPartition(topic, 1)]
+    assert offsets.at_time(places, BEGIN_MS + 7) == {places[0]: 7, places[1]: None}
+    assert offsets.at_time(places, BEGIN_MS + 10) == {places[0]: None, places[1]: None}
+    assert [offsets.stable(place) for place in places] == [10, 0]
+
+
+def test_a_topic_that_is_not_there_is_an_error(offsets: KafkaOffsets) -> None:
+    with pytest.raises(LogError):
+        offsets.stable(TopicPartition("no-such-topic", 0))
