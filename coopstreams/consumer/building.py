@@ -52,7 +52,7 @@ def alone(config: ConsumerConfig, log: KafkaLog, wanted: Mapping[TopicPartition,
     # The same for whoever is told to read the same: a replacement ends what its predecessor left open, and fences it.
     what = hashlib.sha256("\n".join(sorted(f"{topics[id_.subtopology]} {id_}" for id_ in ids)).encode()).hexdigest()[:16]
     transactional_id = f"{config['group.id']}-alone-{what}"
-    session = _session(config, log, ownership, topics, transactional_id, filter_, policies, {}, queue.SimpleQueue(), shares=True)
+    session = _session(config, log, ownership, topics, transactional_id, filter_, policies, {}, queue.SimpleQueue(), parts=True)
     # No coordinator counts generations here: of two that choose the same term, the one that began later outranks the other.
     session.openings.barrier.generation = int(time.time())
     session.openings.want(ids, 0)
@@ -68,7 +68,7 @@ def shared(
     filter_: Filter | None,
     listeners: Mapping[str, Told | None],
     *,
-    shares: bool,
+    parts: bool,
 ) -> Session:
     """Return a session of a member that joins the group; see `CooperativeConsumer.subscribe`."""
     group = config["group.id"]
@@ -79,7 +79,7 @@ def shared(
     polled = [time.monotonic()]
 
     def info() -> MemberInfo:
-        return MemberInfo(transactional[0], socket.gethostname(), transactional_ids=transactional, allow_key_share=shares)
+        return MemberInfo(transactional[0], socket.gethostname(), transactional_ids=transactional, allow_key_share=parts)
 
     def assign(states: Mapping[str, MemberState]) -> Mapping[str, Assignment]:
         partitions, shareable = policies.for_leader({topic for state in states.values() for topic in state.topics})
@@ -105,7 +105,7 @@ def shared(
         timings=timings,
     )
     numbers = topic_numbers(topics)
-    session = _session(config, log, Shared(member), numbers, transactional[1], filter_, policies, listeners, inbox, shares=shares, follower=follower)
+    session = _session(config, log, Shared(member), numbers, transactional[1], filter_, policies, listeners, inbox, parts=parts, follower=follower)
     session.polled = polled
     member.start()
     return session
@@ -122,7 +122,7 @@ def _session(
     listeners: Mapping[str, Told | None],
     inbox: queue.SimpleQueue[GroupEvent],
     *,
-    shares: bool,
+    parts: bool,
     follower: Follower | None = None,
 ) -> Session:
     follower = follower or Follower(log, config["group.id"], replication=config["replication.factor"])
@@ -142,7 +142,7 @@ def _session(
     log.timeout_s = timeout_s  # for the writer's life: brokers have been found by now
     committing = Committing(log, follower, transactional_id, timeout_s, in_offset_order=in_offset_order)
     log.timeout_s = STEADY_S
-    return Session(config, ownership, follower, openings, fetching, committing, policies, inbox, listeners, shares=shares)
+    return Session(config, ownership, follower, openings, fetching, committing, policies, inbox, listeners, parts=parts)
 
 
 def _check(config: ConsumerConfig, log: KafkaLog, policies: Policies, wanted: Mapping[TopicPartition, tuple[KeyRange, ...]]) -> None:

@@ -87,10 +87,10 @@ class CooperativeConsumer:
             LogError, GroupError: the brokers cannot be reached.
         """
         listeners = {"assign": on_assign, "revoke": on_revoke, "lost": on_lost}
-        shares = allow_key_share and self._config["allow.individual.commit"]
+        parts = allow_key_share and self._config["allow.individual.commit"]
         with self._lock:
             self._check_new()
-            self._running = shared(self._config, self._log, self._assignor, sorted(set(topics)), self._ids, self._filter, listeners, shares=shares)
+            self._running = shared(self._config, self._log, self._assignor, sorted(set(topics)), self._ids, self._filter, listeners, parts=parts)
 
     def assign(self, partitions: Mapping[Partition, Sequence[KeyRange]]) -> None:
         """Read these key ranges, as a member of nothing; an empty sequence is the whole partition.

@@ -69,9 +69,9 @@ class Session:
         inbox: queue.SimpleQueue[GroupEvent],
         listeners: Mapping[str, Told | None],
         *,
-        shares: bool,
+        parts: bool,
     ) -> None:
-        """`shares`: whether this consumer takes parts of partitions. `listeners`: what to call on "assign", "revoke", "lost"."""
+        """`parts`: whether this consumer takes parts of partitions. `listeners`: what to call on "assign", "revoke", "lost"."""
         self.config = config
         self.ownership = ownership
         self.follower = follower
@@ -87,7 +87,7 @@ class Session:
         self._policies = policies
         self._inbox = inbox
         self._listeners = listeners
-        self._shares = shares
+        self._parts = parts
         self._told = False
         """Whether something was revoked or lost during this poll."""
         self._blocked: set[Share] = set()
@@ -252,9 +252,9 @@ class Session:
         assert isinstance(self.ownership, Shared)
         self.ownership.assigned = event
         self.openings.barrier.follow_generation(event)
-        parts = [id_ for id_ in event.added if not id_.range.is_whole]
-        if parts and not self._shares:
-            raise ConsumerRangeFetchNotAcceptedError(f"this consumer does not share, and was assigned a part of a partition: {parts[0]}")
+        cut = [id_ for id_ in event.added if not id_.range.is_whole]
+        if cut and not self._parts:
+            raise ConsumerRangeFetchNotAcceptedError(f"this consumer does not share, and was assigned a part of a partition: {cut[0]}")
         kept = [self.shares[id_] for id_ in event.added if id_ in self.shares]
         self.revocations.keep(kept)
         for share in kept:

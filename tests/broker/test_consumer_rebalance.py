@@ -166,10 +166,10 @@ def test_a_topic_that_may_be_shared_no_more_is_dealt_whole_again(orders: Orders)
 
 
 def test_a_key_range_with_too_much_in_flight_calls_a_rebalance(orders: Orders) -> None:
-    orders.write(50)
     consumer = orders.make(max_individual_commits=20)
     consumer.subscribe([orders.topic])
     poll_until(consumer.assignment, consumer)
+    orders.write(50)
     before = generation(orders)
     records = read(consumer, 20)
     nothing_more(consumer)
@@ -180,9 +180,9 @@ def test_a_key_range_with_too_much_in_flight_calls_a_rebalance(orders: Orders) -
 
 
 def test_a_static_member_that_starts_again_has_what_it_had(orders: Orders) -> None:
-    orders.write(100)
     first, second = orders.member(group_instance_id="a"), orders.member(group_instance_id="b")
     poll_until(lambda: first.assignment() and second.assignment() and not first.to_be_revoked(), first, second)
+    orders.write(100)
     (mine,), (others,) = first.assignment()[orders.at], second.assignment()[orders.at]
     finish(first, read(first, len(orders.offsets_of(mine))))
     first.commit()
