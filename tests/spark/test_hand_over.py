@@ -105,7 +105,7 @@ def total(metrics: str, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in metrics.splitlines() if line.startswith(f"{name}{{"))
 
 
-@pytest.mark.parametrize("orders", [4000, pytest.param(40_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("orders", [4000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
 def test_windows_joins_and_repartitions_go_on_where_the_backfill_was_cut(kafka: Kafka, spark: SparkSession, tmp_path: Path, orders: int) -> None:
     partitions = 2
     topics = test_law.topics_for(kafka, partitions)
