@@ -128,12 +128,15 @@ def fold(records: Iterable[Input], partitions: int) -> Tables:
             mine = [record for record in records if (record.topic, record.partition) == (topic, partition)]
             times = accumulate((record.timestamp for record in mine), max)
             merged += [(time, number, record) for number, (time, record) in enumerate(zip(times, mine, strict=True))]
-        for stream_time, _, record in sorted(merged, key=lambda item: (item[0], item[2].topic, item[1])):
-            _take(result, record, stream_time)
+        clock = -1
+        for _, _, record in sorted(merged, key=lambda item: (item[0], item[2].topic, item[1])):
+            if record.topic == "orders" and record.key is not None:
+                clock = max(clock, record.timestamp)  # of the windows, which a record without key does not reach
+            _take(result, record, clock)
     return result
 
 
-def _take(result: Tables, record: Input, stream_time: int) -> None:
+def _take(result: Tables, record: Input, clock: int) -> None:
     customers, key = result.tables["customers"], record.key
     if record.topic == "customers":
         if record.value is None:
@@ -144,7 +147,7 @@ def _take(result: Tables, record: Input, stream_time: int) -> None:
     if key is None:
         return
     start = record.timestamp - record.timestamp % WINDOW_MS
-    if start + WINDOW_MS + GRACE_MS <= stream_time:
+    if start + WINDOW_MS + GRACE_MS <= clock:
         result.late += 1
     else:
         _count(result.tables["windows"], result.windows_updates, (key, start))

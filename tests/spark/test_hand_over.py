@@ -96,18 +96,21 @@ def clean_cut(records: Sequence[law.Input]) -> int:
         mine = [number for number, record in enumerate(records) if (record.topic, record.partition) == at]
         for number, time_ in zip(mine, accumulate((records[number].timestamp for number in mine), max), strict=True):
             times[number] = time_
-    return next(at for at in range(len(records) // 2, len(records)) if max(times[:at]) <= min(times[at:]))
+    before = list(accumulate(times, max))
+    behind = list(accumulate(reversed(times), min))[::-1]
+    return next(at for at in range(len(records) // 2, len(records)) if before[at - 1] <= behind[at])
 
 
 def total(metrics: str, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in metrics.splitlines() if line.startswith(f"{name}{{"))
 
 
-def test_windows_joins_and_repartitions_go_on_where_the_backfill_was_cut(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("orders", [4000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+def test_windows_joins_and_repartitions_go_on_where_the_backfill_was_cut(kafka: Kafka, spark: SparkSession, tmp_path: Path, orders: int) -> None:
     partitions = 2
     topics = test_law.topics_for(kafka, partitions)
     topology = law.law_topology(topics)
-    records = law.law_input(seed=7, orders=4000, partitions=partitions)
+    records = law.law_input(seed=7, orders=orders, partitions=partitions)
     expected = law.fold(records, partitions)
     cut = clean_cut(records)
     law.write(kafka.bootstrap, topics, records[:cut])
@@ -137,7 +140,7 @@ def test_windows_joins_and_repartitions_go_on_where_the_backfill_was_cut(kafka: 
                 return False
             return all(seen[name] == table for name, table in expected.tables.items())
 
-        eventually(complete, 60, lambda: test_law.difference(seen, expected.tables))
+        eventually(complete, 60 + orders / 500, lambda: test_law.difference(seen, expected.tables))
         with urlopen(f"{app.url}/metrics") as answer:
             metrics = answer.read().decode()
     assert total(metrics, "coopstreams_picked_up_keys_total") == sum(sum(result.seeded.values()) for result in done.results)
