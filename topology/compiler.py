@@ -116,12 +116,13 @@ class Compiler:
         function.assigned.add(clock)
         return clock
 
-    def expire(self, clock: str, store: StoreSpec) -> None:
-        """Let the windows of a store expire by a clock."""
+    def expire(self, clock: str, store: StoreSpec) -> str:
+        """Let the windows of a store expire by a clock, after each batch; return the function that does so before."""
         name = f"advance_{self.unit.store(store)}"
         self.unit.bind(name, f"{name} = {self.unit.store(store)}.advance")
         if name not in self.unit.clocks[clock].stores:
             self.unit.clocks[clock].stores.append(name)
+        return name
 
     def _part(self, function: Function, record: Record, part: str, called: UserFunction, position: int) -> str:
         if not reads_argument(called, position):

@@ -46,8 +46,13 @@ def aggregate(compiler: Compiler, function: Function, node: Aggregate, record: R
     if node.windows is None:
         _add_to_row(compiler, function, node, record, key_bytes)
         return
-    clock = compiler.stream_time(function, node, record)
-    compiler.expire(clock, node.store)
+    clock = compiler.clock(function, node)
+    expire = compiler.expire(clock, node.store)
+    if isinstance(node.windows, SlidingWindows | SessionWindows):
+        # They look back further than to what is open: what has expired must be gone, however the records are cut into batches.
+        with function.block(f"if {clock} >= 0:"):
+            function.line(f"{expire}({clock})")
+    compiler.stream_time(function, node, record)
     if isinstance(node.windows, SlidingWindows | SessionWindows):
         _add_to_moving_windows(compiler, function, node, record, key_bytes, clock)
     elif isinstance(node.windows, TimeWindows) and node.windows.tumbles and not node.emit_on_close:
