@@ -114,6 +114,8 @@ def test_killed_processes_leave_the_fold_of_the_topic_to_those_that_take_over(ka
     for number in (3, 4):
         feed.write(1000)
         group.start(number)
+    for number in (2, 3, 4):
+        eventually(lambda number=number: group.url(number) is not None, 60, group.logs)  # type: ignore[misc]
     # Whoever came last began with an empty folder; what others restored is forgotten with the tasks that were cut anew since.
     eventually(lambda: any(restored(group, number, "people") > 0 for number in (2, 3, 4)), 60, lambda: f"nothing was restored\n{group.logs()}")
     feed.write(500)
