@@ -214,14 +214,16 @@ class Parts:
         """Return the thread that measures lags and purges repartition topics, not yet started."""
         purged = frozenset(node.topic for s in self.topology.subtopologies for node in s.nodes if isinstance(node, Sink) and node.internal)
         purge_every_s = self.config["repartition.purge.interval.ms"] / 1000
-        return Watcher(self.log, self.metrics, roster, tasks, purged, purge_every_s, self.config.commit_interval_s, emit)
+        rests_s = self.config.commit_interval_s + max(0, self.config["max.task.idle.ms"]) / 1000
+        return Watcher(self.log, self.metrics, roster, tasks, purged, purge_every_s, rests_s, emit)
 
     def task(self, opened: Incarnation, dead_letter: Committer) -> Task:
         """Return a task, ready to run on the thread of this committer."""
         count = partial(self.metrics.dropped, opened.id)
         on_failure = handler(opened.id, self.config, count, dead_letter.dead_letter)
         caching = self.config["statestore.cache.max.bytes"] > 0
-        return Task(opened, self.programs[opened.id.subtopology], on_failure, caching=caching, global_tables=self.globals.rows)
+        idle_ms, rows = self.config["max.task.idle.ms"], self.globals.rows
+        return Task(opened, self.programs[opened.id.subtopology], on_failure, caching=caching, max_idle_ms=idle_ms, global_tables=rows)
 
     def closed(self, task: Task) -> None:
         """A task has ended here: let go of its database, forget its metrics."""

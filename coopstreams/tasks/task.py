@@ -65,7 +65,14 @@ class Task:
     """
 
     def __init__(
-        self, opened: Incarnation, program: Program, on_failure: OnFailure, *, caching: bool, global_tables: Mapping[str, TableStore] | None = None
+        self,
+        opened: Incarnation,
+        program: Program,
+        on_failure: OnFailure,
+        *,
+        caching: bool,
+        max_idle_ms: int = 0,
+        global_tables: Mapping[str, TableStore] | None = None,
     ) -> None:
         self.id = opened.id
         self.sources = opened.sources
@@ -77,7 +84,7 @@ class Task:
         )
         for source in opened.sources:  # windows close where they would have for whoever had the task before
             self.program.resume(source, opened.progress.position(source).stream_time)
-        self.queues = SourceQueues([(source, opened.progress.position(source)) for source in opened.sources])
+        self.queues = SourceQueues([(source, opened.progress.position(source)) for source in opened.sources], max_idle_ms)
         self.closed = False
         self.leaving = False
         self.processed = 0
@@ -90,7 +97,7 @@ class Task:
     def step(self) -> bool:
         """Process what may be processed, for about `STEP_S`; return whether there is more. Outputs wait in `program.outputs`."""
         began = now = time.monotonic()
-        for step in self.queues.steps(self._most):
+        for step in self.queues.steps(self._most, now):
             # Less what an earlier owner of part of the range has done.
             columns = self.progress.unseen(step.source, step.columns)
             if len(columns):
