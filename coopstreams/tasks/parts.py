@@ -225,8 +225,15 @@ class Parts:
         count = partial(self.metrics.dropped, opened.id)
         on_failure = handler(opened.id, self.config, count, dead_letter.dead_letter)
         caching = self.config["statestore.cache.max.bytes"] > 0
-        idle_ms, rows = self.config["max.task.idle.ms"], self.globals.rows
-        return Task(opened, self.programs[opened.id.subtopology], on_failure, caching=caching, max_idle_ms=idle_ms, global_tables=rows)
+        return Task(
+            opened,
+            self.programs[opened.id.subtopology],
+            on_failure,
+            caching=caching,
+            latency=partial(self.metrics.latency, opened.id.subtopology),
+            max_idle_ms=self.config["max.task.idle.ms"],
+            global_tables=self.globals.rows,
+        )
 
     def closed(self, task: Task) -> None:
         """A task has ended here: let go of its database, forget its metrics."""

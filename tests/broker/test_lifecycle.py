@@ -13,7 +13,7 @@ from coopstreams import CoopStreams, RestoreListener, StreamsBuilder, StreamsSta
 from coopstreams.tasks.lifecycle import Response
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ApplicationStoppedError, ConfigError, ProcessingError
-from tests.broker.counting import Counting, await_table, failure_of
+from tests.broker.counting import Counting, await_table, failure_of, metric
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
@@ -59,6 +59,10 @@ def test_listeners_hear_of_states_and_restores(kafka: Kafka, tmp_path: Path) -> 
     with app:
         await_table(app, written)
         assert app.state == RUNNING
+        assert metric(app, "coopstreams_record_e2e_latency_seconds_count") == 0, "nothing was left to process"
+        written += counting.write(["one more"])
+        await_table(app, written)
+        assert metric(app, "coopstreams_record_e2e_latency_seconds_count") == 1
         with pytest.raises(ConfigError, match="before it runs"):
             app.set_state_listener(listen)
     assert states[:2] == [CREATED, REBALANCING]

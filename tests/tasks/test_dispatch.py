@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coopstreams.tasks.dispatch import FETCH_RECORDS
+from coopstreams.tasks.task import wall_clock_ms
 from coopstreams.topology import serdes
 from coopstreams.topology.builder import StreamsBuilder
 from coopstreams.topology.columns import TopicPartition
@@ -200,3 +201,24 @@ def test_a_row_that_is_written_later_still_finds_the_record_that_waits_for_it() 
     made.settle()
     made.stop()
     assert made.read("out").values == [b"login of ann"]
+
+
+def test_a_batch_is_as_late_as_its_first_record_and_never_comes_before_it_was_made() -> None:
+    made, now_ms = Engine(counting(), {"in": 1, "out": 1}), wall_clock_ms()
+    made.start()
+    made.open(WHOLE)
+
+    def measured(timestamps: list[int]) -> tuple[float, float]:
+        """Write a batch; return how many were measured so far, and the seconds altogether."""
+        made.write("in", [(b"k", b"", timestamp) for timestamp in timestamps])
+        made.settle()
+        read = made.metrics.registry.get_sample_value
+        name, label = "coopstreams_record_e2e_latency_seconds", {"subtopology": "0"}
+        return read(f"{name}_count", label) or 0.0, read(f"{name}_sum", label) or 0.0
+
+    count, seconds = measured([now_ms - 7_000_000, now_ms])
+    assert count == 1
+    assert seconds >= 7000
+    assert measured([now_ms + 3_600_000]) == (2, seconds), "a clock that is ahead"
+    assert measured([-1]) == (2, seconds), "a record without a timestamp"
+    made.stop()
