@@ -11,6 +11,7 @@ from coopstreams.extractors import (
     use_partition_time_on_invalid_timestamp,
     wallclock_timestamp,
 )
+from coopstreams.tasks.lifecycle import RestoreListener, StreamsState
 from coopstreams.topology import errors, serdes
 from coopstreams.topology.branches import BranchedKStream
 from coopstreams.topology.builder import StreamsBuilder
@@ -44,11 +45,13 @@ __all__ = [
     "ProcessorContext",
     "QueryClient",
     "Record",
+    "RestoreListener",
     "Serde",
     "SessionStore",
     "SessionWindows",
     "SlidingWindows",
     "StreamsBuilder",
+    "StreamsState",
     "TimeWindows",
     "Topology",
     "UnlimitedWindows",

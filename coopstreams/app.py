@@ -13,6 +13,7 @@ from coopstreams.config import Config
 from coopstreams.query import reports
 from coopstreams.query.server import QueryServer
 from coopstreams.tasks.instance import Instance
+from coopstreams.tasks.lifecycle import Lifecycle, RestoreListener, StateListener, StreamsState, UncaughtExceptionHandler
 from coopstreams.tasks.parts import Parts
 from coopstreams.tasks.serving import Serving
 from coopstreams.topology.nodes import Topology
@@ -43,6 +44,31 @@ class CoopStreams:
         self._started = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._lifecycle = Lifecycle()
+
+    @property
+    def state(self) -> StreamsState:
+        """What this instance is doing. Any thread."""
+        return self._lifecycle.state
+
+    def set_state_listener(self, listener: StateListener) -> None:
+        """Have `listener(new, old)` called at each change of `state`.
+
+        Raises (as the other two do):
+            ConfigError: the instance has run already.
+        """
+        self._lifecycle.check_created()
+        self._lifecycle.state_listener = listener
+
+    def set_restore_listener(self, listener: RestoreListener) -> None:
+        """Have a `RestoreListener` told how stores are restored."""
+        self._lifecycle.check_created()
+        self._lifecycle.restore_listener = listener
+
+    def set_uncaught_exception_handler(self, handler: UncaughtExceptionHandler) -> None:
+        """Have `handler(error)` say what ends because of an error that nothing cures: `shutdown-client` (the default) or `shutdown-application`."""
+        self._lifecycle.check_created()
+        self._lifecycle.handler = handler
 
     def run(self) -> None:
         """Run until `stop`, Ctrl-C or SIGTERM; then drain, commit and leave the group."""
@@ -88,8 +114,17 @@ class CoopStreams:
             self._started.set()
 
     def _run(self) -> None:
+        try:
+            self._lifecycle.to(StreamsState.REBALANCING)
+            self._run_parts()
+        except BaseException:
+            self._lifecycle.to(StreamsState.ERROR)
+            raise
+        self._lifecycle.to(StreamsState.NOT_RUNNING)
+
+    def _run_parts(self) -> None:
         with Parts.build(self.topology, self.config) as parts:
-            instance = self._instance = Instance(parts)
+            instance = self._instance = Instance(parts, self._lifecycle)
             self._serving = Serving(instance)
             server = self._serve(instance, self._serving)
             self._started.set()

@@ -12,6 +12,7 @@ from coopstreams.commands.group import app as group
 from coopstreams.commands.policy import app as policy
 from coopstreams.commands.query import query
 from coopstreams.commands.rebuild import rebuild
+from coopstreams.commands.reset import reset
 from coopstreams.commands.run import run
 from coopstreams.commands.snapshots import app as snapshots
 from coopstreams.commands.status import status
@@ -31,6 +32,7 @@ app.command()(status)
 app.command()(query)
 app.command()(backfill)
 app.command()(rebuild)
+app.command()(reset)
 app.add_typer(snapshots, name="snapshots")
 app.add_typer(group, name="group")
 app.add_typer(policy, name="policy")

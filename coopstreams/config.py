@@ -96,6 +96,11 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
     "statestore.cache.max.bytes": (_integer(0), 64 << 20, "Record cache of one process. 0: every update of a table is forwarded by itself."),
     "max.bytes.key.range.cache": (_integer(1 << 20), 209_715_200, "Bound on records fetched but not yet processed, per process."),
     "auto.offset.reset": (_one_of("earliest", "latest"), "earliest", "Where a group begins that has no offset."),
+    "max.task.idle.ms": (
+        _integer(-1),
+        0,
+        "How long a task with several sources waits for one that was read to its end: 0, not at all; -1, not even for what the broker has.",
+    ),
     "metadata.max.age.ms": (_integer(100), 300_000, "Time between looks for new topics that match a pattern of the topology."),
     "ensure.explicit.internal.resource.naming": (_boolean, False, "Refuse to start when an internal topic has a generated name."),
     "topology.optimization": (

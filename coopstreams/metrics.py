@@ -20,6 +20,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Of `Metrics.text()`."""
 
 COMMIT_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 QUERY_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Units: seconds."""
 
@@ -77,6 +78,12 @@ class Metrics:
         self._commit_seconds = self._histogram(
             "commit_latency_seconds", "From the flush of a commit until the state is written.", COMMIT_BUCKETS, "thread"
         )
+        self._latency = self._histogram(
+            "record_e2e_latency_seconds",
+            "From the timestamp of a record until a sub-topology has processed it; of the first record of each batch.",
+            LATENCY_BUCKETS,
+            "subtopology",
+        )
         self._queries = self._counter("http_requests", "Requests answered, by route and status.", "route", "status")
         self._query_seconds = self._histogram("http_request_seconds", "Time to answer a request, by route.", QUERY_BUCKETS, "route")
         for state in TASK_STATES:
@@ -116,6 +123,10 @@ class Metrics:
         """Count a commit and how long it took."""
         self._commits.of(thread).inc()
         self._commit_seconds.of(thread).observe(seconds)
+
+    def latency(self, subtopology: int, seconds: float) -> None:
+        """Count a batch by how old its first record was when it was processed."""
+        self._latency.of(subtopology).observe(seconds)
 
     def aborted(self, thread: int) -> None:
         """Count a commit that was given up."""

@@ -161,6 +161,24 @@ class StateDirectory:
             _remove(self._path(at))
 
 
+def instance_folders(root: Path, application_id: str) -> list[Path]:
+    """Return the folders of the instances of an application below a `state.dir`."""
+    return sorted(path for path in (root / application_id).glob("instance-*") if path.is_dir())
+
+
+def delete_folder(folder: Path) -> None:
+    """Delete the state of an instance that does not run.
+
+    Raises:
+        StateLockedError: it runs; names the process.
+    """
+    lock_file = _take_lock(folder)
+    try:
+        _remove(folder)
+    finally:
+        os.close(lock_file)
+
+
 def _database(engine: Callable[[Path], Engine], path: Path, specs: Sequence[StoreSpec]) -> Database:
     opened = engine(path)
     try:

@@ -86,6 +86,10 @@ class GroupError(CoopStreamsError):
     """Something about the membership in the consumer group."""
 
 
+class ApplicationStoppedError(GroupError):
+    """An instance of the application met an error and had all of them stop; says which instance, and why."""
+
+
 class MembershipLostError(GroupError):
     """The group went on without this member: whatever it has not committed is void."""
 

@@ -155,7 +155,7 @@ def _plan(topic: InternalTopic, partitions: int, existing: int | None) -> TopicP
     if existing is not None and existing != partitions:
         raise TopologyError(
             f'the internal topic "{topic.name}" has {existing} partitions, the topology needs {partitions}: it was made by another version of '
-            "the program, or a source topic has grown. Stop all instances and delete the application's internal topics and state, "
+            "the program, or a source topic has grown. Stop all instances and begin anew with `coopstreams reset`, "
             "or give the changed program another application id."
         )
     return TopicPlan(topic.name, partitions, topic_config(topic), existing is not None)

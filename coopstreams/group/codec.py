@@ -42,6 +42,7 @@ class _Info(msgspec.Struct, omit_defaults=True):
     transactional: tuple[str, ...] = ()
     share: bool = True
     lags: tuple[tuple[_Task, int], ...] = ()
+    ending: str = ""
 
 
 class _Subscription(_Info, omit_defaults=True, kw_only=True):
@@ -151,12 +152,13 @@ def _info(info: MemberInfo) -> dict[str, Any]:
         "transactional": tuple(info.transactional_ids),
         "share": info.allow_key_share,
         "lags": lags,
+        "ending": info.ending,
     }
 
 
 def _info_of(wire: _Info, rack: str | None) -> MemberInfo:
     lags = {_task_id(task): lag for task, lag in wire.lags}
-    return MemberInfo(wire.process, wire.host, wire.endpoint, wire.threads, wire.transactional, rack, wire.share, lags)
+    return MemberInfo(wire.process, wire.host, wire.endpoint, wire.threads, wire.transactional, rack, wire.share, lags, wire.ending)
 
 
 def _partitions(tasks: Iterable[TaskId], sources: Mapping[int, Sequence[str]]) -> list[tuple[str, list[int]]]:

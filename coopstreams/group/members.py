@@ -48,6 +48,8 @@ class MemberInfo:
     """False: whole partitions only, for the whole group."""
     lags: Mapping[TaskId, int] = field(default_factory=dict)
     """Units: records."""
+    ending: str = ""
+    """Why it has every instance of the application stop; empty: it does not."""
 
     def __post_init__(self) -> None:
         if self.threads < 1:

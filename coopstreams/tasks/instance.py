@@ -19,11 +19,12 @@ from collections.abc import Iterable
 from coopstreams.group.holdings import Assigned, Lost, Refused
 from coopstreams.tasks.dispatch import Dispatcher
 from coopstreams.tasks.events import Aborted, Cancelled, Closed, Event, Failed, Matched, Opened
+from coopstreams.tasks.lifecycle import Lifecycle, StreamsState
 from coopstreams.tasks.parts import Parts
-from coopstreams.tasks.roster import Action, Do, Roster
+from coopstreams.tasks.roster import Action, Do, Roster, State
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.tasks.thread import StreamThread
-from coopstreams.topology.errors import CoopStreamsError
+from coopstreams.topology.errors import ApplicationStoppedError, CoopStreamsError
 from coopstreams.topology.task_id import TaskId
 
 log = logging.getLogger(__name__)
@@ -32,11 +33,18 @@ FETCH_WAIT_S = 0.05
 """Longest time the control thread waits for records before it looks at its inbox again."""
 
 
+ENDING_CHARACTERS = 500
+"""How much of an error all members of the group are told: the broker bounds what a group says."""
+
+
 class Instance:
     """The control thread of a process, as an object: `run` until `stop`."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, lifecycle: Lifecycle) -> None:
         self.parts = parts
+        self._lifecycle = lifecycle
+        self._ending = ""
+        """Why all instances are to stop, as the others are told."""
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.roster = Roster()
         self.tasks: dict[TaskId, Task] = {}
@@ -47,9 +55,9 @@ class Instance:
         self.url: str | None = None
         """Where this instance answers queries; to be set before `run`, so that the group learns it."""
         self.began = time.monotonic()
-        self.member = parts.member(self._inbox.put, self._alive, lambda: self.url)
+        self.member = parts.member(self._inbox.put, self._alive, lambda: self.url, lambda: self._ending)
         self._threads = [parts.thread(number, self.member, self._inbox.put) for number in range(parts.config["num.stream.threads"])]
-        self.opener = parts.opener(self.member, self._inbox.put)
+        self.opener = parts.opener(self.member, self._inbox.put, lifecycle.restore_listener)
         most_bytes = parts.config["max.bytes.key.range.cache"]
         self._dispatcher = Dispatcher(parts.log.reader(), parts.timestamp_of, parts.clocks_of, most_bytes, parts.metrics)
         self._subscription = parts.subscription(self._inbox.put)
@@ -75,6 +83,9 @@ class Instance:
         try:
             while not self._stop.is_set() and failure is None:
                 failure = self._turn()
+            self._lifecycle.to(StreamsState.PENDING_SHUTDOWN if failure is None else StreamsState.PENDING_ERROR)
+            if failure is not None and self._lifecycle.response(failure.error) == "shutdown-application":
+                self._end_application(failure.error)
         finally:
             self._close(clean=failure is None)
         if failure is not None:
@@ -99,6 +110,7 @@ class Instance:
                 failure = self._handle(event)
                 if failure is not None:
                     return failure
+                self._lifecycle.to(StreamsState.RUNNING if self._settled() else StreamsState.REBALANCING)
         except queue.Empty:
             pass
         try:
@@ -114,6 +126,8 @@ class Instance:
                 return event
             case Assigned():
                 self._assigned = event
+                if (ended := next((member.info for member in event.cluster.members if member.info.ending), None)) is not None:
+                    return Failed(ApplicationStoppedError(f"{ended.process} on {ended.host} has all instances stop: {ended.ending}"), "group")
                 self.parts.metrics.rebalanced(event.generation)
                 self.opener.follow_generation(event)
                 self._do(self.roster.assigned(event.added, event.revoked))
@@ -145,6 +159,24 @@ class Instance:
             case _:
                 pass  # a task of an earlier incarnation: it was already given up
         return None
+
+    def _settled(self) -> bool:
+        """Whether this is a member of the group, with every task open that it was given."""
+        return self._assigned is not None and all(state is State.RUNNING for state in self.roster.states.values())
+
+    def _end_application(self, error: BaseException) -> None:
+        """Have every instance stop: what this one says of itself reaches all with the next assignment."""
+        self._ending = f"{type(error).__name__}: {error}"[:ENDING_CHARACTERS]
+        give_up = time.monotonic() + self.parts.config["session.timeout.ms"] / 1000
+        self.member.rejoin()
+        while (left := give_up - time.monotonic()) > 0:
+            try:
+                event = self._inbox.get(timeout=left)
+            except queue.Empty:
+                break
+            if isinstance(event, Assigned) and any(member.info.ending for member in event.cluster.members):
+                return
+        log.error("the other instances could not be told to stop; they go on")
 
     def _do(self, actions: Iterable[Action]) -> None:
         closing: dict[StreamThread, list[Task]] = {}

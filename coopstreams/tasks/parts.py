@@ -33,6 +33,7 @@ from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.events import Event
 from coopstreams.tasks.failures import handler
 from coopstreams.tasks.globals import Globals
+from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.tasks.opener import Opener
 from coopstreams.tasks.reading import Reading, look_up
 from coopstreams.tasks.restoring import Restoring
@@ -147,13 +148,15 @@ class Parts:
         """Return a sub-topology by its number."""
         return self.programs[number].subtopology
 
-    def member(self, emit: Callable[[Event], None], alive: Callable[[], bool], endpoint: Callable[[], str | None]) -> GroupMember:
+    def member(
+        self, emit: Callable[[Event], None], alive: Callable[[], bool], endpoint: Callable[[], str | None], ending: Callable[[], str]
+    ) -> GroupMember:
         """Return this process as a member of the group, not yet joined."""
         threads = self.config["num.stream.threads"]
         ids = tuple(self.transactional_id(number) for number in range(threads)) if self.config.exactly_once else ()
 
         def info() -> MemberInfo:
-            return MemberInfo(self.process, socket.gethostname(), endpoint(), threads, ids)
+            return MemberInfo(self.process, socket.gethostname(), endpoint(), threads, ids, ending=ending())
 
         whole = frozenset(s.id for s in self.topology.subtopologies if not s.divisible)
 
@@ -200,12 +203,12 @@ class Parts:
         internal = {plan.name for plan in self.topics.internal}
         return frozenset({*self.topology.sink_topics, *internal, self.follower.partition.topic, *([dead_letters] if dead_letters else [])})
 
-    def opener(self, member: GroupMember, emit: Callable[[Event], None]) -> Opener:
+    def opener(self, member: GroupMember, emit: Callable[[Event], None], listener: RestoreListener) -> Opener:
         """Return the thread that opens tasks, not yet started."""
         positions = Positions(self.log, member, self.follower, self.sources, self.config["auto.offset.reset"], self.transactional_id(0))
         place = self.config["snapshots.dir"]
         snapshots = Snapshots(place, self.application, self.directory.folder / "snapshots") if place else None
-        restoring = Restoring(self.log, self.changelog, self.metrics.restored, snapshots, self.metrics.picked_up)
+        restoring = Restoring(self.log, self.changelog, self.metrics.restored, snapshots, self.metrics.picked_up, listener)
         # The whole form: the id of another application may begin like ours.
         form = re.compile(re.escape(self.application) + r"-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}-\d+")
         return Opener(member, self.follower, positions, restoring, self.rooms, lambda name: form.fullmatch(name) is not None, emit)
@@ -214,14 +217,23 @@ class Parts:
         """Return the thread that measures lags and purges repartition topics, not yet started."""
         purged = frozenset(node.topic for s in self.topology.subtopologies for node in s.nodes if isinstance(node, Sink) and node.internal)
         purge_every_s = self.config["repartition.purge.interval.ms"] / 1000
-        return Watcher(self.log, self.metrics, roster, tasks, purged, purge_every_s, self.config.commit_interval_s, emit)
+        rests_s = self.config.commit_interval_s + max(0, self.config["max.task.idle.ms"]) / 1000
+        return Watcher(self.log, self.metrics, roster, tasks, purged, purge_every_s, rests_s, emit)
 
     def task(self, opened: Incarnation, dead_letter: Committer) -> Task:
         """Return a task, ready to run on the thread of this committer."""
         count = partial(self.metrics.dropped, opened.id)
         on_failure = handler(opened.id, self.config, count, dead_letter.dead_letter)
         caching = self.config["statestore.cache.max.bytes"] > 0
-        return Task(opened, self.programs[opened.id.subtopology], on_failure, caching=caching, global_tables=self.globals.rows)
+        return Task(
+            opened,
+            self.programs[opened.id.subtopology],
+            on_failure,
+            caching=caching,
+            latency=partial(self.metrics.latency, opened.id.subtopology),
+            max_idle_ms=self.config["max.task.idle.ms"],
+            global_tables=self.globals.rows,
+        )
 
     def closed(self, task: Task) -> None:
         """A task has ended here: let go of its database, forget its metrics."""

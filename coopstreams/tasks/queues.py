@@ -6,8 +6,8 @@ timestamp, because it never goes back and does not depend on which key range one
 is the same for every number of ranges.
 
 Invariant: while a source's queue is empty, records of the others pass only up to the stream time that source has reached, unless
-that source was read to its end (there is nothing on the broker to wait for).
-Source: KIP-695 (`max.task.idle.ms=0`: do not wait for producers, but for what the broker has).
+that source was read to its end (there is nothing on the broker to wait for) and has been there for as long as producers are waited for.
+Source: KIP-353, KIP-695 (`max.task.idle.ms`: 0 waits for what the broker has, more for producers as well, -1 for nothing).
 Turned down: the head's own timestamp (a late record of another key would change the order).
 """
 
@@ -31,6 +31,8 @@ class _Source:
     waiting: deque[tuple[Columns, int, int, Sequence[int]]] = field(default_factory=deque)
     """Batches with the position, stream time and clocks that hold once they are processed."""
     records: int = 0
+    waited_for_until: float | None = None
+    """While it has nothing and was read to its end: how long its producers may take. Units: seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,10 @@ class SourceQueues:
     Shape: sources in the order of the topology, tables first where the topology has them first: it breaks ties.
     """
 
-    def __init__(self, positions: Sequence[tuple[TopicPartition, Position]]) -> None:
+    def __init__(self, positions: Sequence[tuple[TopicPartition, Position]], max_idle_ms: int = 0) -> None:
+        self.waits_until: float | None = None
+        """When `steps` may have more although nothing was added; None: it will not. Units: seconds."""
+        self._idle_s = None if max_idle_ms < 0 else max_idle_ms / 1000
         self._sources = {source: _Source(at.offset, at.stream_time) for source, at in positions}
         self._single = len(self._sources) == 1
 
@@ -72,24 +77,30 @@ class SourceQueues:
             columns = columns.slice(bisect_left(columns.offsets, source.received), len(columns))
         source.received = run.next_offset
         source.records += len(columns)
+        if len(columns):
+            source.waited_for_until = None
         source.waiting.append((columns, run.next_offset, run.stream_time, run.clocks))
 
-    def steps(self, most: int) -> Iterator[Step]:
-        """Yield what may be processed now, in order, at most so many records in each step; what must wait for another source stays."""
+    def steps(self, most: int, now: float) -> Iterator[Step]:
+        """Yield what may be processed now, in order, at most so many records in each step; what must wait for another source stays.
+
+        Units: `now` in seconds of a clock that never goes back.
+        """
         if self._single:
             for name, source in self._sources.items():
                 while source.waiting:
                     yield self._take(name, source, None, most, ties=False)
             return
-        while (step := self._next(most)) is not None:
+        while (step := self._next(most, now)) is not None:
             yield step
 
-    def _next(self, most: int) -> Step | None:
+    def _next(self, most: int, now: float) -> Step | None:
         """The source with the smallest head, up to where another one has the word."""
+        self.waits_until = None
         best: tuple[int, int] | None = None
         limit, limit_order = None, -1
         for order, source in enumerate(self._sources.values()):
-            head = self._head(source)
+            head = self._head(source, now)
             if head is None:
                 continue
             if best is None or head < best[0]:
@@ -102,11 +113,12 @@ class SourceQueues:
             return None
         name, chosen = list(self._sources.items())[best[1]]
         if not chosen.waiting:
+            if any(source.waiting for source in self._sources.values()):
+                self.waits_until = chosen.waited_for_until
             return None
         return self._take(name, chosen, limit, most, ties=best[1] < limit_order)
 
-    @staticmethod
-    def _head(source: _Source) -> int | None:
+    def _head(self, source: _Source, now: float) -> int | None:
         """The stream time at which this source has the word; None: it has nothing, and nothing is to be waited for."""
         while source.waiting and not len(source.waiting[0][0]) and len(source.waiting) > 1:
             columns, _, stream_time, _ = source.waiting.popleft()
@@ -114,7 +126,13 @@ class SourceQueues:
         if source.waiting:
             columns, _, stream_time, _ = source.waiting[0]
             return columns.stream_times[0] if len(columns) else stream_time
-        return None if source.at_end else source.stream_time
+        if self._idle_s is None:
+            return None
+        if not source.at_end:
+            return source.stream_time
+        if source.waited_for_until is None:
+            source.waited_for_until = now + self._idle_s
+        return source.stream_time if now < source.waited_for_until else None
 
     @staticmethod
     def _take(name: TopicPartition, source: _Source, limit: int | None, most: int, ties: bool) -> Step:

@@ -20,6 +20,7 @@ from coopstreams.log.log import Log, Position
 from coopstreams.state.database import Database
 from coopstreams.state.pickup import Changelog, Snapshots
 from coopstreams.state.restore import NO_STOPS, PickUp, Restore, RestoreProgress
+from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.stores import StoreSpec
@@ -55,8 +56,10 @@ class Restoring:
         counted: Callable[[TaskId, str, int, int], None],
         snapshots: Snapshots | None,
         picked_up: Callable[[TaskId, str, int], None],
+        listener: RestoreListener | None = None,
     ) -> None:
         self._log = log
+        self._listener = listener or RestoreListener()
         self._changelog = changelog
         self._counted = counted
         self._snapshots = snapshots
@@ -95,6 +98,7 @@ class Restoring:
                 job.retarget()
             else:
                 del self._jobs[changelog]
+                self._listener.on_restore_suspended(changelog, job.restore.spec.name, job.restore.progress().read)
         if task in self._done:
             self._done.remove(task)
         self._place()
@@ -112,6 +116,8 @@ class Restoring:
             if job.restore.position > before:
                 job.moved_at = time.monotonic()
             progress = job.restore.progress()
+            if len(run.columns):
+                self._listener.on_batch_restored(run.partition, progress.store, progress.position, len(run.columns))
             for task in job.tasks:
                 self._counted(task, progress.store, len(run.columns), progress.remaining)
         self._complete()
@@ -154,6 +160,7 @@ class Restoring:
             job = _Job(Restore(database, spec, [task.range], log_start=log_start, target=target, stops=stops, pick_up=pick_up), {task: stops})
             if job.restore.done:
                 return
+            self._listener.on_restore_start(changelog, spec.name, job.restore.position, target)
         else:
             job.tasks[task] = stops
             job.retarget(target)
@@ -173,7 +180,9 @@ class Restoring:
     def _complete(self) -> None:
         complete = [changelog for changelog, job in self._jobs.items() if job.restore.done]
         for changelog in complete:
-            for task in self._jobs.pop(changelog).tasks:
+            job = self._jobs.pop(changelog)
+            self._listener.on_restore_end(changelog, job.restore.spec.name, job.restore.progress().read)
+            for task in job.tasks:
                 self._waiting[task].discard(changelog)
                 if not self._waiting[task]:
                     self._finish(task)

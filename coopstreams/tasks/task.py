@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from coopstreams.commit.progress import Progress
@@ -65,7 +65,15 @@ class Task:
     """
 
     def __init__(
-        self, opened: Incarnation, program: Program, on_failure: OnFailure, *, caching: bool, global_tables: Mapping[str, TableStore] | None = None
+        self,
+        opened: Incarnation,
+        program: Program,
+        on_failure: OnFailure,
+        *,
+        caching: bool,
+        latency: Callable[[float], None],
+        max_idle_ms: int = 0,
+        global_tables: Mapping[str, TableStore] | None = None,
     ) -> None:
         self.id = opened.id
         self.sources = opened.sources
@@ -77,11 +85,12 @@ class Task:
         )
         for source in opened.sources:  # windows close where they would have for whoever had the task before
             self.program.resume(source, opened.progress.position(source).stream_time)
-        self.queues = SourceQueues([(source, opened.progress.position(source)) for source in opened.sources])
+        self.queues = SourceQueues([(source, opened.progress.position(source)) for source in opened.sources], max_idle_ms)
         self.closed = False
         self.leaving = False
         self.processed = 0
         self._most = FIRST_STEP
+        self._latency = latency
 
     def add(self, run: Run) -> None:
         """Take in a run of the reader."""
@@ -90,19 +99,24 @@ class Task:
     def step(self) -> bool:
         """Process what may be processed, for about `STEP_S`; return whether there is more. Outputs wait in `program.outputs`."""
         began = now = time.monotonic()
-        for step in self.queues.steps(self._most):
+        first_ms = -1
+        for step in self.queues.steps(self._most, now):
             # Less what an earlier owner of part of the range has done.
             columns = self.progress.unseen(step.source, step.columns)
             if len(columns):
                 self.program.process(step.source, columns)
                 self.processed += len(columns)
+                if first_ms < 0:
+                    first_ms = columns.timestamps[0]
             self.program.advance(step.source, step.stream_time, step.clocks)
             self.progress.advance(step.source, step.next_offset, step.stream_time)
             before, now = now, time.monotonic()
             self._pace(len(step.columns), now - before)
             if now - began > STEP_S:
-                return True
-        return False
+                break
+        if first_ms >= 0:  # once a batch: the clock and the histogram cost as much as a few records
+            self._latency(max(0, wall_clock_ms() - first_ms) / 1000)
+        return now - began > STEP_S
 
     def _pace(self, records: int, seconds: float) -> None:
         """Learn how many records fit into `STEP_S`."""

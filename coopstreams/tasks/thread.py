@@ -106,7 +106,7 @@ class StreamThread:
         self._due = time.monotonic() + self._interval
         while True:
             self.moved_at = time.monotonic()
-            wait = max(0.0, min(self._due - self.moved_at, self._next_punctuation_s()))
+            wait = max(0.0, min(self._due - self.moved_at, self._next_punctuation_s(), self._waited_enough_s()))
             try:
                 message = self._inbox.get(timeout=wait) if wait else self._inbox.get_nowait()
             except queue.Empty:
@@ -121,6 +121,7 @@ class StreamThread:
                 self._open(message.task)
             else:
                 self._close(message)
+            self._go_on()
             self._punctuate()
             self._commit_if_due()
 
@@ -135,19 +136,37 @@ class StreamThread:
     def _process(self, task: Task, run: Run) -> None:
         try:
             task.add(run)
-            while not task.closed and not task.leaving:
-                self.moved_at = time.monotonic()
-                self.committer.begin(task)
-                more = task.step()
-                self.committer.write_outputs(task)
-                if not more:
-                    break
-                self._commit_if_due()  # a slow function: commits, heartbeats and revocations do not wait for the end of the run
+            self._step(task)
         except (LogError, MembershipLostError) as error:
             self._abort(error)
         finally:
             with self._lock:
                 self.backlog -= len(run.columns)
+
+    def _step(self, task: Task) -> None:
+        while not task.closed and not task.leaving:
+            self.moved_at = time.monotonic()
+            self.committer.begin(task)
+            more = task.step()
+            self.committer.write_outputs(task)
+            if not more:
+                break
+            self._commit_if_due()  # a slow function: commits, heartbeats and revocations do not wait for the end of the run
+
+    def _waited_enough_s(self) -> float:
+        """How long until a task goes on without the source that it waits for."""
+        until = [task.queues.waits_until for task in self._tasks]
+        return min((at - time.monotonic() for at in until if at is not None), default=self._interval)
+
+    def _go_on(self) -> None:
+        """Process what has waited long enough for another source."""
+        now = time.monotonic()
+        try:
+            for task in list(self._tasks):
+                if task.queues.waits_until is not None and task.queues.waits_until <= now:
+                    self._step(task)
+        except (LogError, MembershipLostError) as error:
+            self._abort(error)
 
     def _commit_if_due(self) -> None:
         if time.monotonic() >= self._due or any(task.state.full for task in self._tasks):

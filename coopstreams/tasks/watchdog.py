@@ -15,7 +15,7 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.task_id import TaskId
 
 STALLED_S = 30.0
-"""A task with records waiting that has not moved for so long is reported, unless commits are further apart: it moves with them."""
+"""A task with records waiting that has not moved for so long is reported, unless it may rest for longer: until a commit, for another source."""
 
 
 @dataclass(slots=True)

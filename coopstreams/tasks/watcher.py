@@ -37,10 +37,10 @@ class Watcher:
         tasks: dict[TaskId, Task],
         purged: frozenset[str],
         purge_every_s: float,
-        commit_every_s: float,
+        rests_s: float,
         emit: Callable[[Event], None],
     ) -> None:
-        self.watch = Watch(max(STALLED_S, 3 * commit_every_s))
+        self.watch = Watch(max(STALLED_S, 3 * rests_s))
         self._log = cluster
         self._metrics = metrics
         self._roster = roster

@@ -11,7 +11,9 @@ import pytest
 from confluent_kafka import Producer
 
 from coopstreams import CoopStreams, JoinWindows, StreamsBuilder, Topology, serdes
+from tests.broker.counting import metric
 from tests.broker.reading import read_topic
+from tests.broker.waiting import eventually
 
 
 def topology_of(application: str, topics: dict[str, str]) -> Topology:
@@ -69,3 +71,21 @@ def test_what_joins_keep_survives_a_restart(kafka: Any, tmp_path: Path) -> None:
         send(producer, topics["orders"], "o9", "fr", 9000)
         assert wait_for("owned", 2) == {"a1": ["ann", "Ann"], "b1": ["bob", "Bob"]}
         assert wait_for("out", 3) == {"o1": ["fr", 5, "France"], "o2": ["fr", None, "France"], "o3": ["fr", 9, "France"]}
+
+
+@pytest.mark.broker
+def test_a_record_waits_for_a_row_of_its_table_that_is_written_later(kafka: Any, tmp_path: Path) -> None:
+    orders, names, out = (kafka.topic(name) for name in ("orders", "names", "out"))
+    builder = StreamsBuilder(kafka.unique("waiting"))
+    table = builder.table(names, key=serdes.text, value=serdes.json, store="names")
+    builder.stream(orders, key=serdes.text, value=serdes.json).left_join(table, lambda order, name: [order, name], value=serdes.json).to(out)
+    settings = {"bootstrap.servers": kafka.bootstrap, "commit.interval.ms": 100, "state.dir": str(tmp_path), "max.task.idle.ms": 3_600_000}
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    now = int(time.time() * 1000)
+    with CoopStreams(builder.build(), settings) as app:
+        send(producer, orders, "ann", 1, now)
+        eventually(lambda: metric(app, "coopstreams_consumed_records_total") == 1, 60, lambda: "the order was not read")
+        send(producer, names, "ann", "Ann", now - 1)
+        send(producer, names, "bob", "Bob", now + 1)
+        eventually(lambda: len(read_topic(kafka.bootstrap, out)) == 1, 60, lambda: "the order waits")
+    assert [orjson.loads(value or b"") for _, value, *_ in read_topic(kafka.bootstrap, out)] == [[1, "Ann"]]

@@ -33,6 +33,7 @@ infos = st.builds(
     rack=st.none() | st.text(min_size=1),
     allow_key_share=st.booleans(),
     lags=st.dictionaries(tasks, st.integers(0, 1 << 62), max_size=3),
+    ending=st.text(),
 )
 states = st.builds(MemberState, infos, sorted_tasks, st.integers(-1, 1 << 31 - 1), sorted_tasks)
 clusters = st.builds(
@@ -60,6 +61,7 @@ def test_equal_states_are_equal_bytes_and_another_nonce_is_not(state: MemberStat
             state.info.rack,
             state.info.allow_key_share,
             lags,
+            state.info.ending,
         ),
         state.tasks[::-1],
         state.generation,

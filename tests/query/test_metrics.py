@@ -27,6 +27,7 @@ def test_what_threads_report_is_what_prometheus_reads() -> None:
     metrics.restored(LOW, "counts-store", 100, remaining=50)
     metrics.committed(0, 0.004)
     metrics.committed(0, 1.5)
+    metrics.latency(0, 0.02)
     metrics.aborted(1)
     metrics.rebalanced(8)
     metrics.tasks({"running": 2, "restoring": 1})
@@ -37,6 +38,7 @@ def test_what_threads_report_is_what_prometheus_reads() -> None:
     assert read["coopstreams_processed_records_total", (task,)] == 10
     assert read["coopstreams_produced_records_total", (task, ("topic", "counts"))] == 4
     assert read["coopstreams_dropped_records_total", (("reason", "late"), task)] == 2
+    assert read["coopstreams_record_e2e_latency_seconds_bucket", (("le", "0.025"), ("subtopology", "0"))] == 1
     assert read["coopstreams_lag_records", (task, ("topic", "lines"))] == 5
     assert read["coopstreams_restored_records_total", (("store", "counts-store"), task)] == 100
     assert read["coopstreams_restore_remaining_records", (("store", "counts-store"), task)] == 50

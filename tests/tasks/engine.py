@@ -109,7 +109,9 @@ class Engine:
         state = TaskState(database, self.stores, range_, 1 << 20)
         progress = Progress(range_, openings, Author(self.application, self.member.generation, f"app-{thread}"))
         on_failure = handler(id_, self.config, partial(self.metrics.dropped, id_), self.committers[thread].dead_letter)
-        return Task(Incarnation(id_, sources, state, progress, self.member.epoch), self.program, on_failure, caching=False)
+        opened = Incarnation(id_, sources, state, progress, self.member.epoch)
+        latency, idle_ms = partial(self.metrics.latency, id_.subtopology), self.config["max.task.idle.ms"]
+        return Task(opened, self.program, on_failure, caching=False, latency=latency, max_idle_ms=idle_ms)
 
     def open(self, range_: KeyRange, partition: int = 0, thread: int = 0) -> Task:
         """Open a task and route its records to it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -11,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coopstreams.tasks.dispatch import FETCH_RECORDS
+from coopstreams.tasks.task import wall_clock_ms
 from coopstreams.topology import serdes
 from coopstreams.topology.builder import StreamsBuilder
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 from coopstreams.topology.nodes import Topology
-from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
+from tests.tasks.engine import AT_LEAST, EXACTLY, PATIENCE_S, Engine
 
 LEFT, RIGHT = KeyRange.split(2)
 SOURCE = TopicPartition("in", 0)
@@ -173,4 +175,50 @@ def test_nothing_is_read_for_a_partition_without_tasks() -> None:
     made.write("in", [(b"a", b"", 0)])
     assert made.dispatcher.move(0) == 0
     assert made.dispatcher.position(SOURCE) is None
+    made.stop()
+
+
+def test_a_task_that_has_waited_long_enough_for_its_table_goes_on_by_itself() -> None:
+    made = Engine(joining(), {"in": 1, "names": 1, "out": 1}, max_task_idle_ms=50)
+    made.start()
+    task = made.open(WHOLE)
+    made.write("in", [(b"1", b"login", 10)])
+    made.settle()
+    deadline = time.monotonic() + PATIENCE_S
+    while not task.processed and time.monotonic() < deadline:
+        time.sleep(0.01)
+    made.stop()
+    assert task.progress.durable(SOURCE) == 1
+
+
+def test_a_row_that_is_written_later_still_finds_the_record_that_waits_for_it() -> None:
+    made = Engine(joining(), {"in": 1, "names": 1, "out": 1}, max_task_idle_ms=3_600_000)
+    made.start()
+    made.open(WHOLE)
+    made.write("in", [(b"1", b"login", 10)])
+    made.settle()
+    made.write("names", [(b"1", b"ann", 5), (b"2", b"bob", 11)])
+    made.settle()
+    made.stop()
+    assert made.read("out").values == [b"login of ann"]
+
+
+def test_a_batch_is_as_late_as_its_first_record_and_never_comes_before_it_was_made() -> None:
+    made, now_ms = Engine(counting(), {"in": 1, "out": 1}), wall_clock_ms()
+    made.start()
+    made.open(WHOLE)
+
+    def measured(timestamps: list[int]) -> tuple[float, float]:
+        """Write a batch; return how many were measured so far, and the seconds altogether."""
+        made.write("in", [(b"k", b"", timestamp) for timestamp in timestamps])
+        made.settle()
+        read = made.metrics.registry.get_sample_value
+        name, label = "coopstreams_record_e2e_latency_seconds", {"subtopology": "0"}
+        return read(f"{name}_count", label) or 0.0, read(f"{name}_sum", label) or 0.0
+
+    count, seconds = measured([now_ms - 7_000_000, now_ms])
+    assert count == 1
+    assert seconds >= 7000
+    assert measured([now_ms + 3_600_000]) == (2, seconds), "a clock that is ahead"
+    assert measured([-1]) == (2, seconds), "a record without a timestamp"
     made.stop()

@@ -32,8 +32,8 @@ def run_of(source: TopicPartition, records: list[tuple[int, int, int]], next_off
     return Run(source, 0, columns, next_offset, stream_time, at_end)
 
 
-def taken(queues: SourceQueues) -> list[tuple[str, int]]:
-    return [(step.source.topic, offset) for step in queues.steps(1 << 20) for offset in step.columns.offsets]
+def taken(queues: SourceQueues, now: float = 0.0) -> list[tuple[str, int]]:
+    return [(step.source.topic, offset) for step in queues.steps(1 << 20, now) for offset in step.columns.offsets]
 
 
 def feed(queues: SourceQueues, source: TopicPartition, records: list[tuple[int, int, int]], *, upto: int, at_end: bool) -> None:
@@ -74,9 +74,46 @@ def test_a_step_says_where_the_source_stands_when_part_of_a_batch_waits() -> Non
     queues = SourceQueues([(TABLE, START), (STREAM, START)])
     feed(queues, STREAM, log_of([1, 9]), upto=2, at_end=True)
     feed(queues, TABLE, log_of([4]), upto=1, at_end=False)
-    steps = list(queues.steps(1 << 20))
+    steps = list(queues.steps(1 << 20, 0.0))
     assert [(step.source.topic, step.next_offset, step.stream_time) for step in steps] == [("orders", 1, 1), ("customers", 1, 4)]
     assert queues.waiting(STREAM) == 1
+
+
+def test_a_stream_waits_for_the_producers_of_its_table_for_as_long_as_it_may() -> None:
+    queues = SourceQueues([(TABLE, START), (STREAM, START)], max_idle_ms=500)
+    feed(queues, TABLE, log_of([5]), upto=1, at_end=True)
+    feed(queues, STREAM, log_of([4, 6]), upto=2, at_end=True)
+    assert taken(queues, 10.0) == [("orders", 0), ("customers", 0)]  # what the table has reached, it may pass
+    assert queues.waits_until == 10.5
+    assert taken(queues, 10.4) == []
+    feed(queues, TABLE, [(1, 5, 5)], upto=2, at_end=True)
+    assert taken(queues, 10.45) == [("customers", 1)]
+    assert queues.waits_until == 10.95, "it is waited for anew"
+    assert taken(queues, 10.9) == []
+    assert taken(queues, 10.95) == [("orders", 1)]
+    feed(queues, STREAM, [(2, 7, 7)], upto=3, at_end=True)
+    assert taken(queues, 20.0) == [("orders", 2)], "it has been silent all the time"
+
+
+def test_what_moves_no_record_is_not_waited_for_again() -> None:
+    queues = SourceQueues([(TABLE, START), (STREAM, START)], max_idle_ms=500)
+    feed(queues, TABLE, [], upto=0, at_end=True)
+    feed(queues, STREAM, log_of([5]), upto=1, at_end=True)
+    assert taken(queues, 10.0) == []
+    feed(queues, TABLE, [], upto=1, at_end=True)  # the marker of a transaction
+    assert taken(queues, 10.2) == []
+    assert queues.waits_until == 10.5
+    assert taken(queues, 10.5) == [("orders", 0)]
+    assert queues.waits_until is None
+
+
+def test_a_task_that_may_not_wait_takes_what_is_there() -> None:
+    queues = SourceQueues([(TABLE, START), (STREAM, START)], max_idle_ms=-1)
+    feed(queues, STREAM, log_of([5]), upto=1, at_end=False)
+    assert taken(queues) == [("orders", 0)]
+    feed(queues, STREAM, [(1, 9, 9)], upto=2, at_end=False)
+    feed(queues, TABLE, log_of([7]), upto=1, at_end=False)
+    assert taken(queues) == [("customers", 0), ("orders", 1)], "what is there is still taken in order"
 
 
 times = st.lists(st.integers(0, 50), max_size=30)

@@ -12,7 +12,9 @@ from coopstreams.log.memory import MemoryLog
 from coopstreams.state import layout
 from coopstreams.state.database import Database
 from coopstreams.state.memory import Memory
+from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.tasks.restoring import Restoring
+from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 from coopstreams.topology.serdes import text
 from coopstreams.topology.stores import StoreSpec
@@ -36,8 +38,8 @@ def cluster(records: int, partitions: int = 1) -> MemoryLog:
     return log
 
 
-def restoring(log: MemoryLog) -> Restoring:
-    return Restoring(log, lambda spec: f"{spec.name}-log", lambda *_: None, None, lambda *_: None)
+def restoring(log: MemoryLog, listener: RestoreListener | None = None) -> Restoring:
+    return Restoring(log, lambda spec: f"{spec.name}-log", lambda *_: None, None, lambda *_: None, listener)
 
 
 def rows(database: Database, store: str, key_range: KeyRange) -> dict[bytes, bytes]:
@@ -100,4 +102,25 @@ def test_a_task_that_has_no_partition_of_the_source_topic_has_nothing_to_restore
     reading.add(TaskId(0, 1, WHOLE), STORES, database, {})
     assert run(reading) == [TaskId(0, 1, WHOLE)]
     assert rows(database, "table", WHOLE) == {}
+    reading.close()
+
+
+def test_a_listener_hears_once_of_a_changelog_that_two_tasks_need_and_that_it_was_given_up_with_the_last() -> None:
+    heard: list[tuple[str, int]] = []
+
+    class Suspended(RestoreListener):
+        def on_restore_start(self, partition: TopicPartition, store: str, start: int, end: int) -> None:
+            heard.append((f"start {partition}", end))
+
+        def on_restore_suspended(self, partition: TopicPartition, store: str, records: int) -> None:
+            heard.append((f"suspended {partition}", records))
+
+    log, database, halves = cluster(100), Database(Memory(), STORES), KeyRange.split(2)
+    reading, tasks = restoring(log, Suspended()), [TaskId(0, 0, half) for half in halves]
+    for task in tasks:
+        reading.add(task, [COUNTS], database, {})
+    reading.cancel(tasks[0])
+    assert heard == [("start counts-log-0", 100)]
+    reading.cancel(tasks[1])
+    assert heard == [("start counts-log-0", 100), ("suspended counts-log-0", 0)]
     reading.close()

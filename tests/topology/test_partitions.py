@@ -115,7 +115,10 @@ def test_topics_that_do_not_exist_are_listed_with_names_that_nearly_fit() -> Non
 
 
 def test_internal_topics_of_another_count_are_an_error_with_a_cure() -> None:
-    with pytest.raises(TopologyError, match=r'"app-n-repartition" has 4 partitions, the topology needs 6.* Stop all instances and delete'):
+    with pytest.raises(
+        TopologyError,
+        match=r'"app-n-repartition" has 4 partitions, the topology needs 6.* Stop all instances and begin anew with `coopstreams reset`',
+    ):
         check_partitions(WORDS, {"lines": 6, "app-n-repartition": 4, "app-n-changelog": 6})
     with pytest.raises(TopologyError, match='"app-n-changelog" has 4 partitions'):
         check_partitions(WORDS, {"lines": 6, "app-n-changelog": 4})

@@ -1,0 +1,99 @@
+"""`coopstreams reset`: an application that does not run begins anew, without what it has made for itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import closing
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coopstreams.commands.connecting import Brokers, ConfigFile, cluster
+from coopstreams.commands.loading import load_topology
+from coopstreams.commands.settings import configure_logging, flags
+from coopstreams.config import Config, settings_of
+from coopstreams.group.admin import GroupAdmin
+from coopstreams.log.kafka_offsets import KafkaOffsets
+from coopstreams.log.log import Log
+from coopstreams.state.directory import instance_folders
+from coopstreams.tasks.reset import Reset, carry_out, check_stopped, plan_reset
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.patterns import matched
+
+
+def reset(
+    target: Annotated[str, typer.Argument(metavar="APP", help="Where the topology is: app.py, app.py:NAME or package.module:NAME.")],
+    to: Annotated[
+        str, typer.Option(metavar="earliest|latest|TIME", help="Where it goes on: TIME as 2026-01-31T08:00Z, or in ms since 1970.")
+    ] = "earliest",
+    state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Delete its local state in this folder, too.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    bootstrap_servers: Brokers = None,
+    config: ConfigFile = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting; may be repeated.")] = None,
+) -> None:
+    """Have an application that does not run begin anew: offsets set back, changelogs and repartition topics deleted. Results stay."""
+    configure_logging(verbose=False)
+    topology = load_topology(target)
+    settings = Config.of(settings_of(config, os.environ, flags(set_, {"bootstrap.servers": bootstrap_servers})), topology.application_id)
+    application, time_ms = settings["application.id"], _time_ms(to)
+    with cluster(settings.client) as log, GroupAdmin(settings.client, application) as coordinator:
+        counts = log.partitions()
+        plan = plan_reset(matched(topology, counts).optimized(settings["topology.optimization"]), counts)
+        if time_ms is None:
+            offsets = {at: log.start_offset(at) if to == "earliest" else log.end_offset(at) for at in plan.sources}
+        else:
+            offsets = _offsets_at(log, settings, plan.sources, time_ms)
+        folders = instance_folders(state_dir, application) if state_dir else []
+        _print(application, plan, offsets, folders)
+        where = "on every other host" if state_dir else "on every host"
+        typer.echo(f"yours to do, {where} before the next start: delete {(state_dir or Path(settings['state.dir'])) / application}")
+        if dry_run:
+            return
+        check_stopped(coordinator)
+        if not yes:
+            typer.confirm(f"Reset {application}? Its state is lost", abort=True)
+        carry_out(log, coordinator, plan, offsets, folders)
+    typer.echo("done")
+
+
+def _time_ms(to: str) -> int | None:
+    """Return the time that was typed, None for the ends of the log.
+
+    Raises:
+        ConfigError: it is none, or does not say in which time zone.
+    """
+    if to in ("earliest", "latest"):
+        return None
+    if to.isdecimal():
+        return int(to)
+    try:
+        moment = datetime.fromisoformat(to)
+    except ValueError:
+        raise ConfigError(f"--to {to}: write earliest, latest, or a time as 2026-01-31T08:00Z or in ms since 1970") from None
+    if moment.tzinfo is None:
+        raise ConfigError(f"--to {to}: in which time zone? Add Z for UTC, or an offset as +01:00")
+    return round(moment.timestamp() * 1000)
+
+
+def _offsets_at(log: Log, settings: Config, partitions: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
+    """Return the first offset of that time or later; where there is none, the end."""
+    with closing(KafkaOffsets(settings.client, settings["application.id"])) as offsets:
+        found = offsets.at_time(partitions, time_ms)
+    return {at: log.end_offset(at) if offset is None else offset for at, offset in found.items()}
+
+
+def _print(application: str, plan: Reset, offsets: dict[TopicPartition, int], folders: Sequence[Path]) -> None:
+    for at, offset in offsets.items():
+        typer.echo(f"group {application}: {at} -> {offset}")
+    for topic in plan.topics:
+        typer.echo(f"delete topic {topic}")
+    for folder in folders:
+        typer.echo(f"delete folder {folder}")
+    for topic in plan.left:
+        typer.echo(f"stays: topic {topic}, which is not in this topology. If an older version of it left it behind, delete it yourself")

@@ -1,0 +1,90 @@
+"""Begins an application anew: what it has made is deleted, and its group reads from where it is told. Only while it has no members.
+
+    state      of this host, if it is named: a cache, so the first to go
+    offsets    of the topics that it reads, and of its repartition topics: at their beginning, because they are made anew
+    topics     changelogs and repartition topics, deleted; the next start makes them
+
+Invariant: nothing but what the topology names is touched. What it writes for others stays: results are written again.
+Invariant: torn off after any step, doing it again finishes it. In between the application must not be started.
+Turned down: deleting what merely looks like an internal topic of ours (it may belong to an application whose id begins with this one).
+Source: Kafka Streams `StreamsResetter`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from coopstreams.consumer.reset import reset_offsets
+from coopstreams.group.admin import GroupAdmin
+from coopstreams.log.log import Log
+from coopstreams.state.directory import delete_folder
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import GroupError
+from coopstreams.topology.nodes import Topology
+from coopstreams.topology.partitions import looks_internal
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """What is to be done.
+
+    Shape: `sources` are the partitions whose offsets are to be chosen, `begun_anew` those of topics that are deleted. `left` look like
+    internal topics of the application, but its topology does not have them.
+    """
+
+    topics: tuple[str, ...]
+    sources: tuple[TopicPartition, ...]
+    begun_anew: tuple[TopicPartition, ...]
+    left: tuple[str, ...]
+
+
+def plan_reset(topology: Topology, counts: Mapping[str, int]) -> Reset:
+    """Return what has to go, given the partition counts of the topics that exist; what does not exist has no part in it.
+
+    Shape: a topology whose patterns are filled in, as it runs. Topics of global tables have no offsets.
+    """
+
+    def partitions(topics: Sequence[str]) -> tuple[TopicPartition, ...]:
+        return tuple(TopicPartition(topic, number) for topic in topics for number in range(counts.get(topic, 0)))
+
+    internal = {topic.name: topic.kind for topic in topology.internal_topics}
+    tables = {table.topic for table in topology.global_tables}
+    return Reset(
+        tuple(name for name in internal if name in counts),
+        partitions([topic for topic in topology.source_topics if topic not in tables]),
+        partitions([name for name, kind in internal.items() if kind == "repartition"]),
+        tuple(name for name in sorted(counts) if looks_internal(topology, name) and name not in internal),
+    )
+
+
+def check_stopped(coordinator: GroupAdmin) -> None:
+    """Do nothing if the application does not run.
+
+    Raises:
+        GroupError: it has members. Stop them; one that died is gone after `session.timeout.ms`.
+    """
+    members = coordinator.describe().members
+    if members:
+        raise GroupError(
+            f"group {coordinator.group} has {len(members)} members: stop all instances, then try again. "
+            "One that was killed is counted until session.timeout.ms is over"
+        )
+
+
+def carry_out(log: Log, coordinator: GroupAdmin, reset: Reset, offsets: Mapping[TopicPartition, int], folders: Iterable[Path]) -> None:
+    """Have the application begin anew; `offsets` of all its sources, `folders` of local state that go as well.
+
+    Raises:
+        GroupError: the group has members. Nothing is done, or, if they came in this moment, nothing but local state is gone.
+        StateLockedError: a process uses the local state. Stop it.
+        LogError: no answer in time, or refused: do it again before the application is started.
+    """
+    check_stopped(coordinator)
+    for folder in folders:
+        delete_folder(folder)
+    targets = {**offsets, **dict.fromkeys(reset.begun_anew, 0)}
+    if targets:
+        reset_offsets(log, coordinator, targets)
+    log.delete_topics(reset.topics)

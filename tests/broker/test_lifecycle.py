@@ -1,0 +1,144 @@
+"""What listeners hear of a running instance, and what its errors end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from coopstreams import CoopStreams, RestoreListener, StreamsBuilder, StreamsState, serdes
+from coopstreams.tasks.lifecycle import Response
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import ApplicationStoppedError, ConfigError, ProcessingError
+from tests.broker.counting import Counting, await_table, failure_of, metric
+from tests.broker.waiting import eventually
+from tests.conftest import Kafka
+
+pytestmark = pytest.mark.broker
+
+CREATED, REBALANCING, RUNNING = StreamsState.CREATED, StreamsState.REBALANCING, StreamsState.RUNNING
+STOPPED = [StreamsState.PENDING_SHUTDOWN, StreamsState.NOT_RUNNING]
+FAILED = [StreamsState.PENDING_ERROR, StreamsState.ERROR]
+
+
+class Heard(RestoreListener):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.started: list[tuple[TopicPartition, str, int, int]] = []
+        self.batches: list[tuple[int, int]] = []
+        self.ended: list[tuple[TopicPartition, str, int]] = []
+
+    def on_restore_start(self, partition: TopicPartition, store: str, start: int, end: int) -> None:
+        self.started.append((partition, store, start, end))
+
+    def on_batch_restored(self, partition: TopicPartition, store: str, position: int, records: int) -> None:
+        self.batches.append((position, records))
+
+    def on_restore_end(self, partition: TopicPartition, store: str, records: int) -> None:
+        self.ended.append((partition, store, records))
+
+
+def test_listeners_hear_of_states_and_restores(kafka: Kafka, tmp_path: Path) -> None:
+    counting = Counting.make(kafka)
+    written = counting.write(f"key-{number}" for number in range(500))
+    with counting.app(tmp_path / "first") as app:
+        await_table(app, written)
+    app, heard, states = counting.app(tmp_path / "second"), Heard(), [CREATED]
+    app.set_restore_listener(heard)
+
+    def listen(new: StreamsState, old: StreamsState) -> None:
+        assert old == states[-1]
+        states.append(new)
+
+    app.set_state_listener(listen)
+    assert app.state == CREATED
+    with app:
+        await_table(app, written)
+        assert app.state == RUNNING
+        assert metric(app, "coopstreams_record_e2e_latency_seconds_count") == 0, "nothing was left to process"
+        written += counting.write(["one more"])
+        await_table(app, written)
+        assert metric(app, "coopstreams_record_e2e_latency_seconds_count") == 1
+        with pytest.raises(ConfigError, match="before it runs"):
+            app.set_state_listener(listen)
+    assert states[:2] == [CREATED, REBALANCING]
+    assert set(states[1:-2]) == {REBALANCING, RUNNING}
+    assert states[-3:] == [RUNNING, *STOPPED]
+    ((changelog, store, start, end),) = heard.started
+    assert (changelog, store, start) == (TopicPartition(counting.changelog, 0), "counts", 0)
+    assert heard.batches[-1][0] == end >= 500
+    assert heard.ended == [(changelog, "counts", 500)]
+    assert sum(records for _, records in heard.batches) == 500
+
+
+def test_an_error_in_a_listener_ends_the_instance(kafka: Kafka, tmp_path: Path) -> None:
+    app = Counting.make(kafka).app(tmp_path)
+
+    def refuse(new: StreamsState, _: StreamsState) -> None:
+        if new is RUNNING:
+            raise ZeroDivisionError("in the listener")
+
+    app.set_state_listener(refuse)
+    assert isinstance(failure_of(app), ZeroDivisionError)
+    assert app.state is StreamsState.ERROR
+
+
+def dividing(kafka: Kafka) -> tuple[str, Callable[[Path, int], CoopStreams]]:
+    """Return a topic of two partitions, and a function that makes instances which fail on an empty value."""
+    topic = kafka.topic("in", 2)
+    builder = StreamsBuilder(kafka.unique("dividing"))
+    builder.stream(topic, key=serdes.raw, value=serdes.raw).filter(lambda _, value: 1 // len(value) == 1).group_by_key().count(store="counts")
+    topology = builder.build()
+
+    def instance(folder: Path, number: int) -> CoopStreams:
+        return CoopStreams(topology, {"bootstrap.servers": kafka.bootstrap, "state.dir": str(folder), "instance": number, "commit.interval.ms": 100})
+
+    return topic, instance
+
+
+def test_an_error_that_ends_the_application_ends_every_instance(kafka: Kafka, tmp_path: Path) -> None:
+    topic, instance = dividing(kafka)
+    apps, asked, states = [instance(tmp_path, number) for number in (0, 1)], list[BaseException](), list[StreamsState]()
+
+    def end_all(error: BaseException) -> Response:
+        asked.append(error)
+        return "shutdown-application"
+
+    for app in apps:
+        app.set_uncaught_exception_handler(end_all)
+        app.set_state_listener(lambda new, _: states.append(new))
+    with ThreadPoolExecutor(2) as threads:
+        failures = [threads.submit(failure_of, app) for app in apps]
+        eventually(lambda: all(app.state is RUNNING for app in apps) and both_work(apps), 60, lambda: str([app.state for app in apps]))
+        producer = Producer({"bootstrap.servers": kafka.bootstrap})
+        producer.produce(topic, b"", b"k", partition=0)
+        assert producer.flush(30) == 0
+        first, second = sorted((failure.result() for failure in failures), key=lambda error: type(error).__name__)
+    assert isinstance(first, ApplicationStoppedError)
+    assert isinstance(second, ProcessingError)
+    assert asked == [second], "who was told to stop is not asked"
+    assert "has all instances stop: ProcessingError: " in str(first)
+    assert sorted(states[-4:], key=str) == sorted([*FAILED, *FAILED], key=str)
+
+
+def test_an_answer_that_is_none_is_an_error_with_the_words_that_are(kafka: Kafka, tmp_path: Path) -> None:
+    topic, instance = dividing(kafka)
+    app = instance(tmp_path, 0)
+    app.set_uncaught_exception_handler(lambda _: "replace-thread")  # type: ignore[arg-type, return-value]
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    producer.produce(topic, b"", b"k", partition=0)
+    assert producer.flush(30) == 0
+    failure = failure_of(app)
+    assert isinstance(failure, ConfigError)
+    assert "shutdown-client, shutdown-application" in str(failure)
+    assert isinstance(failure.__cause__, ProcessingError)
+
+
+def both_work(apps: list[CoopStreams]) -> bool:
+    """Whether each instance has one of the two tasks."""
+    told = [app.status() for app in apps]
+    return all(status is not None and len(status["tasks"]) == 1 for status in told)

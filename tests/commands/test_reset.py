@@ -1,0 +1,137 @@
+"""`coopstreams reset` on a real Kafka: an application ran, is reset, and runs again as if it never had."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from typer.testing import CliRunner, Result
+
+from coopstreams import CoopStreams
+from coopstreams.cli import app
+from coopstreams.commands.loading import load_topology
+from coopstreams.state.directory import StateDirectory
+from coopstreams.topology.errors import ConfigError, GroupError, StateLockedError
+from tests.broker.counting import await_running, await_table
+from tests.conftest import Kafka
+
+PROGRAM = """
+from coopstreams import StreamsBuilder, serdes
+
+builder = StreamsBuilder("{application}")
+lines = builder.stream("{lines}", key=serdes.raw, value=serdes.text)
+lines.group_by(lambda _, word: word, key=serdes.text).count(store="counts").to_stream().to("{words}")
+topology = builder.build()
+"""
+WORDS = [f"word-{number}" for number in range(50)]
+
+
+@dataclass(frozen=True, slots=True)
+class WordCount:
+    """An application with a repartition topic and a changelog, as a file that commands are given."""
+
+    kafka: Kafka
+    folder: Path
+    application: str
+    lines: str
+    words: str
+
+    @staticmethod
+    def make(kafka: Kafka, folder: Path) -> WordCount:
+        """Return one with topics of its own."""
+        made = WordCount(kafka, folder, kafka.unique("words"), kafka.topic("lines", 2), kafka.topic("out", 2))
+        (folder / "app.py").write_text(PROGRAM.format(application=made.application, lines=made.lines, words=made.words))
+        return made
+
+    @property
+    def internal(self) -> list[str]:
+        """The topics that belong to it."""
+        return [topic for topic in self.kafka.topics() if topic.startswith(f"{self.application}-")]
+
+    def app(self) -> CoopStreams:
+        """Return an instance, not yet running. Its partitions are in two ranges each, so progress is in individual commits."""
+        settings = {"bootstrap.servers": self.kafka.bootstrap, "state.dir": str(self.folder / "state"), "commit.interval.ms": 100}
+        return CoopStreams(load_topology(str(self.folder / "app.py")), settings | {"ranges.per.partition": 2, "auto.offset.reset": "latest"})
+
+    def write(self, words: list[str], time_ms: int) -> Counter[str]:
+        """Write each word."""
+        producer = Producer({"bootstrap.servers": self.kafka.bootstrap})
+        for number, word in enumerate(words):
+            producer.produce(self.lines, word, partition=number % 2, timestamp=time_ms)
+        assert producer.flush(30) == 0
+        return Counter(words)
+
+    def reset(self, *arguments: str, typed: str | None = None) -> Result:
+        """Type the command."""
+        command = ["reset", str(self.folder / "app.py"), "--bootstrap-servers", self.kafka.bootstrap, *arguments]
+        return CliRunner().invoke(app, command, env={"COLUMNS": "250"}, input=typed)
+
+
+@pytest.mark.broker
+def test_an_application_that_is_reset_counts_everything_again_and_nothing_twice(kafka: Kafka, tmp_path: Path) -> None:
+    counting, now_ms = WordCount.make(kafka, tmp_path), int(time.time() * 1000)
+    kafka.create(f"{counting.application}-older-changelog")
+    with counting.app() as running:
+        await_running([running])
+        written = counting.write(WORDS * 4, now_ms - 60_000)
+        await_table(running, written)
+        refused = counting.reset("--yes", "--state-dir", str(tmp_path / "state"))
+        assert isinstance(refused.exception, GroupError)
+        assert "stop all instances" in str(refused.exception)
+        await_table(running, written)
+
+    ours = [f"{counting.application}-counts-changelog", f"{counting.application}-counts-repartition"]
+    assert counting.internal == sorted([*ours, f"{counting.application}-older-changelog"])
+    told = counting.reset("--state-dir", str(tmp_path / "state"), "--dry-run")
+    assert told.exit_code == 0, told.exception
+    planned = [f"group {counting.application}: {counting.lines}-{number} -> 0" for number in (0, 1)]
+    folder = tmp_path / "state" / counting.application / "instance-0"
+    said = told.stdout.splitlines()
+    assert sorted(said[:5]) == sorted([*planned, *(f"delete topic {topic}" for topic in ours), f"delete folder {folder}"])
+    assert f"stays: topic {counting.application}-older-changelog" in said[5]
+    assert counting.reset(typed="n\n").exit_code == 1
+    assert len(counting.internal) == 3
+
+    assert counting.reset("--yes", "--state-dir", str(tmp_path / "state")).exit_code == 0
+    assert counting.internal == [f"{counting.application}-older-changelog"]
+    assert not folder.exists()
+    with counting.app() as running:
+        await_table(running, written)
+        written += counting.write(WORDS, now_ms)
+        await_table(running, written)
+
+    assert counting.reset("--yes", "--state-dir", str(tmp_path / "state"), "--to", str(now_ms - 30_000)).exit_code == 0
+    with counting.app() as running:
+        await_table(running, Counter(WORDS))
+
+    assert counting.reset("--yes", "--state-dir", str(tmp_path / "state"), "--to", "latest").exit_code == 0
+    assert counting.reset("--yes", "--state-dir", str(tmp_path / "state"), "--to", "latest").exit_code == 0  # nothing is left to delete
+    with counting.app() as running:
+        await_running([running])
+        await_table(running, counting.write(["last"], now_ms))
+
+
+@pytest.mark.broker
+def test_state_that_a_process_uses_is_not_deleted_and_nothing_else_is_either(kafka: Kafka, tmp_path: Path) -> None:
+    counting = WordCount.make(kafka, tmp_path)
+    with counting.app() as running:
+        await_running([running])
+    held = StateDirectory(tmp_path / "state", counting.application, 0)
+    try:
+        assert isinstance(counting.reset("--yes", "--state-dir", str(tmp_path / "state")).exception, StateLockedError)
+    finally:
+        held.close()
+    assert len(counting.internal) == 2
+
+
+@pytest.mark.parametrize(("to", "problem"), [("soon", "write earliest, latest, or a time"), ("2026-01-31T08:00", "in which time zone")])
+def test_a_time_that_is_none_is_an_error_before_anything_is_contacted(tmp_path: Path, to: str, problem: str) -> None:
+    (tmp_path / "app.py").write_text(PROGRAM.format(application="words", lines="lines", words="words"))
+    command = ["reset", str(tmp_path / "app.py"), "--bootstrap-servers", "127.0.0.1:1", "--to", to]
+    error = CliRunner().invoke(app, command).exception
+    assert isinstance(error, ConfigError)
+    assert problem in str(error)
