@@ -18,6 +18,7 @@ from coopstreams.topology.graph import Flow
 from coopstreams.topology.grouped import KGroupedStream
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.ktable import KTable
+from coopstreams.topology.materialized import Materialized
 from coopstreams.topology.nodes import Filter, FlatMap, FlatMapValues, Map, MapValues, Peek, SelectKey
 from coopstreams.topology.processors import Processor
 from coopstreams.topology.repartition import repartition
@@ -344,7 +345,7 @@ class KStream(Generic[K, V]):
         return KStream(flow.with_value(value, "process_values"))
 
     def to_table(
-        self, *, key: Serde[K] | None = None, value: Serde[V] | None = None, store: str | None = None, name: str | None = None
+        self, *, key: Serde[K] | None = None, value: Serde[V] | None = None, store: str | Materialized | None = None, name: str | None = None
     ) -> KTable[K, V]:
         """Take the records for the upserts of a table: the latest value of each key, a null value deletes. `store=` keeps it under that name."""
         return KTable(attach.to_table(self._flow, key, value, store, name))
