@@ -38,6 +38,7 @@ from coopstreams.topology.nodes import (
     TableSource,
     ToStream,
 )
+from coopstreams.topology.record_cache import uncached
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 
@@ -88,6 +89,8 @@ class Analysis:
                     (self._late if isinstance(node, Late) else self._edges)[parent].insert(0, edge)
         self._incoming = {node.name: sum(Edge(node, side).carries for side in range(len(node.parents))) for node in self.nodes}
         self._reads: dict[tuple[str, int, AnySerde, AnySerde], Reads] = {}
+        self.uncached = uncached(self.nodes)
+        """Tables that tell of each update at once, whether the record cache is on or not."""
 
     def edges(self, node: Node) -> list[Edge]:
         """Return where the records of a node go, in order."""

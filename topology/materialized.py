@@ -18,11 +18,12 @@ class Materialized:
     """How a table is kept, for `store=`: under a name, and otherwise than usual.
 
     `logged=False`: without a changelog topic. Rows are then only where their task runs: when it moves, or its folder is lost, the table
-    begins empty.
+    begins empty. `cached=False`: the record cache holds no update of it back, nor any of the tables that it is joined with.
     """
 
     name: str
     logged: bool = True
+    cached: bool = True
 
 
 StoreOption: TypeAlias = str | Materialized | None
@@ -35,4 +36,4 @@ def name_of(store: StoreOption) -> str | None:
 
 def kept_as(store: StoreOption, spec: StoreSpec) -> StoreSpec:
     """Return the store with what was said of it."""
-    return replace(spec, logged=store.logged) if isinstance(store, Materialized) else spec
+    return replace(spec, logged=store.logged, cached=store.cached) if isinstance(store, Materialized) else spec

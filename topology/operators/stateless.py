@@ -82,7 +82,7 @@ def _keep(
     if skip_nothing:
         with function.block(f"if {value} is None and {entry}.value is None:"):
             function.line(function.skip)
-    old = function.fresh("old") if compiler.analysis.wants_old(node) and not compiler.caching else None
+    old = function.fresh("old") if compiler.analysis.wants_old(node) and not compiler.caches(node) else None
     if old:
         function.line(f"{old} = {entry}.value")
     function.line(f"{entry}.value = {value}")
@@ -90,7 +90,7 @@ def _keep(
     with function.block(f"if not {entry}.dirty:"):
         function.line(f"touch_{name}({key_bytes}, {entry})")
     compiler.keep_headers(function, node, entry)
-    if not compiler.caching:
+    if not compiler.caches(node):
         compiler.forward(function, node, record.with_value(value, old))
 
 
