@@ -175,11 +175,11 @@ class Analysis:
             case Split(predicates=predicates):
                 return reduce(or_, map(reads_pair, predicates), self.below(node, key, value))
             case DynamicSink():
-                return reads_pair(node.topic_of) | Reads(node.key != key, node.value != value)
+                return reads_pair(node.topic_of) | Reads(node.key != key, node.value != value) | reads_partitioned(node)
             case ToStream() | Merge() | Branch() | DropNullKeys() | Late():
                 return self.below(node, key, value)
             case Sink():
-                return Reads(node.key != key, node.value != value)
+                return Reads(node.key != key, node.value != value) | reads_partitioned(node)
             case Aggregate(store=store):
                 return Reads(store.key != key, value=False) | aggregate_reads(node)
             case TableSource(store=store):
@@ -209,6 +209,11 @@ class Analysis:
 def reads_pair(function: Function) -> Reads:
     """Return what a function of (key, value) reads."""
     return Reads(reads_argument(function, 0), reads_argument(function, 1))
+
+
+def reads_partitioned(node: Sink | DynamicSink) -> Reads:
+    """Return what the choice of a partition reads."""
+    return Reads(key=node.partitioner is not None, value=node.partitioner is not None)
 
 
 def aggregate_reads(node: Aggregate) -> Reads:

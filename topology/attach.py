@@ -71,7 +71,7 @@ def grouped(flow: Flow, name: str | None, key: Serde[Any] | None, value: Serde[A
     return Grouped(replace(flow, key=key or flow.key, value=value or flow.value), name)
 
 
-def sink(flow: Flow, topic: str | Function, key: Serde[Any] | None, value: Serde[Any] | None, name: str | None) -> None:
+def sink(flow: Flow, topic: str | Function, key: Serde[Any] | None, value: Serde[Any] | None, partitioner: Function | None, name: str | None) -> None:
     """Attach a sink.
 
     Raises:
@@ -80,10 +80,13 @@ def sink(flow: Flow, topic: str | Function, key: Serde[Any] | None, value: Serde
     where = "to(…)" if callable(topic) else f'to("{check_name(topic, "the topic")}")'
     key = serde_or_none(key, "key", where) or flow.needed("key", where, where)
     value = serde_or_none(value, "value", where) or flow.needed("value", where, where)
+    if partitioner is not None:
+        partitioner = checked("partitioner=", partitioner, "topic", "key", "value", "partitions")
     if callable(topic):
-        flow.then("KSTREAM-SINK-", name, partial(DynamicSink, topic_of=checked("to", topic, "key", "value"), key=key, value=value))
+        make: Function = partial(DynamicSink, topic_of=checked("to", topic, "key", "value"))
     else:
-        flow.then("KSTREAM-SINK-", name, partial(Sink, topic=topic, key=key, value=value))
+        make = partial(Sink, topic=topic)
+    flow.then("KSTREAM-SINK-", name, partial(make, key=key, value=value, partitioner=partitioner))
 
 
 def to_table(flow: Flow, key: Serde[Any] | None, value: Serde[Any] | None, store: StoreOption, name: str | None) -> Table:

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -44,6 +44,7 @@ from coopstreams.tasks.thread import StreamThread
 from coopstreams.tasks.watcher import Watcher
 from coopstreams.topology.clocks import ClockColumns
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import UnknownTopicError
 from coopstreams.topology.naming import changelog_topic, internal_topic
 from coopstreams.topology.nodes import Sink, SubTopology, Topology
 from coopstreams.topology.partitions import ResolvedTopics
@@ -221,7 +222,19 @@ class Parts:
         count = partial(self.metrics.dropped, opened.id)
         on_failure = handler(opened.id, self.config, count, dead_letter.dead_letter)
         caching = self.config["statestore.cache.max.bytes"] > 0
-        return Task(opened, self.programs[opened.id.subtopology], on_failure, caching=caching, global_tables=self.globals.rows)
+        program = self.programs[opened.id.subtopology]
+        return Task(opened, program, on_failure, caching=caching, partitions=cache(self._partitions), global_tables=self.globals.rows)
+
+    def _partitions(self, topic: str) -> int:
+        """Return how many partitions a topic has that the application writes to.
+
+        Raises:
+            UnknownTopicError: it does not exist.
+        """
+        count = self.log.partitions([topic]).get(topic)
+        if count is None:
+            raise UnknownTopicError(f'the application writes to "{topic}", which does not exist. Create it, and start anew.')
+        return count
 
     def closed(self, task: Task) -> None:
         """A task has ended here: let go of its database, forget its metrics."""

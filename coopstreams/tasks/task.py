@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from coopstreams.commit.progress import Progress
@@ -65,7 +65,14 @@ class Task:
     """
 
     def __init__(
-        self, opened: Incarnation, program: Program, on_failure: OnFailure, *, caching: bool, global_tables: Mapping[str, TableStore] | None = None
+        self,
+        opened: Incarnation,
+        program: Program,
+        on_failure: OnFailure,
+        *,
+        caching: bool,
+        partitions: Callable[[str], int],
+        global_tables: Mapping[str, TableStore] | None = None,
     ) -> None:
         self.id = opened.id
         self.sources = opened.sources
@@ -73,7 +80,12 @@ class Task:
         self.progress = opened.progress
         self.epoch = opened.epoch
         self.program: BoundProgram = program.bind(
-            {**opened.state.stores, **(global_tables or {})}, on_failure, caching=caching, shared=not opened.id.range.is_whole, clock=wall_clock_ms
+            {**opened.state.stores, **(global_tables or {})},
+            on_failure,
+            caching=caching,
+            shared=not opened.id.range.is_whole,
+            clock=wall_clock_ms,
+            partitions=partitions,
         )
         for source in opened.sources:  # windows close where they would have for whoever had the task before
             self.program.resume(source, opened.progress.position(source).stream_time)

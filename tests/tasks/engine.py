@@ -109,7 +109,7 @@ class Engine:
         state = TaskState(database, self.stores, range_, 1 << 20)
         progress = Progress(range_, openings, Author(self.application, self.member.generation, f"app-{thread}"))
         on_failure = handler(id_, self.config, partial(self.metrics.dropped, id_), self.committers[thread].dead_letter)
-        return Task(Incarnation(id_, sources, state, progress, self.member.epoch), self.program, on_failure, caching=False)
+        return Task(Incarnation(id_, sources, state, progress, self.member.epoch), self.program, on_failure, caching=False, partitions=lambda _: 1)
 
     def open(self, range_: KeyRange, partition: int = 0, thread: int = 0) -> Task:
         """Open a task and route its records to it."""

@@ -10,6 +10,7 @@ from coopstreams.topology.compiler import Compiler, Operator
 from coopstreams.topology.nodes import (
     Branch,
     DropNullKeys,
+    DynamicSink,
     Filter,
     FlatMap,
     FlatMapValues,
@@ -23,6 +24,7 @@ from coopstreams.topology.nodes import (
     Sink,
     ToStream,
 )
+from coopstreams.topology.partitioners import chosen
 from coopstreams.topology.stores import StoreSpec
 
 KEY_AND_VALUE = ("key", "value")
@@ -179,10 +181,27 @@ def sink(compiler: Compiler, function: Function, node: Sink, record: Record) -> 
     """The record becomes a row of the topic's columns."""
     key = function.key_as_bytes(record, node.key, node)
     value = function.value_as_bytes(record, node.value, node)
+    partition = choose_partition(compiler, function, node, record, repr(node.topic))
     out = compiler.unit.output(node.topic)
     function.line(f"key_{out}({key})")
     function.line(f"value_{out}({value})")
     function.line(f"timestamp_{out}({record.timestamp})")
+    if partition is not None:
+        function.line(f"{out}.choose({partition})")
+
+
+def choose_partition(compiler: Compiler, function: Function, node: Sink | DynamicSink, record: Record, topic: str) -> str | None:
+    """Write the call of a sink's partitioner; returns the variable of the partition, None if there is none to call."""
+    if node.partitioner is None:
+        return None
+    unit, count, partition = compiler.unit, function.fresh("partitions"), function.fresh("partition")
+    # Not guarded: a topic that is not there is no fault of the record.
+    function.line(f"{count} = process.partitions({topic})")
+    call = f"{unit.constant('chosen', chosen)}({unit.constant('partitioner', node.partitioner)}, {topic}, "
+    key, value = function.key(record), function.value(record)
+    with function.guard("processing", node.name):
+        function.line(f"{partition} = {call}{key}, {value}, {count})")
+    return partition
 
 
 OPERATORS: Mapping[type[Node], Operator] = {
