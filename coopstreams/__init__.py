@@ -19,6 +19,7 @@ from coopstreams.topology.grouped import KGroupedStream, KGroupedTable
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.kstream import KStream
 from coopstreams.topology.ktable import KTable
+from coopstreams.topology.materialized import Materialized
 from coopstreams.topology.nodes import Topology
 from coopstreams.topology.processor_stores import KeyValueStore, SessionStore, VersionedStore, WindowStore
 from coopstreams.topology.processors import Processor, ProcessorContext, key_value_store, session_store, versioned_store, window_store
@@ -41,6 +42,7 @@ __all__ = [
     "KStream",
     "KTable",
     "KeyValueStore",
+    "Materialized",
     "Processor",
     "ProcessorContext",
     "QueryClient",

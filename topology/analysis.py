@@ -38,6 +38,7 @@ from coopstreams.topology.nodes import (
     TableSource,
     ToStream,
 )
+from coopstreams.topology.record_cache import uncached
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 
@@ -88,6 +89,8 @@ class Analysis:
                     (self._late if isinstance(node, Late) else self._edges)[parent].insert(0, edge)
         self._incoming = {node.name: sum(Edge(node, side).carries for side in range(len(node.parents))) for node in self.nodes}
         self._reads: dict[tuple[str, int, AnySerde, AnySerde], Reads] = {}
+        self.uncached = uncached(self.nodes)
+        """Tables that tell of each update at once, whether the record cache is on or not."""
 
     def edges(self, node: Node) -> list[Edge]:
         """Return where the records of a node go, in order."""
@@ -172,11 +175,11 @@ class Analysis:
             case Split(predicates=predicates):
                 return reduce(or_, map(reads_pair, predicates), self.below(node, key, value))
             case DynamicSink():
-                return reads_pair(node.topic_of) | Reads(node.key != key, node.value != value)
+                return reads_pair(node.topic_of) | Reads(node.key != key, node.value != value) | reads_partitioned(node)
             case ToStream() | Merge() | Branch() | DropNullKeys() | Late():
                 return self.below(node, key, value)
             case Sink():
-                return Reads(node.key != key, node.value != value)
+                return Reads(node.key != key, node.value != value) | reads_partitioned(node)
             case Aggregate(store=store):
                 return Reads(store.key != key, value=False) | aggregate_reads(node)
             case TableSource(store=store):
@@ -206,6 +209,11 @@ class Analysis:
 def reads_pair(function: Function) -> Reads:
     """Return what a function of (key, value) reads."""
     return Reads(reads_argument(function, 0), reads_argument(function, 1))
+
+
+def reads_partitioned(node: Sink | DynamicSink) -> Reads:
+    """Return what the choice of a partition reads."""
+    return Reads(key=node.partitioner is not None, value=node.partitioner is not None)
 
 
 def aggregate_reads(node: Aggregate) -> Reads:

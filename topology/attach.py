@@ -15,6 +15,7 @@ from typing import Any
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.functions import checked
 from coopstreams.topology.graph import Flow, Unknown, serde_or_none
+from coopstreams.topology.materialized import StoreOption, kept_as, name_of
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.nodes import DynamicSink, Late, Merge, Sink, TableSource
 from coopstreams.topology.repartition import PRESENT, keyed
@@ -70,7 +71,7 @@ def grouped(flow: Flow, name: str | None, key: Serde[Any] | None, value: Serde[A
     return Grouped(replace(flow, key=key or flow.key, value=value or flow.value), name)
 
 
-def sink(flow: Flow, topic: str | Function, key: Serde[Any] | None, value: Serde[Any] | None, name: str | None) -> None:
+def sink(flow: Flow, topic: str | Function, key: Serde[Any] | None, value: Serde[Any] | None, partitioner: Function | None, name: str | None) -> None:
     """Attach a sink.
 
     Raises:
@@ -79,13 +80,16 @@ def sink(flow: Flow, topic: str | Function, key: Serde[Any] | None, value: Serde
     where = "to(…)" if callable(topic) else f'to("{check_name(topic, "the topic")}")'
     key = serde_or_none(key, "key", where) or flow.needed("key", where, where)
     value = serde_or_none(value, "value", where) or flow.needed("value", where, where)
+    if partitioner is not None:
+        partitioner = checked("partitioner=", partitioner, "topic", "key", "value", "partitions")
     if callable(topic):
-        flow.then("KSTREAM-SINK-", name, partial(DynamicSink, topic_of=checked("to", topic, "key", "value"), key=key, value=value))
+        make: Function = partial(DynamicSink, topic_of=checked("to", topic, "key", "value"))
     else:
-        flow.then("KSTREAM-SINK-", name, partial(Sink, topic=topic, key=key, value=value))
+        make = partial(Sink, topic=topic)
+    flow.then("KSTREAM-SINK-", name, partial(make, key=key, value=value, partitioner=partitioner))
 
 
-def to_table(flow: Flow, key: Serde[Any] | None, value: Serde[Any] | None, store: str | None, name: str | None) -> Table:
+def to_table(flow: Flow, key: Serde[Any] | None, value: Serde[Any] | None, store: StoreOption, name: str | None) -> Table:
     """Return the table whose upserts are the records.
 
     Raises:
@@ -93,12 +97,12 @@ def to_table(flow: Flow, key: Serde[Any] | None, value: Serde[Any] | None, store
     """
     graph, where = flow.graph, "to_table()"
     node_name = graph.names.node("KSTREAM-TOTABLE-", name)
-    store_name = graph.names.store("KSTREAM-TOTABLE-", store)
+    store_name = graph.names.store("KSTREAM-TOTABLE-", name_of(store))
     given = grouped(flow, None, key, value).flow
     flow = keyed(given, name or store_name, where, cure=where)
-    spec = StoreSpec(store_name, "key_value", flow.needed("key", where, where), flow.needed("value", where, where))
+    spec = kept_as(store, StoreSpec(store_name, "key_value", flow.needed("key", where, where), flow.needed("value", where, where)))
     if store is not None:
-        graph.needed_stores.add(store)
+        graph.needed_stores.add(store_name)
     graph.attach(TableSource(name=node_name, parents=(flow.node,), store=spec))
     return Table(replace(flow, node=node_name), spec)
 

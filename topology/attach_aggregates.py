@@ -15,6 +15,7 @@ from coopstreams.topology.aggregate_nodes import CogroupMerge, TableAggregate, T
 from coopstreams.topology.attach import Grouped, Table
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph import Flow, serde_or_none
+from coopstreams.topology.materialized import StoreOption, kept_as, name_of
 from coopstreams.topology.nodes import Aggregate
 from coopstreams.topology.old_values import ask_for_old_values
 from coopstreams.topology.repartition import keyed
@@ -45,7 +46,7 @@ class Kept:
     """How a table is kept: its serde and names, as far as they were given."""
 
     value: Serde[Any] | None = None
-    store: str | None = None
+    store: StoreOption = None
     name: str | None = None
     retention: timedelta | int | None = None
 
@@ -58,12 +59,12 @@ def aggregate(group: Grouped, fold: Fold, kept: Kept) -> Table:
     """
     graph = group.flow.graph
     prefix = "KSTREAM-REDUCE-" if fold.method == "reduce" else "KSTREAM-AGGREGATE-"
-    store_name = graph.names.store(prefix, kept.store)
+    store_name = graph.names.store(prefix, name_of(kept.store))
     node_name = graph.names.node(prefix, kept.name)
     where = f'{fold.method} into "{store_name}"'
     flow = keyed(group.flow, group.name or store_name, where, cure=_CURE, named=group.name is not None, values=fold.method != "count")
     value = serde_or_none(kept.value, "value", where) or flow.needed("value", where)
-    spec = _spec(store_name, flow.needed("key", where, _CURE), value, group.windows, kept.retention, where)
+    spec = kept_as(kept.store, _spec(store_name, flow.needed("key", where, _CURE), value, group.windows, kept.retention, where))
     if group.emit_on_close and spec.kind == "session" and kept.retention is None and spec.retention_ms is not None:
         spec = replace(spec, retention_ms=spec.retention_ms + 1)  # its end is inside: in Kafka Streams it vanishes as it closes, and is lost
     graph.needed_stores.add(store_name)
@@ -90,7 +91,7 @@ def cogroup(parts: list[tuple[Grouped, Function]], windows: AnyWindows | None, f
     """
     first = parts[0][0].flow
     graph = first.graph
-    store_name = graph.names.store("COGROUPKSTREAM-AGGREGATE-", kept.store)
+    store_name = graph.names.store("COGROUPKSTREAM-AGGREGATE-", name_of(kept.store))
     where = f'cogroup into "{store_name}"'
     value = serde_or_none(kept.value, "value", where)
     assert value is not None  # the signature asks for it
@@ -101,7 +102,7 @@ def cogroup(parts: list[tuple[Grouped, Function]], windows: AnyWindows | None, f
         name = group.name or (store_name if number == 0 else f"{store_name}-{number}")
         flow = keyed(group.flow, name, where, cure=_CURE, named=group.name is not None)
         key = flow.needed("key", where, _CURE)
-        spec = spec or _spec(store_name, key, value, windows, kept.retention, where)
+        spec = spec or kept_as(kept.store, _spec(store_name, key, value, windows, kept.retention, where))
         if key != spec.key:
             raise TopologyError(f"{where}: keys are written as {spec.key} and as {key}, so equal keys have different bytes. Use one serde for all.")
         node = graph.names.node("COGROUPKSTREAM-AGGREGATE-", None if kept.name is None else f"{kept.name}-cogroup-agg-{number}")
@@ -143,7 +144,7 @@ def aggregate_table(group: Grouped, fold: Fold, kept: Kept) -> Table:
     """
     graph = group.flow.graph
     prefix = "KTABLE-REDUCE-" if fold.method == "reduce" else "KTABLE-AGGREGATE-"
-    store_name = graph.names.store(prefix, kept.store)
+    store_name = graph.names.store(prefix, name_of(kept.store))
     node_name = graph.names.node(prefix, kept.name)
     where = f'{fold.method} into "{store_name}"'
     cure = "the group_by(…) before it"
@@ -151,7 +152,7 @@ def aggregate_table(group: Grouped, fold: Fold, kept: Kept) -> Table:
     pairs = replace(group.flow, value=changed(grouped_value))
     flow = keyed(pairs, group.name or store_name, where, cure=cure, named=group.name is not None)
     value = serde_or_none(kept.value, "value", where) or grouped_value
-    spec = StoreSpec(store_name, "key_value", flow.needed("key", where, cure), value)
+    spec = kept_as(kept.store, StoreSpec(store_name, "key_value", flow.needed("key", where, cure), value))
     graph.needed_stores.add(store_name)
     graph.attach(
         TableAggregate(

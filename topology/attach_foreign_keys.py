@@ -19,6 +19,7 @@ from coopstreams.topology.foreign_keys import ANSWERS, SUBSCRIBERS, SUBSCRIPTION
 from coopstreams.topology.functions import checked
 from coopstreams.topology.graph import Flow, Graph, Repartition
 from coopstreams.topology.join_nodes import ForeignKeyAnswer, ForeignKeyAsk, ForeignKeyResult
+from coopstreams.topology.materialized import StoreOption, kept_as, name_of
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.nodes import Sink, Source, TableSource
 from coopstreams.topology.old_values import ask_for_old_values, materialize
@@ -35,7 +36,7 @@ def join_foreign(
     foreign_key_with_key: Callable[..., Any] | None,
     joiner: Callable[..., Any],
     value: Serde[Any] | None,
-    store: str | None,
+    store: StoreOption,
     name: str | None,
     *,
     is_left: bool,
@@ -78,9 +79,9 @@ def join_foreign(
         )
     )
     output = names.node(f"{_PREFIX}OUTPUT-", name)
-    kept = StoreSpec(names.store(f"{_PREFIX}OUTPUT-", store), "key_value", key, value)
+    kept = kept_as(store, StoreSpec(names.store(f"{_PREFIX}OUTPUT-", name_of(store)), "key_value", key, value))
     if store is not None:
-        graph.needed_stores.add(store)
+        graph.needed_stores.add(kept.name)
     graph.attach(TableSource(name=output, parents=(resulting,), store=kept))
     return Table(Flow(graph, output, key, value), kept)
 

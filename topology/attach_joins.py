@@ -20,6 +20,7 @@ from coopstreams.topology.graph import Flow, serde_or_none
 from coopstreams.topology.join_nodes import BufferedJoin, JoinKind, StreamGlobalJoin, StreamStreamJoin, TableTableJoin
 from coopstreams.topology.join_serdes import values_of, waiting_of
 from coopstreams.topology.join_windows import JoinWindows
+from coopstreams.topology.materialized import StoreOption, kept_as, name_of
 from coopstreams.topology.nodes import StreamTableJoin
 from coopstreams.topology.old_values import ask_for_old_values, materialize
 from coopstreams.topology.repartition import keyed
@@ -151,7 +152,7 @@ def joined_tables(
     foreign_key: Function | None = None,
     foreign_key_with_key: Function | None = None,
     value: Serde[Any] | None = None,
-    store: str | None = None,
+    store: StoreOption = None,
     name: str | None = None,
 ) -> Table:
     """Return the join of two tables, by their keys or by a foreign key."""
@@ -161,7 +162,7 @@ def joined_tables(
 
 
 def join_tables(
-    left: Table, right: Table, joiner: Function, value: Serde[Any] | None, store: str | None, name: str | None, *, kind: JoinKind
+    left: Table, right: Table, joiner: Function, value: Serde[Any] | None, store: StoreOption, name: str | None, *, kind: JoinKind
 ) -> Table:
     """Return the join of two tables. Where absence can be news, both sides say what they said before.
 
@@ -182,9 +183,9 @@ def join_tables(
     spec = None
     if store is not None:
         if value is None:
-            raise TopologyError(f'{where}: store="{store}" keeps the joined values as bytes. Write value=serdes.… there.')
-        spec = StoreSpec(graph.names.store("KTABLE-MERGE-", store), "key_value", key, value)
-        graph.needed_stores.add(store)
+            raise TopologyError(f'{where}: store="{name_of(store)}" keeps the joined values as bytes. Write value=serdes.… there.')
+        spec = kept_as(store, StoreSpec(graph.names.store("KTABLE-MERGE-", name_of(store)), "key_value", key, value))
+        graph.needed_stores.add(spec.name)
     for table in (left, right):
         materialize(graph, table.flow.node)
     if kind != "inner":

@@ -14,13 +14,14 @@ from coopstreams.topology.aggregate_nodes import Suppress
 from coopstreams.topology.attach import Table
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph import Flow
+from coopstreams.topology.materialized import StoreOption, kept_as, name_of
 from coopstreams.topology.nodes import Filter, Function, MapValues, Node
 from coopstreams.topology.old_values import ask_for_old_values
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 
 
-def filter_rows(table: Table, predicate: Function, store: str | None, name: str | None, *, negate: bool) -> Table:
+def filter_rows(table: Table, predicate: Function, store: StoreOption, name: str | None, *, negate: bool) -> Table:
     """Return the rows that a predicate keeps. It asks what each row was before, and need not tell of one that never was.
 
     Raises:
@@ -33,7 +34,7 @@ def filter_rows(table: Table, predicate: Function, store: str | None, name: str 
     return made
 
 
-def map_rows(table: Table, mapper: Function, value: Serde[Any] | None, store: str | None, name: str | None, *, with_key: bool) -> Table:
+def map_rows(table: Table, mapper: Function, value: Serde[Any] | None, store: StoreOption, name: str | None, *, with_key: bool) -> Table:
     """Return the rows with new values.
 
     Raises:
@@ -45,19 +46,21 @@ def map_rows(table: Table, mapper: Function, value: Serde[Any] | None, store: st
 
 
 def _attached(
-    table: Table, prefix: str, name: str | None, store: str | None, make: Callable[..., Node], known: Callable[[Flow], Flow] = lambda flow: flow
+    table: Table, prefix: str, name: str | None, store: StoreOption, make: Callable[..., Node], known: Callable[[Flow], Flow] = lambda flow: flow
 ) -> Table:
     """Return a table whose rows come out of a new node; `known` says what is known about them."""
     graph = table.flow.graph
     flow = known(replace(table.flow, node=graph.names.node(prefix, name)))
     spec: StoreSpec | None = None
     if store is not None:
+        store_name = graph.names.store(prefix, name_of(store))
         if table.is_windowed and isinstance(graph.nodes[table.flow.node], Suppress):
-            raise TopologyError(f'the table "{store}": suppressed windows come when they expire, and cannot be kept. Filter them before suppress().')
-        value = flow.needed("value", f'the table "{store}"')
-        row_key = flow.needed("key", f'the table "{store}"') if table.is_windowed else None
-        store_name = graph.names.store(prefix, store)
-        spec = replace(table.store, name=store_name, value=value, row_key=row_key, logged=True)
-        graph.needed_stores.add(store)
+            raise TopologyError(
+                f'the table "{store_name}": suppressed windows come when they expire, and cannot be kept. Filter them before suppress().'
+            )
+        value = flow.needed("value", f'the table "{store_name}"')
+        row_key = flow.needed("key", f'the table "{store_name}"') if table.is_windowed else None
+        spec = kept_as(store, replace(table.store, name=store_name, value=value, row_key=row_key, logged=True, cached=True))
+        graph.needed_stores.add(store_name)
     graph.attach(make(name=flow.node, parents=(table.flow.node,), store=spec))
     return Table(flow, spec or table.store)

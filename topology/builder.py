@@ -20,6 +20,7 @@ from coopstreams.topology.global_tables import GlobalKTable, global_table
 from coopstreams.topology.graph import Flow, Graph
 from coopstreams.topology.kstream import KStream
 from coopstreams.topology.ktable import KTable
+from coopstreams.topology.materialized import Materialized, kept_as, name_of
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.nodes import Source, TableSource, Topology
 from coopstreams.topology.records import TimestampedRecord
@@ -64,7 +65,7 @@ class StreamsBuilder:
         *,
         key: Serde[K],
         value: Serde[V],
-        store: str | None = None,
+        store: str | Materialized | None = None,
         history: timedelta | int | None = None,
         timestamp: Callable[[TimestampedRecord[K, V]], int | None] | None = None,
         name: str | None = None,
@@ -74,9 +75,9 @@ class StreamsBuilder:
         With `history=` the table is versioned: "latest" is by timestamp, a stream record meets the row as it was at its own time, and
         versions are kept for that long (counted in stream time).
         """
-        store_name = self._graph.names.store(f"{check_name(topic, 'the topic')}-", store)
+        store_name = self._graph.names.store(f"{check_name(topic, 'the topic')}-", name_of(store))
         source = self._graph.source(name, _source((topic,), key, value, timestamp), suffix="-source")
-        spec = StoreSpec(store_name, "key_value", source.key, source.value)
+        spec = kept_as(store, StoreSpec(store_name, "key_value", source.key, source.value))
         if history is not None:
             spec = replace(spec, value=versions_of(source.value), history_ms=_history_ms(history, topic))
         if store is not None or history is not None:

@@ -12,6 +12,7 @@ from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.functions import checked
 from coopstreams.topology.graph import Flow
 from coopstreams.topology.ktable import KTable
+from coopstreams.topology.materialized import Materialized
 from coopstreams.topology.serdes import Serde, Windowed
 from coopstreams.topology.windowed import checked_windows, late_stream
 from coopstreams.topology.windows import AnyWindows, SessionWindows, SlidingWindows, Windows
@@ -37,7 +38,9 @@ class CogroupedKStream(Generic[K, A]):
         """Add another grouped stream, with its aggregator: `aggregator(key, value, aggregate)`."""
         return CogroupedKStream([*self._parts, (group._group, checked("cogroup", aggregator, "key", "value", "aggregate"))])
 
-    def aggregate(self, initializer: Callable[[], A], *, value: Serde[A], store: str | None = None, name: str | None = None) -> KTable[K, A]:
+    def aggregate(
+        self, initializer: Callable[[], A], *, value: Serde[A], store: str | Materialized | None = None, name: str | None = None
+    ) -> KTable[K, A]:
         """Fold the values of each key, of all streams, beginning with `initializer()`. None deletes the row."""
         fold = Fold("aggregate", checked("aggregate", initializer))
         return KTable(cogroup(self._parts, None, fold, Kept(value, store, name))[0])
@@ -66,7 +69,7 @@ class TimeWindowedCogroupedKStream(Generic[K, A]):
         initializer: Callable[[], A],
         *,
         value: Serde[A],
-        store: str | None = None,
+        store: str | Materialized | None = None,
         retention: timedelta | int | None = None,
         name: str | None = None,
     ) -> KTable[Windowed[K], A]:
@@ -100,7 +103,7 @@ class SessionWindowedCogroupedKStream(Generic[K, A]):
         merger: Callable[[K, A, A], A],
         *,
         value: Serde[A],
-        store: str | None = None,
+        store: str | Materialized | None = None,
         retention: timedelta | int | None = None,
         name: str | None = None,
     ) -> KTable[Windowed[K], A]:

@@ -126,7 +126,7 @@ def _cached(compiler: Compiler, node: Node) -> tuple[StoreSpec, Serde[Any]] | No
     """Return the store of a table that holds updates back until the flush, and the serde of its rows' keys; None if nobody listens."""
     if isinstance(node, Aggregate) and (node.cogrouped or node.emit_on_close):
         return None  # somebody else forwards what it writes
-    if isinstance(node, _Cached) and node.store is not None and node.store.history_ms is None and compiler.analysis.edges(node):
+    if isinstance(node, _Cached) and node.store is not None and compiler.caches(node) and compiler.analysis.edges(node):
         return node.store, row_key(node, node.store)
     return None
 

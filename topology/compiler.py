@@ -34,6 +34,10 @@ class Compiler:
         self.unit = Unit()
         self._operators = operators
 
+    def caches(self, node: Node) -> bool:
+        """Whether the record cache holds the updates of a table back until the flush."""
+        return self.caching and node.name not in self.analysis.uncached
+
     def forward(self, function: Function, node: Node, record: Record) -> None:
         """Write that a record goes to the children of a node. Nothing may be written for this record afterwards."""
         edges = self.analysis.edges(node)
@@ -106,7 +110,7 @@ class Compiler:
 
         Whoever never sees a header pays for a look at a variable.
         """
-        if self.caching and self.analysis.edges(node):
+        if self.caches(node) and self.analysis.edges(node):
             with function.block("if headed:"):
                 function.line(f"{entry}.headers = process.headers")
 

@@ -12,6 +12,7 @@ from coopstreams.topology.attach_aggregates import Fold, Kept, aggregate, aggreg
 from coopstreams.topology.cogrouped import CogroupedKStream
 from coopstreams.topology.functions import checked
 from coopstreams.topology.ktable import KTable
+from coopstreams.topology.materialized import Materialized
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.windowed import SessionWindowedKStream, TimeWindowedKStream, checked_windows
 from coopstreams.topology.windows import SessionWindows, SlidingWindows, Windows
@@ -32,12 +33,12 @@ class KGroupedStream(Generic[K, V]):
     def __init__(self, group: Grouped) -> None:
         self._group = group
 
-    def count(self, *, store: str | None = None, name: str | None = None) -> KTable[K, int]:
+    def count(self, *, store: str | Materialized | None = None, name: str | None = None) -> KTable[K, int]:
         """Count the records of each key, as `serdes.int64`."""
         return KTable(aggregate(self._group, Fold("count"), Kept(serdes.int64, store, name)))
 
     def reduce(
-        self, reducer: Callable[[V, V], V | None], *, value: Serde[V] | None = None, store: str | None = None, name: str | None = None
+        self, reducer: Callable[[V, V], V | None], *, value: Serde[V] | None = None, store: str | Materialized | None = None, name: str | None = None
     ) -> KTable[K, V]:
         """Combine the values of each key: the first is kept, then `reducer(aggregate, value)`. None deletes the row."""
         reducer = checked("reduce", reducer, "aggregate", "value")
@@ -49,7 +50,7 @@ class KGroupedStream(Generic[K, V]):
         aggregator: Callable[[K, V, A], A | None],
         *,
         value: Serde[A],
-        store: str | None = None,
+        store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, A]:
         """Fold the values of each key: `aggregator(key, value, aggregate)`, beginning with `initializer()`. None deletes the row."""
@@ -82,7 +83,7 @@ class KGroupedTable(Generic[K, V]):
     def __init__(self, group: Grouped) -> None:
         self._group = group
 
-    def count(self, *, store: str | None = None, name: str | None = None) -> KTable[K, int]:
+    def count(self, *, store: str | Materialized | None = None, name: str | None = None) -> KTable[K, int]:
         """Count the rows of each group, as `serdes.int64`."""
         return KTable(aggregate_table(self._group, Fold("count"), Kept(serdes.int64, store, name)))
 
@@ -92,7 +93,7 @@ class KGroupedTable(Generic[K, V]):
         subtractor: Callable[[V, V], V | None],
         *,
         value: Serde[V] | None = None,
-        store: str | None = None,
+        store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, V]:
         """Combine the values of each group: `adder(aggregate, value)`, `subtractor(aggregate, old_value)`. None deletes the row."""
@@ -106,7 +107,7 @@ class KGroupedTable(Generic[K, V]):
         subtractor: Callable[[K, V, A], A | None],
         *,
         value: Serde[A],
-        store: str | None = None,
+        store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, A]:
         """Fold the values of each group: `adder(key, value, aggregate)`, `subtractor(key, old_value, aggregate)`. None deletes the row."""

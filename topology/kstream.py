@@ -18,7 +18,9 @@ from coopstreams.topology.graph import Flow
 from coopstreams.topology.grouped import KGroupedStream
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.ktable import KTable
+from coopstreams.topology.materialized import Materialized
 from coopstreams.topology.nodes import Filter, FlatMap, FlatMapValues, Map, MapValues, Peek, SelectKey
+from coopstreams.topology.partitioners import Partitioner
 from coopstreams.topology.processors import Processor
 from coopstreams.topology.repartition import repartition
 from coopstreams.topology.serdes import Serde
@@ -344,14 +346,25 @@ class KStream(Generic[K, V]):
         return KStream(flow.with_value(value, "process_values"))
 
     def to_table(
-        self, *, key: Serde[K] | None = None, value: Serde[V] | None = None, store: str | None = None, name: str | None = None
+        self, *, key: Serde[K] | None = None, value: Serde[V] | None = None, store: str | Materialized | None = None, name: str | None = None
     ) -> KTable[K, V]:
         """Take the records for the upserts of a table: the latest value of each key, a null value deletes. `store=` keeps it under that name."""
         return KTable(attach.to_table(self._flow, key, value, store, name))
 
-    def to(self, topic: str | Callable[[K, V], str], *, key: Serde[K] | None = None, value: Serde[V] | None = None, name: str | None = None) -> None:
-        """Write the records to a topic, by default as they are known to be written. `topic(key, value)` chooses one for each record."""
-        attach.sink(self._flow, topic, key, value, name)
+    def to(
+        self,
+        topic: str | Callable[[K, V], str],
+        *,
+        key: Serde[K] | None = None,
+        value: Serde[V] | None = None,
+        partitioner: Partitioner[K, V] | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Write the records to a topic, by default as they are known to be written. `topic(key, value)` chooses one for each record.
+
+        `partitioner(topic, key, value, partitions)` chooses the partition, from 0 to partitions - 1; otherwise the key does, as in Java.
+        """
+        attach.sink(self._flow, topic, key, value, partitioner, name)
 
 
 def _side(other: object) -> Flow | attach.Table | GlobalTable:

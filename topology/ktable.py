@@ -13,6 +13,7 @@ from coopstreams.topology.attach_suppress import suppress
 from coopstreams.topology.attach_views import filter_rows, map_rows
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.functions import checked
+from coopstreams.topology.materialized import Materialized
 from coopstreams.topology.nodes import ToStream
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.suppressed import Suppressed
@@ -36,22 +37,22 @@ class KTable(Generic[K, V]):
     def __init__(self, table: Table) -> None:
         self._table = table
 
-    def filter(self, predicate: Callable[[K, V], bool], *, store: str | None = None, name: str | None = None) -> KTable[K, V]:
+    def filter(self, predicate: Callable[[K, V], bool], *, store: str | Materialized | None = None, name: str | None = None) -> KTable[K, V]:
         """Keep the rows for which `predicate(key, value)` is true; the others are deleted in the view. `store=` keeps it under that name."""
         return KTable(filter_rows(self._table, checked("filter", predicate, "key", "value"), store, name, negate=False))
 
-    def filter_not(self, predicate: Callable[[K, V], bool], *, store: str | None = None, name: str | None = None) -> KTable[K, V]:
+    def filter_not(self, predicate: Callable[[K, V], bool], *, store: str | Materialized | None = None, name: str | None = None) -> KTable[K, V]:
         """Keep the rows for which `predicate(key, value)` is false; the others are deleted in the view. `store=` keeps it under that name."""
         return KTable(filter_rows(self._table, checked("filter_not", predicate, "key", "value"), store, name, negate=True))
 
     def map_values(
-        self, mapper: Callable[[V], V2], *, value: Serde[V2] | None = None, store: str | None = None, name: str | None = None
+        self, mapper: Callable[[V], V2], *, value: Serde[V2] | None = None, store: str | Materialized | None = None, name: str | None = None
     ) -> KTable[K, V2]:
         """Replace each value by `mapper(value)`; deleted rows stay deleted and are not mapped. `store=` keeps the view under that name."""
         return KTable(map_rows(self._table, checked("map_values", mapper, "value"), value, store, name, with_key=False))
 
     def map_values_with_key(
-        self, mapper: Callable[[K, V], V2], *, value: Serde[V2] | None = None, store: str | None = None, name: str | None = None
+        self, mapper: Callable[[K, V], V2], *, value: Serde[V2] | None = None, store: str | Materialized | None = None, name: str | None = None
     ) -> KTable[K, V2]:
         """Replace each value by `mapper(key, value)`; deleted rows stay deleted and are not mapped. `store=` keeps the view under that name."""
         return KTable(map_rows(self._table, checked("map_values_with_key", mapper, "key", "value"), value, store, name, with_key=True))
@@ -63,7 +64,7 @@ class KTable(Generic[K, V]):
         joiner: Callable[[V, VO], V2 | None],
         *,
         value: Serde[V2] | None = None,
-        store: str | None = None,
+        store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, V2]: ...
     @overload
@@ -74,7 +75,7 @@ class KTable(Generic[K, V]):
         *,
         foreign_key: Callable[[V], K2 | None],
         value: Serde[V2],
-        store: str | None = None,
+        store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, V2]: ...
     @overload
@@ -85,7 +86,7 @@ class KTable(Generic[K, V]):
         *,
         foreign_key_with_key: Callable[[K, V], K2 | None],
         value: Serde[V2],
-        store: str | None = None,
+        store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, V2]: ...
     def join(self, other: Any, joiner: Any, **options: Any) -> Any:
@@ -104,7 +105,7 @@ class KTable(Generic[K, V]):
         joiner: Callable[[V, VO | None], V2 | None],
         *,
         value: Serde[V2] | None = None,
-        store: str | None = None,
+        store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, V2]: ...
     @overload
@@ -115,7 +116,7 @@ class KTable(Generic[K, V]):
         *,
         foreign_key: Callable[[V], K2 | None],
         value: Serde[V2],
-        store: str | None = None,
+        store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, V2]: ...
     @overload
@@ -126,7 +127,7 @@ class KTable(Generic[K, V]):
         *,
         foreign_key_with_key: Callable[[K, V], K2 | None],
         value: Serde[V2],
-        store: str | None = None,
+        store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, V2]: ...
     def left_join(self, other: Any, joiner: Any, **options: Any) -> Any:
@@ -139,7 +140,7 @@ class KTable(Generic[K, V]):
         joiner: Callable[[V | None, VO | None], V2 | None],
         *,
         value: Serde[V2] | None = None,
-        store: str | None = None,
+        store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, V2]:
         """Join the rows of both tables, None where one has none. A row exists while either side has one."""

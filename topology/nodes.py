@@ -64,6 +64,8 @@ class Sink(Node):
     key: Serde[Any]
     value: Serde[Any]
     internal: bool = False
+    partitioner: Function | None = None
+    """See `partitioners`; None: as a Java producer chooses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,7 @@ class DynamicSink(Node):
     topic_of: Function
     key: Serde[Any]
     value: Serde[Any]
+    partitioner: Function | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from coopstreams.topology.columns import Headers
 
+ANY_PARTITION = -1
+"""Of a record in a partitions column: it goes where its key belongs."""
+
 
 class Output:
     """What a program wrote to one topic since `take`: columns, in the order in which the records were forwarded.
@@ -14,7 +17,7 @@ class Output:
     Shape: the lists stay the same objects for ever, because compiled code holds their `append`.
     """
 
-    __slots__ = ("_headers", "keys", "timestamps", "topic", "values")
+    __slots__ = ("_headers", "_partitions", "keys", "timestamps", "topic", "values")
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
@@ -22,6 +25,7 @@ class Output:
         self.values: list[bytes | None] = []
         self.timestamps: list[int] = []
         self._headers: list[Headers | None] = []  # may be shorter than the others: the rest has none
+        self._partitions: list[int] = []  # as above: the rest goes where its keys do
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -40,9 +44,26 @@ class Output:
         if missing:
             self._headers += [headers] * missing
 
+    @property
+    def partitions(self) -> list[int] | None:
+        """The partitions column, `ANY_PARTITION` where the key decides; None if it does for all."""
+        if not self._partitions:
+            return None
+        self._choose_none_before(len(self.keys))
+        return self._partitions
+
+    def choose(self, partition: int) -> None:
+        """Send the record that was written last to this partition."""
+        self._choose_none_before(len(self.keys) - 1)
+        self._partitions.append(partition)
+
+    def _choose_none_before(self, row: int) -> None:
+        self._partitions += [ANY_PARTITION] * (row - len(self._partitions))
+
     def clear(self) -> None:
         """Forget the records: somebody has them now."""
         self.keys.clear()
         self.values.clear()
         self.timestamps.clear()
         self._headers.clear()
+        self._partitions.clear()

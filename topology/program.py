@@ -78,6 +78,9 @@ class Process(Protocol):
         """Return the output of a topic that nothing was written to yet."""
         ...
 
+    partitions: Callable[[str], int]
+    """How many partitions a topic has that is written to."""
+
     def task_time(self) -> int:
         """Return the largest timestamp of any record that was taken in."""
         ...
@@ -113,14 +116,15 @@ class Program:
         shared: bool = False,
         output: Callable[[str], Output] = Output,
         clock: Callable[[], int] = lambda: 0,
+        partitions: Callable[[str], int] = lambda _: 1,
     ) -> BoundProgram:
         """Return the program over these stores (by name), to be used by one thread.
 
         `caching`: the updates of a table are forwarded once per `flush`, with the latest value, instead of one by one.
         `shared`: the task has a part of the keys of its partitions; then `advance` must tell it of the others' time.
-        `clock`: what processors take for the time, in milliseconds.
+        `clock`: what processors take for the time, in milliseconds. `partitions`: how many a topic has, for partitioners.
         """
-        return BoundProgram(self, self.compiled(caching, shared), stores, on_failure, output, clock, shared=shared)
+        return BoundProgram(self, self.compiled(caching, shared), stores, on_failure, output, clock, partitions, shared=shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +158,7 @@ class BoundProgram:
         on_failure: OnFailure,
         output: Callable[[str], Output],
         clock: Callable[[], int],
+        partitions: Callable[[str], int],
         *,
         shared: bool,
     ) -> None:
@@ -167,7 +172,7 @@ class BoundProgram:
         self._columns: Columns | None = None
         self._entries: list[tuple[bytes, Entry]] = []
         self._cursor: Iterator[object] = iter(())
-        self.wall_clock = clock
+        self.wall_clock, self.partitions = clock, partitions
         self.headers: Headers | None = None
         self._headed = False
         self.ending: BaseException | None = None

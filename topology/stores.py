@@ -45,6 +45,8 @@ class StoreSpec:
     """Of a versioned table: how far back versions are kept. Its values are histories, see `versions`."""
     logged: bool = True
     """Has a changelog topic `<application id>-<name>-changelog`."""
+    cached: bool = True
+    """With the record cache on, it holds updates of its table back."""
     source: str | None = None
     """The topic that is its changelog, if it has none of its own: what it holds is what its task has read of it. See `optimizing`."""
 

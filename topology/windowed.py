@@ -14,6 +14,7 @@ from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.functions import checked
 from coopstreams.topology.graph import Flow
 from coopstreams.topology.ktable import KTable
+from coopstreams.topology.materialized import Materialized
 from coopstreams.topology.serdes import Serde, Windowed
 from coopstreams.topology.windows import AnyWindows, SessionWindows, SlidingWindows, Windows
 
@@ -44,7 +45,9 @@ class TimeWindowedKStream(Generic[K, V]):
         """Forward a window with each update (`on_window_update`, which is the default), or once, when it is closed (`on_window_close`)."""
         return TimeWindowedKStream(_emitting(self._group, strategy))
 
-    def count(self, *, store: str | None = None, retention: timedelta | int | None = None, name: str | None = None) -> KTable[Windowed[K], int]:
+    def count(
+        self, *, store: str | Materialized | None = None, retention: timedelta | int | None = None, name: str | None = None
+    ) -> KTable[Windowed[K], int]:
         """Count the records of each key and window, as `serdes.int64`."""
         return KTable(self._kept(Fold("count"), Kept(serdes.int64, store, name, retention)))
 
@@ -53,7 +56,7 @@ class TimeWindowedKStream(Generic[K, V]):
         reducer: Callable[[V, V], V | None],
         *,
         value: Serde[V] | None = None,
-        store: str | None = None,
+        store: str | Materialized | None = None,
         retention: timedelta | int | None = None,
         name: str | None = None,
     ) -> KTable[Windowed[K], V]:
@@ -67,7 +70,7 @@ class TimeWindowedKStream(Generic[K, V]):
         aggregator: Callable[[K, V, A], A | None],
         *,
         value: Serde[A],
-        store: str | None = None,
+        store: str | Materialized | None = None,
         retention: timedelta | int | None = None,
         name: str | None = None,
     ) -> KTable[Windowed[K], A]:
@@ -109,7 +112,9 @@ class SessionWindowedKStream(Generic[K, V]):
         """Forward a session with each update (`on_window_update`, which is the default), or once, when it is closed (`on_window_close`)."""
         return SessionWindowedKStream(_emitting(self._group, strategy))
 
-    def count(self, *, store: str | None = None, retention: timedelta | int | None = None, name: str | None = None) -> KTable[Windowed[K], int]:
+    def count(
+        self, *, store: str | Materialized | None = None, retention: timedelta | int | None = None, name: str | None = None
+    ) -> KTable[Windowed[K], int]:
         """Count the records of each key and session, as `serdes.int64`."""
         return KTable(self._kept(Fold("count"), Kept(serdes.int64, store, name, retention)))
 
@@ -118,7 +123,7 @@ class SessionWindowedKStream(Generic[K, V]):
         reducer: Callable[[V, V], V | None],
         *,
         value: Serde[V] | None = None,
-        store: str | None = None,
+        store: str | Materialized | None = None,
         retention: timedelta | int | None = None,
         name: str | None = None,
     ) -> KTable[Windowed[K], V]:
@@ -133,7 +138,7 @@ class SessionWindowedKStream(Generic[K, V]):
         merger: Callable[[K, A, A], A],
         *,
         value: Serde[A],
-        store: str | None = None,
+        store: str | Materialized | None = None,
         retention: timedelta | int | None = None,
         name: str | None = None,
     ) -> KTable[Windowed[K], A]:

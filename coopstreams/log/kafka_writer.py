@@ -29,8 +29,8 @@ from coopstreams.log.kafka_settings import ClientErrors, logger, make_client, pr
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import Headers, Int64s, TopicPartition
 from coopstreams.topology.errors import DeliveryError, FencedError, LogError
+from coopstreams.topology.outputs import ANY_PARTITION
 
-ANY_PARTITION = -1
 """Lets librdkafka choose: murmur2 of the key, any for a null key."""
 ROOM_WAIT_S = 0.05
 GRACE_S = 2.0

@@ -142,7 +142,8 @@ class Writer(Protocol):
     ) -> None:
         """Take these records, in order; waits inside while the queue is full. Inside a transaction if the writer is transactional.
 
-        Shape: `partitions` None = murmur2 of the key as Java does, any partition for a null key; an int = all to that one.
+        Shape: `partitions` None = murmur2 of the key as Java does, any partition for a null key; an int = all to that one; a column: one
+        each, with `outputs.ANY_PARTITION` as None.
         Timestamps are kept, but for 0 on Kafka: its client would take that for "now", so it is written as 1.
 
         Raises:

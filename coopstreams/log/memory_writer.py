@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 
 from coopstreams.log.log import GroupFence
 from coopstreams.log.memory_state import MemoryState, Partition, Producer, Topic, Transaction
 from coopstreams.topology.columns import Headers, Int64s, TopicPartition
 from coopstreams.topology.errors import DeliveryError, FencedError, LogError
 from coopstreams.topology.keys import partition_of
+from coopstreams.topology.outputs import ANY_PARTITION
 
 MOST_BYTES = 1_048_588
 """Kafka's default of `max.message.bytes`."""
@@ -48,7 +50,7 @@ class MemoryWriter:
             if isinstance(partitions, int):
                 self._add(stored, partitions, keys, values, timestamps, headers, transaction)
             else:
-                for partition, indexes in _by_partition(_choose(stored, keys) if partitions is None else partitions).items():
+                for partition, indexes in _by_partition(_choose(stored, keys, partitions)).items():
                     self._add(
                         stored,
                         partition,
@@ -171,11 +173,13 @@ def _check(stored: Topic, keys: Sequence[bytes | None], values: Sequence[bytes |
         raise DeliveryError(f'a record without a key cannot be written to the compacted topic "{name}"')
 
 
-def _choose(stored: Topic, keys: Sequence[bytes | None]) -> list[int]:
-    """Return the partition of each record: that of its key, or any if it has none."""
+def _choose(stored: Topic, keys: Sequence[bytes | None], given: Int64s | None) -> list[int]:
+    """Return the partition of each record: the one that is given, that of its key, or any if it has none."""
     count, chosen = len(stored.partitions), []
-    for key in keys:
-        if key is None:
+    for key, partition in zip(keys, repeat(ANY_PARTITION) if given is None else given, strict=False):
+        if partition != ANY_PARTITION:
+            chosen.append(partition)
+        elif key is None:
             chosen.append(stored.next_keyless % count)
             stored.next_keyless += 1
         else:

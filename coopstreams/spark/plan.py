@@ -16,7 +16,7 @@ import msgspec
 
 from coopstreams.state.manifest import shape_of
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.nodes import Sink, Source, SubTopology, Topology
+from coopstreams.topology.nodes import DynamicSink, Sink, Source, SubTopology, Topology
 
 Outputs = Literal["none", "topic"]
 
@@ -107,8 +107,11 @@ def check(topology: Topology) -> None:
     """Do nothing if a backfill can run the topology.
 
     Raises:
-        TopologyError: it has global tables, or sub-topologies that wait for each other (foreign-key joins).
+        TopologyError: it has global tables, partitioners, or sub-topologies that wait for each other (foreign-key joins).
     """
+    nodes = [node for subtopology in topology.subtopologies for node in subtopology.nodes]
+    if any(isinstance(node, Sink | DynamicSink) and node.partitioner is not None for node in nodes):
+        raise TopologyError("a backfill writes where keys belong: it cannot run to(…, partitioner=…). Leave it out, or start the application live")
     if topology.global_tables:
         names = ", ".join(table.topic for table in topology.global_tables)
         raise TopologyError(f"a backfill cannot read global tables ({names}): read the topic as a table, or start the application live")

@@ -125,7 +125,7 @@ class Committer:
         """Hand the results of a task to the log; they count with the next commit."""
         for output in task.program.outputs.values():
             if len(output):
-                self._writer.append(output.topic, output.keys, output.values, output.timestamps, headers=output.headers)
+                self._writer.append(output.topic, output.keys, output.values, output.timestamps, partitions=output.partitions, headers=output.headers)
                 self._metrics.produced(task.id, output.topic, len(output))
                 output.clear()
 

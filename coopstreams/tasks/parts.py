@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -45,6 +45,7 @@ from coopstreams.tasks.thread import StreamThread
 from coopstreams.tasks.watcher import Watcher
 from coopstreams.topology.clocks import ClockColumns
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import UnknownTopicError
 from coopstreams.topology.naming import changelog_topic, internal_topic
 from coopstreams.topology.nodes import Sink, SubTopology, Topology
 from coopstreams.topology.partitions import ResolvedTopics
@@ -231,9 +232,21 @@ class Parts:
             on_failure,
             caching=caching,
             latency=partial(self.metrics.latency, opened.id.subtopology),
+            partitions=cache(self._partitions),
             max_idle_ms=self.config["max.task.idle.ms"],
             global_tables=self.globals.rows,
         )
+
+    def _partitions(self, topic: str) -> int:
+        """Return how many partitions a topic has that the application writes to.
+
+        Raises:
+            UnknownTopicError: it does not exist.
+        """
+        count = self.log.partitions([topic]).get(topic)
+        if count is None:
+            raise UnknownTopicError(f'the application writes to "{topic}", which does not exist. Create it, and start anew.')
+        return count
 
     def closed(self, task: Task) -> None:
         """A task has ended here: let go of its database, forget its metrics."""

@@ -72,6 +72,7 @@ class Task:
         *,
         caching: bool,
         latency: Callable[[float], None],
+        partitions: Callable[[str], int],
         max_idle_ms: int = 0,
         global_tables: Mapping[str, TableStore] | None = None,
     ) -> None:
@@ -81,7 +82,12 @@ class Task:
         self.progress = opened.progress
         self.epoch = opened.epoch
         self.program: BoundProgram = program.bind(
-            {**opened.state.stores, **(global_tables or {})}, on_failure, caching=caching, shared=not opened.id.range.is_whole, clock=wall_clock_ms
+            {**opened.state.stores, **(global_tables or {})},
+            on_failure,
+            caching=caching,
+            shared=not opened.id.range.is_whole,
+            clock=wall_clock_ms,
+            partitions=partitions,
         )
         for source in opened.sources:  # windows close where they would have for whoever had the task before
             self.program.resume(source, opened.progress.position(source).stream_time)

@@ -41,7 +41,7 @@ from coopstreams.topology.failures import Failure
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.naming import changelog_topic, internal_topic
 from coopstreams.topology.nodes import DynamicSink, Sink, SubTopology, Topology
-from coopstreams.topology.outputs import Output
+from coopstreams.topology.outputs import ANY_PARTITION, Output
 from coopstreams.topology.partitions import check_partitions
 from coopstreams.topology.patterns import matched
 from coopstreams.topology.program import BoundProgram, Program
@@ -261,6 +261,7 @@ class TopologyTestDriver:
             shared=not task_id.range.is_whole,
             output=lambda topic: _ordered(topic, order),
             clock=lambda: self.now_ms,
+            partitions=lambda topic: self._partitions.get(topic, 1),
         )
         return _Task(task_id, program, bound, state, order)
 
@@ -312,19 +313,26 @@ class TopologyTestDriver:
         """Put what a task wrote into the log, in the order in which it was forwarded."""
         taken: Counter[str] = Counter()
         for output in task.order:
-            i, headers = taken[output.topic], output.headers
+            i, headers, partitions = taken[output.topic], output.headers, output.partitions
             taken[output.topic] += 1
-            self._forward(output.topic, output.keys[i], output.values[i], output.timestamps[i], headers[i] if headers is not None else None)
+            self._forward(
+                output.topic,
+                output.keys[i],
+                output.values[i],
+                output.timestamps[i],
+                headers[i] if headers is not None else None,
+                partitions[i] if partitions is not None else ANY_PARTITION,
+            )
         for output in task.program.outputs.values():
             output.clear()
         task.order.clear()
 
-    def _forward(self, topic: str, key: bytes | None, value: bytes | None, timestamp: int, headers: Headers | None) -> None:
-        self._forwarded.append(OutputRecord(topic, key, value, timestamp, list(headers or ())))
+    def _forward(self, topic: str, key: bytes | None, value: bytes | None, timestamp: int, headers: Headers | None, at: int = ANY_PARTITION) -> None:
+        self._forwarded.append(OutputRecord(topic, key, value, timestamp, list(headers or ()), None if at == ANY_PARTITION else at))
         if topic not in self._partitions:
             self._partitions[topic] = 1
             self._log.create_topics([TopicSpec(topic, 1)])
-        self._writer.append(topic, [key], [value], [timestamp], headers=[headers])
+        self._writer.append(topic, [key], [value], [timestamp], partitions=[at], headers=[headers])
 
     def _dead_letter(self, failure: Failure, headers: Headers) -> None:
         self._forward(self._dead_letters[0], failure.key, failure.value, max(0, failure.timestamp), headers)

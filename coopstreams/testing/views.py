@@ -28,6 +28,8 @@ class OutputRecord(Generic[K, V]):
     value: V
     timestamp: int
     headers: Headers = field(default_factory=list)
+    partition: int | None = None
+    """Which one a `partitioner=` chose; None: the key decides."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from coopstreams.log.log import GroupFence, Log, Position, TopicSpec, Writer
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import DeliveryError, FencedError, LogError
 from coopstreams.topology.keys import partition_of
+from coopstreams.topology.outputs import ANY_PARTITION
 from tests.log.conftest import MakeTopic
 from tests.log.reading import PATIENCE_S, arrives, fetch_until, fill, numbers, read_all, records, to_end, values, write
 
@@ -42,6 +43,15 @@ def test_partitions_may_be_given_one_for_all_or_one_each(log: Log, topic: MakeTo
     writer.append(name, [b"a", b"b", None], [b"3", b"4", b"5"], [3, 4, 5], partitions=[2, 0, 2])
     writer.flush(PATIENCE_S)
     assert [values(read_all(log, TopicPartition(name, number))) for number in range(3)] == [["4"], [], ["1", "2", "3", "5"]]
+
+
+def test_beside_given_partitions_a_key_may_decide(log: Log, topic: MakeTopic) -> None:
+    name = topic(partitions=5).topic
+    writer, here = log.writer(), partition_of(b"a", 5)
+    there = (here + 1) % 5
+    writer.append(name, [b"a", b"a"], [b"1", b"2"], [1, 2], partitions=[there, ANY_PARTITION])
+    writer.flush(PATIENCE_S)
+    assert [values(read_all(log, TopicPartition(name, number))) for number in (here, there)] == [["2"], ["1"]]
 
 
 def test_records_without_a_key_go_to_any_partition(log: Log, topic: MakeTopic) -> None:

@@ -78,3 +78,10 @@ def test_global_tables_and_subtopologies_that_wait_for_each_other_are_refused() 
 def test_the_digest_tells_topologies_apart_and_is_the_same_for_the_same() -> None:
     assert planning.digest(counting("orders")) == planning.digest(counting("orders"))
     assert planning.digest(counting("orders")) != planning.digest(counting("others"))
+
+
+def test_partitioners_are_refused() -> None:
+    builder = StreamsBuilder("app")
+    builder.stream("orders", key=serdes.text, value=serdes.text).to("out", partitioner=lambda _topic, _key, _value, _partitions: 0)
+    with pytest.raises(TopologyError, match="partitioner="):
+        planning.check(builder.build())

@@ -111,7 +111,7 @@ class Engine:
         on_failure = handler(id_, self.config, partial(self.metrics.dropped, id_), self.committers[thread].dead_letter)
         opened = Incarnation(id_, sources, state, progress, self.member.epoch)
         latency, idle_ms = partial(self.metrics.latency, id_.subtopology), self.config["max.task.idle.ms"]
-        return Task(opened, self.program, on_failure, caching=False, latency=latency, max_idle_ms=idle_ms)
+        return Task(opened, self.program, on_failure, caching=False, latency=latency, partitions=lambda _: 1, max_idle_ms=idle_ms)
 
     def open(self, range_: KeyRange, partition: int = 0, thread: int = 0) -> Task:
         """Open a task and route its records to it."""

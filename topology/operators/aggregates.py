@@ -104,7 +104,7 @@ def table_aggregate(compiler: Compiler, function: Function, node: TableAggregate
     key = function.key(record) if node.initializer is not None else "None"
     entry, before, new = entry_of(compiler, function, node.store, key_bytes), function.fresh("before"), function.fresh("new")
     fold = unit.constant("changed_aggregate", _folding(node))
-    forwards = not compiler.caching and compiler.analysis.edges(node)
+    forwards = not compiler.caches(node) and compiler.analysis.edges(node)
     function.line(f"{before} = {entry}.value")
     old = _kept(compiler, function, node.store, before, plain=node.adder is None) if forwards and compiler.analysis.wants_old(node) else None
     with function.guard("processing", node.name):
@@ -155,7 +155,7 @@ def _add_to_row(compiler: Compiler, function: Function, node: Aggregate, record:
     entry = entry_of(compiler, function, node.store, key_bytes)
     before = function.fresh("old")
     function.line(f"{before} = {entry}.value")
-    forwards = not compiler.caching and not node.emit_on_close and compiler.analysis.edges(node)
+    forwards = not compiler.caches(node) and not node.emit_on_close and compiler.analysis.edges(node)
     old = _kept(compiler, function, node.store, before, plain=_is_count(node)) if forwards and compiler.analysis.wants_old(node) else None
     value = _new_aggregate(compiler, function, node, record, entry, before)
     touch(compiler, function, node.store, key_bytes, entry)
@@ -226,7 +226,7 @@ def _add_to_moving_windows(compiler: Compiler, function: Function, node: Aggrega
         _forward_closed(compiler, function, node, clock)
     elif not compiler.analysis.edges(node):
         return
-    elif compiler.caching:
+    elif compiler.caches(node):
         with function.loop(f"for update in {updates}:"):
             compiler.keep_headers(function, node, f"get_{unit.store(node.store)}(update.key)")
     elif isinstance(windows, SessionWindows):

@@ -10,6 +10,7 @@ from coopstreams.topology.compiler import Compiler, Operator
 from coopstreams.topology.nodes import (
     Branch,
     DropNullKeys,
+    DynamicSink,
     Filter,
     FlatMap,
     FlatMapValues,
@@ -23,6 +24,7 @@ from coopstreams.topology.nodes import (
     Sink,
     ToStream,
 )
+from coopstreams.topology.partitioners import chosen
 from coopstreams.topology.stores import StoreSpec
 
 KEY_AND_VALUE = ("key", "value")
@@ -82,7 +84,7 @@ def _keep(
     if skip_nothing:
         with function.block(f"if {value} is None and {entry}.value is None:"):
             function.line(function.skip)
-    old = function.fresh("old") if compiler.analysis.wants_old(node) and not compiler.caching else None
+    old = function.fresh("old") if compiler.analysis.wants_old(node) and not compiler.caches(node) else None
     if old:
         function.line(f"{old} = {entry}.value")
     function.line(f"{entry}.value = {value}")
@@ -90,7 +92,7 @@ def _keep(
     with function.block(f"if not {entry}.dirty:"):
         function.line(f"touch_{name}({key_bytes}, {entry})")
     compiler.keep_headers(function, node, entry)
-    if not compiler.caching:
+    if not compiler.caches(node):
         compiler.forward(function, node, record.with_value(value, old))
 
 
@@ -179,10 +181,27 @@ def sink(compiler: Compiler, function: Function, node: Sink, record: Record) -> 
     """The record becomes a row of the topic's columns."""
     key = function.key_as_bytes(record, node.key, node)
     value = function.value_as_bytes(record, node.value, node)
+    partition = choose_partition(compiler, function, node, record, repr(node.topic))
     out = compiler.unit.output(node.topic)
     function.line(f"key_{out}({key})")
     function.line(f"value_{out}({value})")
     function.line(f"timestamp_{out}({record.timestamp})")
+    if partition is not None:
+        function.line(f"{out}.choose({partition})")
+
+
+def choose_partition(compiler: Compiler, function: Function, node: Sink | DynamicSink, record: Record, topic: str) -> str | None:
+    """Write the call of a sink's partitioner; returns the variable of the partition, None if there is none to call."""
+    if node.partitioner is None:
+        return None
+    unit, count, partition = compiler.unit, function.fresh("partitions"), function.fresh("partition")
+    # Not guarded: a topic that is not there is no fault of the record.
+    function.line(f"{count} = process.partitions({topic})")
+    call = f"{unit.constant('chosen', chosen)}({unit.constant('partitioner', node.partitioner)}, {topic}, "
+    key, value = function.key(record), function.value(record)
+    with function.guard("processing", node.name):
+        function.line(f"{partition} = {call}{key}, {value}, {count})")
+    return partition
 
 
 OPERATORS: Mapping[type[Node], Operator] = {

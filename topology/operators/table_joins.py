@@ -32,7 +32,7 @@ def table_table_join(compiler: Compiler, function: Function, node: TableTableJoi
     mine, others = node.parents[record.side], node.parents[1 - record.side]
     waits = waits_for_both(compiler, node)
     other = look_up(compiler, function, others, record, key_bytes)
-    asks = compiler.caching and (waits or _needs_other(node, record))
+    asks = compiler.caches(node) and (waits or _needs_other(node, record))
     before = look_up(compiler, function, others, record, key_bytes, said=True) if asks else other
     _skip_nothing(function, node, record, value, other, before)
     if waits and record.old is None:
@@ -40,14 +40,14 @@ def table_table_join(compiler: Compiler, function: Function, node: TableTableJoi
     result, old, timestamp = function.fresh("value"), None, function.fresh("timestamp")
     joiner = compiler.unit.constant("joiner", node.joiner)
     with function.guard("processing", node.name):
-        function.line(f"{result} = {_join(node, joiner, record, value, other, known=not compiler.caching)}")
-        if record.old is not None and (waits or (node.sends_old and not compiler.caching)):
+        function.line(f"{result} = {_join(node, joiner, record, value, other, known=not compiler.caches(node))}")
+        if record.old is not None and (waits or (node.sends_old and not compiler.caches(node))):
             old = function.fresh("old")
             function.line(f"{old} = {_join(node, joiner, record, record.old, before, known=not waits)}")
     function.line(f"{timestamp} = {record.timestamp} if {other.value} is None or {record.timestamp} > {other.timestamp} else {other.timestamp}")
     if node.store is not None:
         _keep(compiler, function, node, key_bytes, result, timestamp)
-        if compiler.caching:
+        if compiler.caches(node):
             return
     if waits:
         function.line(f"{_waiting(compiler, node)}.put({key_bytes}, {result}, {timestamp}, {old}, process.headers)")
@@ -58,7 +58,7 @@ def table_table_join(compiler: Compiler, function: Function, node: TableTableJoi
 
 def waits_for_both(compiler: Compiler, node: TableTableJoin) -> bool:
     """Whether a join tells of its updates when both sides were flushed."""
-    return compiler.caching and node.store is None
+    return compiler.caches(node) and node.store is None
 
 
 def flush(compiler: Compiler, node: TableTableJoin) -> str:

@@ -1,7 +1,8 @@
 """Tables: upserts from a topic, and the join of a stream with a table.
 
 The row of a key is an `Entry` of the store's write buffer, found by the bytes of the key: a dictionary look-up, changed in place and
-marked dirty once. With the record cache on, nothing is forwarded here; `flush` forwards each dirty row once.
+marked dirty once. A table that the record cache holds back forwards nothing here; `flush` forwards each
+dirty row once.
 
 Invariant: what is forwarded is what the store holds: (key bytes, new value or None, timestamp of the row).
 Old values go beside the new ones only where an operator below asks for them (`Analysis.wants_old`).
@@ -37,14 +38,14 @@ def table_source(compiler: Compiler, function: Function, node: TableSource, reco
     value = function.value(record)
     key_bytes = function.key_as_bytes(record, node.store.key, node)
     entry = entry_of(compiler, function, node.store, key_bytes)
-    if compiler.analysis.wants_old(node) and not compiler.caching:
+    if compiler.analysis.wants_old(node) and not compiler.caches(node):
         record.old = function.fresh("old")
         function.line(f"{record.old} = {entry}.value")
     function.line(f"{entry}.value = {value}")
     function.line(f"{entry}.timestamp = {record.timestamp}")
     touch(compiler, function, node.store, key_bytes, entry)
     compiler.keep_headers(function, node, entry)
-    if not compiler.caching:
+    if not compiler.caches(node):
         compiler.forward(function, node, record)
 
 

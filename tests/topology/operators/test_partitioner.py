@@ -1,0 +1,57 @@
+"""`to(…, partitioner=…)`: the partition of each record is the program's choice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from coopstreams.testing import TopologyTestDriver
+from coopstreams.topology import serdes
+from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.errors import ProcessingError, TopologyError
+from coopstreams.topology.nodes import Topology
+
+
+def by_length(topic: str, key: str | None, value: str, partitions: int) -> int:
+    return (len(topic) + len(key or "") + len(value)) % partitions
+
+
+def topology_of(topic: Any, partitioner: Any) -> Topology:
+    builder = StreamsBuilder("app")
+    builder.stream("in", key=serdes.text, value=serdes.text).to(topic, partitioner=partitioner, name="the-sink")
+    return builder.build()
+
+
+@pytest.mark.parametrize("ranges", [1, 4])
+@pytest.mark.parametrize("topic", ["out", lambda _, value: f"to-{value}"])
+def test_it_is_given_topic_key_value_and_how_many_partitions_there_are(topic: Any, ranges: int) -> None:
+    with TopologyTestDriver(topology_of(topic, by_length), ranges, partitions={"out": 3}) as driver:
+        for key, value in [("k", "a"), ("key", "a"), (None, "bc"), ("k", "a")]:
+            driver.input("in", serdes.text, serdes.text).send(key, value)
+        partitions = 3 if topic == "out" else 1
+        seen = [(record.key, record.partition) for record in driver.outputs()]
+        assert seen == [(key, by_length("out", key, value, partitions)) for key, value in [("k", "a"), ("key", "a"), (None, "bc"), ("k", "a")]]
+
+
+def test_beside_it_another_sink_of_the_topic_leaves_the_choice_to_the_key() -> None:
+    builder = StreamsBuilder("app")
+    stream = builder.stream("in", key=serdes.text, value=serdes.text)
+    stream.to("out")
+    stream.to("out", partitioner=by_length)
+    with TopologyTestDriver(builder.build(), partitions=2) as driver:
+        for value in ("a", "bc"):
+            driver.input("in", serdes.text, serdes.text).send("k", value)
+        assert [record.partition for record in driver.outputs()] == [None, 1, None, 0]
+
+
+@pytest.mark.parametrize("partition", [3, -1, None, True, "0"])
+def test_a_partition_that_the_topic_does_not_have_fails_the_record(partition: Any) -> None:
+    topology = topology_of("out", lambda _topic, _key, _value, _partitions: partition)
+    with TopologyTestDriver(topology, partitions={"out": 3}) as driver, pytest.raises(ProcessingError, match=r"the-sink.*partitions 0 to 2"):
+        driver.input("in", serdes.text, serdes.text).send("k", "v")
+
+
+def test_what_cannot_be_called_with_four_arguments_is_refused() -> None:
+    with pytest.raises(TopologyError, match="partitioner="):
+        topology_of("out", lambda key: 0)

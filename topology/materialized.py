@@ -1,0 +1,39 @@
+"""What `store=` says of a table: the name of its store, or a `Materialized` with a name and what is not as usual.
+
+Invariant: an option changes how rows are kept, never which rows a table has.
+Turned down: a keyword of each method for each option (they would stand in some thirty signatures).
+Source: Kafka Streams `Materialized`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from coopstreams.topology.stores import StoreSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Materialized:
+    """How a table is kept, for `store=`: under a name, and otherwise than usual.
+
+    `logged=False`: without a changelog topic. Rows are then only where their task runs: when it moves, or its folder is lost, the table
+    begins empty. `cached=False`: the record cache holds no update of it back, nor any of the tables that it is joined with.
+    """
+
+    name: str
+    logged: bool = True
+    cached: bool = True
+
+
+StoreOption: TypeAlias = str | Materialized | None
+
+
+def name_of(store: StoreOption) -> str | None:
+    """Return the name that was given for a store."""
+    return store.name if isinstance(store, Materialized) else store
+
+
+def kept_as(store: StoreOption, spec: StoreSpec) -> StoreSpec:
+    """Return the store with what was said of it."""
+    return replace(spec, logged=store.logged, cached=store.cached) if isinstance(store, Materialized) else spec
