@@ -47,6 +47,8 @@ class Repartition:
     partitions: int | None
     explicit: bool = False
     """The user wrote `repartition()`: nobody else goes through it unasked."""
+    partitioner: Callable[..., int] | None = None
+    """Then keys are not where they belong, and the flow behind it is still `rekeyed`."""
 
 
 @dataclass(eq=False, slots=True)

@@ -125,10 +125,20 @@ class KStream(Generic[K, V]):
         return KStream(attach.merge(self._flow, other._flow, name))
 
     def repartition(
-        self, *, name: str | None = None, key: Serde[K] | None = None, value: Serde[V] | None = None, partitions: int | None = None
+        self,
+        *,
+        name: str | None = None,
+        key: Serde[K] | None = None,
+        value: Serde[V] | None = None,
+        partitions: int | None = None,
+        partitioner: Partitioner[K, V] | None = None,
     ) -> KStream[K, V]:
-        """Send the records through an internal topic `<application>-<name>-repartition`, with as many partitions as asked for or needed."""
-        return KStream(repartition(self._flow, name, key, value, partitions))
+        """Send the records through an internal topic `<application>-<name>-repartition`, with as many partitions as asked for or needed.
+
+        `partitioner(topic, key, value, partitions)` chooses the partition. Then equal keys need not be together: what needs them so
+        below it (aggregations, joins, tables) sends the records through another topic, by their keys.
+        """
+        return KStream(repartition(self._flow, name, key, value, partitions, partitioner))
 
     def group_by_key(self, *, key: Serde[K] | None = None, value: Serde[V] | None = None, name: str | None = None) -> KGroupedStream[K, V]:
         """Group the records by their key. `name=` names the repartition topic, if the key was changed before."""

@@ -3,16 +3,18 @@
 An operator that changes keys only marks the flow; the topic comes with the first operator that needs keys in place, and the next
 such operator on the same records takes the same topic.
 
-Invariant: behind a repartition the flow is not `rekeyed`.
+Invariant: behind a repartition the flow is not `rekeyed`, unless the user has chosen the partitions.
 Turned down: one topic an operator (Kafka Streams without `merge.repartition.topics`): the same bytes would travel twice.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.functions import checked
 from coopstreams.topology.graph import Flow, Repartition, Unknown, serde_or_none
 from coopstreams.topology.naming import check_name, repartition_topic
 from coopstreams.topology.nodes import DropNullKeys, Sink, Source
@@ -53,7 +55,14 @@ def keyed(flow: Flow, prefix: str, where: str, *, cure: str = "", named: bool = 
     return _through(flow, prefix, wanted)
 
 
-def repartition(flow: Flow, name: str | None, key: Serde[Any] | None, value: Serde[Any] | None, partitions: int | None) -> Flow:
+def repartition(
+    flow: Flow,
+    name: str | None,
+    key: Serde[Any] | None,
+    value: Serde[Any] | None,
+    partitions: int | None,
+    partitioner: Callable[..., int] | None,
+) -> Flow:
     """Return the flow behind a repartition topic of its own. Records without a key end before it, as in Kafka Streams (vector repartition-01).
 
     Raises:
@@ -65,7 +74,10 @@ def repartition(flow: Flow, name: str | None, key: Serde[Any] | None, value: Ser
     prefix = flow.graph.names.node("KSTREAM-REPARTITION-") if name is None else check_name(name, "the name of the repartition")
     key = serde_or_none(key, "key", where) or flow.needed("key", where, where)
     value = serde_or_none(value, "value", where) or flow.needed("value", where, where)
-    wanted = Repartition(flow.node, key, value, True, repartition_topic(prefix), source="", partitions=partitions, explicit=True)
+    if partitioner is not None:
+        partitioner = checked("partitioner=", partitioner, "topic", "key", "value", "partitions")
+    topic = repartition_topic(prefix)
+    wanted = Repartition(flow.node, key, value, True, topic, source="", partitions=partitions, explicit=True, partitioner=partitioner)
     return _through(flow, prefix, wanted)
 
 
@@ -77,7 +89,8 @@ def _through(flow: Flow, prefix: str, wanted: Repartition) -> Flow:
     parent = flow.node
     if wanted.drop_null_keys:
         parent = graph.attach(DropNullKeys(name=graph.names.take(drop_name), parents=(parent,)))
-    graph.attach(Sink(name=graph.names.take(sink_name), parents=(parent,), topic=topic, key=wanted.key, value=wanted.value, internal=True))
+    name, chosen_by = graph.names.take(sink_name), wanted.partitioner
+    graph.attach(Sink(name=name, parents=(parent,), topic=topic, key=wanted.key, value=wanted.value, internal=True, partitioner=chosen_by))
     graph.attach(Source(name=graph.names.take(source_name), topics=(topic,), key=wanted.key, value=wanted.value, internal=True))
     graph.repartitions.append(replace(wanted, source=source_name))
-    return Flow(graph, source_name, wanted.key, wanted.value)
+    return Flow(graph, source_name, wanted.key, wanted.value, rekeyed=wanted.partitioner is not None)

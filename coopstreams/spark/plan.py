@@ -111,7 +111,7 @@ def check(topology: Topology) -> None:
     """
     nodes = [node for subtopology in topology.subtopologies for node in subtopology.nodes]
     if any(isinstance(node, Sink | DynamicSink) and node.partitioner is not None for node in nodes):
-        raise TopologyError("a backfill writes where keys belong: it cannot run to(…, partitioner=…). Leave it out, or start the application live")
+        raise TopologyError("a backfill writes where keys belong: it cannot run partitioner=. Leave it out, or start the application live")
     if topology.global_tables:
         names = ", ".join(table.topic for table in topology.global_tables)
         raise TopologyError(f"a backfill cannot read global tables ({names}): read the topic as a table, or start the application live")

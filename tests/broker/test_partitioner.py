@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from coopstreams import CoopStreams, StreamsBuilder, serdes
+from coopstreams import CoopStreams, Processor, Record, StreamsBuilder, serdes
 from tests.broker.reading import read_topic
 
 
@@ -17,13 +17,23 @@ def by_value(_topic: str, _key: str, value: str, partitions: int) -> int:
     return int(value) % partitions
 
 
+class Where(Processor[str, str, str, str]):
+    """Says in which partition it has found each value."""
+
+    def process(self, record: Record[str, str]) -> None:
+        assert self.context.metadata is not None
+        self.context.forward(record.with_value(f"{record.value} in {self.context.metadata.partition}"))
+
+
 @pytest.mark.broker
 def test_records_lie_in_the_partitions_that_the_program_chooses(kafka: Any, tmp_path: Path) -> None:
-    source, spread, by_key = kafka.topic("in"), kafka.topic("spread", 3), kafka.topic("by-key", 3)
+    source, spread, by_key, found_in = kafka.topic("in"), kafka.topic("spread", 3), kafka.topic("by-key", 3), kafka.topic("found-in")
     builder = StreamsBuilder(kafka.unique("partitioner"))
     stream = builder.stream(source, key=serdes.text, value=serdes.text)
     stream.to(by_key)
     stream.to(lambda _key, _value: spread, partitioner=by_value)
+    behind = stream.repartition(name="spread", partitions=3, partitioner=by_value).process(Where, key=serdes.text, value=serdes.text)
+    behind.to(found_in)
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     for number in range(7):
         producer.produce(source, str(number), "always the same")
@@ -32,9 +42,10 @@ def test_records_lie_in_the_partitions_that_the_program_chooses(kafka: Any, tmp_
     settings = {"bootstrap.servers": kafka.bootstrap, "ranges.per.partition": 4, "state.dir": str(tmp_path)}
     with CoopStreams(builder.build(), settings):
         deadline = time.monotonic() + 60
-        while len(read_topic(kafka.bootstrap, spread)) < 7:
+        while min(len(read_topic(kafka.bootstrap, topic)) for topic in (spread, found_in)) < 7:
             assert time.monotonic() < deadline
             time.sleep(0.2)
     found = [(record.value, record.partition) for record in read_topic(kafka.bootstrap, spread)]
     assert sorted(found) == [(str(number).encode(), number % 3) for number in range(7)]
+    assert {record.value for record in read_topic(kafka.bootstrap, found_in)} == {f"{number} in {number % 3}".encode() for number in range(7)}
     assert len({record.partition for record in read_topic(kafka.bootstrap, by_key)}) == 1

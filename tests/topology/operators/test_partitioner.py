@@ -1,4 +1,4 @@
-"""`to(…, partitioner=…)`: the partition of each record is the program's choice."""
+"""`partitioner=` of `to` and `repartition`: the partition of each record is the program's choice."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from coopstreams import Processor, Record
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.builder import StreamsBuilder
@@ -55,3 +56,44 @@ def test_a_partition_that_the_topic_does_not_have_fails_the_record(partition: An
 def test_what_cannot_be_called_with_four_arguments_is_refused() -> None:
     with pytest.raises(TopologyError, match="partitioner="):
         topology_of("out", lambda key: 0)
+
+
+def by_value(_topic: str, _key: str, value: str, partitions: int) -> int:
+    return int(value) % partitions
+
+
+@pytest.mark.parametrize("ranges", [1, 4])
+def test_a_repartition_topic_gets_the_records_where_the_program_says(ranges: int) -> None:
+    seen: dict[str, set[int]] = {}
+
+    class Where(Processor[str, str, str, str]):
+        def process(self, record: Record[str, str]) -> None:
+            assert self.context.metadata is not None
+            assert self.context.metadata.topic == "app-spread-repartition"
+            seen.setdefault(record.value, set()).add(self.context.metadata.partition)
+
+    builder = StreamsBuilder("app")
+    stream = builder.stream("in", key=serdes.text, value=serdes.text)
+    stream.repartition(name="spread", partitions=3, partitioner=by_value).process(Where)
+    with TopologyTestDriver(builder.build(), ranges) as driver:
+        for value in ("0", "1", "2", "3", "4"):
+            driver.input("in", serdes.text, serdes.text).send("one key", value)
+    assert seen == {"0": {0}, "1": {1}, "2": {2}, "3": {0}, "4": {1}}
+
+
+@pytest.mark.parametrize("ranges", [1, 4])
+def test_what_needs_equal_keys_together_behind_it_repartitions_by_key(ranges: int) -> None:
+    builder = StreamsBuilder("app")
+    people = builder.table("people", key=serdes.text, value=serdes.text, store="people")
+    spread = builder.stream("in", key=serdes.text, value=serdes.text).repartition(name="spread", partitions=3, partitioner=by_value)
+    spread.group_by_key(name="by-key").count(store="counts")
+    spread.join(people, lambda value, name: f"{name} {value}", value=serdes.text).to("out")
+    topology = builder.build()
+    by_key = {topic.name for topic in topology.internal_topics if topic.kind == "repartition"} - {"app-spread-repartition"}
+    assert by_key == {"app-by-key-repartition"}, "one for both"
+    with TopologyTestDriver(topology, ranges, partitions=2) as driver:
+        driver.input("people", serdes.text, serdes.text).send("ann", "Ann")
+        for value in ("0", "1", "2"):
+            driver.input("in", serdes.text, serdes.text).send("ann", value)
+        assert driver.store("counts").get("ann") == 3
+        assert sorted(record.value for record in driver.outputs()) == ["Ann 0", "Ann 1", "Ann 2"]
