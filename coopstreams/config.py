@@ -25,7 +25,9 @@ EXACTLY_ONCE = "exactly_once_v2"
 HANDLERS = ("fail", "continue", "dead-letter")
 
 
-def _integer(low: int, high: int | None = None) -> Callable[[Any], int]:
+def integer(low: int, high: int | None = None) -> Callable[[Any], int]:
+    """Return the reader of a whole number; a reader raises ValueError with what the value must be."""
+
     def read(value: Any) -> int:
         try:
             number = int(value) if isinstance(value, int | str) and not isinstance(value, bool) else None
@@ -38,7 +40,9 @@ def _integer(low: int, high: int | None = None) -> Callable[[Any], int]:
     return read
 
 
-def _one_of(*words: str) -> Callable[[Any], str]:
+def one_of(*words: str) -> Callable[[Any], str]:
+    """Return the reader of one of these words."""
+
     def read(value: Any) -> str:
         if value not in words:
             raise ValueError("one of " + ", ".join(words))
@@ -47,13 +51,15 @@ def _one_of(*words: str) -> Callable[[Any], str]:
     return read
 
 
-def _boolean(value: Any) -> bool:
+def boolean(value: Any) -> bool:
+    """Return what `true` or `false` stands for."""
     if str(value).lower() not in ("true", "false"):
         raise ValueError("true or false")
     return str(value).lower() == "true"
 
 
-def _text(value: Any) -> str:
+def text(value: Any) -> str:
+    """Return a text that is not empty."""
     if not isinstance(value, str) or not value:
         raise ValueError("a text that is not empty")
     return value
@@ -71,56 +77,56 @@ def _listen(value: Any) -> str:
 
 
 SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
-    "bootstrap.servers": (_text, None, "The Kafka brokers, HOST:PORT separated by commas."),
-    "application.id": (_text, None, "The consumer group and the prefix of internal topics; normally the topology says it."),
-    "state.dir": (_text, "coopstreams-state", "Folder of the local state, one sub-folder an application and instance."),
-    "snapshots.dir": (_text, None, "Folder or URL of published snapshots: state that is not in `state.dir` comes from there, not from changelogs."),
-    "instance": (_integer(0), 0, "Number of this process among those that share `state.dir` on this host."),
+    "bootstrap.servers": (text, None, "The Kafka brokers, HOST:PORT separated by commas."),
+    "application.id": (text, None, "The consumer group and the prefix of internal topics; normally the topology says it."),
+    "state.dir": (text, "coopstreams-state", "Folder of the local state, one sub-folder an application and instance."),
+    "snapshots.dir": (text, None, "Folder or URL of published snapshots: state that is not in `state.dir` comes from there, not from changelogs."),
+    "instance": (integer(0), 0, "Number of this process among those that share `state.dir` on this host."),
     "default.dsl.store": (
-        _one_of("rocksDB", "in_memory"),
+        one_of("rocksDB", "in_memory"),
         "rocksDB",
         "Where stores are kept. `in_memory`: all state is in memory, and restored from the changelogs at every start.",
     ),
     "num.stream.threads": (
-        _integer(1, 64),
+        integer(1, 64),
         1,
         "Threads that run tasks in one process: for functions that wait. Processes are for functions that compute.",
     ),
-    "ranges.per.partition": (_integer(1, GROUPS), 1, "Least number of key ranges a partition is split into; more when threads outnumber partitions."),
-    "processing.guarantee": (_one_of(AT_LEAST_ONCE, EXACTLY_ONCE), AT_LEAST_ONCE, "at_least_once or exactly_once_v2."),
+    "ranges.per.partition": (integer(1, GROUPS), 1, "Least number of key ranges a partition is split into; more when threads outnumber partitions."),
+    "processing.guarantee": (one_of(AT_LEAST_ONCE, EXACTLY_ONCE), AT_LEAST_ONCE, "at_least_once or exactly_once_v2."),
     "commit.interval.ms": (
-        _integer(1),
+        integer(1),
         None,
         "Time between commits. Default 100 under exactly_once_v2, else 1000. State, outputs and queries move with commits.",
     ),
-    "statestore.cache.max.bytes": (_integer(0), 64 << 20, "Record cache of one process. 0: every update of a table is forwarded by itself."),
-    "max.bytes.key.range.cache": (_integer(1 << 20), 209_715_200, "Bound on records fetched but not yet processed, per process."),
-    "auto.offset.reset": (_one_of("earliest", "latest"), "earliest", "Where a group begins that has no offset."),
+    "statestore.cache.max.bytes": (integer(0), 64 << 20, "Record cache of one process. 0: every update of a table is forwarded by itself."),
+    "max.bytes.key.range.cache": (integer(1 << 20), 209_715_200, "Bound on records fetched but not yet processed, per process."),
+    "auto.offset.reset": (one_of("earliest", "latest"), "earliest", "Where a group begins that has no offset."),
     "max.task.idle.ms": (
-        _integer(-1),
+        integer(-1),
         0,
         "How long a task with several sources waits for one that was read to its end: 0, not at all; -1, not even for what the broker has.",
     ),
-    "metadata.max.age.ms": (_integer(100), 300_000, "Time between looks for new topics that match a pattern of the topology."),
-    "ensure.explicit.internal.resource.naming": (_boolean, False, "Refuse to start when an internal topic has a generated name."),
+    "metadata.max.age.ms": (integer(100), 300_000, "Time between looks for new topics that match a pattern of the topology."),
+    "ensure.explicit.internal.resource.naming": (boolean, False, "Refuse to start when an internal topic has a generated name."),
     "topology.optimization": (
         _optimization,
         "none",
         "`none`, `all`, or a list of `reuse.ktable.source.topics`, `single.store.self.join`, `merge.repartition.topics` (always done).",
     ),
-    "replication.factor": (_integer(-1), -1, "Replicas of internal topics; -1: the broker's default."),
-    "session.timeout.ms": (_integer(1000), 10_000, "A process that has not been heard of for so long is out of the group."),
-    "heartbeat.interval.ms": (_integer(50), 400, "Time between heartbeats; sets how fast a rebalance goes."),
-    "max.poll.interval.ms": (_integer(1000), 300_000, "A stream thread that has not moved for so long takes its process out of the group."),
-    "transaction.timeout.ms": (_integer(1000), 15_000, "The broker aborts a transaction that is open for longer."),
-    "deserialization.exception.handler": (_one_of(*HANDLERS), "fail", "For records whose bytes do not parse."),
-    "processing.exception.handler": (_one_of(*HANDLERS), "fail", "For records on which a function of the topology raises."),
-    "production.exception.handler": (_one_of(*HANDLERS), "fail", "For results that cannot be serialised."),
-    "errors.dead.letter.queue.topic.name": (_text, None, "Where `dead-letter` puts records, with headers that say why."),
+    "replication.factor": (integer(-1), -1, "Replicas of internal topics; -1: the broker's default."),
+    "session.timeout.ms": (integer(1000), 10_000, "A process that has not been heard of for so long is out of the group."),
+    "heartbeat.interval.ms": (integer(50), 400, "Time between heartbeats; sets how fast a rebalance goes."),
+    "max.poll.interval.ms": (integer(1000), 300_000, "A stream thread that has not moved for so long takes its process out of the group."),
+    "transaction.timeout.ms": (integer(1000), 15_000, "The broker aborts a transaction that is open for longer."),
+    "deserialization.exception.handler": (one_of(*HANDLERS), "fail", "For records whose bytes do not parse."),
+    "processing.exception.handler": (one_of(*HANDLERS), "fail", "For records on which a function of the topology raises."),
+    "production.exception.handler": (one_of(*HANDLERS), "fail", "For results that cannot be serialised."),
+    "errors.dead.letter.queue.topic.name": (text, None, "Where `dead-letter` puts records, with headers that say why."),
     "http.listen": (_listen, "127.0.0.1:0", "HOST:PORT of the query server; port 0 takes a free one; empty: none."),
-    "application.server": (_text, None, "HOST:PORT under which other instances reach the query server. Default: where it listens."),
-    "repartition.purge.interval.ms": (_integer(1000), 30_000, "Time between deletions of repartition records that are done."),
-    "connect.timeout.ms": (_integer(1000), 60_000, "How long to look for the brokers at start before giving up."),
+    "application.server": (text, None, "HOST:PORT under which other instances reach the query server. Default: where it listens."),
+    "repartition.purge.interval.ms": (integer(1000), 30_000, "Time between deletions of repartition records that are done."),
+    "connect.timeout.ms": (integer(1000), 60_000, "How long to look for the brokers at start before giving up."),
 }
 """Every setting of ours: how it is read, its default, what it means."""
 
@@ -188,9 +194,18 @@ class Config:
         return Config(values, client)
 
 
-def _check_together(values: Mapping[str, Any]) -> None:
+def check_heartbeat(values: Mapping[str, Any]) -> None:
+    """Do nothing if a heartbeat may be lost.
+
+    Raises:
+        ConfigError: heartbeats are too rare for the session.
+    """
     if values["heartbeat.interval.ms"] * 3 > values["session.timeout.ms"]:
         raise ConfigError("heartbeat.interval.ms must be at most a third of session.timeout.ms, or one lost heartbeat costs the membership")
+
+
+def _check_together(values: Mapping[str, Any]) -> None:
+    check_heartbeat(values)
     handlers = [f"{phase}.exception.handler" for phase in ("deserialization", "processing", "production")]
     if any(values[h] == "dead-letter" for h in handlers) and values["errors.dead.letter.queue.topic.name"] is None:
         raise ConfigError("a handler says dead-letter, but errors.dead.letter.queue.topic.name is not set: name the topic")

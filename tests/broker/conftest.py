@@ -1,4 +1,4 @@
-"""Fixtures for the fault tests."""
+"""Fixtures for the tests on a real Kafka."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.broker.consuming import Orders
 from tests.broker.processes import Workers
+from tests.conftest import Kafka
 
 
 @pytest.fixture
@@ -25,3 +27,11 @@ def workers(tmp_path: Path) -> Iterator[Callable[..., Workers]]:
     yield make
     for group in made:
         group.clean_up()
+
+
+@pytest.fixture
+def orders(kafka: Kafka) -> Iterator[Orders]:
+    """Return a topic of one partition, and consumers of it, which are closed in the end."""
+    made = Orders(kafka)
+    yield made
+    made.close()

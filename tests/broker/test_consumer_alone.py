@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from coopstreams.commit.progress import plan
@@ -22,13 +20,6 @@ from tests.conftest import Kafka
 pytestmark = pytest.mark.broker
 
 LEFT, RIGHT = KeyRange.split(2)
-
-
-@pytest.fixture
-def orders(kafka: Kafka) -> Iterator[Orders]:
-    made = Orders(kafka)
-    yield made
-    made.close()
 
 
 def test_two_consumers_share_a_partition_by_key(orders: Orders) -> None:

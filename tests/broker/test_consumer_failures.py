@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -13,18 +13,10 @@ from coopstreams.dev.broker import KafkaBroker
 from coopstreams.topology.errors import LogError, MembershipLostError
 from coopstreams.topology.keys import KeyRange
 from tests.broker.consuming import Orders, finish, nothing_more, poll_until, read
-from tests.conftest import Kafka
 
 pytestmark = pytest.mark.broker
 
 LEFT, RIGHT = KeyRange.split(2)
-
-
-@pytest.fixture
-def orders(kafka: Kafka) -> Iterator[Orders]:
-    made = Orders(kafka)
-    yield made
-    made.close()
 
 
 def test_what_is_done_twice_is_a_warning_and_changes_nothing(orders: Orders, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 
 from coopstreams.consumer import KeyRange
 from tests.broker.consuming import Orders, finish, nothing_more, read
-from tests.conftest import Kafka
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
-
-
-@pytest.fixture
-def orders(kafka: Kafka) -> Iterator[Orders]:
-    made = Orders(kafka)
-    yield made
-    made.close()
 
 
 def test_a_million_offsets_with_random_gaps_are_committed_and_found_again(orders: Orders) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from coopstreams.consumer import ConsumerRecord, KeyRange
@@ -17,13 +15,6 @@ from tests.conftest import Kafka
 pytestmark = pytest.mark.broker
 
 LEFT, RIGHT = KeyRange.split(2)
-
-
-@pytest.fixture
-def orders(kafka: Kafka) -> Iterator[Orders]:
-    made = Orders(kafka)
-    yield made
-    made.close()
 
 
 def test_a_second_member_gets_half_of_the_partition_and_the_rest_of_its_records(orders: Orders) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import Producer
@@ -15,16 +14,8 @@ from coopstreams.topology.errors import GroupError, LogError, MembershipLostErro
 from coopstreams.topology.keys import WHOLE
 from tests.broker.consuming import Orders, finish, nothing_more, poll_until, read
 from tests.broker.reading import read_topic
-from tests.conftest import Kafka
 
 pytestmark = pytest.mark.broker
-
-
-@pytest.fixture
-def orders(kafka: Kafka) -> Iterator[Orders]:
-    made = Orders(kafka)
-    yield made
-    made.close()
 
 
 @pytest.fixture
