@@ -26,6 +26,13 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of a file in one process when pytest-xdist deals them out, and all tests that need Spark: one session, and one JVM."""
+    for item in items:
+        room = item.path.parent.name
+        item.add_marker(pytest.mark.xdist_group(room if room == "spark" else item.location[0]))
+
+
 @dataclass(slots=True)
 class Kafka:
     """The broker that all tests of a run share: never stop it, and name what you make uniquely."""
