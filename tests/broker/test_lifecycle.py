@@ -13,7 +13,7 @@ from coopstreams import CoopStreams, RestoreListener, StreamsBuilder, StreamsSta
 from coopstreams.tasks.lifecycle import Response
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ApplicationStoppedError, ConfigError, ProcessingError
-from tests.broker.counting import Counting, await_table, failure_of, metric
+from tests.broker.counting import PATIENT, Counting, await_table, failure_of, metric
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
@@ -95,7 +95,8 @@ def dividing(kafka: Kafka) -> tuple[str, Callable[[Path, int], CoopStreams]]:
     topology = builder.build()
 
     def instance(folder: Path, number: int) -> CoopStreams:
-        return CoopStreams(topology, {"bootstrap.servers": kafka.bootstrap, "state.dir": str(folder), "instance": number, "commit.interval.ms": 100})
+        shared = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(folder), "instance": number, "commit.interval.ms": 100}
+        return CoopStreams(topology, shared | PATIENT)
 
     return topic, instance
 
@@ -113,10 +114,10 @@ def test_an_error_that_ends_the_application_ends_every_instance(kafka: Kafka, tm
         app.set_state_listener(lambda new, _: states.append(new))
     with ThreadPoolExecutor(2) as threads:
         failures = [threads.submit(failure_of, app) for app in apps]
-        eventually(lambda: all(app.state is RUNNING for app in apps) and both_work(apps), 60, lambda: str([app.state for app in apps]))
+        eventually(lambda: all(app.state is RUNNING for app in apps) and both_work(apps), 120, lambda: str([app.state for app in apps]))
         producer = Producer({"bootstrap.servers": kafka.bootstrap})
         producer.produce(topic, b"", b"k", partition=0)
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
         first, second = sorted((failure.result() for failure in failures), key=lambda error: type(error).__name__)
     assert isinstance(first, ApplicationStoppedError)
     assert isinstance(second, ProcessingError)
@@ -131,7 +132,7 @@ def test_an_answer_that_is_none_is_an_error_with_the_words_that_are(kafka: Kafka
     app.set_uncaught_exception_handler(lambda _: "replace-thread")  # type: ignore[arg-type, return-value]
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     producer.produce(topic, b"", b"k", partition=0)
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     failure = failure_of(app)
     assert isinstance(failure, ConfigError)
     assert "shutdown-client, shutdown-application" in str(failure)

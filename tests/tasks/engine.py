@@ -36,7 +36,7 @@ from coopstreams.topology.nodes import Topology
 from coopstreams.topology.task_id import TaskId
 
 EXACTLY, AT_LEAST = "exactly_once_v2", "at_least_once"
-PATIENCE_S = 20.0
+PATIENCE_S = 90.0
 
 
 class Membership:
