@@ -152,7 +152,7 @@ def test_nothing_is_committed_beside_an_open_transaction(orders: Orders, out: st
 
 def test_results_of_records_that_were_lost_are_aborted(orders: Orders, out: str) -> None:
     orders.write(10)
-    consumer = orders.make(max_poll_interval_ms=1000)
+    consumer = orders.make(max_poll_interval_ms=3000)
     consumer.subscribe([orders.topic])
     producer = producer_of(consumer, orders.kafka.bootstrap)
     old = read(consumer, 10)

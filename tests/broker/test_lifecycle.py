@@ -58,11 +58,11 @@ def test_listeners_hear_of_states_and_restores(kafka: Kafka, tmp_path: Path) -> 
     assert app.state == CREATED
     with app:
         await_table(app, written)
-        assert app.state == RUNNING
+        eventually(lambda: app.state == RUNNING, 120, lambda: str(app.state))
         assert metric(app, "coopstreams_record_e2e_latency_seconds_count") == 0, "nothing was left to process"
         written += counting.write(["one more"])
         await_table(app, written)
-        assert metric(app, "coopstreams_record_e2e_latency_seconds_count") == 1
+        eventually(lambda: metric(app, "coopstreams_record_e2e_latency_seconds_count") == 1, 120, lambda: "it was not measured")
         with pytest.raises(ConfigError, match="before it runs"):
             app.set_state_listener(listen)
     assert states[:2] == [CREATED, REBALANCING]

@@ -194,7 +194,7 @@ def test_a_function_that_takes_too_long_once_costs_the_membership_and_nothing_el
     ).to_stream().to(sink)
     counting = Counting(kafka, application, source, sink, builder.build())
     written = counting.write(f"key-{number % 10}" for number in range(200))
-    with counting.app(tmp_path, processing_guarantee="exactly_once_v2", max_poll_interval_ms=1000, statestore_cache_max_bytes=0) as app:
+    with counting.app(tmp_path, processing_guarantee="exactly_once_v2", max_poll_interval_ms=3000, statestore_cache_max_bytes=0) as app:
         eventually(lambda: "makes no progress" in instance_of(app).member.problem, 60, lambda: "the group keeps a member that does not move")
         noticed.set()
         await_table(app, written)
