@@ -82,7 +82,8 @@ class Kafka:
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Kafka]:
     console = download_kafka(request)
-    with KafkaBroker(tmp_path_factory.mktemp("kafka"), console=console) as broker:
+    patient = {"broker.session.timeout.ms": "60000"}  # or a machine that stands still for three seconds has a cluster without brokers
+    with KafkaBroker(tmp_path_factory.mktemp("kafka"), settings=patient, console=console) as broker:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 2})
         yield Kafka(broker.bootstrap, admin)
 
@@ -94,7 +95,7 @@ def broker_of_own(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixt
     brokers: list[KafkaBroker] = []
 
     def start(folder: Path | None = None, **settings: str) -> KafkaBroker:
-        changes = {key.replace("_", "."): value for key, value in settings.items()}
+        changes = {"broker.session.timeout.ms": "9000"} | {key.replace("_", "."): value for key, value in settings.items()}
         broker = KafkaBroker(folder or tmp_path_factory.mktemp("broker"), settings=changes, console=console)
         brokers.append(broker)
         broker.start()
