@@ -101,6 +101,7 @@ def test_a_signal_drains_and_commits_and_nothing_is_done_again(program: Program,
     before = len(read_topic(program.kafka.bootstrap, program.sink))
     assert before > 0
     running = program.run(processing_guarantee=guarantee, commit_interval_ms=100, **PATIENT)
+    program.await_start()
     program.await_outputs()
     running.terminate()
     assert running.wait(120) == 0
@@ -152,6 +153,7 @@ def test_a_disk_that_is_full_ends_the_process_with_the_folder_and_loses_nothing(
     assert running.poll() == 1, program.said()[-3000:]
     assert re.search(r"StateError: .*0_0", program.said().replace("\n", " ")), program.said()[-3000:]
     running = program.run(processing_guarantee=guarantee, commit_interval_ms=100)
+    program.await_start()
     eventually(lambda: program.found().lost == 0, 150, lambda: f"{program.found()}\n{program.said()[-3000:]}")
     running.terminate()
     assert running.wait(120) == 0
