@@ -66,7 +66,11 @@ class CoopStreams:
         self._lifecycle.restore_listener = listener
 
     def set_uncaught_exception_handler(self, handler: UncaughtExceptionHandler) -> None:
-        """Have `handler(error)` say what ends because of an error that nothing cures: `shutdown-client` (the default) or `shutdown-application`."""
+        """Have `handler(error)` say what ends because of an error that nothing cures.
+
+        `replace-thread`: the stream thread, whose tasks begin at their last commit with another; `shutdown-client` (the default): this
+        instance; `shutdown-application`: all instances.
+        """
         self._lifecycle.check_created()
         self._lifecycle.handler = handler
 
