@@ -34,7 +34,7 @@ class CoopStreams:
 
     def __init__(self, topology: Topology, config: Config | Mapping[str, Any]) -> None:
         self.topology = topology
-        self.config = config if isinstance(config, Config) else Config.of(config, topology.application_id)
+        self.config = Config.of(config, topology.application_id)
         self.url: str | None = None
         """Where this instance answers queries; None before it runs, or without a server."""
         self._instance: Instance | None = None
