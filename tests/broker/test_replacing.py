@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
+from itertools import repeat
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from tests.conftest import Kafka
 pytestmark = pytest.mark.broker
 
 PARTITIONS, RECORDS = 2, 1000
+REPLACE: Response = "replace-thread"
 KEYS = [f"key-{number}" for number in range(50)]
 
 
@@ -88,7 +90,7 @@ def test_a_function_that_fails_for_ever_is_asked_about_each_time_and_spins_less_
     kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad = {b"501"}
-    left: list[Response] = ["replace-thread"] * 4 + ["shutdown-client"]
+    left: list[Response] = [*repeat(REPLACE, 4), "shutdown-client"]
     failing = Failing(kafka, lambda value: value in bad)
     written = failing.write()
     app = failing.app(tmp_path, "exactly_once_v2")
