@@ -63,6 +63,32 @@ def test_a_worker_that_fails_ends_them_all_with_its_status(tmp_path: Path) -> No
     assert not any(alive(pid) for pid in started(tmp_path, 0))
 
 
+def test_a_worker_that_somebody_else_ended_well_is_started_again(tmp_path: Path) -> None:
+    def command(number: int) -> Sequence[str]:
+        ends = f"import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); {LIVES}"
+        return [sys.executable, "-c", f"import sys; {ends}", str(tmp_path), str(number)]
+
+    workers = Supervisor(command, [3, 4], drain_s=10)
+    statuses: list[int] = []
+    thread = threading.Thread(target=lambda: statuses.append(workers.run()))
+    thread.start()
+    assert wait_until(lambda: bool(started(tmp_path, 3) and started(tmp_path, 4)), 20)
+    os.kill(started(tmp_path, 4)[0], signal.SIGTERM)
+    assert wait_until(lambda: len(started(tmp_path, 4)) == 2, 20)
+    workers.stop()
+    thread.join(20)
+    assert statuses == [0]
+    assert len(started(tmp_path, 3)) == 1
+
+
+def test_a_worker_that_ends_well_again_and_again_is_given_up(tmp_path: Path) -> None:
+    def command(number: int) -> Sequence[str]:
+        return [sys.executable, "-c", ""] if number else living(tmp_path)(number)
+
+    assert Supervisor(command, [0, 1], drain_s=10).run() == 1
+    assert not any(alive(pid) for pid in started(tmp_path, 0))
+
+
 def test_a_worker_that_is_killed_again_and_again_is_given_up(tmp_path: Path) -> None:
     def command(number: int) -> Sequence[str]:
         return [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"] if number else living(tmp_path)(number)

@@ -58,7 +58,7 @@ def test_listeners_hear_of_states_and_restores(kafka: Kafka, tmp_path: Path) -> 
     assert app.state == CREATED
     with app:
         await_table(app, written)
-        eventually(lambda: app.state == RUNNING, 120, lambda: str(app.state))
+        eventually(lambda: app.state is RUNNING, 120, lambda: str(app.state))  # it answers a moment before it says so
         assert metric(app, "coopstreams_record_e2e_latency_seconds_count") == 0, "nothing was left to process"
         written += counting.write(["one more"])
         await_table(app, written)
@@ -129,13 +129,13 @@ def test_an_error_that_ends_the_application_ends_every_instance(kafka: Kafka, tm
 def test_an_answer_that_is_none_is_an_error_with_the_words_that_are(kafka: Kafka, tmp_path: Path) -> None:
     topic, instance = dividing(kafka)
     app = instance(tmp_path, 0)
-    app.set_uncaught_exception_handler(lambda _: "replace-thread")  # type: ignore[arg-type, return-value]
+    app.set_uncaught_exception_handler(lambda _: "replace-everything")  # type: ignore[arg-type, return-value]
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     producer.produce(topic, b"", b"k", partition=0)
     assert producer.flush(60) == 0
     failure = failure_of(app)
     assert isinstance(failure, ConfigError)
-    assert "shutdown-client, shutdown-application" in str(failure)
+    assert "replace-thread, shutdown-client, shutdown-application" in str(failure)
     assert isinstance(failure.__cause__, ProcessingError)
 
 

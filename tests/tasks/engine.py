@@ -141,6 +141,18 @@ class Engine:
             case _:
                 raise AssertionError(event)
 
+    def replace(self, failed: Failed, rests_s: float = 0.0) -> list[KeyRange]:
+        """Do what the control thread would when a stream thread has died; return the ranges that are to be opened again."""
+        assert failed.thread is not None
+        dead = self.threads[failed.thread]
+        successor = self.threads[failed.thread] = dead.successor(rests_s)
+        successor.start()
+        tasks = [task for task, home in self.tasks.values() if home is dead]
+        for task in tasks:
+            task.discard()
+        self._forget(tasks)
+        return [task.id.range for task in tasks]
+
     def settle(self) -> None:
         """Move records until all that were written are processed."""
         deadline = time.monotonic() + PATIENCE_S
