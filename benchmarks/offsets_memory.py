@@ -97,12 +97,11 @@ def main() -> None:
     for column in ("topics", "key ranges a partition", "bytes allocated", "bytes resident", "us a change", "us a question"):
         table.add_column(column, justify="right")
     for topics, pieces in SHAPES:
-        with console.status(f"{topics} topics, {pieces} key ranges a partition"):
-            # Processes of their own: what others freed would hide what is taken.
-            with get_context("spawn").Pool(2, maxtasksperchild=1) as pool:
-                sizes = pool.apply_async(grown, (arguments.entries, topics, pieces))
-                held = pool.apply(allocated, (arguments.entries, topics, pieces))
-                size, change, ask = sizes.get()
+        # Processes of their own: what others freed would hide what is taken.
+        with console.status(f"{topics} topics, {pieces} key ranges a partition"), get_context("spawn").Pool(2, maxtasksperchild=1) as pool:
+            sizes = pool.apply_async(grown, (arguments.entries, topics, pieces))
+            held = pool.apply(allocated, (arguments.entries, topics, pieces))
+            size, change, ask = sizes.get()
         table.add_row(f"{topics}", f"{pieces}", f"{held:.1f}", f"{size:.1f}", f"{change:.1f}", f"{ask:.1f}")
     console.print(table)
 

@@ -21,18 +21,19 @@ from coopstreams.topology.task_id import TaskId
 AT = TopicPartition("orders", 0)
 RECORDS = 120
 KEYS = [b"key-%d" % (n * 7 % 23) for n in range(RECORDS)]
+VALUES = [b"%050d" % n for n in range(RECORDS)]
 
 
 class Scene:
     """A partition of 120 records, read by some key ranges, the first of which have done more than the others."""
 
     def __init__(self, positions: Sequence[int], in_flight: int, cache_bytes: int, reserves: bool) -> None:
-        log = MemoryLog()
+        self.log = log = MemoryLog()
         log.create_topics([TopicSpec("orders", 1)])
         writer = log.writer()
-        writer.append("orders", KEYS, [b"x" * 50] * RECORDS, list(range(1, RECORDS + 1)), partitions=0)
+        writer.append("orders", KEYS, VALUES, list(range(1, RECORDS + 1)), partitions=0)
         writer.flush(1)
-        self.fetching = Fetching(log.reader(), cache_bytes, lambda _: reserves, None)
+        self.fetching = Fetching(log.reader, cache_bytes, lambda _: reserves, None)
         self.cache_bytes = cache_bytes
         self.got: dict[KeyRange, list[int]] = {}
         self.due: dict[KeyRange, list[int]] = {}
@@ -49,9 +50,10 @@ class Scene:
     def turn(self, most: int) -> None:
         """Fetch and hand out once."""
         self.fetching.fetch(most, 0)
-        waiting = sum(share.waiting_bytes for share in self.shares)
+        waiting = sum(share.waiting.bytes for share in self.shares)
         assert waiting <= self.cache_bytes
         for record in self.fetching.records(most):
+            assert record.value == VALUES[record.offset]
             self.got[record.key_range].append(record.offset)
             self.out.append(record)
 
@@ -103,9 +105,9 @@ def test_a_range_that_cannot_take_records_does_not_hold_up_the_other_one_and_its
             scene.out.remove(record)
     assert scene.got[fast] == scene.due[fast]
     assert scene.got[slow] == scene.due[slow][:5]
-    assert scene.shares[0].waiting_bytes > 0, "its values are kept"
+    assert scene.shares[0].waiting.bytes > 0, "its values are kept"
     for _ in range(RECORDS):
         scene.finish(slice(None))
         scene.turn(50)
     assert scene.got[slow] == scene.due[slow]
-    assert [share.waiting_bytes for share in scene.shares] == [0, 0]
+    assert [share.waiting.bytes for share in scene.shares] == [0, 0]
