@@ -15,6 +15,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 
 from coopstreams.group.holdings import Assigned, Lost, Refused
 from coopstreams.tasks.backoff import BackOff
@@ -96,6 +97,7 @@ class Instance:
                 self._end_application(failure.error)
         finally:
             self._close(clean=failure is None)
+        failure = failure or self._failed_at_last()
         if failure is not None:
             raise failure.error
 
@@ -126,6 +128,15 @@ class Instance:
                 self._dispatcher.move(FETCH_WAIT_S)
         except CoopStreamsError as error:
             return Failed(error, "reader")
+        return None
+
+    def _failed_at_last(self) -> Failed | None:
+        """Return what a stream thread failed of while it was asked to drain and end."""
+        with suppress(queue.Empty):
+            while True:
+                event = self._inbox.get_nowait()
+                if isinstance(event, Failed) and event.thread is not None:
+                    return event
         return None
 
     def _handle(self, event: Event) -> Failed | None:

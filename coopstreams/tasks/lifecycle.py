@@ -4,6 +4,7 @@
                     |             |----> pending-shutdown -> not-running
                     `-------------`----> pending-error ----> error
 
+What fails while the instance drains turns pending-shutdown into error.
 Invariant: listeners are called by the thread that does what they are told of, so what takes long in one holds that up. An exception in one
 ends the instance: nothing is swallowed.
 Source: Kafka Streams `KafkaStreams.State`, `StateListener`, `StateRestoreListener`, `StreamsUncaughtExceptionHandler` (KIP-671).

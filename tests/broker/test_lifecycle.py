@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -124,6 +125,39 @@ def test_an_error_that_ends_the_application_ends_every_instance(kafka: Kafka, tm
     assert asked == [second], "who was told to stop is not asked"
     assert "has all instances stop: ProcessingError: " in str(first)
     assert sorted(states[-4:], key=str) == sorted([*FAILED, *FAILED], key=str)
+
+
+def test_what_fails_while_it_drains_is_raised(kafka: Kafka, tmp_path: Path) -> None:
+    builder, topic = StreamsBuilder(kafka.unique("draining")), kafka.topic("records")
+    reached, go_on = threading.Event(), threading.Event()
+
+    def fail_late(*_: object) -> None:
+        reached.set()
+        assert go_on.wait(60)
+        raise ValueError("while it drained")
+
+    builder.stream(topic, key=serdes.raw, value=serdes.raw).foreach(fail_late)
+    app = CoopStreams(builder.build(), {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path)} | PATIENT)
+    states: list[StreamsState] = []
+
+    def listen(new: StreamsState, _: StreamsState) -> None:
+        states.append(new)
+        if new is StreamsState.PENDING_SHUTDOWN:
+            go_on.set()
+
+    app.set_state_listener(listen)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    producer.produce(topic, b"", b"k", partition=0)
+    assert producer.flush(60) == 0
+
+    def drain() -> None:
+        with app:
+            assert reached.wait(120)
+            app.stop()
+
+    with pytest.raises(ProcessingError, match="while it drained"):
+        drain()
+    assert states[-2:] == [StreamsState.PENDING_SHUTDOWN, StreamsState.ERROR]
 
 
 def test_an_answer_that_is_none_is_an_error_with_the_words_that_are(kafka: Kafka, tmp_path: Path) -> None:
