@@ -146,7 +146,7 @@ def test_a_disk_that_is_full_ends_the_process_with_the_folder_and_loses_nothing(
     program.write(20_000)
     running = program.run(processing_guarantee=guarantee, commit_interval_ms=100)
     resource.prlimit(running.pid, resource.RLIMIT_FSIZE, (200_000, 200_000))  # no file may grow beyond that, as if the disk were full
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while running.poll() is None and time.monotonic() < deadline:
         program.write(1000)  # no more than it can catch up with afterwards, however long it takes to begin
         time.sleep(0.1)
