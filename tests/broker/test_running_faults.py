@@ -25,6 +25,8 @@ pytestmark = pytest.mark.broker
 
 GUARANTEES = ("exactly_once_v2", "at_least_once")
 AWAY_S = 30
+AS_BY_DEFAULT = {"session_timeout_ms": 10_000, "transaction_timeout_ms": 15_000, "statestore_cache_max_bytes": 0}
+"""Shorter than the broker is away."""
 
 
 def updates(counting: Counting) -> dict[str, list[int]]:
@@ -50,15 +52,7 @@ def outage(broker_of_own: Callable[..., KafkaBroker], folder: Path, *, paused: b
         apps = {
             guarantee: [
                 running.enter_context(
-                    counting.app(
-                        folder / guarantee,
-                        number,
-                        processing_guarantee=guarantee,
-                        ranges_per_partition=4,
-                        statestore_cache_max_bytes=0,
-                        session_timeout_ms=10_000,
-                        transaction_timeout_ms=15_000,
-                    )
+                    counting.app(folder / guarantee, number, processing_guarantee=guarantee, ranges_per_partition=4, **AS_BY_DEFAULT)
                 )
                 for number in range(2)
             ]
