@@ -56,8 +56,8 @@ class _Reading:
     aside: list[Message] = field(default_factory=list)
     """Messages, and events between them, that are not yet handed out."""
     aside_bytes: int = 0
-    alive: bool = True
-    """Whether something came since the topics were looked for."""
+    looks: int = 0
+    """How often the topics were looked for since something came."""
     failure: LogError | None = None
     """Why it cannot be read from where it stands."""
 
@@ -147,6 +147,7 @@ class KafkaReader:
                 return runs
             left = max(deadline - time.monotonic(), 0.0)
             for reading, messages in self._by_partition(self._consume(max_records, left)):
+                reading.looks = 0
                 if reading.held:
                     self._put_aside(reading, messages)
                 else:
@@ -191,26 +192,40 @@ class KafkaReader:
         if time.monotonic() - self._looked_at < SILENCE_S:
             return
         self._looked_at = time.monotonic()
-        silent = [reading for reading in self._readings.values() if not reading.alive]
+        silent = [reading for reading in self._readings.values() if reading.looks]
         for topic in {reading.partition.topic for reading in silent}:
             try:
                 found = self._consumer.list_topics(topic, timeout=METADATA_TIMEOUT_S).topics.get(topic)
             except KafkaException:
-                self._renew()
+                self._renew("no broker answers")
                 break
             for reading in silent:
                 if reading.partition.topic == topic and (found is None or reading.partition.partition not in found.partitions):
                     reading.failure = unknown_topic(f"{reading.partition} any more")
+        else:
+            if (overlooked := next(filter(self._overlooks, silent), None)) is not None:
+                self._renew(f"nothing comes of {overlooked.partition}, which has more")
         for reading in self._readings.values():
-            reading.alive = False
+            reading.looks += 1
 
-    def _renew(self) -> None:
+    def _overlooks(self, silent: _Reading) -> bool:
+        """Whether there are records of a silent partition that the client does not fetch. Asked after two looks, four, eight, sixteen."""
+        if not silent.taken or silent.failure is not None or silent.looks < 2 or silent.looks.bit_count() > 1:
+            return False
+        try:
+            _, end = self._consumer.get_watermark_offsets(KafkaPartition(*silent.partition), timeout=METADATA_TIMEOUT_S)
+        except KafkaException as exception:
+            logger.debug("reading: the end of %s is not known: %s", silent.partition, error_of(exception))
+            return False
+        return end > silent.fetched_to
+
+    def _renew(self, why: str) -> None:
         """Read on with a new client.
 
         Mostly the brokers are away, and that heals. But a client that asked the last broker for the brokers while that shut down heard
         of none, and never asks again (librdkafka 2.16; one client in forty, measured).
         """
-        logger.debug("reading: no broker answers; going on with a new client")
+        logger.debug("reading: %s; going on with a new client", why)
         taken = [reading for reading in self._readings.values() if reading.taken]
         self._consumer.close()
         self._consumer = make_client(Consumer, self._settings, self._errors)
@@ -279,7 +294,6 @@ class KafkaReader:
 
     def _runs(self, reading: _Reading, messages: list[Message]) -> list[Run]:
         """Return what a partition's messages are worth, and move its position."""
-        reading.alive = True
         end = None
         if any(map(Message.error, messages)):
             messages, end = self._without_events(reading, messages)

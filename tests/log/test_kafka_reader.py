@@ -1,10 +1,11 @@
-"""A reader whose client nobody answers any more goes on with a new one: each record once, in order, also what was held meanwhile."""
+"""A reader whose client nobody answers any more, or that overlooks records, goes on with a new one: each record once, in order, also what was held meanwhile."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
 import pytest
+from confluent_kafka import TopicPartition as KafkaPartition
 
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.log import kafka_reader
@@ -12,6 +13,7 @@ from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.log.kafka_reader import KafkaReader
 from coopstreams.log.log import Position, Run, TopicSpec
 from coopstreams.topology.columns import TopicPartition
+from tests.conftest import Kafka
 from tests.log.reading import fetch_until, fill, numbers, records, values
 
 pytestmark = pytest.mark.broker
@@ -68,5 +70,26 @@ def test_a_new_client_goes_on_where_the_silent_one_stood(broker_of_own: Callable
     seen += fetch_until(reader, lambda _: {partition: reading.at.offset for partition, reading in states.items()} == ends)
     for partition, texts in written.items():
         assert values(records(run for run in seen if run.partition == partition)) == texts
+    reader.close()
+    log.close()
+
+
+def test_a_client_that_overlooks_records_is_replaced(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = KafkaLog({"bootstrap.servers": kafka.bootstrap})
+    topic = kafka.topic("overlooked", partitions=2)
+    idle, overlooked = (TopicPartition(topic, partition) for partition in range(2))
+    reader = log.reader()
+    assert isinstance(reader, KafkaReader)
+    reader.assign({idle: Position(0), overlooked: Position(0)})
+    fill(log, overlooked, numbers(FIRST))
+    seen = fetch_until(reader, lambda runs: counts(runs, overlooked) == FIRST)
+    monkeypatch.setattr(kafka_reader, "SILENCE_S", 0.5)
+    fetch_until(reader, lambda _: all(reading.looks > 4 for reading in reader._readings.values()))
+    client = reader._consumer
+    client.pause([KafkaPartition(*overlooked)])  # as if it had lost its broker: metadata are answered, records do not come
+    fill(log, overlooked, numbers(LAST, start=FIRST))
+    seen += fetch_until(reader, lambda runs: counts(runs, overlooked) == LAST)
+    assert reader._consumer is not client
+    assert values(records(run for run in seen if run.partition == overlooked)) == numbers(FIRST + LAST)
     reader.close()
     log.close()
