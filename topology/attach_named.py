@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from coopstreams.topology.attach_processors import take_store, using
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.functions import checked
-from coopstreams.topology.global_tables import GlobalTable
+from coopstreams.topology.global_tables import GlobalTable, GlobalUpdate
 from coopstreams.topology.graph import Graph, Part, read_by_both, serde_or_none
 from coopstreams.topology.join_nodes import StreamGlobalJoin, StreamStreamJoin
 from coopstreams.topology.keyed_state import common_key, keys_as_read
@@ -44,6 +44,8 @@ from coopstreams.topology.nodes import (
 )
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
+
+AnySerde: TypeAlias = Serde[Any] | None
 
 _STREAMS = (
     Branch
@@ -167,19 +169,32 @@ def connect(graph: Graph, processor: str, stores: tuple[str, ...]) -> None:
     graph.nodes[processor] = using(graph, _processor(graph, processor, where), stores, where)
 
 
-def global_store(graph: Graph, store: StoreSpec, topic: str) -> None:
-    """Take in a store of which every instance has all rows: those of a topic, which has the store's serdes.
+def global_store(
+    graph: Graph, store: StoreSpec, topic: str, processor: str | None, supplier: Function | None, key: AnySerde, value: AnySerde
+) -> None:
+    """Take in a store of which every instance has all rows: those of a topic, or what a processor makes of its records.
 
     Raises:
-        TopologyError: it is no plain key-value store, or another one has its name.
+        TopologyError: it is no plain key-value store, another one has its name, or only one of processor and supplier is there.
     """
     if not isinstance(store, StoreSpec):
         raise TopologyError(f"add_global_store() takes a store, key_value_store(…), not {store!r}")
     if store.kind != "key_value" or store.history_ms is not None:
         raise TopologyError(f'add_global_store(): "{store.name}" must be a key_value_store(…): each row is the latest record of its key')
     check_name(topic, "the topic")
+    where = f'add_global_store("{store.name}")'
+    read_key, read_value = serde_or_none(key, "key", where) or store.key, serde_or_none(value, "value", where) or store.value
+    update = None
+    if supplier is not None and processor is not None:
+        update = GlobalUpdate(check_name(processor, "the node name"), checked(where, supplier), read_key, read_value)
+        graph.names.take(update.name)
+    elif supplier is not None or processor is not None or (read_key, read_value) != (store.key, store.value):
+        raise TopologyError(
+            f"{where}: records become rows as they are, or a processor makes rows of them: name it and give its supplier, "
+            "add_global_store(store, topic, name, supplier, key=…, value=…)."
+        )
     graph.names.store("", store.name)
-    graph.global_tables.append(GlobalTable(topic, replace(store, logged=False)))
+    graph.global_tables.append(GlobalTable(topic, replace(store, logged=False), update))
 
 
 def _add(graph: Graph, node: Node) -> None:

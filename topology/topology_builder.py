@@ -111,12 +111,23 @@ class TopologyBuilder:
         attach_named.connect(self._graph, processor, stores)
         return self
 
-    def add_global_store(self, store: StoreSpec, topic: str) -> TopologyBuilder:
-        """Make a store of which every instance has all rows: the topic as it is, written with the store's serdes. Processors look into it by name.
+    def add_global_store(
+        self,
+        store: StoreSpec,
+        topic: str,
+        processor: str | None = None,
+        supplier: Callable[[], Processor[Any, Any, Any, Any]] | None = None,
+        *,
+        key: Serde[Any] | None = None,
+        value: Serde[Any] | None = None,
+    ) -> TopologyBuilder:
+        """Make a store of which every instance has all rows, into which processors look by name: the topic as it is, or what a processor makes of it.
 
         It is there before the first record is processed, and its updates come when they come: they have no order with the records.
+        With a `supplier` its processor, under the name `processor`, gets every record of the topic, at each start from the beginning, and writes
+        rows; it cannot forward or schedule. `key=` and `value=`: the topic's serdes, if they are not those of the store.
         """
-        attach_named.global_store(self._graph, store, topic)
+        attach_named.global_store(self._graph, store, topic, processor, supplier, key, value)
         return self
 
     def build(self) -> Topology:

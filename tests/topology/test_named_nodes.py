@@ -233,6 +233,66 @@ def test_a_global_store_is_looked_into_by_every_task(ranges: int) -> None:
     assert topology.internal_topics == ()
 
 
+class Longest(Processor[str, str, Any, Any]):
+    """Keeps the longest word of each first letter, and what it knows of its record."""
+
+    def process(self, record: Record[str, str]) -> None:
+        words: KeyValueStore[str, list[Any]] = self.context.store("longest")
+        word = record.value or ""
+        assert self.context.metadata is not None
+        if len(word) > len((words.get(word[:1]) or [""])[0]):
+            words.put(word[:1], [word, record.timestamp, *self.context.metadata, [name for name, _ in record.headers]])
+        if word == "forget":
+            for letter, _ in words.all():
+                words.delete(letter)
+
+
+@pytest.mark.parametrize("ranges", [1, 4])
+def test_a_processor_may_make_the_rows_of_a_global_store(ranges: int) -> None:
+    class Find(Processor[str, str, str, Any]):
+        def process(self, record: Record[str, str]) -> None:
+            words: KeyValueStore[str, list[Any]] = self.context.store("longest")
+            self.context.forward(record.with_value([words.get(record.value), [letter for letter, _ in words.all()]]))
+
+    topology = (
+        text_source()
+        .add_global_store(key_value_store("longest", key=serdes.text, value=serdes.json), "words", "longest-of", Longest, value=serdes.text)
+        .add_processor("find", Find, "lines", stores=["longest"], by_key=True)
+        .add_sink("found", "out", "find", key=serdes.text, value=serdes.json)
+        .build()
+    )
+    assert '"processor": "longest-of"' in topology.describe("json")
+    with TopologyTestDriver(topology, ranges, partitions={"in": 1, "words": 3}) as driver:
+        words, lines = driver.input("words", serdes.text, serdes.text), driver.input("in", serdes.text, serdes.text)
+        words.send("k", "be", 3)
+        words.send("k", "bee", 4, headers=[("h", b"")])
+        words.send("k", "b", 5)
+        words.send("k", "to", 6)
+        lines.send("x", "b")
+        words.send("k", "forget", 7)
+        lines.send("x", "b")
+        assert [record.value for record in driver.outputs()] == [[["bee", 4, "words", 2, 1, ["h"]], ["b", "t"]], [None, []]]
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda context, record: context.forward(record), r"cannot forward\(\), nothing comes after it"),
+        (lambda context, _: context.schedule(5, "stream_time", print), r"cannot schedule\(\), only records call it"),
+        (lambda context, _: context.store("other"), 'has no store "other"; stores= names names'),
+    ],
+    ids=["forward", "schedule", "store"],
+)
+def test_what_the_processor_of_a_global_store_cannot_do_is_an_error_that_says_where(act: Any, message: str) -> None:
+    class Wrong(Processor[str, str, Any, Any]):
+        def process(self, record: Record[str, str]) -> None:
+            act(self.context, record)
+
+    topology = text_source().add_global_store(key_value_store("names", **TEXT), "names-topic", "wrong", Wrong).build()
+    with pytest.raises(ProcessingError, match=f'global store "names": the record at "names-topic" partition 0 offset 0 made wrong raise .*{message}'):
+        outputs(topology, ("names-topic", "a", "b"))
+
+
 def test_a_global_store_that_a_processor_writes_to_stays_as_its_topic_says() -> None:
     class Write(Processor[str, str, str, str]):
         def process(self, record: Record[str, str]) -> None:
@@ -320,6 +380,9 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "a store for a source": (lambda b: b.add_state_store(COUNTS, "lines"), '"lines" is a Source; only processors use stores by name'),
     "nothing to connect": (lambda b: b.add_processor("p", Pass, "lines").connect_processor_and_state_stores("p"), "name at least one store"),
     "a global store of windows": (lambda b: b.add_global_store(hourly("w"), "x"), r'"w" must be a key_value_store'),
+    "a global store with half a processor": (lambda b: b.add_global_store(COUNTS, "x", "p"), "name it and give its supplier"),
+    "a global store of another serde": (lambda b: b.add_global_store(COUNTS, "x", value=serdes.text), "records become rows as they are"),
+    "a global store with a taken name": (lambda b: b.add_global_store(COUNTS, "x", "lines", Pass), 'two nodes are named "lines"'),
     "by_key behind new keys": (
         lambda b: b.add_processor("rekey", Rekey, "lines").add_processor("p", Pass, "rekey", by_key=True),
         r'by_key=True needs .* but out of "rekey" other keys may come. Say fixed_key=True .* add_sink and add_source',
