@@ -4,7 +4,7 @@ It works on drafts. What it has put is published when it is done with a record, 
 meanwhile, see rows and never halves of them.
 
 Invariant: the rows are what the processor makes of the topic from its beginning. There is no other way to restore them, so it may compute.
-Turned down: Kafka Streams' restoring past the processor (rows after a restart would be others than before).
+Turned down: restoring past the processor, as Kafka Streams did before KAFKA-7663 (rows after a restart would be others than before).
 """
 
 from __future__ import annotations
