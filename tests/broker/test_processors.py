@@ -22,6 +22,7 @@ from coopstreams import (
     key_value_store,
     serdes,
 )
+from tests.broker.counting import PATIENT
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
 
@@ -72,7 +73,13 @@ def named(application: str, source: str, even: str, odd: str) -> Topology:
 def test_a_store_survives_a_restart_and_the_wall_clock_speaks(kafka: Any, tmp_path: Path, write: Callable[..., Topology]) -> None:
     source, even, odd = (kafka.topic(name) for name in ("in", "even", "odd"))
     topology = write(kafka.unique("told"), source, even, odd)
-    config = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path), "ranges.per.partition": 4, "processing.guarantee": "exactly_once_v2"}
+    config = {
+        "bootstrap.servers": kafka.bootstrap,
+        "state.dir": str(tmp_path),
+        "ranges.per.partition": 4,
+        "processing.guarantee": "exactly_once_v2",
+        **PATIENT,
+    }
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
 
     def latest() -> dict[str, int]:
@@ -91,6 +98,6 @@ def test_a_store_survives_a_restart_and_the_wall_clock_speaks(kafka: Any, tmp_pa
             for key in "abcdefgh":
                 for _ in range(3 if total == 3 else 2):
                     producer.produce(source, b"x", key)
-            producer.flush(30)
+            producer.flush(60)
             expected = dict.fromkeys("abcdefgh", total)
-            eventually(partial(told, expected), 60, lambda: f"{latest()}")
+            eventually(partial(told, expected), 120, lambda: f"{latest()}")
