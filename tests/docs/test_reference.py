@@ -74,7 +74,7 @@ def test_the_guide_lists_every_operator_and_no_other(operators: type) -> None:
 
 def test_the_guide_lists_every_method_of_the_topology_builder() -> None:
     rows = table_headed(GUIDE, "`TopologyBuilder`", "callback", "what it adds")
-    assert [name for row in rows for name in code_words(row[0])] == public(TopologyBuilder)
+    assert sorted(name for row in rows for name in code_words(row[0])) == sorted(public(TopologyBuilder))
 
 
 def test_the_guide_lists_every_serde() -> None:
