@@ -26,6 +26,7 @@ from coopstreams.topology.processors import Processor, ProcessorContext, key_val
 from coopstreams.topology.records import Record
 from coopstreams.topology.serdes import Serde, Windowed
 from coopstreams.topology.suppressed import until_time_limit, until_window_closes
+from coopstreams.topology.topology_builder import TopologyBuilder
 from coopstreams.topology.windows import SessionWindows, SlidingWindows, TimeWindows, UnlimitedWindows, Windows
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ __all__ = [
     "StreamsState",
     "TimeWindows",
     "Topology",
+    "TopologyBuilder",
     "UnlimitedWindows",
     "VersionedStore",
     "WindowStore",

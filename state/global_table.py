@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from threading import Lock
 from typing import Any
 
-from coopstreams.topology.columns import Columns
+from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.errors import StateError
 from coopstreams.topology.stores import Entry, StoreSpec
 
@@ -29,7 +29,7 @@ class GlobalRows:
         self.guard: AbstractContextManager[Any] = Lock()
         self.entries: dict[bytes, Entry] = {}
 
-    def apply(self, columns: Columns) -> None:
+    def apply(self, source: TopicPartition, columns: Columns) -> None:  # noqa: ARG002 who has a processor tells it
         """Take in records of the topic: the latest of a key is its row, one without a value deletes it, one without a key says nothing.
 
         Raises:
@@ -41,6 +41,9 @@ class GlobalRows:
                 self.entries.pop(key, None)
             elif key is not None and value is not None:
                 self.entries[key] = Entry(read(value), timestamp, value)
+
+    def close(self) -> None:
+        """Nothing more will be applied."""
 
     def load(self, key: bytes) -> Entry:
         """Return the entry of a key; one with value None if there is none."""

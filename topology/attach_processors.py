@@ -8,7 +8,7 @@ from functools import partial
 
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.functions import checked
-from coopstreams.topology.graph import Flow
+from coopstreams.topology.graph import Flow, Graph
 from coopstreams.topology.nodes import Function, Processing
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
@@ -21,30 +21,40 @@ def process(flow: Flow, supplier: Function, stores: Sequence[StoreSpec | str], n
         TopologyError: no function, something else than stores, or a name that another store has.
     """
     method = "process_values" if fixed_key else "process"
-    function = checked(method, supplier)
-    own = tuple(store for store in stores if isinstance(store, StoreSpec))
-    for store in stores:
-        if not isinstance(store, StoreSpec | str):
-            raise TopologyError(f"{method}(): stores= takes stores such as key_value_store(...), and names of stores, not {store!r}")
-    for store in own:
-        _take(flow, store)
-    names = tuple(store.name if isinstance(store, StoreSpec) else store for store in stores)
-    flow.graph.needed_stores.update(names)
     make = partial(
         Processing,
-        supplier=function,
-        stores=own,
-        store_names=names,
+        supplier=checked(method, supplier),
+        stores=(),
+        store_names=(),
         key=flow.key if fixed_key and isinstance(flow.key, Serde) else None,
         fixed_key=fixed_key,
         by_key=by_key and not flow.rekeyed,  # new keys are not yet where they belong
     )
-    after = flow.then("KSTREAM-PROCESSVALUES-" if fixed_key else "KSTREAM-PROCESSOR-", name, make)
+    prefix = "KSTREAM-PROCESSVALUES-" if fixed_key else "KSTREAM-PROCESSOR-"
+    after = flow.then(prefix, name, lambda **node: using(flow.graph, make(**node), stores, f"{method}()"))
     return after if fixed_key else replace(after, rekeyed=True)
 
 
-def _take(flow: Flow, store: StoreSpec) -> None:
-    """Take the name of a store, unless the very same store stands at another processor."""
-    nodes = flow.graph.nodes.values()
-    if not any(store in node.stores for node in nodes if isinstance(node, Processing)):
-        flow.graph.names.store("", store.name)
+def using(graph: Graph, node: Processing, stores: Sequence[StoreSpec | str], where: str) -> Processing:
+    """Return the processor with these stores, too: its own, and by name those of others.
+
+    Raises:
+        TopologyError: something else than stores, or a name that another store has.
+    """
+    for store in stores:
+        if not isinstance(store, StoreSpec | str):
+            raise TopologyError(f"{where}: stores= takes stores such as key_value_store(...), and names of stores, not {store!r}")
+    specs = [graph.added_stores.get(store, store) if isinstance(store, str) else store for store in stores]
+    own = [store for store in specs if isinstance(store, StoreSpec)]
+    for store in own:
+        take_store(graph, store)
+    names = [store.name if isinstance(store, StoreSpec) else store for store in specs]
+    graph.needed_stores.update(names)
+    return replace(node, stores=tuple(dict.fromkeys([*node.stores, *own])), store_names=tuple(dict.fromkeys([*node.store_names, *names])))
+
+
+def take_store(graph: Graph, store: StoreSpec) -> None:
+    """Take the name of a store, unless it is that of the very same store, added or of another processor."""
+    known = [*graph.added_stores.values(), *(store for node in graph.nodes.values() if isinstance(node, Processing) for store in node.stores)]
+    if store not in known:
+        graph.names.store("", store.name)

@@ -11,20 +11,20 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from re import Pattern
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from coopstreams.topology.attach import Table
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.functions import checked
 from coopstreams.topology.global_tables import GlobalKTable, global_table
 from coopstreams.topology.graph import Flow, Graph
 from coopstreams.topology.kstream import KStream
 from coopstreams.topology.ktable import KTable
 from coopstreams.topology.materialized import Materialized, kept_as, name_of
 from coopstreams.topology.naming import check_name
-from coopstreams.topology.nodes import Source, TableSource, Topology
+from coopstreams.topology.nodes import TableSource, Topology
 from coopstreams.topology.records import TimestampedRecord
 from coopstreams.topology.serdes import Serde
+from coopstreams.topology.sources import described
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.subtopologies import cut
 from coopstreams.topology.versions import versions_of
@@ -56,7 +56,7 @@ class StreamsBuilder:
         """
         pattern = topic if isinstance(topic, Pattern) else None
         topics = () if isinstance(topic, Pattern) else (topic,) if isinstance(topic, str) else tuple(topic)
-        source = self._graph.source(name, _source(topics, key, value, timestamp, pattern))
+        source = self._graph.source(name, described("stream", topics, key, value, timestamp, pattern))
         return KStream(Flow(self._graph, source.name, source.key, source.value))
 
     def table(
@@ -76,7 +76,7 @@ class StreamsBuilder:
         versions are kept for that long (counted in stream time).
         """
         store_name = self._graph.names.store(f"{check_name(topic, 'the topic')}-", name_of(store))
-        source = self._graph.source(name, _source((topic,), key, value, timestamp), suffix="-source")
+        source = self._graph.source(name, described("table", (topic,), key, value, timestamp), suffix="-source")
         spec = kept_as(store, StoreSpec(store_name, "key_value", source.key, source.value))
         if history is not None:
             spec = replace(spec, value=versions_of(source.value), history_ms=_history_ms(history, topic))
@@ -91,7 +91,7 @@ class StreamsBuilder:
 
         It is there before the first record is processed, and its updates come when they come: they have no order with the streams' records.
         """
-        _source((topic,), key, value, None)
+        described("global_table", (topic,), key, value)
         return GlobalKTable(self._graph, global_table(self._graph, topic, key, value, store))
 
     def build(self) -> Topology:
@@ -108,23 +108,3 @@ def _history_ms(history: timedelta | int, topic: str) -> int:
     if history_ms < 0:
         raise TopologyError(f'table("{topic}"): the history must not be negative, it is {history_ms} ms')
     return history_ms
-
-
-def _source(
-    topics: tuple[str, ...], key: Serde[Any], value: Serde[Any], timestamp: Callable[..., int | None] | None, pattern: Pattern[str] | None = None
-) -> Callable[..., Source]:
-    if not topics and pattern is None:
-        raise TopologyError("stream(): name at least one topic")
-    if pattern is not None and not isinstance(pattern.pattern, str):
-        raise TopologyError(f"stream(): topics have names of text, not of bytes: re.compile({pattern.pattern!r})")
-    for topic in topics:
-        check_name(topic, "the topic")
-    if len(set(topics)) < len(topics):
-        raise TopologyError(f"stream({list(topics)}): a topic is named twice")
-    for part, serde in (("key", key), ("value", value)):
-        if not isinstance(serde, Serde):
-            raise TopologyError(
-                f'"{", ".join(topics) if pattern is None else pattern.pattern}": {part}= must be a serde such as serdes.text or serdes.json(Type), not {serde!r}'
-            )
-    extract = None if timestamp is None else checked("timestamp=", timestamp, "record")
-    return partial(Source, topics=topics, key=key, value=value, timestamp=extract, pattern=pattern)

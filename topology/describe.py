@@ -90,7 +90,10 @@ def _json(topology: Topology) -> str:
             for subtopology in topology.subtopologies
         ],
         "internal_topics": topology.internal_topics,
-        "global_tables": [{"topic": table.topic, "store": table.store.name} for table in topology.global_tables],
+        "global_tables": [
+            {"topic": table.topic, "store": table.store.name} | ({"processor": table.update.name} if table.update else {})
+            for table in topology.global_tables
+        ],
         "copartitioned": [{"at": where, "topics": topics} for where, topics in topology.copartitioned],
     }
     return orjson.dumps(drawn, option=orjson.OPT_INDENT_2).decode() + "\n"

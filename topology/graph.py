@@ -23,6 +23,7 @@ from coopstreams.topology.serdes import Serde
 
 if TYPE_CHECKING:
     from coopstreams.topology.global_tables import GlobalTable
+    from coopstreams.topology.stores import StoreSpec
 
 Part = Literal["key", "value"]
 
@@ -61,6 +62,8 @@ class Graph:
     repartitions: list[Repartition] = field(default_factory=list)
     needed_stores: set[str] = field(default_factory=set)
     """Stores that somebody named or looks into. The others of table sources are not made."""
+    added_stores: dict[str, StoreSpec] = field(default_factory=dict)
+    """Stores of no processor of their own: processors are connected to them by name."""
     global_tables: list[GlobalTable] = field(default_factory=list)
     sending_old: set[str] = field(default_factory=set)
     """Tables that say with each update what they said of the row before; see `old_values`."""
@@ -78,7 +81,7 @@ class Graph:
         """
         wanted = make(name="")
         for node in self.nodes.values():
-            if isinstance(node, Source) and not node.internal and (topic := _read_by_both(wanted, node)) is not None:
+            if isinstance(node, Source) and not node.internal and (topic := read_by_both(wanted, node)) is not None:
                 self.names.node("KSTREAM-SOURCE-")
                 _check_same_source(topic, node, replace(wanted, name=node.name if given is None or suffix else given))
                 return node
@@ -154,7 +157,7 @@ def reads(source: Source, topic: str) -> bool:
     return topic in source.topics or (source.pattern is not None and source.pattern.fullmatch(topic) is not None)
 
 
-def _read_by_both(one: Source, other: Source) -> str | None:
+def read_by_both(one: Source, other: Source) -> str | None:
     """Return a topic, or the pattern, that two sources have in common."""
     if one.pattern is not None and one.pattern == other.pattern:
         return one.pattern.pattern

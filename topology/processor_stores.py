@@ -175,6 +175,6 @@ class VersionedStore(Generic[K, V]):
 
 def _put(table: TableStore, key: bytes, value: object, timestamp: int) -> None:
     entry = table.load(key)
-    entry.value, entry.timestamp = value, timestamp
     if not entry.dirty:
-        table.touch(key, entry)
+        table.touch(key, entry)  # before the change: a global table refuses it, and its rows are everybody's
+    entry.value, entry.timestamp = value, timestamp

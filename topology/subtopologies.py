@@ -15,6 +15,7 @@ from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.global_tables import GlobalTable
 from coopstreams.topology.graph import Graph, reads
 from coopstreams.topology.join_nodes import ForeignKeyAnswer, ForeignKeyResult, StreamStreamJoin, TableTableJoin, method_of, stores_of
+from coopstreams.topology.keyed_state import check_processors, shared_state
 from coopstreams.topology.naming import changelog_topic, internal_topic
 from coopstreams.topology.nodes import Aggregate, InternalTopic, Node, Processing, Sink, Source, StreamTableJoin, SubTopology, TableSource, Topology
 from coopstreams.topology.stores import StoreSpec
@@ -27,11 +28,13 @@ def cut(graph: Graph) -> Topology:
         TopologyError: there is no source, or a topic of the user has the name of an internal one.
     """
     if not graph.nodes:
-        raise TopologyError(f'the topology "{graph.application_id}" is empty: begin with stream(...) or table(...)')
+        raise TopologyError(f'the topology "{graph.application_id}" is empty: begin with stream(...) or table(...), or with add_source(...)')
     nodes = [_resolved(node, graph) for node in graph.nodes.values()]
     given = {internal_topic(graph.application_id, made.topic): made.partitions for made in graph.repartitions}
     topology = assembled(graph.application_id, _connected(nodes), given, tuple(graph.global_tables))
     _check_global_topics(graph, nodes)
+    _check_connected(graph)
+    check_processors(nodes, {table.store.name: table.store for table in graph.global_tables})
     _check_topics(nodes, {topic.name for topic in topology.internal_topics})
     return topology
 
@@ -56,24 +59,20 @@ def _resolved(node: Node, graph: Graph) -> Node:
 
 def _connected(nodes: list[Node]) -> list[list[Node]]:
     """Return the connected pieces, in the order of their first nodes, each in the order of `nodes`."""
-    piece_of: dict[str, list[Node]] = {}
-    keepers: dict[str, str] = {}
+    piece_of = {node.name: [node] for node in nodes}
+    keepers = {store.name: node.name for node in reversed(nodes) for store in stores_of(node)}
     for node in nodes:
-        mine = [node]
-        for parent in (*node.parents, *_keepers(node, keepers)):
-            other = piece_of[parent]
-            if other is not mine:
-                mine = [*other, *mine]
-                piece_of |= {member.name: mine for member in mine}
-        piece_of[node.name] = mine
-        keepers |= {store.name: node.name for store in stores_of(node)}
+        for other in (*node.parents, *_keepers(node, keepers)):
+            if piece_of[other] is not piece_of[node.name]:
+                both = [*piece_of[other], *piece_of[node.name]]
+                piece_of |= {member.name: both for member in both}
     position = {node.name: at for at, node in enumerate(nodes)}
     pieces = {id(piece): sorted(piece, key=lambda node: position[node.name]) for piece in piece_of.values()}
     return sorted(pieces.values(), key=lambda piece: position[piece[0].name])
 
 
-def _keepers(node: Node, keepers: dict[str, str]) -> list[str]:
-    """Return the nodes before a processor that keep stores it uses: they run in the same task."""
+def _keepers(node: Node, keepers: Mapping[str, str]) -> list[str]:
+    """Return the nodes that keep the stores a processor uses: they run in the same task."""
     return [keepers[store] for store in node.store_names if store in keepers] if isinstance(node, Processing) else []
 
 
@@ -109,6 +108,13 @@ def _check_global_topics(graph: Graph, nodes: list[Node]) -> None:
             raise TopologyError(f'topic "{table.topic}" is read as a global table and as a stream or table. Read it in one way.')
 
 
+def _check_connected(graph: Graph) -> None:
+    used = {name for node in graph.nodes.values() if isinstance(node, Processing) for name in node.store_names}
+    for name in graph.added_stores:
+        if name not in used:
+            raise TopologyError(f'no processor uses the store "{name}". Name some in add_state_store(…) or connect_processor_and_state_stores(…).')
+
+
 def _check_topics(nodes: list[Node], internal: set[str]) -> None:
     for node in nodes:
         topics = node.topics if isinstance(node, Source) else (node.topic,) if isinstance(node, Sink) else ()
@@ -135,3 +141,4 @@ def _copartitioned(nodes: list[Node]) -> Iterable[tuple[str, tuple[str, ...]]]:
             yield f'{method} at "{", ".join(sides[0])} → {method}({", ".join(sides[1])})"', topics
         elif isinstance(node, Aggregate | TableSource) and node.store is not None and len(topics) > 1:
             yield f'table at "{", ".join(topics)} → {node.store.name}"', topics
+    yield from shared_state(nodes, above)

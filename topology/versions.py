@@ -11,6 +11,7 @@ Source: Kafka Streams `RocksDBVersionedStore`, KIP-889, KIP-914.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
 from functools import cache
 from struct import Struct
 from typing import Any, NamedTuple, TypeAlias
@@ -26,6 +27,13 @@ class Held(NamedTuple):
     since: int
     until: int | None
     value: Any
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Histories(Serde[list[Version]]):
+    """The serde of histories. `one`: that of a single version's value."""
+
+    one: Serde[Any]
 
 
 _HEAD = Struct(">qi")
@@ -80,7 +88,7 @@ def versions_within(versions: list[Version] | None, first: int, last: int, oldes
 
 
 @cache
-def versions_of(inner: Serde[Any]) -> Serde[list[Version]]:
+def versions_of(inner: Serde[Any]) -> Histories:
     """Return the serde of histories: for each version its timestamp (8 bytes big-endian), length (4; -1 for a deletion), value."""
 
     def encode(versions: list[Version]) -> bytes:
@@ -99,7 +107,7 @@ def versions_of(inner: Serde[Any]) -> Serde[list[Version]]:
             versions.append((timestamp, None if length == _DELETED else inner.decode(data[position - length : position])))
         return versions
 
-    return Serde(f"versions({inner.name})", encode, decode)
+    return Histories(f"versions({inner.name})", encode, decode, inner)
 
 
 def _timestamp(version: Version) -> int:

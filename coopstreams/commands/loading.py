@@ -11,6 +11,7 @@ from types import ModuleType
 from coopstreams.topology.builder import StreamsBuilder
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.nodes import Topology
+from coopstreams.topology.topology_builder import TopologyBuilder
 
 
 def load_topology(target: str) -> Topology:
@@ -35,7 +36,7 @@ def load_topology(target: str) -> Topology:
 def _as_topology(value: object, where: str) -> Topology:
     if isinstance(value, Topology):
         return value
-    if isinstance(value, StreamsBuilder):
+    if isinstance(value, StreamsBuilder | TopologyBuilder):
         return value.build()
     raise ConfigError(f"{where} is {type(value).__name__}, not a topology: assign what `builder.build()` returns")
 

@@ -31,9 +31,9 @@ Kind = Literal["key_value", "versioned", "window", "session", "global"]
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Of a versioned store: how far back it goes, and the topic whose stream time that is counted from."""
+    """Of a versioned store: how far back it goes, and the topics whose stream time, the latest of them, that is counted from."""
 
-    topic: str
+    topics: tuple[str, ...]
     history_ms: int
 
 

@@ -12,6 +12,7 @@ from coopstreams.query.backend import History, Kind, StoreInfo
 from coopstreams.topology.nodes import Source, SubTopology, TableSource, Topology
 from coopstreams.topology.serdes import Serde, Windowed, windowed
 from coopstreams.topology.stores import StoreKind, StoreSpec
+from coopstreams.topology.versions import Histories
 
 _KINDS: Mapping[StoreKind, Kind] = {"key_value": "key_value", "window": "window", "session": "session"}
 
@@ -32,9 +33,9 @@ def stores_of(topology: Topology, tasks: Sequence[int], partitions: Mapping[str,
 
 def _store(subtopology: SubTopology, spec: StoreSpec, partitions: int) -> StoreInfo:
     if spec.history_ms is not None:
-        source = _source_of(subtopology, spec.name)
-        history = History(source.topics[0], spec.history_ms)
-        return StoreInfo(spec.name, "versioned", subtopology.id, partitions, spec.key, source.value, history=history)
+        assert isinstance(spec.value, Histories)
+        history = History(_topics_of(subtopology, spec.name), spec.history_ms)
+        return StoreInfo(spec.name, "versioned", subtopology.id, partitions, spec.key, spec.value.one, history=history)
     return StoreInfo(spec.name, _KINDS[spec.kind], subtopology.id, partitions, spec.key, spec.value, spec.window_ms, _row_key(spec))
 
 
@@ -45,10 +46,12 @@ def _row_key(spec: StoreSpec) -> Serde[Windowed[Any]] | None:
     return windowed(spec.key, spec.window_ms) if spec.row_key is None and spec.window_ms is not None else spec.row_key
 
 
-def _source_of(subtopology: SubTopology, store: str) -> Source:
-    """Return the source of a versioned table: its values are those of the topic, where the store has histories."""
+def _topics_of(subtopology: SubTopology, store: str) -> tuple[str, ...]:
+    """Return the topics whose stream time a versioned store goes by: that of its table, or all of the task if a processor keeps it."""
     nodes = {node.name: node for node in subtopology.nodes}
-    table = next(node for node in subtopology.nodes if isinstance(node, TableSource) and node.store is not None and node.store.name == store)
-    source = nodes[table.parents[0]]
-    assert isinstance(source, Source)
-    return source
+    for node in subtopology.nodes:
+        if isinstance(node, TableSource) and node.store is not None and node.store.name == store:
+            source = nodes[node.parents[0]]
+            assert isinstance(source, Source)
+            return source.topics
+    return subtopology.topics

@@ -86,7 +86,7 @@ class LocalReader:
         with self._reading(store, at) as view:
             row = view.store.get(key)
             # After the read: in the other order a commit in between could have shortened the history that we take for whole.
-            oldest = max(0, view.stream_time(store.history.topic) - store.history.history_ms)
+            oldest = max(0, max(map(view.stream_time, store.history.topics)) - store.history.history_ms)
             about = self._about(view)
         where = _where(store, text)
         held = versions_within([] if row is None else history_of(row[0], where), *times, oldest)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from coopstreams.log.log import Log, Position
 from coopstreams.state.global_table import GlobalRows
+from coopstreams.state.global_updates import rows_of
+from coopstreams.tasks.task import wall_clock_ms
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.global_tables import GlobalTable
 
@@ -26,7 +28,8 @@ class Globals:
     """The rows of global tables, by store name, and the thread that follows their topics."""
 
     def __init__(self, log: Log, tables: Sequence[GlobalTable], partitions: Mapping[str, int]) -> None:
-        self.rows = {table.store.name: GlobalRows(table.store) for table in tables}
+        self.rows = {table.store.name: rows_of(table, wall_clock_ms) for table in tables}
+        self._closing = list(self.rows.values())
         self.loaded = False
         """Whether `load` has read all there was."""
         self._log = log
@@ -44,6 +47,7 @@ class Globals:
         Raises:
             LogError: they cannot be read.
             SerdeError: a record is not of its table's serde.
+            ProcessingError: the processor of a global store raised.
         """
         if self._reader is None:
             self.loaded = True
@@ -72,6 +76,8 @@ class Globals:
             self._thread.join(10)
         if self._reader is not None:
             self._reader.close()
+        while self._closing:
+            self._closing.pop().close()
 
     def _run(self, failed: Callable[[BaseException], None]) -> None:
         try:
@@ -87,6 +93,6 @@ class Globals:
         reached: dict[TopicPartition, int] = {}
         for run in self._reader.fetch(_BATCH, _WAIT_S):
             for rows in self._of[run.partition]:
-                rows.apply(run.columns)
+                rows.apply(run.partition, run.columns)
             reached[run.partition] = run.next_offset
         return reached

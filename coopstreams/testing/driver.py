@@ -27,7 +27,7 @@ from coopstreams.config import Config
 from coopstreams.log.log import Position, Run, TopicSpec
 from coopstreams.log.memory import MemoryLog
 from coopstreams.state.database import Database
-from coopstreams.state.global_table import GlobalRows
+from coopstreams.state.global_updates import rows_of
 from coopstreams.state.memory import Memory
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.task_state import TaskState
@@ -38,7 +38,7 @@ from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.compile import compile_subtopology
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.failures import Failure
-from coopstreams.topology.keys import WHOLE, KeyRange
+from coopstreams.topology.keys import WHOLE, KeyRange, partition_of
 from coopstreams.topology.naming import changelog_topic, internal_topic
 from coopstreams.topology.nodes import DynamicSink, Sink, SubTopology, Topology
 from coopstreams.topology.outputs import ANY_PARTITION, Output
@@ -91,7 +91,7 @@ class TopologyTestDriver:
         self._waiting: dict[TopicPartition, deque[list[Run]]] = {}
         self._fronts: Fronts[TopicPartition] = Fronts(self._front)
         self._tasks: dict[TopicPartition, list[_Task]] = {}
-        self._globals = {table.store.name: GlobalRows(table.store) for table in topology.global_tables}
+        self._globals = {table.store.name: rows_of(table, lambda: self.now_ms) for table in topology.global_tables}
         self._parts: dict[int, list[list[_Task]]] = {}
         self._databases: dict[tuple[int, int], Database] = {}
         self._dropped_before: Counter[tuple[str, str]] = Counter()
@@ -115,6 +115,8 @@ class TopologyTestDriver:
         self._writer.close()
         for database in self._databases.values():
             database.close()
+        for rows in self._globals.values():
+            rows.close()
 
     def advance(self, time: timedelta | int) -> None:
         """Move the driver's clock on, by a timedelta or milliseconds; what is due by it is done. Stream time moves with records only."""
@@ -195,10 +197,13 @@ class TopologyTestDriver:
 
     def _send(self, topic: str, key: bytes | None, value: bytes | None, *, timestamp: int | None, headers: Headers | None, at: int | None) -> None:
         timestamps = [self.now_ms if timestamp is None else timestamp]
+        rows_of_it = [self._globals[table.store.name] for table in self.topology.global_tables if table.topic == topic]
+        if rows_of_it and at is None:
+            at = partition_of(key or b"", self._partitions[topic])
         self._writer.append(topic, [key], [value], timestamps, partitions=at, headers=[headers])
-        for table in self.topology.global_tables:
-            if table.topic == topic:
-                self._globals[table.store.name].apply(Columns([key], [value], timestamps, [0], timestamps))
+        for rows in rows_of_it:
+            source = TopicPartition(topic, at or 0)
+            rows.apply(source, Columns([key], [value], timestamps, [self._log.end_offset(source) - 1], timestamps, headers=[headers]))
         self._work()
 
     def _begin(self, *topics: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,18 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from coopstreams import CoopStreams, KeyValueStore, Processor, ProcessorContext, Record, StreamsBuilder, Topology, key_value_store, serdes
+from coopstreams import (
+    CoopStreams,
+    KeyValueStore,
+    Processor,
+    ProcessorContext,
+    Record,
+    StreamsBuilder,
+    Topology,
+    TopologyBuilder,
+    key_value_store,
+    serdes,
+)
 from tests.broker.counting import PATIENT
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
@@ -44,11 +56,23 @@ def topology_of(application: str, source: str, even: str, odd: str, *, by_key: b
     return builder.build()
 
 
+def named(application: str, source: str, even: str, odd: str) -> Topology:
+    """The same, written node by node."""
+    return (
+        TopologyBuilder(application)
+        .add_source("lines", source, key=serdes.text, value=serdes.text)
+        .add_processor("told", Told, "lines", by_key=True)
+        .add_state_store(key_value_store("counts", key=serdes.text, value=serdes.int64), "told")
+        .add_sink("numbers", lambda _, count: odd if count % 2 else even, "told", key=serdes.text, value=serdes.int64)
+        .build()
+    )
+
+
 @pytest.mark.broker
-@pytest.mark.parametrize("by_key", [True, False])
-def test_a_store_survives_a_restart_and_the_wall_clock_speaks(kafka: Any, tmp_path: Path, by_key: bool) -> None:
+@pytest.mark.parametrize("write", [partial(topology_of, by_key=True), partial(topology_of, by_key=False), named], ids=["by key", "whole", "named"])
+def test_a_store_survives_a_restart_and_the_wall_clock_speaks(kafka: Any, tmp_path: Path, write: Callable[..., Topology]) -> None:
     source, even, odd = (kafka.topic(name) for name in ("in", "even", "odd"))
-    topology = topology_of(kafka.unique("told"), source, even, odd, by_key=by_key)
+    topology = write(kafka.unique("told"), source, even, odd)
     config = {
         "bootstrap.servers": kafka.bootstrap,
         "state.dir": str(tmp_path),

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,11 @@ from coopstreams import (
     StreamsBuilder,
     Topology,
     UnlimitedWindows,
+    VersionedStore,
     Windows,
     WindowStore,
     serdes,
+    versioned_store,
     window_store,
 )
 from coopstreams.query.client import QueryClient, VersionFound, WindowFound
@@ -65,6 +68,16 @@ class Marking(Processor[str, str, str, str]):
             self._marks.put(record.key, record.value, record.timestamp)
 
 
+class Remembering(Processor[str, str, str, str]):
+    """Keeps the events of a key as versions."""
+
+    def init(self, context: ProcessorContext[str, str]) -> None:
+        self._past: VersionedStore[str, str] = context.store("past")
+
+    def process(self, record: Record[str, str]) -> None:
+        self._past.put(record.key, record.value, record.timestamp)
+
+
 def topology_of(application: str, topics: dict[str, str]) -> Topology:
     builder = StreamsBuilder(application)
     events = builder.stream(topics["events"], key=serdes.text, value=serdes.text)
@@ -78,6 +91,7 @@ def topology_of(application: str, topics: dict[str, str]) -> Topology:
     group.windowed_by(Uneven()).count(store="uneven")
     group.windowed_by(UnlimitedWindows()).count(store="ever")
     events.process(Marking, stores=[window_store("marks", key=serdes.text, value=serdes.text, size=7 * STEP, retention=HISTORY)], by_key=True)
+    events.process(Remembering, stores=[versioned_store("past", key=serdes.text, value=serdes.text, history=10 * HISTORY)], by_key=True)
     return builder.build()
 
 
@@ -139,7 +153,8 @@ pytestmark = pytest.mark.broker
 
 def test_both_instances_own_keys_of_every_store(running: Running, queries: QueryClient) -> None:
     kinds = {store["name"]: store["kind"] for store in queries.stores()}
-    wanted = {"prices": "versioned", "sessions": "session", "uneven": "window", "ever": "window", "marks": "window", "names": "global"}
+    windows = dict.fromkeys(("uneven", "ever", "marks"), "window")
+    wanted = {"prices": "versioned", "past": "versioned", "sessions": "session", "names": "global"} | windows
     assert kinds == wanted
     for store in wanted.keys() - {"names"}:
         owners = [queries.owner(store, key)["owner"] for key in KEYS]
@@ -182,6 +197,19 @@ def test_a_versioned_row_is_what_it_is_and_what_it_was(running: Running, queries
             queries.as_of("prices", key, running.at(9))
         assert (caught.value.code, caught.value.details["known_since"]) == ("FORGOTTEN", running.at(60) - HISTORY)
         assert queries.versions("prices", key) == [VersionFound(running.at(60), None, "high")]
+
+
+def test_a_processor_keeps_versions_that_are_asked_as_those_of_a_table(running: Running, queries: QueryClient) -> None:
+    steps: tuple[int | None, ...] = (0, 1, 20, 22, None)
+    for key in KEYS:
+        versions = [
+            VersionFound(running.at(since), None if until is None else running.at(until), str(since))
+            for since, until in pairwise(steps)
+            if since is not None
+        ]
+        assert queries.versions("past", key) == versions
+        assert queries.as_of("past", key, running.at(10)) == versions[1]
+        assert queries.as_of("past", key, running.at(-1)) is None
 
 
 def test_a_global_table_is_answered_where_it_is_asked(running: Running, queries: QueryClient) -> None:

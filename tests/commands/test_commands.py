@@ -113,6 +113,17 @@ def test_a_topology_is_drawn_without_a_broker(format_: str) -> None:
     assert "word-count-counts-repartition" in result.stdout
 
 
+def test_a_program_of_named_nodes_is_found_in_its_module(tmp_path: Path) -> None:
+    app = tmp_path / "copying.py"
+    app.write_text(
+        "from coopstreams import TopologyBuilder, serdes\n"
+        "topology = TopologyBuilder('copying').add_source('lines', 'in', key=serdes.raw, value=serdes.raw)\n"
+        "topology.add_sink('copies', 'out', 'lines', key=serdes.raw, value=serdes.raw)\n"
+    )
+    for target in (str(app), f"{app}:topology"):
+        assert "Sink: copies (topic: out)" in run("describe", target).stdout
+
+
 def test_a_topology_is_drawn_as_it_runs_with_an_optimization(tmp_path: Path) -> None:
     app = tmp_path / "people.py"
     app.write_text(

@@ -19,6 +19,7 @@ from coopstreams.topology.cogrouped import CogroupedKStream
 from coopstreams.topology.grouped import KGroupedStream, KGroupedTable
 from coopstreams.topology.kstream import KStream
 from coopstreams.topology.ktable import KTable
+from coopstreams.topology.topology_builder import TopologyBuilder
 from coopstreams.topology.windowed import SessionWindowedKStream, TimeWindowedKStream
 from tests.docs import reference
 from tests.docs.pages import ROOT, code_words, table_headed, tables
@@ -69,6 +70,11 @@ def test_the_guide_lists_every_operator_and_no_other(operators: type) -> None:
     rows = table_headed(GUIDE, f"`{operators.__name__}`", "callback", "what comes out")
     listed = [name for row in rows for name in code_words(row[0])]
     assert sorted(listed) == sorted(public(operators))
+
+
+def test_the_guide_lists_every_method_of_the_topology_builder() -> None:
+    rows = table_headed(GUIDE, "`TopologyBuilder`", "callback", "what it adds")
+    assert sorted(name for row in rows for name in code_words(row[0])) == sorted(public(TopologyBuilder))
 
 
 def test_the_guide_lists_every_serde() -> None:

@@ -98,7 +98,7 @@ def _info(spec: StoreSpec) -> StoreInfo:
 
 
 INFOS = {spec.name: _info(spec) for spec in STORES.values()} | {
-    "prices": StoreInfo("prices", "versioned", 0, PARTITIONS, serdes.text, serdes.raw, history=History("price-changes", 100)),
+    "prices": StoreInfo("prices", "versioned", 0, PARTITIONS, serdes.text, serdes.raw, history=History(("price-changes",), 100)),
     "names": StoreInfo("names", "global", None, 3, serdes.text, serdes.json),
 }
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
+from coopstreams import Processor, Record, TopologyBuilder, versioned_store
 from coopstreams.query.backend import History, StoreInfo
 from coopstreams.query.catalog import stores_of
 from coopstreams.topology import serdes
@@ -12,6 +14,8 @@ from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.serdes import session_windowed, windowed, windowed_by
 from coopstreams.topology.suppressed import until_window_closes
 from coopstreams.topology.windows import SessionWindows, TimeWindows, UnlimitedWindows
+
+TEXT: dict[str, Any] = {"key": serdes.text, "value": serdes.text}
 
 
 def stores() -> dict[str, StoreInfo]:
@@ -25,14 +29,22 @@ def stores() -> dict[str, StoreInfo]:
     group.windowed_by(UnlimitedWindows()).count(store="ever")
     group.windowed_by(SessionWindows(gap=5)).count(store="visits")
     clicks.join(clicks, lambda a, b: a + b, windows=JoinWindows(5), value=serdes.text).to("pairs")
-    topology = builder.build()
+    processor = TopologyBuilder(builder).add_source("left", "lefts", **TEXT).add_source("right", "rights", **TEXT)
+    processor.add_processor("remember", Ignore, "left", "right", stores=[versioned_store("past", history=5, **TEXT)])
+    topology = processor.build()
     return stores_of(topology, [4] * len(topology.subtopologies), {"clicks": 4, "prices": 4, "names": 3})
+
+
+class Ignore(Processor[str, str, str, str]):
+    def process(self, record: Record[str, str]) -> None:
+        pass
 
 
 def test_each_kind_of_store_is_known_by_what_can_be_asked_of_it() -> None:
     known = stores()
     assert known["counts"] == StoreInfo("counts", "key_value", 0, 4, serdes.text, serdes.int64)
-    assert known["prices"] == StoreInfo("prices", "versioned", 0, 4, serdes.text, serdes.int64, history=History("prices", 3_600_000))
+    assert known["prices"] == StoreInfo("prices", "versioned", 0, 4, serdes.text, serdes.int64, history=History(("prices",), 3_600_000))
+    assert known["past"] == StoreInfo("past", "versioned", 1, 4, serdes.text, serdes.text, history=History(("lefts", "rights"), 5))
     assert known["names"] == StoreInfo("names", "global", None, 3, serdes.int64, serdes.text)
     hour = windowed(serdes.text, 3_600_000)
     assert known["hours"] == StoreInfo("hours", "window", 0, 4, serdes.text, serdes.int64, 3_600_000, hour)

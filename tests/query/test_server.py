@@ -20,7 +20,7 @@ from coopstreams.query.backend import Health
 from coopstreams.query.openapi import description
 from coopstreams.query.server import QueryServer
 from coopstreams.query.service import Limits
-from coopstreams.topology.columns import Columns
+from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.errors import ConfigError
 from tests.query.cluster import HOUR, INFOS, LIMITS, STORES, Cluster, Data, reason
 
@@ -40,7 +40,7 @@ def cluster() -> Iterator[Cluster]:
         for node in cluster.nodes:
             node.stream_time = 200
             assert node.names is not None
-            node.names.apply(Columns([b"k"], [b"1"], [1], [0], []))
+            node.names.apply(TopicPartition("names", 0), Columns([b"k"], [b"1"], [1], [0], []))
         yield cluster
 
 

@@ -20,7 +20,7 @@ from coopstreams.state.memory import Memory
 from coopstreams.state.task_state import TaskState
 from coopstreams.state.views import StoreView
 from coopstreams.topology import serdes
-from coopstreams.topology.columns import Columns
+from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.errors import QueryError
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.stores import StoreSpec, session_key
@@ -43,7 +43,8 @@ NAMES = {f"name-{number}": {"n": number} for number in range(30)}
 def names(rows: dict[str, Any]) -> GlobalRows:
     table = GlobalRows(GLOBAL)
     table.apply(
-        Columns([key.encode() for key in rows], [GLOBAL.value.serialize(value) for value in rows.values()], [7] * len(rows), [*range(len(rows))], [])
+        TopicPartition("names", 0),
+        Columns([key.encode() for key in rows], [GLOBAL.value.serialize(value) for value in rows.values()], [7] * len(rows), [*range(len(rows))], []),
     )
     return table
 

@@ -1,12 +1,17 @@
 """Global tables: read whole before anybody looks, then followed."""
 
 import time
+from typing import Any, ClassVar
 
+import pytest
+
+from coopstreams import KeyValueStore, Processor, Record
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory import MemoryLog
 from coopstreams.tasks.globals import Globals
 from coopstreams.topology import serdes
-from coopstreams.topology.global_tables import GlobalTable
+from coopstreams.topology.errors import ProcessingError
+from coopstreams.topology.global_tables import GlobalTable, GlobalUpdate
 from coopstreams.topology.stores import StoreSpec
 
 TABLE = GlobalTable("names", StoreSpec("all-names", "key_value", serdes.text, serdes.text, logged=False))
@@ -59,3 +64,41 @@ def test_without_global_tables_nothing_is_read() -> None:
     table.follow(lambda error: None)
     table.stop()
     assert table.rows == {}
+
+
+class Counting(Processor[str, str, Any, Any]):
+    """Counts the records of each value. `closed` has those whose work is over."""
+
+    closed: ClassVar[list[Any]] = []
+
+    def process(self, record: Record[str, str]) -> None:
+        counts: KeyValueStore[str, int] = self.context.store("counts")
+        counts.put(record.value, (counts.get(record.value) or 0) + 1)
+
+    def close(self) -> None:
+        self.closed.append(self)
+
+
+def test_a_processor_makes_the_same_rows_at_each_start() -> None:
+    Counting.closed.clear()
+    update = GlobalUpdate("count", Counting, serdes.text, serdes.text)
+    table = GlobalTable("names", StoreSpec("counts", "key_value", serdes.text, serdes.int64, logged=False), update)
+    log = written((b"a", b"x"), (b"b", b"y"), (b"c", b"x"), (None, b"x"))
+    for closed in (1, 2):
+        tables = Globals(log, [table], {"names": 3})
+        tables.load(lambda: False)
+        assert {key: (entry.value, entry.stored) for key, entry in tables.rows["counts"].scan(None, None)} == {
+            b"x": (3, serdes.int64.serialize(3)),
+            b"y": (1, serdes.int64.serialize(1)),
+        }
+        tables.stop()
+        tables.stop()
+        assert len(Counting.closed) == closed
+
+
+def test_an_error_of_the_processor_names_the_record() -> None:
+    update = GlobalUpdate("count", Counting, serdes.text, serdes.int64)
+    tables = Globals(written((b"a", b"x")), [GlobalTable("names", TABLE.store, update)], {"names": 3})
+    with pytest.raises(ProcessingError, match=r'global store "all-names": the record at "names" partition \d offset 0 made count raise SerdeError'):
+        tables.load(lambda: False)
+    tables.stop()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from coopstreams.topology import serdes
 from coopstreams.topology.builder import StreamsBuilder
 from coopstreams.topology.join_windows import JoinWindows
+from coopstreams.topology.topology_builder import TopologyBuilder
 from coopstreams.topology.windows import TimeWindows
 
 
@@ -68,3 +69,12 @@ orders.group_by_key(key=serdes.raw)  # type: ignore[arg-type]
 orders.group_by_key().aggregate(int, lambda _, order, total: total, value=serdes.text)  # type: ignore[arg-type]
 orders.map_values(lambda order: order.amount, value=serdes.text)  # type: ignore[arg-type, return-value]
 builder.stream("orders", key=serdes.text)  # type: ignore[call-arg]
+
+# nodes by name: a function of a sink or a source has the types of its serdes
+named = TopologyBuilder("named")
+named.add_source("orders", "orders", key=serdes.text, value=serdes.json(Order), timestamp=lambda record: record.value.price)  # type: ignore[attr-defined]
+named.add_source("orders", "orders", key=serdes.text)  # type: ignore[call-arg]
+named.add_processor("p", Order, "orders")  # type: ignore[arg-type]
+named.add_sink("copy", lambda key, order: order.amount, "orders", key=serdes.text, value=serdes.json(Order))  # type: ignore[arg-type, return-value]
+named.add_sink("copy", "copy", "orders", key=serdes.text, value=str)  # type: ignore[arg-type]
+named.add_state_store("counts", "p")  # type: ignore[arg-type]

@@ -1,0 +1,145 @@
+"""The rows of a global store that a processor of the user's keeps: it is given every record of the topic, on every instance, at each start.
+
+It works on drafts. What it has put is published when it is done with a record, or before it scans: so the threads of tasks, which look up
+meanwhile, see rows and never halves of them.
+
+Invariant: the rows are what the processor makes of the topic from its beginning. There is no other way to restore them, so it may compute.
+Turned down: restoring past the processor, as Kafka Streams did before KAFKA-7663 (rows after a restart would be others than before).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
+
+from coopstreams.state.global_table import GlobalRows
+from coopstreams.topology.columns import Columns, Headers, TopicPartition
+from coopstreams.topology.errors import ProcessingError, TopologyError
+from coopstreams.topology.global_tables import GlobalTable, GlobalUpdate
+from coopstreams.topology.nodes import Processing
+from coopstreams.topology.processing import Work
+from coopstreams.topology.processors import PunctuationType, RecordMetadata
+from coopstreams.topology.punctuations import PunctuationQueue
+from coopstreams.topology.stores import Entry
+
+
+def rows_of(table: GlobalTable, clock: Callable[[], int]) -> GlobalRows:
+    """Return the rows of a global table, none yet. `clock`: what its processor takes for the time, in milliseconds."""
+    return GlobalRows(table.store) if table.update is None else UpdatedRows(table, table.update, clock)
+
+
+class UpdatedRows(GlobalRows):
+    """A `GlobalRows` that a processor fills."""
+
+    def __init__(self, table: GlobalTable, update: GlobalUpdate, clock: Callable[[], int]) -> None:
+        super().__init__(table.store)
+        self._update = update
+        self._drafts = _Drafts(self)
+        self._around = _Around(update.name, clock)
+        node = Processing(
+            name=update.name, supplier=update.supplier, stores=(), store_names=(self.spec.name,), key=None, fixed_key=False, by_key=False
+        )
+        self._work = Work(node, {self.spec.name: self._drafts}, self._around, self._around.nothing_below, {})
+
+    def apply(self, source: TopicPartition, columns: Columns) -> None:
+        """Give the records to the processor, one after the other.
+
+        Raises:
+            ProcessingError: it raised, or a record is not of the topic's serdes; says which.
+        """
+        read_key, read_value = self._update.key.deserialize, self._update.value.deserialize
+        for i, (key, value, timestamp, offset) in enumerate(zip(columns.keys, columns.values, columns.timestamps, columns.offsets, strict=True)):
+            self._around.take(
+                RecordMetadata(source.topic, source.partition, offset), timestamp, None if columns.headers is None else columns.headers[i]
+            )
+            try:
+                self._work.run(key, None if key is None else read_key(key), None if value is None else read_value(value), timestamp)
+                self._drafts.publish()
+            except Exception as error:
+                raise ProcessingError(
+                    f'global store "{self.spec.name}": the record at "{source.topic}" partition {source.partition} offset {offset} made '
+                    f"{self._update.name} raise {type(error).__name__}: {error}. No task can go on without the store: mend the data or the function."
+                ) from error
+
+    def close(self) -> None:
+        """End the work of the processor."""
+        self._work.close()
+
+
+class _Drafts(GlobalRows):
+    """What the processor sees: the rows, and over them what it has changed since the last publication."""
+
+    def __init__(self, rows: GlobalRows) -> None:
+        super().__init__(rows.spec)
+        self._rows = rows
+        self._changed: dict[bytes, Entry] = {}
+
+    def load(self, key: bytes) -> Entry:
+        """Return the entry of a key, to be changed."""
+        return self._changed.get(key) or _copy(self._rows.load(key))
+
+    def touch(self, key: bytes, entry: Entry) -> None:
+        """Keep a changed entry."""
+        entry.dirty = True
+        self._changed[key] = entry
+
+    def scan(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, Entry]]:
+        """Yield the entries with start <= key < end in key order."""
+        self.publish()
+        return ((key, _copy(entry)) for key, entry in self._rows.scan(start, end))
+
+    def publish(self) -> None:
+        """Let everybody see what has changed."""
+        write = self.spec.value.serialize
+        for key, entry in self._changed.items():
+            if entry.value is None:
+                self._rows.entries.pop(key, None)
+            else:
+                self._rows.entries[key] = Entry(entry.value, entry.timestamp, write(entry.value))
+        self._changed.clear()
+
+
+class _Around:
+    """What the processor asks for besides its store: the record at hand, and the time."""
+
+    ending: BaseException | None = None
+
+    def __init__(self, name: str, clock: Callable[[], int]) -> None:
+        self._name = name
+        self.wall_clock = clock
+        self.headers: Headers | None = None
+        self._at: RecordMetadata | None = None
+        self._stream_time = -1
+
+    def take(self, at: RecordMetadata, timestamp: int, headers: Headers | None) -> None:
+        """Have another record at hand."""
+        self._at, self._stream_time, self.headers = at, max(timestamp, self._stream_time), headers
+
+    @property
+    def punctuations(self) -> Mapping[PunctuationType, PunctuationQueue]:
+        """Refuse: nobody would call it."""
+        raise TopologyError(f'"{self._name}" keeps a global store: it cannot schedule(), only records call it')
+
+    def nothing_below(self, *_: Any) -> NoReturn:
+        """Refuse what is forwarded."""
+        raise TopologyError(f'"{self._name}" keeps a global store: it cannot forward(), nothing comes after it')
+
+    def where(self) -> RecordMetadata | None:
+        """Return where the record at hand was read."""
+        return self._at
+
+    def under_headers(self, headers: Headers | None, call: Callable[[], object]) -> None:  # noqa: ARG002 nothing is written
+        """Make a call."""
+        call()
+
+    def fail_punctuation(self, node: str, error: Exception, now_ms: int) -> None:  # noqa: ARG002 there is none
+        """Pass an error on: there is no handler here."""
+        raise error
+
+    def task_time(self) -> int:
+        """Return the largest timestamp of any record that was applied."""
+        return self._stream_time
+
+
+def _copy(entry: Entry) -> Entry:
+    return Entry(entry.value, entry.timestamp, entry.stored)
