@@ -135,8 +135,8 @@ class KStream(Generic[K, V]):
     ) -> KStream[K, V]:
         """Send the records through an internal topic `<application>-<name>-repartition`, with as many partitions as asked for or needed.
 
-        `partitioner(topic, key, value, partitions)` chooses the partition. Then equal keys need not be together: what needs them so
-        below it (aggregations, joins, tables) sends the records through another topic, by their keys.
+        `partitioner(topic, key, value, partitions)` chooses the partition, as in `to`. Then equal keys need not be together: what needs
+        them so below it (aggregations, joins, tables) sends the records through another topic, by their keys.
         """
         return KStream(repartition(self._flow, name, key, value, partitions, partitioner))
 
@@ -372,7 +372,8 @@ class KStream(Generic[K, V]):
     ) -> None:
         """Write the records to a topic, by default as they are known to be written. `topic(key, value)` chooses one for each record.
 
-        `partitioner(topic, key, value, partitions)` chooses the partition, from 0 to partitions - 1; otherwise the key does, as in Java.
+        `partitioner(topic, key, value, partitions)` chooses the partition, from 0 to partitions - 1, or several, or `[]` to drop the record;
+        otherwise the key does, as in Java.
         """
         attach.sink(self._flow, topic, key, value, partitioner, name)
 

@@ -173,7 +173,7 @@ class TopologyTestDriver:
 
     @property
     def dropped(self) -> dict[tuple[str, str], int]:
-        """How many records each node dropped, and why: (node name, `null key` | `null value` | `late` | `timestamp`) to count."""
+        """How many records each node dropped, and why: (node name, `null key` | `null value` | `late` | `timestamp` | `no partition`) to count."""
         total = Counter(self._dropped_before)
         for task in self._all_tasks():
             total.update(task.program.dropped)
