@@ -21,6 +21,7 @@ from coopstreams.topology.ktable import KTable
 from coopstreams.topology.materialized import Materialized
 from coopstreams.topology.nodes import Filter, FlatMap, FlatMapValues, Map, MapValues, Peek, SelectKey
 from coopstreams.topology.partitioners import Partitioner
+from coopstreams.topology.printed import Destination, Printer
 from coopstreams.topology.processors import Processor
 from coopstreams.topology.repartition import repartition
 from coopstreams.topology.serdes import Serde
@@ -113,6 +114,10 @@ class KStream(Generic[K, V]):
     def foreach(self, action: Callable[[K, V], object], *, name: str | None = None) -> None:
         """Call `action(key, value)` for each record; nothing comes after it."""
         self._flow.then("KSTREAM-FOREACH-", name, partial(Peek, action=checked("foreach", action, "key", "value")))
+
+    def print(self, to: Destination = None, *, label: str | None = None, name: str | None = None) -> None:
+        """Write each record as a line `[label]: key, value` to standard output, to the end of a file, or to what has a `write`."""
+        self._flow.then("KSTREAM-PRINTER-", name, partial(Peek, action=Printer(to, label or self._flow.node)))
 
     def split(self, *, name: str | None = None) -> BranchedKStream[K, V]:
         """Begin to split the records into branches: `.split().branch(predicate, name="small").default_branch(name="large")["small"]`."""

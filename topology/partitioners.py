@@ -25,8 +25,9 @@ def chosen(partitioner: Partitioner[Any, Any], topic: str, key: Any, value: Any,
         ValueError: the topic has no such partition.
     """
     answer = partitioner(topic, key, value, partitions)
-    several = isinstance(answer, Collection) and not isinstance(answer, str | bytes)
-    found: Collection[Any] = dict.fromkeys(answer) if several else (answer,)
+    found: Collection[Any] = (answer,)
+    if isinstance(answer, Collection) and not isinstance(answer, str | bytes):
+        found = dict.fromkeys(answer)
     for partition in found:
         if type(partition) is not int or not 0 <= partition < partitions:
             raise ValueError(f'partitioner= returned {answer!r} for topic "{topic}", which has partitions 0 to {partitions - 1}')
