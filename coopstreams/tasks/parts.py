@@ -26,9 +26,8 @@ from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.log.log import Log
 from coopstreams.metrics import Metrics
 from coopstreams.state.directory import StateDirectory
-from coopstreams.state.memory import Memory
+from coopstreams.state.engines import check_store_types
 from coopstreams.state.pickup import Snapshots
-from coopstreams.state.rocks import Rocks
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.events import Event
 from coopstreams.tasks.failures import handler
@@ -79,14 +78,15 @@ class Parts:
         """Return the parts: brokers reached, topics checked and made, state folder locked.
 
         Raises:
+            ConfigError: a store is to be in an engine that is not there.
             LogError: the brokers cannot be reached within `connect.timeout.ms`.
             TopologyError, UnknownTopicError: the topics do not fit the topology.
             StateLockedError: another process uses the state folder.
         """
         application = config["application.id"]
         with ExitStack() as closing:
-            in_memory = config["default.dsl.store"] == "in_memory"
-            directory = StateDirectory(config["state.dir"], application, config["instance"], engine=Memory.at if in_memory else Rocks)
+            check_store_types((spec for s in topology.subtopologies for spec in s.stores), config["default.dsl.store"])
+            directory = StateDirectory(config["state.dir"], application, config["instance"], store_type=config["default.dsl.store"])
             closing.callback(directory.close)
             cluster = KafkaLog(_client(config), timeout_s=config["connect.timeout.ms"] / 1000)
             closing.callback(cluster.close)

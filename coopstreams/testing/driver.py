@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
@@ -27,9 +28,9 @@ from coopstreams.config import Config
 from coopstreams.log.log import Position, Run, TopicSpec
 from coopstreams.log.memory import MemoryLog
 from coopstreams.state.database import Database
+from coopstreams.state.engines import open_database, open_engine
 from coopstreams.state.global_table import GlobalRows
 from coopstreams.state.memory import Memory
-from coopstreams.state.rocks import Rocks
 from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.failures import handler
 from coopstreams.testing.fronts import Fronts
@@ -61,7 +62,7 @@ class TopologyTestDriver:
 
     `ranges`: into how many key ranges, and so tasks, each partition is split. `partitions`: of each topic that is not internal, or by topic.
     `config`: settings by name, for example the exception handlers. `caching`: table updates are held back until `commit`, as by the
-    record cache in production. `state_dir`: an empty folder for stores on RocksDB; without it they are in memory.
+    record cache in production. `state_dir`: an empty folder for stores that are kept as in production; without it they are all in memory.
     """
 
     def __init__(
@@ -241,8 +242,9 @@ class TopologyTestDriver:
 
     def _database(self, part: SubTopology, partition: int) -> Database:
         if (part.id, partition) not in self._databases:
-            engine = Memory() if self._state_dir is None else Rocks(self._state_dir / f"{part.id}_{partition}")
-            self._databases[part.id, partition] = Database(engine, part.stores)
+            where = None if self._state_dir is None else partial(open_engine, self._state_dir / f"{part.id}_{partition}")
+            default = self._config["default.dsl.store"]
+            self._databases[part.id, partition] = open_database(part.stores, default, where) if where else Database(Memory(), part.stores)
         return self._databases[part.id, partition]
 
     def _task(self, program: Program, task_id: TaskId, database: Database) -> _Task:
