@@ -24,7 +24,7 @@ from coopstreams.group.members import Assignment, MemberInfo, MemberState
 from coopstreams.group.membership import GroupMember, Timings
 from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.log.log import Log
-from coopstreams.metrics import Metrics
+from coopstreams.metrics import GLOBAL_TABLES, Metrics
 from coopstreams.state.directory import StateDirectory
 from coopstreams.state.engines import check_store_types
 from coopstreams.state.pickup import Snapshots
@@ -98,9 +98,10 @@ class Parts:
             buffer_bytes = config["statestore.cache.max.bytes"] or SETTINGS["statestore.cache.max.bytes"][1]
             rooms = Rooms(directory, subtopologies, max(1 << 20, buffer_bytes // tasks))
             follower = Follower(cluster, application, replication=config["replication.factor"])
-            tables = Globals(cluster, topology.global_tables, reading.topics.partitions)
-            closing.callback(tables.stop)
             metrics = Metrics(application, process)
+            dropped = partial(metrics.dropped, GLOBAL_TABLES)
+            tables = Globals(cluster, topology.global_tables, reading.topics.partitions, config, dropped)
+            closing.callback(tables.stop)
             return Parts(config, topology, cluster, reading, directory, rooms, metrics, follower, tables, process, closing.pop_all())
 
     def __enter__(self) -> Self:

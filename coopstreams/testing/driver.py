@@ -38,7 +38,7 @@ from coopstreams.testing.views import InputTopic, OutputRecord, OutputTopic, Sto
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.compile import compile_subtopology
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.failures import Failure
+from coopstreams.topology.failures import Failure, OnFailure
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.naming import changelog_topic, internal_topic
 from coopstreams.topology.nodes import DynamicSink, Sink, SubTopology, Topology
@@ -197,9 +197,10 @@ class TopologyTestDriver:
     def _send(self, topic: str, key: bytes | None, value: bytes | None, *, timestamp: int | None, headers: Headers | None, at: int | None) -> None:
         timestamps = [self.now_ms if timestamp is None else timestamp]
         self._writer.append(topic, [key], [value], timestamps, partitions=at, headers=[headers])
+        columns = Columns([key], [value], timestamps, [0], timestamps, [headers])
         for table in self.topology.global_tables:
             if table.topic == topic:
-                self._globals[table.store.name].apply(Columns([key], [value], timestamps, [0], timestamps))
+                self._globals[table.store.name].apply(TopicPartition(topic, at or 0), columns, self._on_failure(None))
         self._work()
 
     def _begin(self, *topics: str) -> None:
@@ -250,15 +251,9 @@ class TopologyTestDriver:
     def _task(self, program: Program, task_id: TaskId, database: Database) -> _Task:
         state = TaskState(database, program.subtopology.stores, task_id.range, _CACHE_BYTES if self._state_dir is None else 0)
         order: list[Output] = []
-        handle = handler(task_id, self._config, lambda _: None, self._dead_letter)
-
-        def on_failure(failure: Failure) -> None:
-            handle(failure)
-            self.failures.append(failure)
-
         bound = program.bind(
             {**state.stores, **self._globals},
-            on_failure,
+            self._on_failure(task_id),
             caching=self._caching,
             shared=not task_id.range.is_whole,
             output=lambda topic: _ordered(topic, order),
@@ -266,6 +261,15 @@ class TopologyTestDriver:
             partitions=lambda topic: self._partitions.get(topic, 1),
         )
         return _Task(task_id, program, bound, state, order)
+
+    def _on_failure(self, task: TaskId | None) -> OnFailure:
+        handle = handler(task, self._config, lambda _: None, self._dead_letter)
+
+        def on_failure(failure: Failure) -> None:
+            handle(failure)
+            self.failures.append(failure)
+
+        return on_failure
 
     def _pieces(self, part: SubTopology) -> list[KeyRange]:
         return self._ranges if part.divisible else KeyRange.split(1)

@@ -20,8 +20,9 @@ from coopstreams.state.memory import Memory
 from coopstreams.state.task_state import TaskState
 from coopstreams.state.views import StoreView
 from coopstreams.topology import serdes
-from coopstreams.topology.columns import Columns
+from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.errors import QueryError
+from coopstreams.topology.failures import Failure
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.stores import StoreSpec, session_key
 from tests.query.cluster import GLOBAL, HOUR, Cluster, Data, Node
@@ -40,11 +41,15 @@ DATA: Data = {
 NAMES = {f"name-{number}": {"n": number} for number in range(30)}
 
 
+def refused(failure: Failure) -> None:
+    raise failure.error
+
+
 def names(rows: dict[str, Any]) -> GlobalRows:
     table = GlobalRows(GLOBAL)
-    table.apply(
-        Columns([key.encode() for key in rows], [GLOBAL.value.serialize(value) for value in rows.values()], [7] * len(rows), [*range(len(rows))], [])
-    )
+    values = [GLOBAL.value.serialize(value) for value in rows.values()]
+    columns = Columns([key.encode() for key in rows], values, [7] * len(rows), [*range(len(rows))], [])
+    table.apply(TopicPartition("names", 0), columns, refused)
     return table
 
 
