@@ -83,7 +83,9 @@ def test_a_row_that_cannot_be_read_is_for_the_handler_and_the_one_before_stays(a
         driver.input("names", serdes.text, serdes.raw).send("ann", b"no JSON")
         driver.input("orders", serdes.text, serdes.json).send("a", ANN)
         assert [(failure.node, failure.value) for failure in driver.failures] == [("all-names", b"no JSON")]
-        assert [record.value for record in driver.output("dead", serdes.text, serdes.raw).records()] == ([b"no JSON"] if answer == "dead-letter" else [])
+        assert [record.value for record in driver.output("dead", serdes.text, serdes.raw).records()] == (
+            [b"no JSON"] if answer == "dead-letter" else []
+        )
         assert [record.value for record in driver.output("out", serdes.text, serdes.json).records()] == [["ann", 7]]
     with TopologyTestDriver(builder.build()) as driver, pytest.raises(ProcessingError, match="all-names"):
         driver.input("names", serdes.text, serdes.raw).send("ann", b"no JSON")
