@@ -18,7 +18,6 @@ from threading import Lock
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import NOTHING_OBSERVED, NOW, Checkpoint, Checkpoints
 from coopstreams.state.engine import Change, Engine, Getter, Ingesting, Rows
-from coopstreams.state.sst import read_sst
 from coopstreams.topology.keys import GROUPS
 from coopstreams.topology.stores import StoreSpec
 
@@ -196,6 +195,8 @@ class Shelf:
         if isinstance(self._engine, Ingesting):
             self._engine.ingest(family, files)
             return
+        from coopstreams.state.sst import read_sst  # RocksDB, which nobody needs who only builds a topology
+
         for file in files:
             rows = read_sst(file)
             while batch := list(islice(rows, _BATCH)):
