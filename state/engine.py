@@ -46,6 +46,7 @@ class Engine(Protocol):
 
     def families(self) -> list[str]:
         """Return the families that exist."""
+        ...
 
     def create(self, family: str) -> None:
         """Make a family; one that exists stays as it is."""
@@ -55,9 +56,11 @@ class Engine(Protocol):
 
     def getter(self, family: str) -> Getter:
         """Return the function that reads a key of an existing family, for use on the hot path. It sees every later write."""
+        ...
 
     def scan(self, family: str, start: bytes, end: bytes | None, *, reverse: bool = False) -> Rows:
         """Return the rows with start <= key < end of an existing family as they are now, ascending or descending."""
+        ...
 
     def write(self, changes: Sequence[Change]) -> None:
         """Write to existing families, atomically.
@@ -68,6 +71,7 @@ class Engine(Protocol):
 
     def count(self, family: str) -> int:
         """Return about how many keys an existing family has."""
+        ...
 
     def close(self) -> None:
         """Let go of everything; iterators end with an error. Idempotent."""

@@ -24,7 +24,7 @@ def chosen(partitioner: Partitioner[Any, Any], topic: str, key: Any, value: Any,
     Raises:
         ValueError: the topic has no such partition.
     """
-    answer = partitioner(topic, key, value, partitions)
+    answer: Any = partitioner(topic, key, value, partitions)
     found: Collection[Any] = (answer,)
     if isinstance(answer, Collection) and not isinstance(answer, str | bytes):
         found = dict.fromkeys(answer)
