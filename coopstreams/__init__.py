@@ -11,6 +11,7 @@ from coopstreams.extractors import (
     use_partition_time_on_invalid_timestamp,
     wallclock_timestamp,
 )
+from coopstreams.state.engine import Change, Engine
 from coopstreams.tasks.lifecycle import RestoreListener, StreamsState
 from coopstreams.topology import errors, serdes
 from coopstreams.topology.branches import BranchedKStream
@@ -35,8 +36,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BranchedKStream",
+    "Change",
     "Config",
     "CoopStreams",
+    "Engine",
     "JoinWindows",
     "KGroupedStream",
     "KGroupedTable",

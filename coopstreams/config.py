@@ -19,6 +19,7 @@ from typing import Any
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.keys import GROUPS
 from coopstreams.topology.optimizing import parse_optimization
+from coopstreams.topology.stores import store_type_of
 
 AT_LEAST_ONCE = "at_least_once"
 EXACTLY_ONCE = "exactly_once_v2"
@@ -87,9 +88,10 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
     "snapshots.dir": (text, None, "Folder or URL of published snapshots: state that is not in `state.dir` comes from there, not from changelogs."),
     "instance": (integer(0), 0, "Number of this process among those that share `state.dir` on this host."),
     "default.dsl.store": (
-        one_of("rocksDB", "in_memory"),
+        store_type_of,
         "rocksDB",
-        "Where stores are kept. `in_memory`: all state is in memory, and restored from the changelogs at every start.",
+        "Where stores are kept that do not say it themselves: `rocksDB`; `in_memory`: restored from the changelogs at every start; "
+        "or `package.module:Class`, an engine of yours.",
     ),
     "num.stream.threads": (
         integer(1, 64),

@@ -24,6 +24,9 @@ LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
 QUERY_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Units: seconds."""
 
+GLOBAL_TABLES = "global"
+"""Stands for a task where global tables leave records out."""
+
 TASK_STATES = ("waiting", "restoring", "running", "closing")
 
 M = TypeVar("M", bound=MetricWrapperBase)
@@ -102,8 +105,8 @@ class Metrics:
         """Count records a task has written to a topic."""
         self._produced.of(task, topic).inc(records)
 
-    def dropped(self, task: TaskId, reason: str, records: int = 1) -> None:
-        """Count records left out. `reason` is one of a few words, never a text with values in it."""
+    def dropped(self, task: TaskId | str, reason: str, records: int = 1) -> None:
+        """Count records left out, by a task or by `GLOBAL_TABLES`. `reason` is one of a few words, never a text with values in it."""
         self._dropped.of(task, reason).inc(records)
 
     def lag(self, task: TaskId, topic: str, records: int) -> None:

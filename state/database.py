@@ -3,80 +3,68 @@
 Sibling tasks share it, each with key groups of its own, from several threads; so do restores and queries. What they write comes with the
 checkpoint it stands for, in one batch.
 
+Stores may be in several engines. Each of these is a `Shelf`, with the checkpoints of its own stores: what is in memory is restored from
+the beginning of its changelog at every start, while its neighbour on disk goes on from where it stands.
+
 Invariant: state and checkpoint of a key group change together or not at all.
-Invariant: a time segment of a window store is dropped when all key groups have left it behind: expiry never scans.
+Turned down: one batch over all engines (no two of them could agree on one, and nobody needs it: each store has a changelog of its own, and
+a database may be behind its changelogs anyhow).
 Turned down: a database for each task (siblings would triple the memory, and a re-cut range would have to move).
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from heapq import merge
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import Any
 
 from coopstreams.state import layout
-from coopstreams.state.checkpoints import NOTHING_OBSERVED, NOW, Checkpoint, Checkpoints
+from coopstreams.state.checkpoints import Checkpoint, Checkpoints
 from coopstreams.state.engine import Change, Engine, Getter, Rows
-from coopstreams.topology.keys import GROUPS
+from coopstreams.state.shelf import Shelf
 from coopstreams.topology.stores import StoreSpec
 
-log = logging.getLogger(__name__)
-
-_META = "meta"
-_CHECKPOINT = b"checkpoint/"
-_SHAPE = b"shape/"
-_LAST = GROUPS - 1
+_NONE: Mapping[str, Engine] = MappingProxyType({})
 
 
 class Database:
-    """Stores over an engine. Any thread.
+    """Stores over an engine. Any thread. `apart`: the engines of those that are in others, by store.
 
     A store that was written under another shape (kind, segment length, the topic that its checkpoints speak of) starts empty: its changelog
     restores it.
     """
 
-    def __init__(self, engine: Engine, specs: Iterable[StoreSpec], *, clock: Callable[[], float] = time.time) -> None:
-        self._engine = engine
-        self._clock = clock
-        self._lock = Lock()
+    def __init__(
+        self, engine: Engine, specs: Iterable[StoreSpec], *, apart: Mapping[str, Engine] = _NONE, clock: Callable[[], float] = time.time
+    ) -> None:
         self.guard = Lock()
         """To be held while `siblings` is used."""
         self.siblings: dict[str, Any] = {}
         """What operators of all tasks share, by name. Nothing of it outlives the object."""
-        self._checkpoints: dict[str, Checkpoints] = {}
-        self._segments: dict[str, set[int]] = {}
         self.specs: dict[str, StoreSpec] = {spec.name: spec for spec in specs}
-        engine.create(_META)
-        self._meta = engine.getter(_META)
-        # All of them: whoever drops a key range need not know the stores.
-        for key, data in engine.scan(_META, _CHECKPOINT, layout.prefix_end(_CHECKPOINT)):
-            self._checkpoints[key[len(_CHECKPOINT) :].decode()] = Checkpoints.decode(data)
-        found = [known for family in engine.families() if (known := layout.parse_segment_family(family)) is not None]
-        for spec in self.specs.values():
-            self._segments[spec.name] = {segment for store, segment in found if store == spec.name}
-            self._check_shape(spec)
-            if spec.kind not in layout.SEGMENTED:
-                engine.create(layout.family_of(spec.name))
-            self._checkpoints.setdefault(spec.name, Checkpoints())
+        self._shelves: list[Shelf] = []
+        self._of: dict[str, Shelf] = {}
+        for each in {id(each): each for each in (engine, *apart.values())}.values():
+            stores = [spec for spec in self.specs.values() if apart.get(spec.name, engine) is each]
+            shelf = Shelf(each, stores, clock)
+            self._shelves.append(shelf)
+            self._of |= {spec.name: shelf for spec in stores}
 
     def getter(self, store: str) -> Getter:
         """Return the function that reads a database key of a key-value store."""
-        return self._engine.getter(layout.family_of(store))
+        return self._of[store].getter(store)
 
     def segment_getter(self, store: str, segment: int) -> Getter | None:
         """Return the function that reads a database key of a time segment; None if there is no such segment."""
-        with self._lock:
-            return self._engine.getter(layout.segment_family(store, segment)) if segment in self._segments[store] else None
+        return self._of[store].segment_getter(store, segment)
 
     def checkpoints(self, store: str) -> Checkpoints:
         """Return where each key group of a store stands."""
-        with self._lock:
-            return self._checkpoints[store]
+        return self._of[store].checkpoints(store)
 
     def checkpoint(self, store: str, first: int, last: int) -> int | None:
         """Return the changelog offset from which the groups first..last are restored; None: from the beginning."""
@@ -96,38 +84,26 @@ class Database:
 
         `window_starts` (inclusive) leaves out segments without windows that start within; those that remain have others, too.
         """
-        rows: list[Rows] = []
-        with self._lock:  # no commit between the iterators: they all see the same
-            families = self._families(store, window_starts)
-            for group in groups:
-                low, high = layout.group_bounds(group, group)
-                if start is not None:
-                    low = layout.PREFIXES[group] + start
-                if end is not None:
-                    high = layout.PREFIXES[group] + end
-                rows += [self._engine.scan(family, low, high, reverse=reverse) for family in families]
-        plain = [_without_group(each) for each in rows]
-        return plain[0] if len(plain) == 1 else merge(*plain, reverse=reverse)
+        return self._of[store].scan(store, groups, start, end, reverse=reverse, window_starts=window_starts)
 
     def write(self, changes: Sequence[Change], checkpoints: Mapping[str, Sequence[Checkpoint]]) -> None:
         """Write what happened to some stores together with the checkpoints it stands for; then drop the segments nobody needs.
 
         Raises:
-            StateError: nothing was written.
+            StateError: nothing was written; of stores in several engines, some may be written, with their checkpoints, and others not.
         """
-        with self._lock:
-            now = self._now()
-            after = {store: self._checkpoints[store].put([_dated(each, now) for each in new]) for store, new in checkpoints.items()}
-            self._write(changes, after)
-            for store in after:
-                if self.specs[store].kind in layout.SEGMENTED:
-                    self._expire(self.specs[store])
+        if len(self._shelves) == 1:
+            self._shelves[0].write(changes, checkpoints)
+            return
+        for shelf in self._shelves:
+            here = [change for change in changes if self._of[layout.store_of(change.family)] is shelf]
+            at = {store: each for store, each in checkpoints.items() if self._of[store] is shelf}
+            if here or at:
+                shelf.write(here, at)
 
     def rows(self, store: str, first: int, last: int) -> list[tuple[str, Rows]]:
         """Return what the groups first..last of a store have in each of its families, by database key, as of now."""
-        with self._lock:
-            low, high = layout.group_bounds(first, last)
-            return [(family, self._engine.scan(family, low, high)) for family in self._families(store)]
+        return self._of[store].rows(store, first, last)
 
     def ingest(self, store: str, checkpoints: Sequence[Checkpoint], files: Mapping[str, Sequence[Path]]) -> None:
         """Put sorted files (by family) in the place of all keys of a store in the groups of the checkpoints, which is where they stand then.
@@ -135,127 +111,31 @@ class Database:
         The files hold keys of these groups alone, and are gone afterwards. If it is interrupted, the groups have no checkpoint: they are
         emptied when they are opened next.
         """
-        with self._lock:
-            known = self._checkpoints[store]
-            for at in checkpoints:
-                known = known.without(at.first, at.last)
-            families = self._families(store)
-            self._write([self._vanishing(family, at.first, at.last) for at in checkpoints for family in families], {store: known})
-            for family, of_family in files.items():
-                self._make(family)
-                self._engine.ingest(family, of_family)
-            self._write([], {store: known.put([_dated(at, self._now()) for at in checkpoints])})
+        self._of[store].ingest(store, checkpoints, files)
 
     def drop(self, first: int, last: int) -> None:
-        """Forget the key groups first..last of all stores: keys and checkpoints, in one batch."""
-        with self._lock:
-            changes = [self._vanishing(family, first, last) for family in self._engine.families() if family != _META]
-            self._write(changes, {store: known.without(first, last) for store, known in self._checkpoints.items()})
-            for spec in self.specs.values():
-                if spec.kind in layout.SEGMENTED:
-                    self._expire(spec)
+        """Forget the key groups first..last of all stores: keys and checkpoints, in one batch of each engine."""
+        for shelf in self._shelves:
+            shelf.drop(first, last)
 
     def wipe(self, store: str, checkpoint: Checkpoint) -> None:
         """Remove all keys of a store in the groups of the checkpoint, which is where they stand now."""
-        with self._lock:
-            first, last = checkpoint.first, checkpoint.last
-            families = [family for family in self._families(store) if self._has_keys(family, first, last)]
-            after = self._checkpoints[store].put([_dated(checkpoint, self._now())])
-            self._write([self._vanishing(family, first, last) for family in families], {store: after})
+        self._of[store].wipe(store, checkpoint)
 
     def has_keys(self, store: str, first: int, last: int) -> bool:
         """Whether the groups first..last of a store have any key."""
-        with self._lock:
-            return any(self._has_keys(family, first, last) for family in self._families(store))
+        return self._of[store].has_keys(store, first, last)
 
     def is_empty(self) -> bool:
         """Whether there is neither a key nor a checkpoint."""
-        with self._lock:
-            families = [family for family in self._engine.families() if family != _META]
-            return not any(self._checkpoints.values()) and not any(self._has_keys(family, 0, _LAST) for family in families)
+        return all(shelf.is_empty() for shelf in self._shelves)
 
     def count(self, store: str) -> int:
         """Return about how many keys a store has."""
-        with self._lock:
-            return sum(self._engine.count(family) for family in self._families(store))
+        return self._of[store].count(store)
 
     def close(self) -> None:
         """Let go of the files. Idempotent."""
-        with self._lock:
-            self._engine.close()
-
-    def _families(self, store: str, window_starts: tuple[int, int] | None = None) -> list[str]:
-        spec = self.specs[store]
-        if spec.kind not in layout.SEGMENTED:
-            return [layout.family_of(store)]
-        segments = sorted(self._segments[store])
-        if window_starts is not None:
-            length = layout.segment_ms(spec)
-            segments = [segment for segment in segments if window_starts[0] // length <= segment <= window_starts[1] // length]
-        return [layout.segment_family(store, segment) for segment in segments]
-
-    def _write(self, changes: Sequence[Change], checkpoints: Mapping[str, Checkpoints]) -> None:
-        for change in changes:
-            self._make(change.family)
-        new = {store: known for store, known in checkpoints.items() if known != self._checkpoints[store]}
-        meta = Change(_META, [_checkpoint_key(store) for store in sorted(new)], [new[store].encode() for store in sorted(new)])
-        self._engine.write([*changes, meta])
-        self._checkpoints.update(new)
-
-    def _make(self, family: str) -> None:
-        known = layout.parse_segment_family(family)
-        if known is not None and known[1] not in self._segments.get(known[0], ()):
-            self._engine.create(family)
-            self._segments.setdefault(known[0], set()).add(known[1])
-
-    def _expire(self, spec: StoreSpec) -> None:
-        """Drop the segments that all key groups have left behind.
-
-        A machine that dies may come back with an older moment of all families, less what was dropped since. That is no loss: the
-        changelog was ahead of the drop, and whoever is restored to its end has left these windows behind as well.
-        """
-        observed = self._checkpoints[spec.name].observed()
-        if observed == NOTHING_OBSERVED:
-            return
-        oldest = layout.horizon(spec, observed) // layout.segment_ms(spec)
-        for segment in [segment for segment in self._segments[spec.name] if segment < oldest]:
-            self._engine.drop(layout.segment_family(spec.name, segment))
-            self._segments[spec.name].discard(segment)
-
-    def _check_shape(self, spec: StoreSpec) -> None:
-        """Empty a store that was written under another shape: its keys would be looked for in the wrong place."""
-        shape = layout.shape(spec) if spec.source is None else f"{layout.shape(spec)} of {spec.source}"
-        key = _SHAPE + spec.name.encode()
-        written = self._meta(key)
-        if written == shape.encode():
-            return
-        if written is not None:
-            log.warning('store "%s" was %s and is %s now: it is emptied, its changelog restores it', spec.name, written.decode(), shape)
-            for family in {layout.family_of(spec.name), *(layout.segment_family(spec.name, segment) for segment in self._segments[spec.name])}:
-                if family in self._engine.families():
-                    self._engine.drop(family)
-            self._segments[spec.name] = set()
-            self._checkpoints.pop(spec.name, None)
-        self._engine.write([Change(_META, [_checkpoint_key(spec.name), key], [None, shape.encode()])])
-
-    def _now(self) -> int:
-        return int(self._clock() * 1000)
-
-    def _has_keys(self, family: str, first: int, last: int) -> bool:
-        return next(self._engine.scan(family, *layout.group_bounds(first, last)), None) is not None
-
-    @staticmethod
-    def _vanishing(family: str, first: int, last: int) -> Change:
-        return Change(family, vanishing=[layout.group_bounds(first, last)])
-
-
-def _dated(checkpoint: Checkpoint, now_ms: int) -> Checkpoint:
-    return replace(checkpoint, true_ms=now_ms) if checkpoint.true_ms == NOW else checkpoint
-
-
-def _checkpoint_key(store: str) -> bytes:
-    return _CHECKPOINT + store.encode()
-
-
-def _without_group(rows: Rows) -> Rows:
-    return ((key[1:], value) for key, value in rows)
+        with ExitStack() as closing:  # whatever happens to one of them, the others are closed
+            for shelf in self._shelves:
+                closing.callback(shelf.close)

@@ -5,9 +5,10 @@
         format               version of everything below
         process-id           names this folder for ever: transactional ids are made of it
         <sub>_<partition>/   a database, shared by the tasks of that partition
+        <sub>_<partition>.<engine>/   what a user's engine has of it
 
-Invariant: one process at a time; one `Database` for each folder, open as long as anybody uses it.
-Invariant: a folder without a key is removed when nobody uses it any more.
+Invariant: one process at a time; one `Database` for each partition, open as long as anybody uses it.
+Invariant: the folders of a database without a key are removed when nobody uses it any more.
 Turned down: RocksDB's own lock as the lock of the instance (a process that has no task yet would not hold any).
 """
 
@@ -18,26 +19,27 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from uuid import UUID, uuid4
 
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Engine
+from coopstreams.state.engines import folder_of, open_database, open_engine
 from coopstreams.state.layout import groups_of
-from coopstreams.state.rocks import Rocks
 from coopstreams.topology.errors import StateCorruptError, StateError, StateLockedError
 from coopstreams.topology.keys import KeyRange
-from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.stores import ROCKS_DB, StoreSpec
 
 log = logging.getLogger(__name__)
 
 FORMAT = 1
 """Version of the layout on disk."""
 
-_PARTITION = re.compile(r"(\d+)_(\d+)")
+_PARTITION = re.compile(r"(\d+)_(\d+)(\..*(?<!\.deleted))?")
 _DOOMED = ".deleted"
 
 
@@ -48,16 +50,16 @@ class _Open:
 
 
 class StateDirectory:
-    """The state of one instance on this machine. Any thread.
+    """The state of one instance on this machine. Any thread. `store_type`: of the stores that do not say theirs.
 
     Raises:
         StateLockedError: another process has the folder; names it and the cure.
         StateError: the folder cannot be used, or a newer coopstreams wrote it.
     """
 
-    def __init__(self, root: Path | str, application_id: str, instance: int, *, engine: Callable[[Path], Engine] = Rocks) -> None:
+    def __init__(self, root: Path | str, application_id: str, instance: int, *, store_type: str = ROCKS_DB) -> None:
         self.folder = Path(root) / application_id / f"instance-{instance}"
-        self._engine = engine
+        self._store_type = store_type
         self._lock = Lock()
         self._open: dict[tuple[int, int], _Open] = {}
         try:
@@ -90,16 +92,16 @@ class StateDirectory:
         with self._lock:
             self._give_back((subtopology, partition))
 
-    def drop(self, subtopology: int, partition: int, ranges: Iterable[KeyRange]) -> None:
-        """Forget key ranges that have moved away, keys and checkpoints, and the folder once nothing is left in it.
+    def drop(self, subtopology: int, partition: int, ranges: Iterable[KeyRange], specs: Sequence[StoreSpec]) -> None:
+        """Forget key ranges that have moved away, keys and checkpoints, and the folders once nothing is left in them.
 
         A damaged database is deleted: its other ranges are restored from changelogs.
         """
         at = (subtopology, partition)
         with self._lock:
-            if at not in self._open and not self._path(at).exists():
+            if at not in self._open and not self._folders(at):
                 return
-            database = self._use(at, (), wipe_corrupt=True)
+            database = self._use(at, specs, wipe_corrupt=True)
             try:
                 for key_range in ranges:
                     database.drop(*groups_of(key_range))
@@ -109,7 +111,7 @@ class StateDirectory:
     def partitions(self) -> list[tuple[int, int]]:
         """Return the (sub-topology, partition) pairs that have a folder, ascending."""
         names = (_PARTITION.fullmatch(path.name) for path in self.folder.iterdir() if path.is_dir())
-        return sorted((int(name[1]), int(name[2])) for name in names if name)
+        return sorted({(int(name[1]), int(name[2])) for name in names if name})
 
     def close(self) -> None:
         """Close what is still open and let other processes have the folder. Idempotent."""
@@ -124,6 +126,10 @@ class StateDirectory:
     def _path(self, at: tuple[int, int]) -> Path:
         return self.folder / f"{at[0]}_{at[1]}"
 
+    def _folders(self, at: tuple[int, int]) -> list[Path]:
+        names = ((path, _PARTITION.fullmatch(path.name)) for path in self.folder.iterdir() if path.is_dir())
+        return [path for path, name in names if name and (int(name[1]), int(name[2])) == at]
+
     def _use(self, at: tuple[int, int], specs: Sequence[StoreSpec], wipe_corrupt: bool) -> Database:
         if self._lock_file < 0:
             raise StateError(f'state folder "{self.folder}" is closed')
@@ -134,17 +140,26 @@ class StateDirectory:
         return known.database
 
     def _database(self, at: tuple[int, int], specs: Sequence[StoreSpec], wipe_corrupt: bool) -> Database:
-        path = self._path(at)
         try:
-            path.mkdir(exist_ok=True)
-            return _database(self._engine, path, specs)
+            return open_database(specs, self._store_type, partial(self._engine, at, wipe_corrupt))
+        except StateCorruptError as error:  # its engines could be opened, but not read
+            if not wipe_corrupt:
+                raise
+            log.warning("%s. Deleting all of it.", error)
+            for folder in self._folders(at):
+                _remove(folder)
+            return open_database(specs, self._store_type, partial(self._engine, at, wipe_corrupt))
+
+    def _engine(self, at: tuple[int, int], wipe_corrupt: bool, store_type: str) -> Engine:
+        folder = self._path(at)
+        try:
+            return open_engine(folder, store_type)
         except StateCorruptError as error:
             if not wipe_corrupt:
                 raise
             log.warning("%s. Deleting it.", error)
-            _remove(path)
-            path.mkdir()
-            return _database(self._engine, path, specs)
+            _remove(folder_of(folder, store_type))
+            return open_engine(folder, store_type)
 
     def _give_back(self, at: tuple[int, int]) -> None:
         known = self._open[at]
@@ -157,8 +172,8 @@ class StateDirectory:
         except StateCorruptError:  # whoever opens it next hears of it
             empty = False
         known.database.close()
-        if empty:
-            _remove(self._path(at))
+        for folder in self._folders(at) if empty else ():
+            _remove(folder)
 
 
 def instance_folders(root: Path, application_id: str) -> list[Path]:
@@ -177,15 +192,6 @@ def delete_folder(folder: Path) -> None:
         _remove(folder)
     finally:
         os.close(lock_file)
-
-
-def _database(engine: Callable[[Path], Engine], path: Path, specs: Sequence[StoreSpec]) -> Database:
-    opened = engine(path)
-    try:
-        return Database(opened, specs)
-    except BaseException:
-        opened.close()
-        raise
 
 
 def _take_lock(folder: Path) -> int:

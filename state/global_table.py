@@ -15,6 +15,7 @@ from typing import Any
 
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.errors import StateError
+from coopstreams.topology.failures import Failure, OnFailure
 from coopstreams.topology.stores import Entry, StoreSpec
 
 _ABSENT = Entry(None, -1, None)
@@ -29,18 +30,22 @@ class GlobalRows:
         self.guard: AbstractContextManager[Any] = Lock()
         self.entries: dict[bytes, Entry] = {}
 
-    def apply(self, source: TopicPartition, columns: Columns) -> None:  # noqa: ARG002 who has a processor tells it
+    def apply(self, source: TopicPartition, columns: Columns, on_failure: OnFailure) -> None:
         """Take in records of the topic: the latest of a key is its row, one without a value deletes it, one without a key says nothing.
 
-        Raises:
-            SerdeError: a value is not of the table's serde.
+        `on_failure` is asked what becomes of a value that is not of the table's serde; if it returns, the row stays as it was.
         """
         read = self.spec.value.deserialize
-        for key, value, timestamp in zip(columns.keys, columns.values, columns.timestamps, strict=True):
+        for i, (key, value, timestamp) in enumerate(zip(columns.keys, columns.values, columns.timestamps, strict=True)):
             if key is not None and value is None:
                 self.entries.pop(key, None)
             elif key is not None and value is not None:
-                self.entries[key] = Entry(read(value), timestamp, value)
+                try:
+                    self.entries[key] = Entry(read(value), timestamp, value)
+                except Exception as error:  # noqa: BLE001 whatever a serde raises, the handler decides
+                    headers = None if columns.headers is None else columns.headers[i]
+                    offset = columns.offsets[i]
+                    on_failure(Failure("deserialization", self.spec.name, error, source, offset, key, value, timestamp, headers))
 
     def close(self) -> None:
         """Nothing more will be applied."""

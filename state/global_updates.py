@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 
 from coopstreams.state.global_table import GlobalRows
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
-from coopstreams.topology.errors import ProcessingError, TopologyError
+from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.failures import Failure, OnFailure, Phase
 from coopstreams.topology.global_tables import GlobalTable, GlobalUpdate
 from coopstreams.topology.nodes import Processing
 from coopstreams.topology.processing import Work
@@ -41,25 +42,25 @@ class UpdatedRows(GlobalRows):
         )
         self._work = Work(node, {self.spec.name: self._drafts}, self._around, self._around.nothing_below, {})
 
-    def apply(self, source: TopicPartition, columns: Columns) -> None:
+    def apply(self, source: TopicPartition, columns: Columns, on_failure: OnFailure) -> None:
         """Give the records to the processor, one after the other.
 
-        Raises:
-            ProcessingError: it raised, or a record is not of the topic's serdes; says which.
+        `on_failure` is asked what becomes of one that is not of the topic's serdes, or that the processor does not bear; if it returns,
+        the rows stay as they were before that record.
         """
         read_key, read_value = self._update.key.deserialize, self._update.value.deserialize
         for i, (key, value, timestamp, offset) in enumerate(zip(columns.keys, columns.values, columns.timestamps, columns.offsets, strict=True)):
-            self._around.take(
-                RecordMetadata(source.topic, source.partition, offset), timestamp, None if columns.headers is None else columns.headers[i]
-            )
+            headers = None if columns.headers is None else columns.headers[i]
+            self._around.take(RecordMetadata(source.topic, source.partition, offset), timestamp, headers)
+            phase: Phase = "deserialization"
             try:
-                self._work.run(key, None if key is None else read_key(key), None if value is None else read_value(value), timestamp)
+                record = None if key is None else read_key(key), None if value is None else read_value(value)
+                phase = "processing"
+                self._work.run(key, *record, timestamp)
                 self._drafts.publish()
-            except Exception as error:
-                raise ProcessingError(
-                    f'global store "{self.spec.name}": the record at "{source.topic}" partition {source.partition} offset {offset} made '
-                    f"{self._update.name} raise {type(error).__name__}: {error}. No task can go on without the store: mend the data or the function."
-                ) from error
+            except Exception as error:  # noqa: BLE001 whatever a serde or a function raises, the handler decides
+                self._drafts.forget()
+                on_failure(Failure(phase, self._update.name, error, source, offset, key, value, timestamp, headers))
 
     def close(self) -> None:
         """End the work of the processor."""
@@ -96,6 +97,10 @@ class _Drafts(GlobalRows):
                 self._rows.entries.pop(key, None)
             else:
                 self._rows.entries[key] = Entry(entry.value, entry.timestamp, write(entry.value))
+        self.forget()
+
+    def forget(self) -> None:
+        """Let nobody see what has changed."""
         self._changed.clear()
 
 

@@ -137,6 +137,12 @@ def parse_segment_family(family: str) -> tuple[str, int] | None:
     return store, int(segment)
 
 
+def store_of(family: str) -> str:
+    """Return the store that a family is of."""
+    segment = parse_segment_family(family)
+    return family.partition("/")[2] if segment is None else segment[0]
+
+
 def retention_ms(spec: StoreSpec) -> int:
     """Return how long the windows of a store are kept."""
     if spec.retention_ms is None:

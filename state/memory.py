@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from sortedcontainers import SortedDict
 
 from coopstreams.state.engine import Change, Getter, Rows
-from coopstreams.state.sst import read_sst
 from coopstreams.topology.errors import StateError
 
 
@@ -21,11 +19,6 @@ class Memory:
         self._families: dict[str, Any] = {}
         self._lock = Lock()
         self._closed = False
-
-    @staticmethod
-    def at(_: Path) -> Memory:
-        """Return an empty one, whatever lies in that folder."""
-        return Memory()
 
     def families(self) -> list[str]:
         """Return the families that exist."""
@@ -75,16 +68,6 @@ class Memory:
                         rows.pop(key, None)
                     else:
                         rows[key] = value
-
-    def ingest(self, family: str, files: Sequence[Path], *, move: bool = True) -> None:
-        """Add the rows of sorted files to an existing family."""
-        for file in files:
-            rows = dict(read_sst(file))
-            with self._lock:
-                self._check_open()
-                self._families[family].update(rows)
-            if move:
-                file.unlink()
 
     def count(self, family: str) -> int:
         """Return how many keys a family has."""

@@ -48,7 +48,7 @@ class Repartition:
     partitions: int | None
     explicit: bool = False
     """The user wrote `repartition()`: nobody else goes through it unasked."""
-    partitioner: Callable[..., int] | None = None
+    partitioner: Callable[..., Any] | None = None
     """Then keys are not where they belong, and the flow behind it is still `rekeyed`."""
 
 

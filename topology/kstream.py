@@ -21,6 +21,7 @@ from coopstreams.topology.ktable import KTable
 from coopstreams.topology.materialized import Materialized
 from coopstreams.topology.nodes import Filter, FlatMap, FlatMapValues, Map, MapValues, Peek, SelectKey
 from coopstreams.topology.partitioners import Partitioner
+from coopstreams.topology.printed import Destination, Printer
 from coopstreams.topology.processors import Processor
 from coopstreams.topology.repartition import repartition
 from coopstreams.topology.serdes import Serde
@@ -114,6 +115,10 @@ class KStream(Generic[K, V]):
         """Call `action(key, value)` for each record; nothing comes after it."""
         self._flow.then("KSTREAM-FOREACH-", name, partial(Peek, action=checked("foreach", action, "key", "value")))
 
+    def print(self, to: Destination = None, *, label: str | None = None, name: str | None = None) -> None:
+        """Write each record as a line `[label]: key, value` to standard output, to the end of a file, or to what has a `write`."""
+        self._flow.then("KSTREAM-PRINTER-", name, partial(Peek, action=Printer(to, label or self._flow.node)))
+
     def split(self, *, name: str | None = None) -> BranchedKStream[K, V]:
         """Begin to split the records into branches: `.split().branch(predicate, name="small").default_branch(name="large")["small"]`."""
         return BranchedKStream(self._flow, name)
@@ -135,8 +140,8 @@ class KStream(Generic[K, V]):
     ) -> KStream[K, V]:
         """Send the records through an internal topic `<application>-<name>-repartition`, with as many partitions as asked for or needed.
 
-        `partitioner(topic, key, value, partitions)` chooses the partition. Then equal keys need not be together: what needs them so
-        below it (aggregations, joins, tables) sends the records through another topic, by their keys.
+        `partitioner(topic, key, value, partitions)` chooses the partition, as in `to`. Then equal keys need not be together: what needs
+        them so below it (aggregations, joins, tables) sends the records through another topic, by their keys.
         """
         return KStream(repartition(self._flow, name, key, value, partitions, partitioner))
 
@@ -372,7 +377,8 @@ class KStream(Generic[K, V]):
     ) -> None:
         """Write the records to a topic, by default as they are known to be written. `topic(key, value)` chooses one for each record.
 
-        `partitioner(topic, key, value, partitions)` chooses the partition, from 0 to partitions - 1; otherwise the key does, as in Java.
+        `partitioner(topic, key, value, partitions)` chooses the partition, from 0 to partitions - 1, or several, or `[]` to drop the record;
+        otherwise the key does, as in Java.
         """
         attach.sink(self._flow, topic, key, value, partitioner, name)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.stores import StoreSpec, check_store_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +19,19 @@ class Materialized:
 
     `logged=False`: without a changelog topic. Rows are then only where their task runs: when it moves, or its folder is lost, the table
     begins empty. `cached=False`: the record cache holds no update of it back, nor any of the tables that it is joined with.
+    `store_type`: where rows are kept, `rocksDB`, `in_memory`, or `package.module:Class` of an `Engine`; else as `default.dsl.store` says.
+
+    Raises:
+        TopologyError: the store type is none of these.
     """
 
     name: str
     logged: bool = True
     cached: bool = True
+    store_type: str | None = None
+
+    def __post_init__(self) -> None:
+        check_store_type(self.name, self.store_type)
 
 
 StoreOption: TypeAlias = str | Materialized | None
@@ -36,4 +44,6 @@ def name_of(store: StoreOption) -> str | None:
 
 def kept_as(store: StoreOption, spec: StoreSpec) -> StoreSpec:
     """Return the store with what was said of it."""
-    return replace(spec, logged=store.logged, cached=store.cached) if isinstance(store, Materialized) else spec
+    if not isinstance(store, Materialized):
+        return spec
+    return replace(spec, logged=store.logged, cached=store.cached, store_type=store.store_type)

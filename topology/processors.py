@@ -31,7 +31,7 @@ from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.records import Record
 from coopstreams.topology.serdes import Serde, session_windowed, windowed
-from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.stores import StoreSpec, check_store_type
 from coopstreams.topology.versions import versions_of
 from coopstreams.topology.windows import duration_ms
 
@@ -114,42 +114,64 @@ class Processor(ABC, Generic[K, V, K2, V2]):
         """End work for the task; nothing can be forwarded any more."""
 
 
-def key_value_store(name: str, *, key: Serde[Any], value: Serde[Any], logged: bool = True) -> StoreSpec:
-    """Return a store for `process(stores=[...])` that a processor sees as a `KeyValueStore`. Not `logged`: lost when its task moves."""
-    check_name(name, "the store name")
-    return StoreSpec(name, "key_value", key, value, logged=logged)
+def key_value_store(name: str, *, key: Serde[Any], value: Serde[Any], logged: bool = True, store_type: str | None = None) -> StoreSpec:
+    """Return a store for `process(stores=[...])` that a processor sees as a `KeyValueStore`.
+
+    Not `logged`: lost when its task moves. `store_type`: where it is kept, as `Materialized` says.
+    """
+    _check(name, store_type)
+    return StoreSpec(name, "key_value", key, value, logged=logged, store_type=store_type)
 
 
 def window_store(
-    name: str, *, key: Serde[Any], value: Serde[Any], size: timedelta | int, retention: timedelta | int, logged: bool = True
+    name: str,
+    *,
+    key: Serde[Any],
+    value: Serde[Any],
+    size: timedelta | int,
+    retention: timedelta | int,
+    logged: bool = True,
+    store_type: str | None = None,
 ) -> StoreSpec:
     """Return a store for `process(stores=[...])` that a processor sees as a `WindowStore`.
 
     A window can be read until one has been put that starts `retention` later. `size` is what queries say of the windows' length.
     """
-    check_name(name, "the store name")
+    _check(name, store_type)
     size_ms, retention_ms = duration_ms(size, f'store "{name}": size'), duration_ms(retention, f'store "{name}": retention')
     if size_ms < 1 or retention_ms < size_ms:
         raise TopologyError(
             f'store "{name}": the size must be at least 1 ms and the retention at least the size, not {size_ms} and {retention_ms} ms'
         )
-    return StoreSpec(name, "window", key, value, retention_ms=retention_ms, row_key=windowed(key, size_ms), logged=logged)
+    row_key = windowed(key, size_ms)
+    return StoreSpec(name, "window", key, value, retention_ms=retention_ms, row_key=row_key, logged=logged, store_type=store_type)
 
 
-def session_store(name: str, *, key: Serde[Any], value: Serde[Any], retention: timedelta | int, logged: bool = True) -> StoreSpec:
+def session_store(
+    name: str, *, key: Serde[Any], value: Serde[Any], retention: timedelta | int, logged: bool = True, store_type: str | None = None
+) -> StoreSpec:
     """Return a store for `process(stores=[...])` that a processor sees as a `SessionStore`.
 
     A session can be read until one has been put that ends `retention` later.
     """
-    check_name(name, "the store name")
+    _check(name, store_type)
     retention_ms = _positive_ms(retention, name, "retention")
-    return StoreSpec(name, "session", key, value, retention_ms=retention_ms, row_key=session_windowed(key), logged=logged)
+    row_key = session_windowed(key)
+    return StoreSpec(name, "session", key, value, retention_ms=retention_ms, row_key=row_key, logged=logged, store_type=store_type)
 
 
-def versioned_store(name: str, *, key: Serde[Any], value: Serde[Any], history: timedelta | int, logged: bool = True) -> StoreSpec:
+def versioned_store(
+    name: str, *, key: Serde[Any], value: Serde[Any], history: timedelta | int, logged: bool = True, store_type: str | None = None
+) -> StoreSpec:
     """Return a store for `process(stores=[...])` that a processor sees as a `VersionedStore`. `history`: how far back it knows, in stream time."""
+    _check(name, store_type)
+    history_ms = _positive_ms(history, name, "history")
+    return StoreSpec(name, "key_value", key, versions_of(value), history_ms=history_ms, logged=logged, store_type=store_type)
+
+
+def _check(name: str, store_type: str | None) -> None:
     check_name(name, "the store name")
-    return StoreSpec(name, "key_value", key, versions_of(value), history_ms=_positive_ms(history, name, "history"), logged=logged)
+    check_store_type(name, store_type)
 
 
 def _positive_ms(duration: timedelta | int, store: str, what: str) -> int:

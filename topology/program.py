@@ -136,7 +136,7 @@ class Compiled:
     sites: tuple[tuple[Phase, str], ...]
     """Phase and node of each place where a record can fail."""
     drops: tuple[tuple[str, str], ...]
-    """Node and reason (`null key`, `null value`, `late`, `timestamp`) of each place where a record is dropped."""
+    """Node and reason (`null key`, `null value`, `late`, `timestamp`, `no partition`) of each place where a record is dropped."""
     make: Callable[[Process, Mapping[str, TableStore], Mapping[str, Output]], Code]
     clocks: Mapping[str, tuple[str, ...]]
     """Topic to the nodes whose stream time its records move."""

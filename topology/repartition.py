@@ -61,7 +61,7 @@ def repartition(
     key: Serde[Any] | None,
     value: Serde[Any] | None,
     partitions: int | None,
-    partitioner: Callable[..., int] | None,
+    partitioner: Callable[..., Any] | None,
 ) -> Flow:
     """Return the flow behind a repartition topic of its own. Records without a key end before it, as in Kafka Streams (vector repartition-01).
 

@@ -8,15 +8,21 @@ Invariant: an entry marked dirty is written (store, changelog) with the next com
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from coopstreams.topology.columns import Headers
+from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.serdes import Serde
 
 StoreKind = Literal["key_value", "window", "session", "buffer"]
+
+ROCKS_DB = "rocksDB"
+IN_MEMORY = "in_memory"
+_OF_YOUR_OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +53,35 @@ class StoreSpec:
     """Has a changelog topic `<application id>-<name>-changelog`."""
     cached: bool = True
     """With the record cache on, it holds updates of its table back."""
+    store_type: str | None = None
+    """Where it is kept: `rocksDB`, `in_memory`, or `package.module:Class` of an engine. None: as `default.dsl.store` says."""
     source: str | None = None
     """The topic that is its changelog, if it has none of its own: what it holds is what its task has read of it. See `optimizing`."""
+
+
+def store_type_of(value: object) -> str:
+    """Return what a user wrote for where stores are kept.
+
+    Raises:
+        ValueError: it can be none; says what it must be.
+    """
+    if not isinstance(value, str) or (value not in (ROCKS_DB, IN_MEMORY) and not _OF_YOUR_OWN.fullmatch(value)):
+        raise ValueError(f"{ROCKS_DB}, {IN_MEMORY}, or package.module:Class of an engine")
+    return value
+
+
+def check_store_type(store: str, value: str | None) -> None:
+    """Do nothing if a store can be kept there; None: wherever stores usually are.
+
+    Raises:
+        TopologyError: it names nothing that could be an engine.
+    """
+    if value is None:
+        return
+    try:
+        store_type_of(value)
+    except ValueError as error:
+        raise TopologyError(f'store "{store}": store_type={value!r} must be {error}') from None
 
 
 class Entry:

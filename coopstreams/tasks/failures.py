@@ -23,19 +23,20 @@ MOST_SAID = 8000
 """Characters of an error's text in a header: one that quotes a large value would make a letter that no broker takes."""
 
 
-def describe_failure(task: TaskId, failure: Failure) -> str:
-    """Return the failure in a sentence that names task, node, topic, partition and offset."""
+def describe_failure(task: TaskId | None, failure: Failure) -> str:
+    """Return the failure in a sentence that names task, node, topic, partition and offset. No task: a global table."""
     at = f"offset {failure.offset}" if failure.offset is not None else "from the record cache"
     did = {"deserialization": "cannot be read", "processing": "made a function raise", "production": "gave a result that cannot be written"}[
         failure.phase
     ]
+    whose = "global tables" if task is None else f"task {task}"
     return (
-        f'task {task}: the record at "{failure.source.topic}" partition {failure.source.partition} {at} '
+        f'{whose}: the record at "{failure.source.topic}" partition {failure.source.partition} {at} '
         f"{did} at {failure.node}: {type(failure.error).__name__}: {failure.error}"
     )
 
 
-def dead_letter_headers(task: TaskId, failure: Failure) -> Headers:
+def dead_letter_headers(task: TaskId | None, failure: Failure) -> Headers:
     """Return the record's headers with those that say what happened.
 
     Source: KIP-1034 `__streams.errors.*`.
@@ -46,10 +47,11 @@ def dead_letter_headers(task: TaskId, failure: Failure) -> Headers:
         "stacktrace": "".join(traceback.format_exception(failure.error)),
         "phase": failure.phase,
         "node": failure.node,
-        "task": str(task),
         "topic": failure.source.topic,
         "partition": str(failure.source.partition),
     }
+    if task is not None:
+        said["task"] = str(task)
     if failure.offset is not None:  # what the record cache held back belongs to no record
         said["offset"] = str(failure.offset)
     # An error may quote what is no Unicode: a letter that cannot be written would stop the instance.
@@ -57,8 +59,8 @@ def dead_letter_headers(task: TaskId, failure: Failure) -> Headers:
     return [*(failure.headers or ()), *coded]
 
 
-def handler(task: TaskId, config: Config, count: Callable[[str], None], dead_letter: Callable[[Failure, Headers], None]) -> OnFailure:
-    """Return what a task's program calls when a record fails, as the configuration wants it.
+def handler(task: TaskId | None, config: Config, count: Callable[[str], None], dead_letter: Callable[[Failure, Headers], None]) -> OnFailure:
+    """Return what a task's program, or without a task a global table, calls when a record fails, as the configuration wants it.
 
     Raises (the returned function):
         ProcessingError: the handler of the phase says `fail`.

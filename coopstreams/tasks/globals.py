@@ -3,6 +3,8 @@
 Every instance reads every partition of their topics, as nobody's member and without commits: after a restart the rows are read again.
 
 Invariant: when `load` has returned, the rows hold everything that was in the topics when it was called.
+A record that cannot be read is for the deserialisation handler, as elsewhere. Nobody commits here, so each start of each instance comes
+upon it anew: it is counted and logged, and a dead letter written, every time.
 """
 
 from __future__ import annotations
@@ -11,11 +13,14 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from coopstreams.log.log import Log, Position
+from coopstreams.config import Config
+from coopstreams.log.log import Log, Position, Writer
 from coopstreams.state.global_table import GlobalRows
 from coopstreams.state.global_updates import rows_of
+from coopstreams.tasks.failures import handler
 from coopstreams.tasks.task import wall_clock_ms
-from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.columns import Headers, TopicPartition
+from coopstreams.topology.failures import Failure
 from coopstreams.topology.global_tables import GlobalTable
 
 log = logging.getLogger(__name__)
@@ -27,7 +32,10 @@ _WAIT_S = 0.1
 class Globals:
     """The rows of global tables, by store name, and the thread that follows their topics."""
 
-    def __init__(self, log: Log, tables: Sequence[GlobalTable], partitions: Mapping[str, int]) -> None:
+    def __init__(
+        self, log: Log, tables: Sequence[GlobalTable], partitions: Mapping[str, int], config: Config, dropped: Callable[[str], None]
+    ) -> None:
+        """Get a reader. `dropped` hears why a record is left out."""
         self.rows = {table.store.name: rows_of(table, wall_clock_ms) for table in tables}
         self._closing = list(self.rows.values())
         self.loaded = False
@@ -38,6 +46,10 @@ class Globals:
             for partition in range(partitions[table.topic]):
                 self._of.setdefault(TopicPartition(table.topic, partition), []).append(self.rows[table.store.name])
         self._reader = log.reader() if tables else None
+        self._writer: Writer | None = None
+        self._dead_letters = config["errors.dead.letter.queue.topic.name"]
+        self._timeout_s = config["transaction.timeout.ms"] / 1000
+        self._on_failure = handler(None, config, dropped, self._dead_letter)
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -45,9 +57,8 @@ class Globals:
         """Read the topics to the ends they have now, or until it is cancelled.
 
         Raises:
-            LogError: they cannot be read.
-            SerdeError: a record is not of its table's serde.
-            ProcessingError: the processor of a global store raised.
+            LogError: they cannot be read, or a dead letter cannot be written.
+            ProcessingError: a record is not of its table's serde, or the processor of a global store raised, and the handler says `fail`.
         """
         if self._reader is None:
             self.loaded = True
@@ -78,6 +89,8 @@ class Globals:
             self._reader.close()
         while self._closing:
             self._closing.pop().close()
+        if self._writer is not None:
+            self._writer.close()
 
     def _run(self, failed: Callable[[BaseException], None]) -> None:
         try:
@@ -93,6 +106,13 @@ class Globals:
         reached: dict[TopicPartition, int] = {}
         for run in self._reader.fetch(_BATCH, _WAIT_S):
             for rows in self._of[run.partition]:
-                rows.apply(run.partition, run.columns)
+                rows.apply(run.partition, run.columns, self._on_failure)
             reached[run.partition] = run.next_offset
+        if self._writer is not None:
+            self._writer.flush(self._timeout_s)
         return reached
+
+    def _dead_letter(self, failure: Failure, headers: Headers) -> None:
+        if self._writer is None:
+            self._writer = self._log.writer()
+        self._writer.append(self._dead_letters, [failure.key], [failure.value], [failure.timestamp], headers=[headers])

@@ -24,11 +24,10 @@ from coopstreams.group.members import Assignment, MemberInfo, MemberState
 from coopstreams.group.membership import GroupMember, Timings
 from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.log.log import Log
-from coopstreams.metrics import Metrics
+from coopstreams.metrics import GLOBAL_TABLES, Metrics
 from coopstreams.state.directory import StateDirectory
-from coopstreams.state.memory import Memory
+from coopstreams.state.engines import check_store_types
 from coopstreams.state.pickup import Snapshots
-from coopstreams.state.rocks import Rocks
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.events import Event
 from coopstreams.tasks.failures import handler
@@ -79,14 +78,15 @@ class Parts:
         """Return the parts: brokers reached, topics checked and made, state folder locked.
 
         Raises:
+            ConfigError: a store is to be in an engine that is not there.
             LogError: the brokers cannot be reached within `connect.timeout.ms`.
             TopologyError, UnknownTopicError: the topics do not fit the topology.
             StateLockedError: another process uses the state folder.
         """
         application = config["application.id"]
         with ExitStack() as closing:
-            in_memory = config["default.dsl.store"] == "in_memory"
-            directory = StateDirectory(config["state.dir"], application, config["instance"], engine=Memory.at if in_memory else Rocks)
+            check_store_types((spec for s in topology.subtopologies for spec in s.stores), config["default.dsl.store"])
+            directory = StateDirectory(config["state.dir"], application, config["instance"], store_type=config["default.dsl.store"])
             closing.callback(directory.close)
             cluster = KafkaLog(_client(config), timeout_s=config["connect.timeout.ms"] / 1000)
             closing.callback(cluster.close)
@@ -98,9 +98,10 @@ class Parts:
             buffer_bytes = config["statestore.cache.max.bytes"] or SETTINGS["statestore.cache.max.bytes"][1]
             rooms = Rooms(directory, subtopologies, max(1 << 20, buffer_bytes // tasks))
             follower = Follower(cluster, application, replication=config["replication.factor"])
-            tables = Globals(cluster, topology.global_tables, reading.topics.partitions)
-            closing.callback(tables.stop)
             metrics = Metrics(application, process)
+            dropped = partial(metrics.dropped, GLOBAL_TABLES)
+            tables = Globals(cluster, topology.global_tables, reading.topics.partitions, config, dropped)
+            closing.callback(tables.stop)
             return Parts(config, topology, cluster, reading, directory, rooms, metrics, follower, tables, process, closing.pop_all())
 
     def __enter__(self) -> Self:

@@ -41,6 +41,6 @@ class Rooms:
     def moved_away(self, task: TaskId, wanted: Iterable[TaskId]) -> None:
         """Delete what was a task's and is none of ours any more: a moved range leaves no key behind."""
         kept = [other.range for other in wanted if other.conflicts(task)]
-        gone = task.range.minus(kept)
-        if gone and self.subtopology(task).stores:
-            self._directory.drop(task.subtopology, task.partition, gone)
+        gone, stores = task.range.minus(kept), self.subtopology(task).stores
+        if gone and stores:
+            self._directory.drop(task.subtopology, task.partition, gone, stores)

@@ -15,10 +15,11 @@ Time stands still at 0 until `advance` moves it; it is the timestamp of records 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
@@ -27,17 +28,18 @@ from coopstreams.config import Config
 from coopstreams.log.log import Position, Run, TopicSpec
 from coopstreams.log.memory import MemoryLog
 from coopstreams.state.database import Database
+from coopstreams.state.engines import open_database, open_engine
 from coopstreams.state.global_updates import rows_of
 from coopstreams.state.memory import Memory
-from coopstreams.state.rocks import Rocks
 from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.failures import handler
 from coopstreams.testing.fronts import Fronts
+from coopstreams.testing.ordered import ordered
 from coopstreams.testing.views import InputTopic, OutputRecord, OutputTopic, StoreView
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.compile import compile_subtopology
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.failures import Failure
+from coopstreams.topology.failures import Failure, OnFailure
 from coopstreams.topology.keys import WHOLE, KeyRange, partition_of
 from coopstreams.topology.naming import changelog_topic, internal_topic
 from coopstreams.topology.nodes import DynamicSink, Sink, SubTopology, Topology
@@ -61,7 +63,7 @@ class TopologyTestDriver:
 
     `ranges`: into how many key ranges, and so tasks, each partition is split. `partitions`: of each topic that is not internal, or by topic.
     `config`: settings by name, for example the exception handlers. `caching`: table updates are held back until `commit`, as by the
-    record cache in production. `state_dir`: an empty folder for stores on RocksDB; without it they are in memory.
+    record cache in production. `state_dir`: an empty folder for stores that are kept as in production; without it they are all in memory.
     """
 
     def __init__(
@@ -175,7 +177,7 @@ class TopologyTestDriver:
 
     @property
     def dropped(self) -> dict[tuple[str, str], int]:
-        """How many records each node dropped, and why: (node name, `null key` | `null value` | `late` | `timestamp`) to count."""
+        """How many records each node dropped, and why: (node name, `null key` | `null value` | `late` | `timestamp` | `no partition`) to count."""
         total = Counter(self._dropped_before)
         for task in self._all_tasks():
             total.update(task.program.dropped)
@@ -203,7 +205,8 @@ class TopologyTestDriver:
         self._writer.append(topic, [key], [value], timestamps, partitions=at, headers=[headers])
         for rows in rows_of_it:
             source = TopicPartition(topic, at or 0)
-            rows.apply(source, Columns([key], [value], timestamps, [self._log.end_offset(source) - 1], timestamps, headers=[headers]))
+            columns = Columns([key], [value], timestamps, [self._log.end_offset(source) - 1], timestamps, headers=[headers])
+            rows.apply(source, columns, self._on_failure(None))
         self._work()
 
     def _begin(self, *topics: str) -> None:
@@ -246,29 +249,33 @@ class TopologyTestDriver:
 
     def _database(self, part: SubTopology, partition: int) -> Database:
         if (part.id, partition) not in self._databases:
-            engine = Memory() if self._state_dir is None else Rocks(self._state_dir / f"{part.id}_{partition}")
-            self._databases[part.id, partition] = Database(engine, part.stores)
+            where = None if self._state_dir is None else partial(open_engine, self._state_dir / f"{part.id}_{partition}")
+            default = self._config["default.dsl.store"]
+            self._databases[part.id, partition] = open_database(part.stores, default, where) if where else Database(Memory(), part.stores)
         return self._databases[part.id, partition]
 
     def _task(self, program: Program, task_id: TaskId, database: Database) -> _Task:
         state = TaskState(database, program.subtopology.stores, task_id.range, _CACHE_BYTES if self._state_dir is None else 0)
         order: list[Output] = []
-        handle = handler(task_id, self._config, lambda _: None, self._dead_letter)
+        bound = program.bind(
+            {**state.stores, **self._globals},
+            self._on_failure(task_id),
+            caching=self._caching,
+            shared=not task_id.range.is_whole,
+            output=lambda topic: ordered(topic, order),
+            clock=lambda: self.now_ms,
+            partitions=lambda topic: self._partitions.get(topic, 1),
+        )
+        return _Task(task_id, program, bound, state, order)
+
+    def _on_failure(self, task: TaskId | None) -> OnFailure:
+        handle = handler(task, self._config, lambda _: None, self._dead_letter)
 
         def on_failure(failure: Failure) -> None:
             handle(failure)
             self.failures.append(failure)
 
-        bound = program.bind(
-            {**state.stores, **self._globals},
-            on_failure,
-            caching=self._caching,
-            shared=not task_id.range.is_whole,
-            output=lambda topic: _ordered(topic, order),
-            clock=lambda: self.now_ms,
-            partitions=lambda topic: self._partitions.get(topic, 1),
-        )
-        return _Task(task_id, program, bound, state, order)
+        return on_failure
 
     def _pieces(self, part: SubTopology) -> list[KeyRange]:
         return self._ranges if part.divisible else KeyRange.split(1)
@@ -369,24 +376,6 @@ class _Task:
     state: TaskState
     order: list[Output]
     """The output of each record that was forwarded since the last look, in order."""
-
-
-class _OrderedKeys(list[bytes | None]):
-    """A key column that tells whenever a record is written, so that the order between topics is known."""
-
-    def __init__(self, tell: Callable[[], None]) -> None:
-        super().__init__()
-        self._tell = tell
-
-    def append(self, key: bytes | None, /) -> None:
-        self._tell()
-        super().append(key)
-
-
-def _ordered(topic: str, order: list[Output]) -> Output:
-    output = Output(topic)
-    output.keys = _OrderedKeys(lambda: order.append(output))
-    return output
 
 
 def _one_of(name: str, known: Sequence[str], lacks: str) -> str:

@@ -22,6 +22,7 @@ from coopstreams.query.server import QueryServer
 from coopstreams.query.service import Limits
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.failures import Failure
 from tests.query.cluster import HOUR, INFOS, LIMITS, STORES, Cluster, Data, reason
 
 DATA: Data = {
@@ -33,6 +34,10 @@ DATA: Data = {
 }
 
 
+def refused(failure: Failure) -> None:
+    raise failure.error
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     with Cluster(2) as cluster:
@@ -40,7 +45,7 @@ def cluster() -> Iterator[Cluster]:
         for node in cluster.nodes:
             node.stream_time = 200
             assert node.names is not None
-            node.names.apply(TopicPartition("names", 0), Columns([b"k"], [b"1"], [1], [0], []))
+            node.names.apply(TopicPartition("names", 0), Columns([b"k"], [b"1"], [1], [0], []), refused)
         yield cluster
 
 

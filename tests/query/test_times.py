@@ -22,6 +22,7 @@ from coopstreams.state.views import StoreView
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.errors import QueryError
+from coopstreams.topology.failures import Failure
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.stores import StoreSpec, session_key
 from tests.query.cluster import GLOBAL, HOUR, LIMITS, Cluster, Data, Node
@@ -40,12 +41,15 @@ DATA: Data = {
 NAMES = {f"name-{number}": {"n": number} for number in range(30)}
 
 
+def refused(failure: Failure) -> None:
+    raise failure.error
+
+
 def names(rows: dict[str, Any]) -> GlobalRows:
     table = GlobalRows(GLOBAL)
-    table.apply(
-        TopicPartition("names", 0),
-        Columns([key.encode() for key in rows], [GLOBAL.value.serialize(value) for value in rows.values()], [7] * len(rows), [*range(len(rows))], []),
-    )
+    values = [GLOBAL.value.serialize(value) for value in rows.values()]
+    columns = Columns([key.encode() for key in rows], values, [7] * len(rows), [*range(len(rows))], [])
+    table.apply(TopicPartition("names", 0), columns, refused)
     return table
 
 

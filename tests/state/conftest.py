@@ -1,4 +1,4 @@
-"""Engines to test against: each test that takes `new_engine` runs on memory and on disk."""
+"""Engines to test against: each test that takes `new_engine` runs in memory, on RocksDB and on SQLite."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ import pytest
 from coopstreams.state.engine import Engine
 from coopstreams.state.memory import Memory
 from coopstreams.state.rocks import Rocks
+from tests.state.sqlite_engine import Sqlite
 
 BUCKET = "snapshots"
 NewEngine: TypeAlias = Callable[[], Engine]
 
 
-@pytest.fixture(params=["memory", "rocks"])
+@pytest.fixture(params=["memory", "rocks", "sqlite"])
 def new_engine(request: pytest.FixtureRequest, tmp_path: Path) -> NewEngine:
-    """Return a function that makes an empty engine."""
+    """Return a function that makes an empty engine: ours, and one as a user would bring."""
     numbers = count()
 
-    def rocks() -> Engine:
-        folder = tmp_path / f"rocks-{next(numbers)}"
+    def on_disk() -> Engine:
+        folder = tmp_path / f"engine-{next(numbers)}"
         folder.mkdir()
-        return Rocks(folder)
+        return Rocks(folder) if request.param == "rocks" else Sqlite(folder)
 
-    return Memory if request.param == "memory" else rocks
+    return Memory if request.param == "memory" else on_disk
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,6 @@ import pytest
 
 from coopstreams.state.database import Database
 from coopstreams.state.directory import StateDirectory
-from coopstreams.state.memory import Memory
 from coopstreams.state.task_state import TaskState
 from coopstreams.topology.errors import StateCorruptError, StateError, StateLockedError
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
@@ -78,15 +77,15 @@ def test_a_range_that_moved_away_leaves_no_key_behind_and_an_empty_folder_goes(t
     ranges = KeyRange.split(4)
     fill(directory.open(0, 0, [SPEC]))
     directory.release(0, 0)
-    directory.drop(0, 0, ranges[1:3])
+    directory.drop(0, 0, ranges[1:3], [SPEC])
     database = directory.open(0, 0, [SPEC])
     assert set(keys_of(database)) == {b"%d" % n for n in range(1000) if any(key_hash(b"%d" % n) in ranges[part] for part in (0, 3))}
     assert [(run.first, run.last) for run in database.checkpoints("counts")] == [(0, 63), (192, 255)]
-    directory.drop(0, 0, [ranges[0], ranges[3]])
+    directory.drop(0, 0, [ranges[0], ranges[3]], [SPEC])
     assert directory.partitions() == [(0, 0)]  # it is still open
     directory.release(0, 0)
     assert directory.partitions() == []
-    directory.drop(0, 0, ranges)  # nothing there any more
+    directory.drop(0, 0, ranges, [SPEC])  # nothing there any more
     directory.close()
 
 
@@ -178,8 +177,8 @@ def test_what_was_being_deleted_when_the_process_died_is_deleted_at_the_next_sta
     again.close()
 
 
-def test_a_directory_works_over_any_engine(tmp_path: Path) -> None:
-    directory = StateDirectory(tmp_path, "app", 0, engine=lambda _: Memory())
+def test_stores_in_memory_leave_nothing_on_disk(tmp_path: Path) -> None:
+    directory = StateDirectory(tmp_path, "app", 0, store_type="in_memory")
     fill(directory.open(0, 0, [SPEC]))
     directory.close()
 
@@ -265,6 +264,6 @@ def test_a_damaged_database_can_be_replaced_by_an_empty_one_with_a_word_in_the_l
 def test_dropping_a_range_of_a_damaged_database_deletes_it(tmp_path: Path, written: Path) -> None:
     damage(next(written.glob("*.sst")), "truncated")
     directory = StateDirectory(tmp_path, "app", 0)
-    directory.drop(0, 0, KeyRange.split(2)[:1])
+    directory.drop(0, 0, KeyRange.split(2)[:1], [SPEC])
     assert directory.partitions() == []
     directory.close()

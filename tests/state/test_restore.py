@@ -152,7 +152,8 @@ def test_state_that_cannot_be_continued_is_emptied_and_restored_from_the_log_sta
     feed(Restore(database, SPEC, [WHOLE], log_start=0, target=1000), [*log, (999, b"zombie", b"1"), (999, b"zombie-2", b"1")], 1000)
     before = {key: value for key, value in stored(database).items() if key_hash(key) in other}
     if checkpoint is None:
-        database._checkpoints["counts"] = database.checkpoints("counts").without(0, 127)
+        shelf = database._of["counts"]
+        shelf._checkpoints["counts"] = shelf.checkpoints("counts").without(0, 127)
     else:
         database.write([], {"counts": [Checkpoint(0, 127, checkpoint)]})
     with caplog.at_level(logging.WARNING):

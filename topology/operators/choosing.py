@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from coopstreams.topology.codegen import Function, Record
 from coopstreams.topology.compiler import Compiler, Operator
 from coopstreams.topology.nodes import Branch, DynamicSink, Node, Split
-from coopstreams.topology.operators.stateless import KEY_AND_VALUE, choose_partition, pass_on
+from coopstreams.topology.operators.stateless import KEY_AND_VALUE, each_partition, pass_on
 
 
 def split(compiler: Compiler, function: Function, node: Split, record: Record) -> None:
@@ -38,12 +38,10 @@ def dynamic_sink(compiler: Compiler, function: Function, node: DynamicSink, reco
         function.line(f"{out} = outputs.get({topic})")
         with function.block(f"if {out} is None:"):
             function.line(f"{out} = process.begin_output({topic})")
-    partition = choose_partition(compiler, function, node, record, topic)
-    function.line(f"{out}.keys.append({key})")
-    function.line(f"{out}.values.append({value})")
-    function.line(f"{out}.timestamps.append({record.timestamp})")
-    if partition is not None:
-        function.line(f"{out}.choose({partition})")
+    with each_partition(compiler, function, node, record, topic, out):
+        function.line(f"{out}.keys.append({key})")
+        function.line(f"{out}.values.append({value})")
+        function.line(f"{out}.timestamps.append({record.timestamp})")
 
 
 OPERATORS: Mapping[type[Node], Operator] = {Split: split, Branch: pass_on, DynamicSink: dynamic_sink}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 from coopstreams.topology.codegen import Function, Record
@@ -181,27 +182,33 @@ def sink(compiler: Compiler, function: Function, node: Sink, record: Record) -> 
     """The record becomes a row of the topic's columns."""
     key = function.key_as_bytes(record, node.key, node)
     value = function.value_as_bytes(record, node.value, node)
-    partition = choose_partition(compiler, function, node, record, repr(node.topic))
     out = compiler.unit.output(node.topic)
-    function.line(f"key_{out}({key})")
-    function.line(f"value_{out}({value})")
-    function.line(f"timestamp_{out}({record.timestamp})")
-    if partition is not None:
-        function.line(f"{out}.choose({partition})")
+    with each_partition(compiler, function, node, record, repr(node.topic), out):
+        function.line(f"key_{out}({key})")
+        function.line(f"value_{out}({value})")
+        function.line(f"timestamp_{out}({record.timestamp})")
 
 
-def choose_partition(compiler: Compiler, function: Function, node: Sink | DynamicSink, record: Record, topic: str) -> str | None:
-    """Write the call of a sink's partitioner; returns the variable of the partition, None if there is none to call."""
+@contextmanager
+def each_partition(compiler: Compiler, function: Function, node: Sink | DynamicSink, record: Record, topic: str, out: str) -> Iterator[None]:
+    """Write what is written inside for each partition that a sink's partitioner chooses; once, for the key to decide, if it has none.
+
+    A record that is for no partition is dropped and counted.
+    """
     if node.partitioner is None:
-        return None
-    unit, count, partition = compiler.unit, function.fresh("partitions"), function.fresh("partition")
+        yield
+        return
+    unit, count, found, partition = compiler.unit, function.fresh("partitions"), function.fresh("chosen"), function.fresh("partition")
     # Not guarded: a topic that is not there is no fault of the record.
     function.line(f"{count} = process.partitions({topic})")
     call = f"{unit.constant('chosen', chosen)}({unit.constant('partitioner', node.partitioner)}, {topic}, "
     key, value = function.key(record), function.value(record)
     with function.guard("processing", node.name):
-        function.line(f"{partition} = {call}{key}, {value}, {count})")
-    return partition
+        function.line(f"{found} = {call}{key}, {value}, {count})")
+    function.drop_if(f"not {found}", node, "no partition")
+    with function.block(f"for {partition} in {found}:"):
+        yield
+        function.line(f"{out}.choose({partition})")
 
 
 OPERATORS: Mapping[type[Node], Operator] = {

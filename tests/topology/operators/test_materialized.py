@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coopstreams import KTable, Materialized, SessionWindows, StreamsBuilder, TimeWindows, Topology, serdes
+from coopstreams import (
+    KTable,
+    Materialized,
+    SessionWindows,
+    StreamsBuilder,
+    TimeWindows,
+    Topology,
+    key_value_store,
+    serdes,
+    session_store,
+    versioned_store,
+    window_store,
+)
 from coopstreams.testing import TopologyTestDriver
+from coopstreams.topology.errors import TopologyError
 
 Tables: TypeAlias = tuple[KTable[str, int], KTable[str, int]]
 Write: TypeAlias = Callable[[KTable[str, int], KTable[str, int], Materialized], KTable[Any, Any]]
@@ -151,3 +166,35 @@ def test_a_join_with_one_side_that_is_not_cached_tells_of_the_relational_join(me
                 assert driver.output("out", serdes.text, serdes.int64).latest() == {key: value for key, value in results.items() if value is not None}
 
     law()
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("store_type", ["in_memory", "tests.state.sqlite_engine:Sqlite"])
+def test_a_table_says_the_same_wherever_it_is_kept(name: str, store_type: str, tmp_path: Path) -> None:
+    found = []
+    for number, store in enumerate([Materialized("kept"), Materialized("kept", store_type=store_type)]):
+        topology = topology_of(name, store)
+        assert {spec.store_type for part in topology.subtopologies for spec in part.stores if spec.name == "kept"} == {store.store_type}
+        with TopologyTestDriver(topology, 4, state_dir=tmp_path / str(number)) as driver:
+            for time, (topic, key, value) in enumerate(CHANGES):
+                driver.input(topic, serdes.text, serdes.int64).send(key, value, time)
+                driver.commit()
+            windowed = name in ("windows", "sessions")
+            rows = driver.store("kept").fetch_all() if windowed else driver.store("kept").all()
+            found.append((rows, [(record.topic, record.key, record.value, record.timestamp) for record in driver.outputs()]))
+    assert found[0] == found[1]
+    assert list((tmp_path / "1").glob("*Sqlite")) or store_type == "in_memory"
+
+
+@pytest.mark.parametrize("store_type", ["", "rocksdb", "memory", "module", "module:", ":Class", "a b:C", "module:Class.inner", 3])
+def test_a_store_type_that_can_be_none_is_refused_where_it_is_written(store_type: Any) -> None:
+    with pytest.raises(TopologyError, match=r'store "kept": store_type=.* must be rocksDB, in_memory, or package.module:Class'):
+        Materialized("kept", store_type=store_type)
+    for make in (
+        key_value_store,
+        partial(window_store, size=1, retention=1),
+        partial(session_store, retention=1),
+        partial(versioned_store, history=1),
+    ):
+        with pytest.raises(TopologyError, match=r'store "kept": store_type='):
+            make("kept", key=serdes.text, value=serdes.text, store_type=store_type)

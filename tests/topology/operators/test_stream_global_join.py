@@ -7,7 +7,7 @@ import pytest
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.builder import StreamsBuilder
-from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.errors import ProcessingError, TopologyError
 
 Event = tuple[str, str | None, Any]
 
@@ -68,3 +68,24 @@ def test_a_topic_is_not_read_in_two_ways() -> None:
     builder.stream("names", key=serdes.text, value=serdes.json).to("out")
     with pytest.raises(TopologyError, match=r'"names" is read as a global table and as a stream'):
         builder.build()
+
+
+@pytest.mark.parametrize("answer", ["continue", "dead-letter"])
+def test_a_row_that_cannot_be_read_is_for_the_handler_and_the_one_before_stays(answer: str) -> None:
+    builder = StreamsBuilder("app")
+    names = builder.global_table("names", key=serdes.text, value=serdes.json, store="all-names")
+    builder.stream("orders", key=serdes.text, value=serdes.json).join(
+        names, lambda order, name: [order["name"], name], on=lambda _, order: order["name"], value=serdes.json
+    ).to("out")
+    config = {"deserialization.exception.handler": answer, "errors.dead.letter.queue.topic.name": "dead"}
+    with TopologyTestDriver(builder.build(), config=config) as driver:
+        driver.input("names", serdes.text, serdes.json).send("ann", 7)
+        driver.input("names", serdes.text, serdes.raw).send("ann", b"no JSON")
+        driver.input("orders", serdes.text, serdes.json).send("a", ANN)
+        assert [(failure.node, failure.value) for failure in driver.failures] == [("all-names", b"no JSON")]
+        assert [record.value for record in driver.output("dead", serdes.text, serdes.raw).records()] == (
+            [b"no JSON"] if answer == "dead-letter" else []
+        )
+        assert [record.value for record in driver.output("out", serdes.text, serdes.json).records()] == [["ann", 7]]
+    with TopologyTestDriver(builder.build()) as driver, pytest.raises(ProcessingError, match="all-names"):
+        driver.input("names", serdes.text, serdes.raw).send("ann", b"no JSON")
