@@ -10,6 +10,7 @@ one of group, topic, partition and offset. No broker: a view is given the record
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import random
 import time
@@ -64,6 +65,7 @@ def allocated(entries: int, topics: int, pieces: int) -> float:
     """Return the bytes an entry, by Python's allocator."""
     tracemalloc.start()
     view = filled(entries, topics, pieces)
+    gc.collect()
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     del view
