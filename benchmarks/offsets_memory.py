@@ -30,7 +30,7 @@ from coopstreams.topology.keys import KeyRange
 WRITERS = 32
 STRIDE = 611_953
 """A prime: its multiples, modulo the number of entries, are all entries."""
-SHAPES = ((1, 1), (1000, 4), (1, 256))
+SHAPES = ((1, 1), (100, 1), (10, 4), (1, 256))
 """Topics, and key ranges of each of their partitions."""
 
 
