@@ -10,6 +10,7 @@ one of group, topic, partition and offset. No broker: a view is given the record
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import random
 import time
@@ -29,7 +30,7 @@ from coopstreams.topology.keys import KeyRange
 WRITERS = 32
 STRIDE = 611_953
 """A prime: its multiples, modulo the number of entries, are all entries."""
-SHAPES = ((1, 1), (1000, 4), (1, 256))
+SHAPES = ((1, 1), (100, 1), (10, 4), (1, 256))
 """Topics, and key ranges of each of their partitions."""
 
 
@@ -64,6 +65,7 @@ def allocated(entries: int, topics: int, pieces: int) -> float:
     """Return the bytes an entry, by Python's allocator."""
     tracemalloc.start()
     view = filled(entries, topics, pieces)
+    gc.collect()
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     del view

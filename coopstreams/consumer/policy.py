@@ -36,7 +36,7 @@ TOPICS: Mapping[str, tuple[bool, str]] = {
     "accept.range.fetch": (False, "Whether the topic's partitions may be read by key range. False: readers see the order of whole partitions."),
     "reserve.message.value.range.fetch": (
         False,
-        "Whether a consumer keeps the values of records that wait in its cache. False: it reads them again.",
+        "Whether a consumer keeps the values of records that wait in its cache. False: keys and offsets, and values are read again.",
     ),
 }
 """Settings by name: the default, and what it means."""
