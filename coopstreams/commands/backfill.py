@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 from coopstreams.commands.loading import load_topology
 from coopstreams.commands.settings import configure_logging, flags
+from coopstreams.commands.task_bars import TaskBars
 from coopstreams.config import Config, settings_of
 from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.nodes import Topology
 
 if TYPE_CHECKING:
-    from coopstreams.spark.plan import Stage
+    from coopstreams.spark.plan import Outputs, Stage
     from coopstreams.spark.running import Backfilled
 
 
@@ -24,7 +27,10 @@ def backfill(
     bootstrap_servers: Annotated[str | None, typer.Option(metavar="HOST:PORT,...", help="The Kafka brokers.")] = None,
     until: Annotated[datetime | None, typer.Option(help="Up to the first record of this time (UTC). Default: up to what is committed now.")] = None,
     ranges: Annotated[int, typer.Option(min=1, max=256, metavar="N", help="Key ranges of each partition, and so tasks.")] = 4,
-    outputs: Annotated[str, typer.Option(metavar="none|topic", help="Whether results are written to the topics of the topology.")] = "none",
+    outputs: Annotated[
+        str, typer.Option(metavar="none|topic|table", help="Whether results are written: to the topics of the topology, or as Parquet.")
+    ] = "none",
+    table: Annotated[str | None, typer.Option(metavar="URL", help="Where results lie as a table: a folder or a URL that Spark writes to.")] = None,
     snapshots: Annotated[
         str | None, typer.Option(metavar="URL", help="Where the state goes besides the changelogs, for tasks to pick it up.")
     ] = None,
@@ -45,32 +51,45 @@ def backfill(
     """
     configure_logging(verbose)
     try:
-        from coopstreams.spark import publishing, running
+        from coopstreams.spark import running
         from coopstreams.spark.history import KafkaHistory
-        from coopstreams.spark.plan import sources
         from coopstreams.spark.session import session_or_local
     except ImportError as error:
         raise ConfigError(f'a backfill needs Spark: pip install "coopstreams[spark]" ({error})') from error
-    if outputs not in ("none", "topic"):
-        raise ConfigError(f"--outputs {outputs}: none or topic")
+    options = running.Options(ranges=ranges, snapshots=snapshots, outputs=_outputs(outputs, table), table=table, work=work)
     topology = load_topology(target)
     checked = Config.of(settings_of(config, os.environ, flags(set_, {"bootstrap.servers": bootstrap_servers})), topology.application_id)
     at = None if until is None else until.replace(tzinfo=UTC) if until.tzinfo is None else until
-    histories = {topic: KafkaHistory(until=at) for topic in sources(topology)}
-    options = running.Options(ranges=ranges, snapshots=snapshots, outputs="topic" if outputs == "topic" else "none", work=work)
+    histories = {topic: KafkaHistory(until=at) for topic in topology.source_topics}
     if dry_run:
         typer.echo(str(running.make_plan(topology, checked, histories, options, create=False)))
         return
     plan = running.begin(topology, checked, histories, options) if resume is None else running.load_plan(work, resume, topology)
     typer.echo(str(plan))
-    with session_or_local(None, f"backfill of {plan.application}", {"spark.ui.showConsoleProgress": "true"}, cores=cores) as spark:
-        done = running.carry_out(spark, topology, checked, plan, histories, work, _say)
+    with session_or_local(None, f"backfill of {plan.application}", cores=cores) as spark, TaskBars(Console()) as bars:
+        done = running.carry_out(spark, topology, checked, plan, histories, work, _say, bars.show)
     _report(done)
     if publish:
-        for place, offset in publishing.publish(done, topology, checked).items():
-            typer.echo(f"{place}: the application goes on at {offset}")
+        _publish(done, topology, checked)
     else:
         typer.echo(f"not published yet: coopstreams backfill {target} --resume {plan.run} --publish")
+
+
+def _outputs(outputs: str, table: str | None) -> Outputs:
+    """Return what was typed, if it is one thing."""
+    kinds: dict[str, Outputs] = {"none": "none", "topic": "topic", "table": "table"}
+    if outputs not in kinds:
+        raise ConfigError(f"--outputs {outputs}: none, topic or table")
+    if (outputs == "table") != (table is not None):
+        raise ConfigError("a table of results needs both: --outputs table --table URL")
+    return kinds[outputs]
+
+
+def _publish(done: Backfilled, topology: Topology, config: Config) -> None:
+    from coopstreams.spark.publishing import publish
+
+    for place, offset in publish(done, topology, config).items():
+        typer.echo(f"{place}: the application goes on at {offset}")
 
 
 def _say(stage: Stage) -> None:

@@ -2,6 +2,7 @@
 
 from coopstreams.spark.history import KafkaHistory, TableHistory
 from coopstreams.spark.kafka_source import KafkaSource, read_options, write_options
+from coopstreams.spark.progress import TaskProgress
 from coopstreams.spark.publishing import publish
 from coopstreams.spark.rebuilding import rebuild
 from coopstreams.spark.running import Backfilled, Options, backfill
@@ -14,6 +15,7 @@ __all__ = [
     "KafkaSource",
     "Options",
     "TableHistory",
+    "TaskProgress",
     "Wanted",
     "backfill",
     "local_session",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
@@ -18,7 +18,7 @@ from coopstreams.state.manifest import shape_of
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.nodes import DynamicSink, Sink, Source, SubTopology, Topology
 
-Outputs = Literal["none", "topic"]
+Outputs = Literal["none", "topic", "table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,10 @@ class Plan:
     outputs: Outputs = "none"
     seed: bool = False
     snapshots: str | None = None
+    table: str | None = None
+    """Where the outputs lie in the end, if they go to a table that is not only handed back."""
+    global_tables: Mapping[str, Mapping[int, tuple[int, int]]] = field(default_factory=dict)
+    """Of their topics, the offsets [start, end) that every task reads."""
 
     @property
     def tasks(self) -> int:
@@ -99,22 +103,24 @@ class Plan:
                     )
                 else:
                     lines.append(f"    {topic}: {', '.join(f'{p}: {start}..{end}' for p, (start, end) in bounds.items())}")
+        for topic, bounds in self.global_tables.items():
+            lines.append(f"  global table {topic}: {', '.join(f'{p}: {start}..{end}' for p, (start, end) in bounds.items())}, for every task")
         state = [*(["changelogs"] if self.seed else []), *([self.snapshots] if self.snapshots else [])]
-        return "\n".join([*lines, f"  state goes to: {', '.join(state) or 'nowhere'}; outputs: {self.outputs}"])
+        outputs = self.outputs if self.table is None else f"{self.outputs} at {self.table}"
+        return "\n".join([*lines, f"  state goes to: {', '.join(state) or 'nowhere'}; outputs: {outputs}"])
 
 
 def check(topology: Topology) -> None:
     """Do nothing if a backfill can run the topology.
 
     Raises:
-        TopologyError: it has global tables, partitioners, or sub-topologies that wait for each other (foreign-key joins).
+        TopologyError: it has partitioners, topics by pattern, or sub-topologies that wait for each other (foreign-key joins).
     """
     nodes = [node for subtopology in topology.subtopologies for node in subtopology.nodes]
     if any(isinstance(node, Sink | DynamicSink) and node.partitioner is not None for node in nodes):
         raise TopologyError("a backfill writes where keys belong: it cannot run partitioner=. Leave it out, or start the application live")
-    if topology.global_tables:
-        names = ", ".join(table.topic for table in topology.global_tables)
-        raise TopologyError(f"a backfill cannot read global tables ({names}): read the topic as a table, or start the application live")
+    if any(isinstance(node, Source) and node.pattern is not None for node in nodes):
+        raise TopologyError("a backfill reads topics by name, not by pattern, of which others may come: name them, or start the application live")
     ordered(topology)
 
 
@@ -168,7 +174,8 @@ def digest(topology: Topology) -> str:
         [part.id, [(type(node).__name__, node.name, node.parents) for node in part.nodes], part.topics, [shape_of(store) for store in part.stores]]
         for part in topology.subtopologies
     ]
-    return hashlib.sha256(msgspec.json.encode(shape)).hexdigest()
+    tables = [[table.topic, shape_of(table.store)] for table in topology.global_tables]
+    return hashlib.sha256(msgspec.json.encode([shape, tables])).hexdigest()
 
 
 def sources(topology: Topology) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ offset) is exactly the order in which `SourceQueues` takes records that are all 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from coopstreams.log.log import NO_STREAM_TIME, Run
 from coopstreams.log.runs import Routes, make_runs
+from coopstreams.spark.progress import Reporter
 from coopstreams.spark.rows import END, ROUTED, batch, columns_of, record_columns
 from coopstreams.spark.shipping import unship
 from coopstreams.topology.columns import TopicPartition
@@ -37,6 +38,10 @@ class Routing:
     topic: str
     ranges: int
     numbered: bool = True
+    cut: Mapping[int, tuple[int, int]] | None = None
+    """By partition the offsets [start, end), if that is known."""
+    reports: str | None = None
+    """Where to say how far it is."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the tasks, and a last one for each of them that says what time it is."""
@@ -44,7 +49,7 @@ class Routing:
         program = compile_subtopology(topology, topology.subtopologies[self.subtopology])
         source = program.subtopology.topics.index(self.topic)
         routes = Routes(KeyRange.split(self.ranges), program.timestamp_of.get(self.topic), program.clocks_of(self.topic))
-        partition, stream_time, next_offset = None, NO_STREAM_TIME, 0
+        partition, reporter, stream_time, next_offset = None, None, NO_STREAM_TIME, 0
         for rows in batches:
             if not rows.num_rows:
                 continue
@@ -52,6 +57,7 @@ class Routing:
             if partition is not None and at != partition:
                 raise ValueError(f"a Spark partition holds records of {partition} and of {at}: it must have one topic partition")
             partition = at
+            reporter = reporter or self._reporter(at)
             offsets = rows.column("offset").to_pylist() if self.numbered else range(next_offset, next_offset + rows.num_rows)
             if offsets[0] < next_offset:
                 raise ValueError(f"{partition}: offset {offsets[0]} comes after {next_offset - 1}; a source must give a partition in offset order")
@@ -61,8 +67,13 @@ class Routing:
             for run in runs:
                 if len(run.columns):
                     yield self._records(source, run)
-        if partition is not None:
+            reporter.took(0, rows.num_rows, next_offset)
+        if partition is not None and reporter is not None:
+            reporter.end()
             yield self._ends(source, partition.partition, stream_time, routes.now)
+
+    def _reporter(self, at: TopicPartition) -> Reporter:
+        return Reporter(self.reports, "history", str(at), str(at), [None if self.cut is None else self.cut[at.partition]])
 
     def _records(self, source: int, run: Run) -> pa.RecordBatch:
         columns, count = run.columns, len(run.columns)

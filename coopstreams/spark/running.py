@@ -12,10 +12,12 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 import pyarrow as pa
@@ -27,13 +29,16 @@ from coopstreams.config import Config
 from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.log.kafka_offsets import KafkaOffsets
 from coopstreams.spark import plan as planning
+from coopstreams.spark import table_outputs
 from coopstreams.spark.history import History, KafkaHistory, TableHistory, cut_of, forwarded_frame, kafka_frame, table_frame
 from coopstreams.spark.outbox import cluster_of, marks_spec
 from coopstreams.spark.plan import Outputs, Plan, Stage
+from coopstreams.spark.progress import TaskProgress, Watch
 from coopstreams.spark.routing import Routing
 from coopstreams.spark.rows import BEGIN, RESULTS, ROUTED, ddl
 from coopstreams.spark.session import session_or_local
 from coopstreams.spark.shipping import ship
+from coopstreams.spark.table_outputs import absolute, stage_folder
 from coopstreams.spark.task import TaskResult, TaskWork
 from coopstreams.state.places import Place
 from coopstreams.state.snapshot import new_run
@@ -51,6 +56,7 @@ BACKFILLED = 0
 """The term of the offsets that a backfill leaves: every live task has a higher one."""
 
 Batches = Iterable[pa.RecordBatch]
+OnProgress = Callable[[Stage, Sequence[TaskProgress]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +64,17 @@ class Options:
     """What a run is asked to do.
 
     `ranges`: key ranges of each partition, and so tasks. `seed`: the state goes to the changelogs; False is a trial that writes nothing to Kafka
-    and cannot be published. `snapshots`: the state goes to this place, too, from where tasks pick it up faster. `outputs`: `none`, or `topic`:
-    results are written where a live application would. `work`: a folder that driver and workers share, for what goes from one stage to the
-    next, and for `resume`.
+    and cannot be published. `snapshots`: the state goes to this place, too, from where tasks pick it up faster. `outputs`: `none`; `topic`:
+    results are written where a live application would; or `table`: `Backfilled.outputs` hands them back, and they lie at `table` (a URL of
+    Spark's) as Parquet, if that is given. `work`: a folder that driver and workers share, for what goes from one stage to the next, and for
+    `resume`.
     """
 
     ranges: int = 4
     seed: bool = True
     snapshots: str | None = None
     outputs: Outputs = "none"
+    table: str | None = None
     work: str = "coopstreams-backfill"
 
 
@@ -76,11 +84,23 @@ class Backfilled:
 
     plan: Plan
     results: tuple[TaskResult, ...]
+    folder: str
+    """Of the run, where its stages lie."""
 
     @property
     def records(self) -> int:
         """How many records the tasks took from sources, repartition topics left out."""
         return sum(count for result in self.results for topic, count in result.read.items() if topic in self.plan.cut)
+
+    def outputs(self, spark: SparkSession) -> DataFrame:
+        """Return what a live application would have written to topics, dead letters too; the run must have been asked for `table`.
+
+        Shape: topic, key, value, timestamp, headers as in Kafka, and what orders them: time, subtopology, task, number.
+
+        Raises:
+            ConfigError: the run had other outputs.
+        """
+        return table_outputs.frame(spark, self.plan, self.folder)
 
 
 def make_plan(topology: Topology, config: Config, histories: Mapping[str, History], options: Options, *, create: bool = True) -> Plan:
@@ -92,11 +112,16 @@ def make_plan(topology: Topology, config: Config, histories: Mapping[str, Histor
     """
     planning.check(topology)
     topics = planning.sources(topology)
-    if unknown := sorted(set(histories) - set(topics)):
-        raise ConfigError(f"{', '.join(unknown)} is no source of the topology; it reads {', '.join(topics)}")
-    if options.outputs != "none" and not options.seed:
-        raise ConfigError("a trial writes nothing to Kafka: outputs must be none")
+    if unknown := sorted(set(histories) - set(topology.source_topics)):
+        raise ConfigError(f"{', '.join(unknown)} is no source of the topology; it reads {', '.join(topology.source_topics)}")
+    if options.outputs == "topic" and not options.seed:
+        raise ConfigError("a trial writes nothing to Kafka: outputs must be none or table")
+    if options.table is not None and options.outputs != "table":
+        raise ConfigError(f'a place for a table, {options.table}, but outputs are "{options.outputs}": say outputs="table"')
     chosen = {topic: histories.get(topic, KafkaHistory()) for topic in topics}
+    known = {table.topic: histories.get(table.topic, KafkaHistory()) for table in topology.global_tables}
+    if tables := [topic for topic, history in known.items() if isinstance(history, TableHistory)]:
+        raise ConfigError(f"{', '.join(tables)}: a global table is read from its topic in Kafka, by every task; give it no other history")
     for topic, history in chosen.items():
         if isinstance(history, TableHistory):
             history.check(topic)
@@ -105,7 +130,10 @@ def make_plan(topology: Topology, config: Config, histories: Mapping[str, Histor
     try:
         resolved = prepare_topics(cluster, topology, config) if create else check_partitions(topology, cluster.partitions())
         check_unused(cluster, offsets, topology, resolved.partitions)
-        cut = {topic: cut_of(cluster, offsets, topic, history, resolved.partitions[topic]) for topic, history in chosen.items()}
+        cut, globally = (
+            {topic: cut_of(cluster, offsets, topic, history, resolved.partitions[topic]) for topic, history in each.items()}
+            for each in (chosen, known)
+        )
     finally:
         offsets.close()
         cluster.close()
@@ -120,6 +148,8 @@ def make_plan(topology: Topology, config: Config, histories: Mapping[str, Histor
         outputs=options.outputs,
         seed=options.seed,
         snapshots=options.snapshots,
+        table=None if options.table is None else absolute(options.table),
+        global_tables=globally,
     )
 
 
@@ -151,11 +181,13 @@ def backfill(
     options: Options | None = None,
     resume: str | None = None,
     on_stage: Callable[[Stage], None] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Backfilled:
     """Run the topology over history and return how it went; `publish` lets a live application go on from there.
 
     `spark`: None makes a session on this machine for the time being. `sources`: by topic; one that is not named is read from Kafka up to now.
     `resume`: the name of a run that did not come to its end: what it decided holds, stages that it finished are not run again.
+    `on_stage` hears of a stage that begins, `on_progress` about once a second, on another thread, how far its tasks are.
 
     Raises:
         TopologyError, ConfigError: found before anything runs.
@@ -166,7 +198,7 @@ def backfill(
     wanted, histories = options or Options(), dict(sources or {})
     plan = begin(topology, config, histories, wanted) if resume is None else load_plan(wanted.work, resume, topology)
     with session_or_local(spark, f"backfill of {plan.application}") as session:
-        return carry_out(session, topology, config, plan, histories, wanted.work, on_stage)
+        return carry_out(session, topology, config, plan, histories, wanted.work, on_stage, on_progress)
 
 
 def begin(topology: Topology, config: Config, histories: Mapping[str, History], options: Options) -> Plan:
@@ -184,6 +216,7 @@ def carry_out(
     histories: Mapping[str, History],
     work: str,
     on_stage: Callable[[Stage], None] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Backfilled:
     """Run the stages of a plan that have not run yet, in the folder `work`; return how all tasks went.
 
@@ -197,9 +230,12 @@ def carry_out(
             cluster.create_topics([marks_spec(plan.application, plan.run, plan.tasks, config["replication.factor"])])
         finally:
             cluster.close()
-    run = _Run(topology, config, plan, histories, work)
+    run = _Run(topology, config, plan, histories, work, on_progress)
     try:
-        return Backfilled(plan, tuple(result for stage in plan.stages for result in run.stage(spark, stage, on_stage)))
+        results = tuple(result for stage in plan.stages for result in run.stage(spark, stage, on_stage))
+        if plan.table is not None:
+            table_outputs.write(spark, plan, run.folder, Place(work))
+        return Backfilled(plan, results, run.folder)
     except PySparkException as error:
         raise _ours(error) from error
 
@@ -222,15 +258,18 @@ def load_plan(work: str, run: str, topology: Topology) -> Plan:
 class _Run:
     """Carries out a plan."""
 
-    def __init__(self, topology: Topology, config: Config, plan: Plan, histories: Mapping[str, History], work: str) -> None:
+    def __init__(
+        self, topology: Topology, config: Config, plan: Plan, histories: Mapping[str, History], work: str, on_progress: OnProgress | None
+    ) -> None:
         self._topology = topology
         self._shipped = ship(topology)
         self._config = config
         self._plan = plan
         self._histories = histories
+        self._on_progress = on_progress
         self._place = Place(work)
         self._oldest_ms = _oldest_ms(topology, config) if plan.seed else ()
-        self._folder = work if "://" in work else str(Path(work).absolute())
+        self.folder = f"{absolute(work)}/{plan.run}"
 
     def stage(self, spark: SparkSession, stage: Stage, on_stage: Callable[[Stage], None] | None) -> list[TaskResult]:
         """Run the tasks of a sub-topology, unless they have run; return how they went."""
@@ -238,16 +277,28 @@ class _Run:
         if self._place.read(f"{self._plan.run}/stage-{stage.subtopology}/_SUCCESS") is None:
             if on_stage is not None:
                 on_stage(stage)
-            work = self._work(stage)
-            rows = self._routed(spark, stage).repartitionById(stage.tasks, "task").sortWithinPartitions("stream_time", "source", "offset")
-            # Written, not cached: a cache that is lost would run the tasks again.
-            rows.mapInArrow(_function(work), ddl(RESULTS)).write.mode("overwrite").parquet(folder)
+            with self._watched(stage) as reports:
+                rows = (
+                    self._routed(spark, stage, reports).repartitionById(stage.tasks, "task").sortWithinPartitions("stream_time", "source", "offset")
+                )
+                # Written, not cached: a cache that is lost would run the tasks again.
+                rows.mapInArrow(_function(self._work(stage, reports)), ddl(RESULTS)).write.mode("overwrite").parquet(folder)
         found = spark.read.parquet(folder).where("result is not null").select("task", "result").collect()
         if missing := planning.gaps(stage, [row.task for row in found]):
             raise RuntimeError(f"sub-topology {stage.subtopology}: tasks {missing} gave no result, or several; run {self._plan.run} is of no use")
         return [msgspec.json.decode(row.result, type=TaskResult) for row in found]
 
-    def _work(self, stage: Stage) -> TaskWork:
+    @contextmanager
+    def _watched(self, stage: Stage) -> Iterator[str | None]:
+        """Yield where the tasks of a stage say how far they are, which is passed on; None if nobody wants to know."""
+        if self._on_progress is None:
+            yield None
+            return
+        reports = f"{self.folder}/progress-{stage.subtopology}-{uuid4().hex[:8]}"  # those of an earlier driver are not ours
+        with Watch(reports, partial(self._on_progress, stage)):
+            yield reports
+
+    def _work(self, stage: Stage, reports: str | None) -> TaskWork:
         return TaskWork(
             shipped=self._shipped,
             subtopology=stage.subtopology,
@@ -256,19 +307,23 @@ class _Run:
             first=stage.first,
             config=self._config,
             forwarded=stage.forwarded,
-            outputs=self._plan.outputs == "topic",
+            outputs=self._plan.outputs,
             seed=self._plan.seed,
             oldest_ms=self._oldest_ms,
             snapshots=self._plan.snapshots,
+            cut={topic: bounds for topic, bounds in self._plan.cut.items() if topic not in self._plan.tables},
+            global_tables=self._plan.global_tables,
+            reports=reports,
         )
 
-    def _routed(self, spark: SparkSession, stage: Stage) -> DataFrame:
+    def _routed(self, spark: SparkSession, stage: Stage, reports: str | None) -> DataFrame:
         """Return the rows of a stage's tasks, from all their sources."""
         begins = [(task, source, -1, BEGIN, *([None] * (len(ROUTED) - 4))) for task in range(stage.tasks) for source in range(len(stage.topics))]
         rows = spark.createDataFrame(begins, ddl(ROUTED))
         for topic in stage.topics:
             numbered = topic in self._plan.cut and topic not in self._plan.tables
-            routing = Routing(self._shipped, stage.subtopology, topic, stage.ranges, numbered)
+            cut = self._plan.cut[topic] if numbered else None
+            routing = Routing(self._shipped, stage.subtopology, topic, stage.ranges, numbered, cut, reports)
             rows = rows.unionAll(self._history(spark, topic).mapInArrow(_function(routing), ddl(ROUTED)))
         return rows
 
@@ -284,7 +339,7 @@ class _Run:
         return table_frame(history, topic, partitions)
 
     def _output(self, stage: Stage) -> str:
-        return f"{self._folder}/{self._plan.run}/stage-{stage.subtopology}"
+        return stage_folder(self.folder, stage)
 
 
 def _function(work: Callable[[Batches], Iterator[pa.RecordBatch]]) -> Callable[[Batches], Iterator[pa.RecordBatch]]:

@@ -15,7 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,10 @@ import msgspec
 import pyarrow as pa
 
 from coopstreams.config import Config
+from coopstreams.spark.global_tables import Cut, read_rows, tables_of
 from coopstreams.spark.outbox import Outbox, Seeds
+from coopstreams.spark.plan import Outputs
+from coopstreams.spark.progress import Reporter
 from coopstreams.spark.rows import BEGIN, END, RESULTS, batch, columns_of, headers_column, runs_of
 from coopstreams.spark.shipping import unship
 from coopstreams.state import layout
@@ -85,18 +88,24 @@ class TaskWork:
     first: int
     config: Config
     forwarded: tuple[tuple[str, int], ...] = ()
-    outputs: bool = False
-    """Whether what goes to topics of others is written there, in the task's transaction."""
+    outputs: Outputs = "none"
+    """What becomes of what goes to topics of others: `topic` writes it there, in the task's transaction; `table` makes RESULTS rows of it."""
     seed: bool = False
     """Whether the state is written to the changelogs, in the task's transaction."""
     oldest_ms: tuple[tuple[str, int], ...] = ()
     """By store, the earliest timestamp that the broker would not delete at once from the changelog."""
     snapshots: str | None = None
+    cut: Cut = field(default_factory=dict)
+    """Of the topics that are read from Kafka: by partition the offsets [start, end)."""
+    global_tables: Cut = field(default_factory=dict)
+    """The same of the topics of global tables."""
+    reports: str | None = None
+    """Where tasks say how far they are."""
 
     @property
     def writes(self) -> bool:
         """Whether a task writes to Kafka at all."""
-        return self.outputs or self.seed
+        return self.outputs == "topic" or self.seed
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield what the task forwards, and how it went."""
@@ -140,8 +149,11 @@ class _Running:
         self._dead_letters = Output(work.config["errors.dead.letter.queue.topic.name"] or "")
         on_failure = handler(self.id, work.config, self._count_failure, self._dead_letter)
         caching = work.config["statestore.cache.max.bytes"] > 0
-        self._program: BoundProgram = program.bind(self._state.stores, on_failure, caching=caching, shared=not self.id.range.is_whole)
+        rows = read_rows(work.config.client, tables_of(topology, program.subtopology), work.global_tables)
+        self._program: BoundProgram = program.bind({**self._state.stores, **rows}, on_failure, caching=caching, shared=not self.id.range.is_whole)
         closing.callback(self._program.close)
+        bounds = [work.cut[topic][partition] if topic in work.cut else None for topic in program.subtopology.topics]
+        self._reporter = Reporter(work.reports, "task", str(number), str(self.id), bounds)
 
     def take(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Process rows of this task; yield what it forwards."""
@@ -155,6 +167,7 @@ class _Running:
                 self._advance(source, part)
             elif offsets[start] != BEGIN:
                 self._process(source, part, offsets[start:end])
+                self._reporter.took(pieces[start][0], end - start, offsets[end - 1] + 1)
         yield from self._forward()
         if self._state.full:
             self._write_state()
@@ -173,6 +186,7 @@ class _Running:
             log.info("%s: an earlier attempt has committed", self.id)
         nothing = [pa.nulls(1, field.type) for field in list(RESULTS)[2:-1]]
         yield batch(RESULTS, [[self._number], [None], *nothing, [result]])
+        self._reporter.end()
 
     def _process(self, source: TopicPartition, rows: pa.RecordBatch, offsets: list[int]) -> None:
         columns = columns_of(rows, offsets)
@@ -192,15 +206,15 @@ class _Running:
         for output in (*self._program.outputs.values(), self._dead_letters):
             if not len(output):
                 continue
-            if output.topic in self._forwarded:
+            if output.topic in self._forwarded or self._work.outputs == "table":
                 yield self._rows(output)
-            elif self._work.outputs and self._outbox is not None and self._outbox.mark is None:
+            elif self._work.outputs == "topic" and self._outbox is not None and self._outbox.mark is None:
                 self._outbox.write(output)
             self._written[output.topic] += len(output)
             output.clear()
 
     def _rows(self, output: Output) -> pa.RecordBatch:
-        """Return forwarded records as rows, each with its place in an order that all tasks agree on: its time, then task, then number."""
+        """Return records as rows, each with its place in an order that all tasks agree on: its time, then task, then number."""
         count, first = len(output), self._written[output.topic]
         time, times = self._times.get(output.topic, -1), []
         for timestamp in output.timestamps:
@@ -208,18 +222,12 @@ class _Running:
             times.append(time)
         self._times[output.topic] = time
         numbers = range(first, first + count)
-        partitions = self._forwarded[output.topic]
-        # As a producer: murmur2 of the key; a record without one goes anywhere, here always to the same place.
-        places = [
-            partition_of(key, partitions) if key is not None else offset_hash(number) % partitions
-            for number, key in zip(numbers, output.keys, strict=True)
-        ]
         return batch(
             RESULTS,
             [
                 [self._number] * count,
                 [output.topic] * count,
-                places,
+                self._places(output, numbers),
                 times,
                 list(numbers),
                 list(output.timestamps),
@@ -229,6 +237,17 @@ class _Running:
                 [None] * count,
             ],
         )
+
+    def _places(self, output: Output, numbers: range) -> list[int | None]:
+        """Return the partitions of forwarded records; None for those of a table, which has none."""
+        partitions = self._forwarded.get(output.topic)
+        if partitions is None:
+            return [None] * len(output)
+        # As a producer: murmur2 of the key; a record without one goes anywhere, here always to the same place.
+        return [
+            partition_of(key, partitions) if key is not None else offset_hash(number) % partitions
+            for number, key in zip(numbers, output.keys, strict=True)
+        ]
 
     def _write_state(self) -> None:
         self._program.flush()

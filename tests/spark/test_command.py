@@ -46,6 +46,10 @@ def test_a_run_is_looked_at_done_and_published_and_then_refused(kafka: Kafka, sp
     done = backfill("--ranges", "1")
     assert done.exit_code == 0, done.output
     assert "900 records read" in done.stdout
+    tasks, reading = (dict(re.findall(rf"^{kind} (\S+): ([\d,]+) records$", done.stdout, re.MULTILINE)) for kind in ("task", "reading"))
+    assert {name.partition("[")[0] for name in tasks} == {"0_0", "0_1"}
+    assert set(reading) == {f"{counting.source}-{partition}" for partition in (0, 1)}
+    assert sum(map(int, tasks.values())) == sum(map(int, reading.values())) == 900
     assert "store counts: 30 keys" in done.stdout
     table = {key.decode(): serdes.int64.decode(value) for key, value in latest(read_topic(kafka.bootstrap, counting.changelog)).items()}
     assert table == written
@@ -79,7 +83,11 @@ def test_what_cannot_be_is_refused_before_spark_starts(kafka: Kafka, tmp_path: P
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(application=kafka.unique("refused"), source=kafka.topic("in"), sink=kafka.topic("out")))
     given = ["backfill", str(program), "--bootstrap-servers", kafka.bootstrap, "--work", str(tmp_path / "work")]
-    for options, said in ((["--outputs", "everything"], "none or topic"), (["--resume", "never"], 'there is no run "never"')):
+    for options, said in (
+        (["--outputs", "everything"], "none, topic or table"),
+        (["--outputs", "table"], "--outputs table --table URL"),
+        (["--resume", "never"], 'there is no run "never"'),
+    ):
         result = CliRunner().invoke(app, [*given, *options])
         assert isinstance(result.exception, ConfigError)
         assert said in str(result.exception)

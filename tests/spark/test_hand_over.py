@@ -16,11 +16,23 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
-from coopstreams import CoopStreams, serdes
+from coopstreams import (
+    CoopStreams,
+    KeyValueStore,
+    Processor,
+    ProcessorContext,
+    Record,
+    StreamsBuilder,
+    TimeWindows,
+    Topology,
+    key_value_store,
+    serdes,
+)
 from coopstreams.query.client import QueryClient
 from coopstreams.spark.history import KafkaHistory
 from coopstreams.spark.publishing import publish
 from coopstreams.spark.running import Options, backfill
+from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import QueryError
 from tests.broker import law, test_law
 from tests.broker.counting import PATIENT, Counting
@@ -87,6 +99,76 @@ def test_a_count_goes_on_behind_a_producer_that_never_stops(kafka: Kafka, spark:
     }
     assert updates == {key: list(range(1, count + 1)) for key, count in expected.items()}
     assert done.records < expected.total(), "nothing was left for the live application"
+
+
+class Ticks(Processor[str, str, str, int]):
+    """Tells every ten seconds of stream time how many records there were since."""
+
+    def init(self, context: ProcessorContext[str, int]) -> None:
+        super().init(context)
+        self.seen: KeyValueStore[str, int] = context.store("seen")
+        context.schedule(10_000, "stream_time", self.tell)
+
+    def process(self, record: Record[str, str]) -> None:
+        self.seen.put("records", (self.seen.get("records") or 0) + 1)
+
+    def tell(self, now_ms: int) -> None:
+        self.context.forward(Record("records", self.seen.get("records") or 0, now_ms))
+        self.seen.put("records", 0)
+
+
+def timed(application: str, source: str, ticks: str, windows: str) -> Topology:
+    builder = StreamsBuilder(application)
+    stream = builder.stream(source, key=serdes.text, value=serdes.text)
+    store = key_value_store("seen", key=serdes.text, value=serdes.int64)
+    stream.process(Ticks, stores=[store], key=serdes.text, value=serdes.int64, by_key=False).to(ticks)
+    counted = stream.group_by_key().windowed_by(TimeWindows(milliseconds=1000, grace=0)).count(store="seconds")
+    counted.to_stream().map(lambda at, count: (f"{at.key} {at.start_ms}", count), key=serdes.text, value=serdes.int64).to(windows)
+    return builder.build()
+
+
+def test_stream_time_and_timers_go_on_over_the_cut(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
+    source, ticks, windows = (kafka.topic(name, retention_ms="-1") for name in ("in", "ticks", "windows"))
+    topology = timed(kafka.unique("timed"), source, ticks, windows)
+    begin = int(time.time()) // 10 * 10_000 - 200_000  # timers are on a grid from 0
+    before = [begin + at for at in (1_000, 9_000, 11_500, 24_000, 23_000, 57_000)]
+    # The first is late by the clock that the backfill has left, and no timer may be called for a time that is over.
+    behind = [begin + at for at in (5_000, 57_100, 58_000, 61_000, 60_000, 83_000)]
+    expected: dict[str, list[tuple[str, int, int]]] = {ticks: [], windows: []}
+    with TopologyTestDriver(topology) as driver:
+        for at in [*before, *behind]:
+            driver.input(source, serdes.text, serdes.text).send("key", "x", timestamp=at)
+        for record in driver.outputs():
+            expected[record.topic].append((record.key, record.value, record.timestamp))
+    assert len(expected[windows]) == len(before) + len(behind) - 3, "what is late is dropped"
+
+    def write(times: Sequence[int]) -> None:
+        producer = Producer({"bootstrap.servers": kafka.bootstrap})
+        for at in times:
+            producer.produce(source, b"x", b"key", timestamp=at)
+        assert producer.flush(30) == 0
+
+    write(before)
+    settings = {"bootstrap.servers": kafka.bootstrap, "statestore.cache.max.bytes": 0}
+    done = backfill(topology, settings, spark=spark, options=options(tmp_path))
+    publish(done, topology, settings)
+    write(behind)
+
+    def found(topic: str) -> list[tuple[str, int, int]]:
+        return [
+            ((record.key or b"").decode(), serdes.int64.decode(record.value or b""), record.timestamp)
+            for record in read_topic(kafka.bootstrap, topic)
+        ]
+
+    with CoopStreams(topology, {**settings, "state.dir": str(tmp_path / "state"), "commit.interval.ms": 100}):
+        # The last record of each topic is one of the last record of the input.
+        eventually(lambda: all(rows[-1] in found(topic) for topic, rows in expected.items()), 60, lambda: f"{found(ticks)}, {found(windows)}")
+    assert found(windows) == expected[windows]
+    told, by_backfill = found(ticks), [row for row in expected[ticks] if row[2] <= max(before)]
+    assert told[: len(by_backfill)] == by_backfill
+    # As after any restart, the first record behind the cut calls what is scheduled; but with the time that it is.
+    assert [at for _, _, at in told[len(by_backfill) :] if at < max(before)] == []
+    assert sum(count for _, count, _ in told) == len(before) + len(behind)
 
 
 def clean_cut(records: Sequence[law.Input]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from coopstreams import StreamsBuilder, Topology, serdes
@@ -61,12 +63,7 @@ def counting(topic: str, application: str = "app") -> Topology:
     return builder.build()
 
 
-def test_global_tables_and_subtopologies_that_wait_for_each_other_are_refused() -> None:
-    builder = StreamsBuilder("globals")
-    places = builder.global_table("places", key=serdes.text, value=serdes.text, store="places")
-    builder.stream("orders", key=serdes.text, value=serdes.text).join(places, lambda order, place: order + place, on=lambda key, _: key)
-    with pytest.raises(TopologyError, match="global tables"):
-        planning.check(builder.build())
+def test_subtopologies_that_wait_for_each_other_are_refused() -> None:
     builder = StreamsBuilder("foreign")
     left = builder.table("left", key=serdes.text, value=serdes.text, store="left")
     right = builder.table("right", key=serdes.text, value=serdes.text, store="right")
@@ -78,6 +75,13 @@ def test_global_tables_and_subtopologies_that_wait_for_each_other_are_refused() 
 def test_the_digest_tells_topologies_apart_and_is_the_same_for_the_same() -> None:
     assert planning.digest(counting("orders")) == planning.digest(counting("orders"))
     assert planning.digest(counting("orders")) != planning.digest(counting("others"))
+
+
+def test_topics_by_pattern_are_refused() -> None:
+    builder = StreamsBuilder("app")
+    builder.stream(re.compile("orders-.*"), key=serdes.text, value=serdes.text).to("out")
+    with pytest.raises(TopologyError, match="by pattern"):
+        planning.check(builder.build())
 
 
 def test_partitioners_are_refused() -> None:

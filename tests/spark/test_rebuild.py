@@ -5,14 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from coopstreams import StreamsBuilder, serdes
 from coopstreams.log.kafka_log import KafkaLog
-from coopstreams.spark import rebuild
+from coopstreams.spark import Options, backfill, publish, rebuild
 from coopstreams.state import snapshot
 from coopstreams.state.manifest import Manifest, holes
 from coopstreams.state.places import Place
@@ -22,6 +24,7 @@ from coopstreams.tasks.rebuild import Rebuilder, Wanted
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.keys import KeyRange
 from tests.broker.counting import Counting, await_table, metric
+from tests.broker.reading import by_key, read_topic
 from tests.commands.test_snapshots import PROGRAM
 from tests.conftest import Kafka
 
@@ -75,6 +78,28 @@ def test_from_the_command_line_it_needs_no_more_than_a_number_of_cores(kafka: Ka
     done = subprocess.run([sys.executable, *command, "--bootstrap-servers", kafka.bootstrap], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "1 stores, 200 keys" in done.stdout
+
+
+def test_a_stopped_application_goes_on_under_another_id_with_state_from_its_source_topics(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
+    counting, url = Counting.make(kafka, 2), str(tmp_path / "snapshots")
+    uncached: dict[str, Any] = {"statestore_cache_max_bytes": 0, "snapshots_dir": url}
+    written = counting.write([*KEYS[:300], *KEYS[:200]])
+    with counting.app(tmp_path / "state", **uncached) as app:
+        await_table(app, written)
+    builder = StreamsBuilder(kafka.unique("again"))
+    builder.stream(counting.source, key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to(counting.sink)
+    again = replace(counting, application=builder.build().application_id, topology=builder.build())
+    settings = {"bootstrap.servers": kafka.bootstrap}
+    done = backfill(again.topology, settings, spark=spark, options=Options(ranges=2, snapshots=url, work=str(tmp_path / "work")))
+    publish(done, again.topology, settings)
+    written += again.write(KEYS[100:350])
+    with again.app(tmp_path / "state", **uncached) as app:
+        await_table(app, written)
+        assert metric(app, "coopstreams_picked_up_keys_total") == 300
+    updates = by_key(read_topic(kafka.bootstrap, counting.sink))
+    assert {key.decode(): [serdes.int64.decode(value or b"") for value in values] for key, values in updates.items()} == {
+        key: list(range(1, count + 1)) for key, count in written.items()
+    }
 
 
 def test_without_a_place_nothing_is_begun(kafka: Kafka, spark: SparkSession) -> None:

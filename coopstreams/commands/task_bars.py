@@ -1,0 +1,71 @@
+"""How far the tasks of a backfill are: bars that are redrawn on a terminal, a line for each task that is done anywhere else.
+
+    sub-topology 0      ━━━━━━━━╸━━━━━━━━  3 of 8 tasks
+    reading orders-1    ━━━━━━━━━━━━━━━━━  1,200 records
+    task 0_1[85..170]   ━━━━━╸━━━━━━━━━━━    310 records
+
+Invariant: a task that is done is counted, and its bar is gone; so there are as many bars as Spark has places for tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+if TYPE_CHECKING:
+    from coopstreams.spark.plan import Stage
+    from coopstreams.spark.progress import TaskProgress
+
+
+class TaskBars:
+    """Shows the progress of stages, as a context manager; `show` is for `on_progress` of a backfill."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[amount]}"), TimeElapsedColumn())
+        self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._stages: dict[int, TaskID] = {}
+        self._running: dict[str, TaskID] = {}
+        self._said: set[str] = set()
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for bar in self._running.values():
+            self._bars.remove_task(bar)
+        self._bars.stop()
+
+    def show(self, stage: Stage, progress: Sequence[TaskProgress]) -> None:
+        """Show how far a stage is. Any thread, one at a time."""
+        done = sum(each.done for each in progress if each.kind == "task")
+        if not self._console.is_terminal:
+            for each in progress:
+                if each.done and each.name not in self._said:
+                    self._said.add(each.name)
+                    self._console.print(f"{label(each)}: {each.records:,} records", highlight=False, markup=False, soft_wrap=True)
+            return
+        if stage.subtopology not in self._stages:
+            self._stages[stage.subtopology] = self._bars.add_task(f"sub-topology {stage.subtopology}", total=stage.tasks, amount="")
+        self._bars.update(self._stages[stage.subtopology], completed=done, amount=f"{done} of {stage.tasks} tasks")
+        for each in progress:
+            self._one(each)
+
+    def _one(self, each: TaskProgress) -> None:
+        if each.done:
+            bar = self._running.pop(each.name, None)
+            if bar is not None:
+                self._bars.remove_task(bar)
+            return
+        if each.name not in self._running:
+            self._running[each.name] = self._bars.add_task(label(each).replace("[", "\\["), total=each.target, amount="")
+        self._bars.update(self._running[each.name], completed=each.position, amount=f"{each.records:,} records")
+
+
+def label(each: TaskProgress) -> str:
+    """Return what people call it."""
+    return f"task {each.name}" if each.kind == "task" else f"reading {each.name}"

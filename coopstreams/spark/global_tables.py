@@ -1,0 +1,44 @@
+"""Global tables in a backfill: each task reads their topics whole, up to the cut, before its first record; as an instance does when it starts.
+
+Invariant: all tasks of a run see the same rows, whenever they run: those at the cut, which is in the plan.
+Turned down: Spark's broadcast (not there in Spark Connect; the rows would go through the driver), and a task that follows the topic while it
+works (live, the order between a global table and the records is chance, and chance gives no answer twice).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from coopstreams.spark.kafka_source import KafkaParts, read_options
+from coopstreams.spark.rows import columns_of
+from coopstreams.state.global_table import GlobalRows
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.global_tables import GlobalTable
+from coopstreams.topology.join_nodes import StreamGlobalJoin
+from coopstreams.topology.nodes import SubTopology, Topology
+
+Cut = Mapping[str, Mapping[int, tuple[int, int]]]
+
+
+def tables_of(topology: Topology, subtopology: SubTopology) -> list[GlobalTable]:
+    """Return the global tables that a sub-topology looks into."""
+    stores = {node.store.name for node in subtopology.nodes if isinstance(node, StreamGlobalJoin)}
+    return [table for table in topology.global_tables if table.store.name in stores]
+
+
+def read_rows(settings: Mapping[str, Any], tables: Sequence[GlobalTable], cut: Cut) -> dict[str, GlobalRows]:
+    """Return the rows of global tables at the cut, by store.
+
+    Raises:
+        LogError: a topic has lost records since the cut was taken, or a transaction is open below it.
+        SerdeError: a record is not of its table's serde.
+    """
+    found = {table.store.name: GlobalRows(table.store) for table in tables}
+    for table in tables:
+        bounds = {TopicPartition(table.topic, number): each for number, each in cut[table.topic].items()}
+        parts = KafkaParts(read_options(settings, bounds))
+        for part in parts.partitions():
+            for rows in parts.read(part):
+                found[table.store.name].apply(columns_of(rows, ()))
+    return found

@@ -1,0 +1,141 @@
+"""How far the tasks of a stage are: each leaves a small file in the folder of the run, and the driver looks at them.
+
+    history   a partition of a topic on its way to the tasks
+    task      a task: a partition's key range
+
+Invariant: whoever watches changes nothing: a report that cannot be written is a warning in the log of the task, which goes on.
+Turned down: Spark's status tracker and accumulators (not there in Spark Connect; they know of a task when it has ended, and not which it was).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import msgspec
+
+from coopstreams.state.places import Place
+from coopstreams.topology.errors import SnapshotError
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+
+Kind = Literal["history", "task"]
+Bounds = tuple[int, int] | None
+"""Offsets [start, end) of a source; None: it comes from a table or from another stage, and nobody knows where it ends before it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskProgress:
+    """How far a task, or the reading of a partition, is.
+
+    Units: `records` that it took; `position` and `target` in offsets, over all sources; `target` None: not known.
+    """
+
+    kind: Kind
+    name: str
+    records: int
+    position: int
+    target: int | None
+    done: bool = False
+
+
+class Reporter:
+    """Says how far one task, or the reading of one partition, is. One thread.
+
+    `folder`: where the reports of the stage lie; None: nobody wants to know. `sources`: their bounds, in order.
+    """
+
+    def __init__(self, folder: str | None, kind: Kind, file: str, name: str, sources: Sequence[Bounds]) -> None:
+        self._place = None if folder is None else Place(folder)
+        self._kind: Kind = kind
+        self._file, self._name = f"{kind}-{file}", name
+        self._starts = [None if bounds is None else bounds[0] for bounds in sources]
+        known = [bounds for bounds in sources if bounds is not None]
+        self._target = sum(end - start for start, end in known) if len(known) == len(sources) else None
+        self._reached = [0] * len(sources)
+        self._records = 0
+        self._said_at = -EVERY_S
+        self._say(done=False)
+
+    def took(self, source: int, records: int, next_offset: int) -> None:
+        """Note records of a source; they end below this offset."""
+        self._records += records
+        self._reached[source] = next_offset - (self._starts[source] or 0)
+        if time.monotonic() - self._said_at >= EVERY_S:
+            self._say(done=False)
+
+    def end(self) -> None:
+        """Say that it is done."""
+        self._say(done=True)
+
+    def _say(self, *, done: bool) -> None:
+        if self._place is None:
+            return
+        position = self._target if done and self._target is not None else sum(self._reached)
+        report = TaskProgress(self._kind, self._name, self._records, position, self._target, done)
+        try:
+            self._place.write(self._file, msgspec.json.encode(report))
+        except SnapshotError as error:
+            log.warning("%s goes on, but cannot say how far it is: %s", self._name, error)
+            self._place = None
+        self._said_at = time.monotonic()
+
+
+class Watch:
+    """Looks at the reports of a stage once a second, on a thread of its own, and a last time when its block ends well.
+
+    Raises (on leaving the block):
+        Exception: what `tell` raised.
+    """
+
+    def __init__(self, folder: str, tell: Callable[[Sequence[TaskProgress]], None]) -> None:
+        self._place = Place(folder)
+        self._tell = tell
+        self._seen: dict[str, TaskProgress] = {}
+        self._stop = threading.Event()
+        self._failed: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        if kind is None:
+            self._look()
+            if self._failed is not None:
+                raise self._failed
+
+    def _run(self) -> None:
+        while self._failed is None and not self._stop.wait(EVERY_S):
+            self._look()
+
+    def _look(self) -> None:
+        if self._failed is not None:
+            return
+        try:
+            self._tell(self._reports())
+        except SnapshotError as error:
+            log.warning("how far the tasks are cannot be told: %s", error)
+        except Exception as error:  # of `tell`, whose thread this is not: raised where the block ends
+            log.debug("nobody is told any more how far the tasks are", exc_info=True)
+            self._failed = error
+
+    def _reports(self) -> list[TaskProgress]:
+        """Return the latest report of each, in the order of their names."""
+        for name in self._place.names():
+            seen = self._seen.get(name)
+            if name.startswith(".") or (seen is not None and seen.done):  # the first is one that is being written
+                continue
+            data = self._place.read(name)
+            if data is not None:
+                self._seen[name] = msgspec.json.decode(data, type=TaskProgress)
+        return [report for _, report in sorted(self._seen.items())]
