@@ -19,6 +19,7 @@ from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.nodes import DynamicSink, Sink, Source, SubTopology, Topology
 
 Outputs = Literal["none", "topic"]
+Connector = Literal["python", "jvm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,8 @@ class Plan:
     outputs: Outputs = "none"
     seed: bool = False
     snapshots: str | None = None
+    connector: Connector = "python"
+    """What reads Kafka: our own data source, or the connector of Spark."""
 
     @property
     def tasks(self) -> int:

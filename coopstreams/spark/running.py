@@ -27,9 +27,9 @@ from coopstreams.config import Config
 from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.log.kafka_offsets import KafkaOffsets
 from coopstreams.spark import plan as planning
-from coopstreams.spark.history import History, KafkaHistory, TableHistory, cut_of, forwarded_frame, kafka_frame, table_frame
+from coopstreams.spark.history import FRAMES, History, KafkaHistory, TableHistory, cut_of, forwarded_frame, table_frame
 from coopstreams.spark.outbox import cluster_of, marks_spec
-from coopstreams.spark.plan import Outputs, Plan, Stage
+from coopstreams.spark.plan import Connector, Outputs, Plan, Stage
 from coopstreams.spark.routing import Routing
 from coopstreams.spark.rows import BEGIN, RESULTS, ROUTED, ddl
 from coopstreams.spark.session import session_or_local
@@ -60,7 +60,7 @@ class Options:
     `ranges`: key ranges of each partition, and so tasks. `seed`: the state goes to the changelogs; False is a trial that writes nothing to Kafka
     and cannot be published. `snapshots`: the state goes to this place, too, from where tasks pick it up faster. `outputs`: `none`, or `topic`:
     results are written where a live application would. `work`: a folder that driver and workers share, for what goes from one stage to the
-    next, and for `resume`.
+    next, and for `resume`. `connector`: what reads Kafka, `python`, or `jvm` in a session that has the connector of Spark.
     """
 
     ranges: int = 4
@@ -68,6 +68,7 @@ class Options:
     snapshots: str | None = None
     outputs: Outputs = "none"
     work: str = "coopstreams-backfill"
+    connector: Connector = "python"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,7 @@ def make_plan(topology: Topology, config: Config, histories: Mapping[str, Histor
         outputs=options.outputs,
         seed=options.seed,
         snapshots=options.snapshots,
+        connector=options.connector,
     )
 
 
@@ -244,7 +246,10 @@ class _Run:
             rows.mapInArrow(_function(work), ddl(RESULTS)).write.mode("overwrite").parquet(folder)
         found = spark.read.parquet(folder).where("result is not null").select("task", "result").collect()
         if missing := planning.gaps(stage, [row.task for row in found]):
-            raise RuntimeError(f"sub-topology {stage.subtopology}: tasks {missing} gave no result, or several; run {self._plan.run} is of no use")
+            raise RuntimeError(
+                f"sub-topology {stage.subtopology}: tasks {missing} gave no result, or several; run {self._plan.run} is of no use. "
+                f"Do the driver and all workers share {self._folder}?"
+            )
         return [msgspec.json.decode(row.result, type=TaskResult) for row in found]
 
     def _work(self, stage: Stage) -> TaskWork:
@@ -278,7 +283,7 @@ class _Run:
             writers = [stage for stage in self._plan.stages if topic in dict(stage.forwarded)]
             return forwarded_frame(spark, [self._output(stage) for stage in writers], topic, partitions)
         if topic not in self._plan.tables:
-            return kafka_frame(spark, self._config.client, topic, self._plan.cut[topic])
+            return FRAMES[self._plan.connector](spark, self._config.client, topic, self._plan.cut[topic])
         if not isinstance(history, TableHistory):
             raise ConfigError(f'the run has the history of "{topic}" from a table: give it again, the very same, to resume')
         return table_frame(history, topic, partitions)
