@@ -60,8 +60,9 @@ def _ourselves(folder: Path) -> str:
 
 
 def command(archive: Path) -> str:
-    """Return how to run `coopstreams backfill` on a cluster, with this archive. Where the driver runs it is unpacked, too, as Spark asks our data
-    source there what there is to read.
+    """Return how to run `coopstreams backfill` on a cluster with this archive.
+
+    It is unpacked where the driver runs, too: that is where Spark asks our data source what there is to read.
     """
     return (
         f"mkdir -p {_WITHIN} && tar -xzf {archive} -C {_WITHIN} && \\\n"

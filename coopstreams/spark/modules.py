@@ -33,14 +33,16 @@ _INIT = ".__init__"
 def sources_of(pickled: bytes) -> dict[str, bytes]:
     """Return the user's modules that a pickle refers to, and those that were loaded from the same folders."""
     texts = {text for _, text, _ in pickletools.genops(pickled) if isinstance(text, str)}
-    places = {name: place for name, module in sys.modules.items() if (place := _place(name, module)) is not None}
-    roots = {places[name][0] for name in texts if name in places}
-    return {name + (_INIT if path.stem == "__init__" else ""): path.read_bytes() for name, (root, path) in sorted(places.items()) if root in roots}
+    roots = {place[0] for name in texts & sys.modules.keys() if (place := _place(name)) is not None}
+    if not roots:
+        return {}
+    places = {name: place for name in sorted(sys.modules) if (place := _place(name)) is not None}
+    return {name + (_INIT if path.stem == "__init__" else ""): path.read_bytes() for name, (root, path) in places.items() if root in roots}
 
 
-def _place(name: str, module: ModuleType) -> tuple[Path, Path] | None:
+def _place(name: str) -> tuple[Path, Path] | None:
     """Return the folder that a module of the user's is imported from, and its file; None for all others."""
-    file = getattr(module, "__file__", None)
+    file = getattr(sys.modules[name], "__file__", None)
     if file is None or name.partition(".")[0] in _OURS or name == "__main__":
         return None
     path, tail = Path(file), name.split(".")

@@ -129,8 +129,8 @@ def test_what_pack_prints_runs_on_a_cluster_whose_workers_have_nothing_but_the_a
     # The application says which interpreter ran it.
     counted.path.with_name(f"{counted.path.stem.replace('program', 'helper')}.py").write_text(WHERE)
     environment = {name: value for name, value in os.environ.items() if name not in ("PYSPARK_PYTHON", "PYTHONPATH")}
-    packed = subprocess.run([sys.executable, "-m", "coopstreams", "pack", str(tmp_path / "worker.tar.gz")], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert packed.returncode == 0
+    pack = [sys.executable, "-m", "coopstreams", "pack", str(tmp_path / "worker.tar.gz")]
+    packed = subprocess.run(pack, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     submit = packed.stdout.partition("Submit a backfill with it:")[2]
     for word, meant in {
         "MASTER": "local-cluster[1,1,1024] --conf spark.driver.host=127.0.0.1 --conf spark.driver.bindAddress=127.0.0.1",

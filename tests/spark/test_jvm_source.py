@@ -128,11 +128,11 @@ def test_records_that_are_gone_and_open_transactions_are_errors_there_too(kafka:
         producer.produce(topic, b"open", b"k", 0)
         producer.flush(10)
         assert jvm_frame(with_connector, settings, topic, {0: (0, 11)}).count() == 10
-        with pytest.raises(PySparkException, match="(?i)timeout"):
+        with pytest.raises(PySparkException, match=r"(?i)timeout"):
             jvm_frame(with_connector, settings, topic, {0: (0, 12)}, patience_s=2).collect()
         producer.abort_transaction(30)
     kafka.delete_before(topic, 0, 5)
-    with pytest.raises(PySparkException, match="(?i)data.?loss|out of range"):
+    with pytest.raises(PySparkException, match=r"(?i)data.?loss|out of range"):
         jvm_frame(with_connector, settings, topic, {0: (0, 11)}, patience_s=5).collect()
 
 
