@@ -5,6 +5,8 @@ VENV  := .venv
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.coopstreams
 ARGS  ?=
+# Tests mostly wait for Kafka: two processes, each with a broker of its own. ARGS='-n 0 …' is one.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check format test test-slow demo demo-backfill bench docs
@@ -46,10 +48,10 @@ format: setup ## format, and fix what ruff can fix
 	$(BIN)/ruff format .
 
 test: setup ## all tests except the slow ones; starts a real Kafka for itself (ARGS='-k word' picks some)
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
 
 test-slow: setup ## the slow tests: processes killed and stopped, long runs
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(PYTEST) -m slow $(ARGS)
 
 demo: setup ## three processes share one partition of real flights, one is killed (ARGS=--once ends by itself)
 	$(BIN)/python -m coopstreams.dev.demo $(ARGS)

@@ -34,7 +34,7 @@ class CoopStreams:
 
     def __init__(self, topology: Topology, config: Config | Mapping[str, Any]) -> None:
         self.topology = topology
-        self.config = config if isinstance(config, Config) else Config.of(config, topology.application_id)
+        self.config = Config.of(config, topology.application_id)
         self.url: str | None = None
         """Where this instance answers queries; None before it runs, or without a server."""
         self._instance: Instance | None = None
@@ -66,7 +66,11 @@ class CoopStreams:
         self._lifecycle.restore_listener = listener
 
     def set_uncaught_exception_handler(self, handler: UncaughtExceptionHandler) -> None:
-        """Have `handler(error)` say what ends because of an error that nothing cures: `shutdown-client` (the default) or `shutdown-application`."""
+        """Have `handler(error)` say what ends because of an error that nothing cures.
+
+        `replace-thread`: the stream thread, whose tasks begin at their last commit with another; `shutdown-client` (the default): this
+        instance; `shutdown-application`: all instances.
+        """
         self._lifecycle.check_created()
         self._lifecycle.handler = handler
 

@@ -78,7 +78,11 @@ def _listen(value: Any) -> str:
 
 SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
     "bootstrap.servers": (text, None, "The Kafka brokers, HOST:PORT separated by commas."),
-    "application.id": (text, None, "The consumer group and the prefix of internal topics; normally the topology says it."),
+    "application.id": (
+        text,
+        None,
+        "The consumer group and the prefix of internal topics; the topology says it. If it is set, too, it must be the same.",
+    ),
     "state.dir": (text, "coopstreams-state", "Folder of the local state, one sub-folder an application and instance."),
     "snapshots.dir": (text, None, "Folder or URL of published snapshots: state that is not in `state.dir` comes from there, not from changelogs."),
     "instance": (integer(0), 0, "Number of this process among those that share `state.dir` on this host."),
@@ -169,12 +173,15 @@ class Config:
         return float(self.values["commit.interval.ms"]) / 1000
 
     @staticmethod
-    def of(settings: Mapping[str, Any], application_id: str | None = None) -> Config:
-        """Return the checked settings, with defaults for what is not said.
+    def of(settings: Config | Mapping[str, Any], application_id: str | None = None) -> Config:
+        """Return the checked settings, with defaults for what is not said; `application_id` is the topology's.
 
         Raises:
             ConfigError: a name is unknown (the nearest one is named), a value cannot be, or two contradict each other.
         """
+        if isinstance(settings, Config):
+            _check_application(settings["application.id"], application_id)
+            return settings
         values = {name: default for name, (_, default, _) in SETTINGS.items()}
         client: dict[str, Any] = {}
         for name, value in settings.items():
@@ -187,6 +194,7 @@ class Config:
         if values["bootstrap.servers"] is None:
             raise ConfigError("bootstrap.servers is not set: say where Kafka is (--bootstrap-servers HOST:PORT), or start one with `coopstreams dev`")
         client["bootstrap.servers"] = values["bootstrap.servers"]
+        _check_application(values["application.id"], application_id)
         values["application.id"] = values["application.id"] or application_id
         _check_together(values)
         if values["commit.interval.ms"] is None:
@@ -202,6 +210,15 @@ def check_heartbeat(values: Mapping[str, Any]) -> None:
     """
     if values["heartbeat.interval.ms"] * 3 > values["session.timeout.ms"]:
         raise ConfigError("heartbeat.interval.ms must be at most a third of session.timeout.ms, or one lost heartbeat costs the membership")
+
+
+def _check_application(given: str | None, of_topology: str | None) -> None:
+    """Do nothing if there is one application id: the topology's is in the names of its internal topics already."""
+    if given is not None and of_topology is not None and given != of_topology:
+        raise ConfigError(
+            f'application.id is "{given}", but the topology was built as "{of_topology}", and its internal topics are named so. '
+            f'Leave the setting out, or build the topology with StreamsBuilder("{given}")'
+        )
 
 
 def _check_together(values: Mapping[str, Any]) -> None:

@@ -73,6 +73,7 @@ class Metrics:
         self._tasks = self._gauge("tasks", "Tasks of this instance, by state.", "state")
         self._commits = self._counter("commits", "Commits that counted, by stream thread.", "thread")
         self._aborts = self._counter("aborts", "Commits given up, by stream thread; what they held is done again.", "thread")
+        self._failed_threads = self._counter("failed_stream_threads", "Stream threads that died of an error, by number.", "thread")
         self._rebalances = Counter("coopstreams_rebalances", "Assignments received from the group.", registry=self.registry)
         self._generation = Gauge("coopstreams_generation", "Generation of the group that the last assignment belongs to.", registry=self.registry)
         self._commit_seconds = self._histogram(
@@ -131,6 +132,10 @@ class Metrics:
     def aborted(self, thread: int) -> None:
         """Count a commit that was given up."""
         self._aborts.of(thread).inc()
+
+    def thread_failed(self, thread: int) -> None:
+        """Count a stream thread that died."""
+        self._failed_threads.of(thread).inc()
 
     def rebalanced(self, generation: int) -> None:
         """Count an assignment."""

@@ -1,7 +1,7 @@
 """Several processes of one application: each a member of the group of its own, because Python computes on one core a process.
 
-A worker that a signal killed is started again (nothing it did without committing counts); one that ended by an error of the
-application ends them all, because it would end the others in turn.
+A worker that a signal killed is started again (nothing it did without committing counts), and so is one that somebody else asked to
+end, which drained and ended well; one that ended by an error of the application ends them all, because it would end the others in turn.
 
 Invariant: no worker outlives its supervisor's `stop`; a worker that does not drain in time is killed, and the log knows the rest.
 """
@@ -73,7 +73,7 @@ class Supervisor:
         self._stopping = True
 
     def _look_after(self, worker: _Worker) -> int | None:
-        """Start a killed worker again; return a status if everything must end."""
+        """Start a worker again that was killed or asked to end; return a status if everything must end."""
         if worker.again_at is not None:
             if time.monotonic() >= worker.again_at:
                 worker.process, worker.again_at = self._spawn(worker.number), None
@@ -82,16 +82,15 @@ class Supervisor:
         status = worker.process.poll()
         if status is None or self._stopping:
             return None
-        if status >= 0:
+        if status > 0:
             log.error("worker %d ended with status %d; stopping the others", worker.number, status)
-            return status or 1
+            return status
+        how = f"was killed by {signal.Signals(-status).name}" if status else "ended well, asked by somebody else"
         worker.started = [at for at in worker.started if at > time.monotonic() - 60]
         if len(worker.started) > MOST_RESTARTS_A_MINUTE:
-            log.error(
-                "worker %d was killed %d times in a minute (last by %s); giving up", worker.number, len(worker.started), signal.Signals(-status).name
-            )
-            return 128 - status
-        log.warning("worker %d was killed by %s; starting it again", worker.number, signal.Signals(-status).name)
+            log.error("worker %d was gone %d times in a minute (at last it %s); giving up", worker.number, len(worker.started), how)
+            return 128 - status if status else 1
+        log.warning("worker %d %s; starting it again", worker.number, how)
         worker.again_at = time.monotonic() + RESTART_AFTER_S
         return None
 

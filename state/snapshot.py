@@ -38,7 +38,7 @@ _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 def new_run() -> str:
     """Return a name for a run: sorts by time, and no two are alike."""
-    return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{uuid.uuid4().hex[:8]}"
 
 
 class SnapshotWriter:

@@ -52,30 +52,38 @@ class Kafka:
         return topic
 
     def create(self, topic: str, partitions: int = 1, **config: str) -> None:
-        """Make a topic of this name."""
+        """Make a topic of this name, and wait until the broker knows it: it answers before that."""
         new = NewTopic(topic, partitions, 1, config={key.replace("_", "."): value for key, value in config.items()})
-        self._admin.create_topics([new])[topic].result(30)
+        self._admin.create_topics([new])[topic].result(60)
+        while not self._is_led(topic, partitions):
+            time.sleep(0.01)
 
     def delete(self, topic: str) -> None:
         """Delete a topic, and wait until it is gone."""
-        self._admin.delete_topics([topic])[topic].result(30)
-        while topic in self._admin.list_topics(timeout=10).topics:
+        self._admin.delete_topics([topic])[topic].result(60)
+        while topic in self._admin.list_topics(timeout=60).topics:
             time.sleep(0.05)
+
+    def _is_led(self, topic: str, partitions: int) -> bool:
+        """Whether all partitions of a topic can be read and written."""
+        found = self._admin.list_topics(timeout=60).topics.get(topic)
+        return found is not None and [partition.leader for partition in found.partitions.values()] == [1] * partitions
 
     def topics(self) -> list[str]:
         """Return the names of all topics."""
-        return sorted(self._admin.list_topics(timeout=10).topics)
+        return sorted(self._admin.list_topics(timeout=60).topics)
 
     def delete_before(self, topic: str, partition: int, offset: int) -> None:
         """Delete the records of a partition below an offset, as retention does."""
         for answer in self._admin.delete_records([TopicPartition(topic, partition, offset)]).values():
-            answer.result(30)
+            answer.result(60)
 
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Kafka]:
     console = download_kafka(request)
-    with KafkaBroker(tmp_path_factory.mktemp("kafka"), console=console) as broker:
+    patient = {"broker.session.timeout.ms": "60000"}  # or a machine that stands still for three seconds has a cluster without brokers
+    with KafkaBroker(tmp_path_factory.mktemp("kafka"), settings=patient, console=console) as broker:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 2})
         yield Kafka(broker.bootstrap, admin)
 
@@ -87,7 +95,7 @@ def broker_of_own(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixt
     brokers: list[KafkaBroker] = []
 
     def start(folder: Path | None = None, **settings: str) -> KafkaBroker:
-        changes = {key.replace("_", "."): value for key, value in settings.items()}
+        changes = {"broker.session.timeout.ms": "9000"} | {key.replace("_", "."): value for key, value in settings.items()}
         broker = KafkaBroker(folder or tmp_path_factory.mktemp("broker"), settings=changes, console=console)
         brokers.append(broker)
         broker.start()

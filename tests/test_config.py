@@ -28,7 +28,15 @@ def test_a_config_has_every_setting() -> None:
     config = Config.of(KAFKA, "app")
     assert set(config.values) == set(SETTINGS)
     assert config["application.id"] == "app"
-    assert Config.of({**KAFKA, "application.id": "mine"}, "app")["application.id"] == "mine"
+    assert Config.of({**KAFKA, "application.id": "mine"})["application.id"] == "mine"
+
+
+def test_the_application_id_is_the_topologys() -> None:
+    same = Config.of({**KAFKA, "application.id": "app"}, "app")
+    assert Config.of(same, "app") is same
+    for settings in ({**KAFKA, "application.id": "mine"}, Config.of(KAFKA, "mine")):
+        with pytest.raises(ConfigError, match=r'"mine", but the topology was built as "app".*Leave the setting out, or .*StreamsBuilder\("mine"\)'):
+            Config.of(settings, "app")
 
 
 @pytest.mark.parametrize(("guarantee", "interval_s"), [("exactly_once_v2", 0.1), ("at_least_once", 1.0)])

@@ -28,18 +28,39 @@ A = TypeVar("A")
 EmitStrategy: TypeAlias = Literal["on_window_update", "on_window_close"]
 
 
-class TimeWindowedKStream(Generic[K, V]):
-    """The records of a stream, grouped by key and window. A closed window (end + grace <= stream time) drops late records.
-
-    `retention=`: how long a window can be read, counted in stream time from its start; size + grace unless given.
-    Records with a null value count too (but for sliding windows), as in Kafka Streams: the aggregator is given None.
-    """
+class _WindowedKStream(Generic[K, V]):
+    """What streams that are cut into windows or sessions have in common."""
 
     __slots__ = ("_group", "_taken")
 
     def __init__(self, group: Grouped) -> None:
         self._group = group
         self._taken: Flow | None = None
+
+    def late(self, *, name: str | None = None) -> KStream[K, V]:
+        """Return the records that come too late for all of their windows or sessions, as they are; call it beside `count`, `reduce` or `aggregate`.
+
+        Each comes once, with its own key, value, timestamp and headers. It is still counted as dropped.
+
+        Raises:
+            TopologyError: these windows or sessions were not aggregated yet.
+        """
+        return late_stream(self._taken, name)
+
+    def _kept(self, fold: Fold, kept: Kept) -> Table:
+        table = aggregate(self._group, fold, kept)
+        self._taken = self._taken or table.taken  # what is late for one table is late for all
+        return table
+
+
+class TimeWindowedKStream(_WindowedKStream[K, V]):
+    """The records of a stream, grouped by key and window. A closed window (end + grace <= stream time) drops late records.
+
+    `retention=`: how long a window can be read, counted in stream time from its start; size + grace unless given.
+    Records with a null value count too (but for sliding windows), as in Kafka Streams: the aggregator is given None.
+    """
+
+    __slots__ = ()
 
     def emit_strategy(self, strategy: EmitStrategy) -> TimeWindowedKStream[K, V]:
         """Forward a window with each update (`on_window_update`, which is the default), or once, when it is closed (`on_window_close`)."""
@@ -79,34 +100,15 @@ class TimeWindowedKStream(Generic[K, V]):
         aggregator = checked("aggregate", aggregator, "key", "value", "aggregate")
         return KTable(self._kept(Fold("aggregate", initializer, aggregator), Kept(value, store, name, retention)))
 
-    def late(self, *, name: str | None = None) -> KStream[K, V]:
-        """Return the records that come too late for all of their windows, as they are; call it beside `count`, `reduce` or `aggregate`.
 
-        Each comes once, with its own key, value, timestamp and headers. It is still counted as dropped.
-
-        Raises:
-            TopologyError: these windows were not aggregated yet.
-        """
-        return late_stream(self._taken, name)
-
-    def _kept(self, fold: Fold, kept: Kept) -> Table:
-        table = aggregate(self._group, fold, kept)
-        self._taken = self._taken or table.taken  # what is late for one table is late for all
-        return table
-
-
-class SessionWindowedKStream(Generic[K, V]):
+class SessionWindowedKStream(_WindowedKStream[K, V]):
     """The records of a stream, grouped by key and session. A closed session (end + gap + grace < stream time) drops late records.
 
     A record that comes near to sessions makes one of them: they are deleted, the new one is forwarded. Its timestamp is its end.
     `retention=`: how long a session can be read, counted in stream time from its end; gap + grace unless given.
     """
 
-    __slots__ = ("_group", "_taken")
-
-    def __init__(self, group: Grouped) -> None:
-        self._group = group
-        self._taken: Flow | None = None
+    __slots__ = ()
 
     def emit_strategy(self, strategy: EmitStrategy) -> SessionWindowedKStream[K, V]:
         """Forward a session with each update (`on_window_update`, which is the default), or once, when it is closed (`on_window_close`)."""
@@ -150,21 +152,6 @@ class SessionWindowedKStream(Generic[K, V]):
         aggregator = checked("aggregate", aggregator, "key", "value", "aggregate")
         merger = checked("aggregate", merger, "key", "one", "other")
         return KTable(self._kept(Fold("aggregate", initializer, aggregator, merger), Kept(value, store, name, retention)))
-
-    def late(self, *, name: str | None = None) -> KStream[K, V]:
-        """Return the records that come too late for all of their sessions, as they are; call it beside `count`, `reduce` or `aggregate`.
-
-        Each comes once, with its own key, value, timestamp and headers. It is still counted as dropped.
-
-        Raises:
-            TopologyError: these sessions were not aggregated yet.
-        """
-        return late_stream(self._taken, name)
-
-    def _kept(self, fold: Fold, kept: Kept) -> Table:
-        table = aggregate(self._group, fold, kept)
-        self._taken = self._taken or table.taken  # what is late for one table is late for all
-        return table
 
 
 def checked_windows(windows: AnyWindows) -> AnyWindows:

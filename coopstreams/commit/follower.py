@@ -17,9 +17,7 @@ from time import monotonic
 from coopstreams.commit.record import (
     PARTITIONS,
     TOPIC,
-    CommitKey,
     Committed,
-    CommitValue,
     Segment,
     decode_key,
     decode_value,
@@ -27,7 +25,7 @@ from coopstreams.commit.record import (
     partition_of,
     topic_spec,
 )
-from coopstreams.commit.view import Hole, Opening, Spoken, View
+from coopstreams.commit.view import Hole, Opening, Said, Spoken, View
 from coopstreams.log.log import Log, Position, Reader
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
@@ -153,7 +151,7 @@ class Follower:
         with self._lock:
             return self._view.next_term(partition, committed)
 
-    def live(self, partition: TopicPartition) -> list[tuple[CommitKey, CommitValue]]:
+    def live(self, partition: TopicPartition) -> list[Said]:
         """See `View.live`."""
         with self._lock:
             return self._view.live(partition)

@@ -80,7 +80,10 @@ class Positions:
             for partition in one.partitions:
                 at, start = one.position(partition).offset, self._log.start_offset(partition)
                 if at < start:
+                    command = (
+                        f"coopstreams group reset {self._follower.group} --topic {partition.topic} --partition {partition.partition} --to earliest"
+                    )
                     raise OffsetOutOfRangeError(
                         f"{partition}: the group stands at offset {at}, but the log begins at {start}: {start - at} records were deleted before they were "
-                        "processed. Raise the topic's retention; to go on without them, start the application under another application.id"
+                        f"processed. Raise the topic's retention; to go on without them, stop all instances and run `{command}`"
                     )

@@ -39,6 +39,9 @@ PARTITIONS = 50
 
 VERSION = 1
 _KEY_TAIL = struct.Struct(">iQQii")
+TAIL_BYTES = _KEY_TAIL.size
+PARTITION = struct.Struct(">i")
+"""How the tail of a key begins."""
 _U64 = struct.Struct(">Q")
 _DAMAGED = (IndexError, ValueError, struct.error)
 
@@ -128,8 +131,18 @@ class Committed:
 
 def encode_key(key: CommitKey) -> bytes:
     """Return the bytes of a key."""
-    tail = _KEY_TAIL.pack(key.partition, key.range.start, key.range.end, key.term, key.generation)
-    return b"%c%b%b%b" % (VERSION, encode_text(key.group), encode_text(key.topic), tail)
+    return b"%c%b%b%b" % (VERSION, encode_text(key.group), encode_text(key.topic), tail_of(key))
+
+
+def tail_of(key: CommitKey) -> bytes:
+    """Return the last `TAIL_BYTES` bytes of a key: all but version, group and topic."""
+    return _KEY_TAIL.pack(key.partition, key.range.start, key.range.end, key.term, key.generation)
+
+
+def key_of(group: str, topic: str, tail: bytes) -> CommitKey:
+    """Return the key that ends like this."""
+    partition, start, end, term, generation = _KEY_TAIL.unpack(tail)
+    return CommitKey(group, topic, partition, KeyRange(start, end), term, generation)
 
 
 def decode_key(data: bytes) -> CommitKey:
@@ -142,10 +155,7 @@ def decode_key(data: bytes) -> CommitKey:
     try:
         group, at = _read_text(data, 1)
         topic, at = _read_text(data, at)
-        partition, start, end, term, generation = _KEY_TAIL.unpack_from(data, at)
-        if at + _KEY_TAIL.size != len(data):
-            raise ValueError(f"{len(data) - at - _KEY_TAIL.size} bytes too many")
-        return CommitKey(group, topic, partition, KeyRange(start, end), term, generation)
+        return key_of(group, topic, data[at:])
     except _DAMAGED as problem:
         raise _damaged("key", data, problem) from problem
 
@@ -186,22 +196,25 @@ def decode_value(data: bytes, covered: KeyRange) -> CommitValue:
     _check_version(data)
     try:
         transactional_id, at = _read_text(data, 1)
-        count, at = _read_uvar(data, at)
-        start, segments = covered.start, []
-        for i in range(count):
-            end = covered.end
-            if i < count - 1:
-                (end,) = _U64.unpack_from(data, at)
-                at += 8
-            segment, at = _read_segment(data, at, KeyRange(start, end))
-            segments.append(segment)
-            start = end + 1
-        metadata, at = _read_text(data, at) if at < len(data) else ("", at)
-        if at != len(data) or not segments or segments[-1].range.end != covered.end:
-            raise ValueError("segments do not fill the range of the key")
-        return CommitValue(transactional_id, tuple(segments), metadata)
+        return CommitValue(transactional_id, *_read_said(data, at, covered))
     except _DAMAGED as problem:
         raise _damaged("value", data, problem) from problem
+
+
+def said_of(data: bytes, covered: KeyRange) -> bytes:
+    """Return what follows the writer in a value that can be decoded: the same whoever wrote it.
+
+    Raises:
+        LogError: another version, or not a value at all.
+    """
+    decode_value(data, covered)
+    length, at = _read_uvar(data, 1)
+    return data[at + length :]
+
+
+def decode_said(said: bytes, covered: KeyRange) -> tuple[tuple[Segment, ...], str]:
+    """Return the segments and the metadata of a value, of which `said_of` is here."""
+    return _read_said(said, 0, covered)
 
 
 def encode_text(text: str) -> bytes:
@@ -209,6 +222,23 @@ def encode_text(text: str) -> bytes:
     raw, out = text.encode(), bytearray()
     _uvar(out, len(raw))
     return bytes(out) + raw
+
+
+def _read_said(data: bytes, at: int, covered: KeyRange) -> tuple[tuple[Segment, ...], str]:
+    count, at = _read_uvar(data, at)
+    start, segments = covered.start, []
+    for i in range(count):
+        end = covered.end
+        if i < count - 1:
+            (end,) = _U64.unpack_from(data, at)
+            at += 8
+        segment, at = _read_segment(data, at, KeyRange(start, end))
+        segments.append(segment)
+        start = end + 1
+    metadata, at = _read_text(data, at) if at < len(data) else ("", at)
+    if at != len(data) or not segments or segments[-1].range.end != covered.end:
+        raise ValueError("segments do not fill the range of the key")
+    return tuple(segments), metadata
 
 
 def _read_segment(data: bytes, at: int, covered: KeyRange) -> tuple[Segment, int]:

@@ -9,6 +9,7 @@ import socket
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from coopstreams.commit.barrier import Barrier
 from coopstreams.commit.follower import Follower
@@ -135,7 +136,7 @@ def _session(
     form = re.compile(re.escape(config["group.id"]) + r"-consumer-[0-9a-f]{32}(-commit)?")
     member = ownership.member if isinstance(ownership, Shared) else None
     openings = Openings(follower, Barrier(member, follower, lambda name: form.fullmatch(name) is not None), positions)
-    reader = log.reader(committed_only=config["isolation.level"] == "read_committed")
+    reader = partial(log.reader, committed_only=config["isolation.level"] == "read_committed")
     fetching = Fetching(reader, config["max.bytes.key.range.cache"], policies.reserves_values, filter_)
     in_offset_order = config["commit.order"] == "offset"
     timeout_s = config["transaction.timeout.ms"] / 1000

@@ -64,7 +64,7 @@ class Committing:
             LogError: it may or may not have counted.
         """
         for share in shares:
-            found = [value.metadata for key, value in self._follower.live(share.at) if key.range.overlaps(share.id.range)]
+            found = [said.metadata for said in self._follower.live(share.at) if said.key.range.overlaps(share.id.range)]
             share.progress.metadata = found[-1] if found else ""
         self._in_own_transaction(shares, ownership, claim=True)
         for share in shares:

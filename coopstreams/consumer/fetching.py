@@ -1,17 +1,19 @@
 """One reader for all key ranges of a consumer: each partition is fetched once, hashed once, and each record goes to the range that owns it.
 
 A range that cannot take records now does not hold up the others of its partition. Its records are kept, within `max.bytes.key.range.cache`,
-and evicted as they are handed out; what does not fit, or whose values the topic does not reserve, is read again when it can be taken.
+and evicted as they are handed out. Of a topic that does not reserve values only keys and offsets are kept (`waiting`), and a second reader
+gets the values (`refetching`). What does not fit is dropped, and the first reader goes back for it.
 
 Invariant: a range gets every record from where it was opened, in order, once, whatever the others of its partition do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from coopstreams.consumer.filters import Filter
+from coopstreams.consumer.refetching import Refetching, Request
 from coopstreams.consumer.share import ConsumerRecord, Share
 from coopstreams.log.log import Position, Reader
 from coopstreams.topology.columns import TopicPartition
@@ -28,9 +30,10 @@ class _Partition:
 class Fetching:
     """Moves records from a reader to key ranges, and on to the user. One thread."""
 
-    def __init__(self, reader: Reader, most_bytes: int, reserves: Callable[[str], bool], filter_: Filter | None) -> None:
+    def __init__(self, make_reader: Callable[[], Reader], most_bytes: int, reserves: Callable[[str], bool], filter_: Filter | None) -> None:
         """`reserves`: whether the values of a topic's records may be kept."""
-        self._reader = reader
+        self._reader = make_reader()
+        self._again = Refetching(make_reader)
         self._most_bytes = most_bytes
         self._reserves = reserves
         self._filter = filter_
@@ -49,6 +52,7 @@ class Fetching:
         touched = set()
         for share in shares:
             share.live = False
+            share.waiting.clear()
             partition = self._partitions.get(share.at)
             if partition is not None and share in partition.shares:
                 partition.shares.remove(share)
@@ -61,26 +65,33 @@ class Fetching:
     def fetch(self, most: int, timeout_s: float) -> None:
         """Fetch once; wait only for the first record."""
         self.catch_up()
-        for run in self._reader.fetch(most, timeout_s):
+        for share in self._shares():
+            if (offsets := share.ask()) is not None:
+                self._again.ask(Request(share.at, offsets, share.waiting))
+        runs = self._reader.fetch(most, 0.0 if self._again else timeout_s)
+        for run in runs:
             partition = self._partitions.get(run.partition)
             if partition is not None:
                 partition.at = run.next_offset
-                share = partition.shares[run.slot]
-                share.take(run, self._room if self._reserves(run.partition.topic) else 0)
+                columns = run.columns if self._filter is None else self._filter.columns(run.columns)
+                partition.shares[run.slot].take(columns, run.next_offset, self._room, values=self._reserves(run.partition.topic))
+        self._again.fetch(0.0 if runs else timeout_s)
 
     def records(self, most: int) -> list[ConsumerRecord]:
         """Return what can be handed out now."""
         records: list[ConsumerRecord] = []
-        for partition in self._partitions.values():
-            for share in partition.shares:
-                if len(records) < most:
-                    records += share.hand_out(most - len(records), self._filter)
+        for share in self._shares():
+            if len(records) < most:
+                records += share.hand_out(most - len(records))
+            share.settle(self._room, values=self._reserves(share.at.topic))
         return records
 
     def catch_up(self) -> None:
         """Have the reader go back for ranges that it has passed, and that can take records again."""
         behind = {
-            at for at, partition in self._partitions.items() if any(share.behind and share.empty and not share.stuck for share in partition.shares)
+            at
+            for at, partition in self._partitions.items()
+            if any(share.behind and not share.waiting and not share.stuck for share in partition.shares)
         }
         if behind:
             self._place(behind)
@@ -96,10 +107,15 @@ class Fetching:
     def close_reader(self) -> None:
         """Stop reading for good."""
         self._reader.close()
+        self._again.close()
 
     @property
     def _room(self) -> int:
-        return self._most_bytes - sum(share.waiting_bytes for partition in self._partitions.values() for share in partition.shares)
+        return self._most_bytes - sum(share.waiting.bytes for share in self._shares())
+
+    def _shares(self) -> Iterator[Share]:
+        for partition in self._partitions.values():
+            yield from partition.shares
 
     def _place(self, touched: set[TopicPartition]) -> None:
         """Tell the reader where to read and whom to route to."""
@@ -107,7 +123,7 @@ class Fetching:
             partition = self._partitions[at]
             partition.shares.sort(key=lambda share: share.id)
             for share in partition.shares:
-                if share.behind and share.empty and (partition.at is None or not share.stuck):
+                if share.behind and not share.waiting and (partition.at is None or not share.stuck):
                     partition.at = share.taken if partition.at is None else min(partition.at, share.taken)
                     share.behind = False
             if partition.at is None:  # all of them are stuck: from the first, later

@@ -8,8 +8,10 @@ Source: the proposal's outlook on broker-side filtering: key ranges, blacklisted
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+
+from coopstreams.log.runs import pick
+from coopstreams.topology.columns import Columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,6 @@ class Filter:
         size = len(key or b"") + len(value or b"")
         return size >= self.min_record_bytes and (self.max_record_bytes is None or size <= self.max_record_bytes)
 
-    def pick(self, keys: Sequence[bytes | None], values: Sequence[bytes | None], some: Sequence[int]) -> list[int]:
-        """Return those of the indices whose records pass."""
-        return [i for i in some if self.passes(keys[i], values[i])]
+    def columns(self, columns: Columns) -> Columns:
+        """Return those of the records that pass."""
+        return pick(columns, [i for i, record in enumerate(zip(columns.keys, columns.values, strict=True)) if self.passes(*record)])

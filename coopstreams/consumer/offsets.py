@@ -126,7 +126,7 @@ def offset_and_ranges(follower: Follower | None, partition: TopicPartition, plai
         return None
     segments = combine(pieces, committed, Position(0))
     live = [] if follower is None else follower.live(partition)
-    metadata = plain[1] if plain and committed and committed.term is None else live[-1][1].metadata if live else ""
+    metadata = plain[1] if plain and committed and committed.term is None else live[-1].metadata if live else ""
     offset, ranges = done_by_all(segments)
     return OffsetAndRanges(offset, metadata, ranges, tuple(segments))
 

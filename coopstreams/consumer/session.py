@@ -159,7 +159,8 @@ class Session:
         self.follower.poll(0.0)
         for share in shares:
             rank = share.progress.term(share.at), self.openings.barrier.generation
-            louder = [key for key, _ in self.follower.live(share.at) if key.range.overlaps(share.id.range) and (key.term, key.generation) > rank]
+            keys = [said.key for said in self.follower.live(share.at)]
+            louder = [key for key in keys if key.range.overlaps(share.id.range) and (key.term, key.generation) > rank]
             if louder:
                 pieces = self.follower.resolve(share.at, share.id.range)
                 stable = min(piece.segment.position for piece in pieces if isinstance(piece, Spoken))

@@ -1,6 +1,8 @@
 """One key range of one partition that a consumer has, and the records of it that wait to be handed out.
 
     reader -> take -> waiting -> hand_out -> the user -> done -> segments -> the next commit
+                         |  ^
+                       ask  fill      of what waits without values, they are read again when it can be handed out
 
 Invariant: records wait only while their key range cannot take them (too much of it is in flight, or it is paused). What does not fit into
 the cache is dropped and read again: `behind` says so.
@@ -8,22 +10,18 @@ the cache is dropped and read again: `behind` says so.
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
 from coopstreams.commit.progress import Progress
 from coopstreams.commit.ranges import Runs, above, common
 from coopstreams.commit.record import Segment
-from coopstreams.consumer.filters import Filter
 from coopstreams.consumer.inflight import InFlight
-from coopstreams.log.log import Run
+from coopstreams.consumer.waiting import Waiting
 from coopstreams.topology.columns import Columns, Headers
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.task_id import TaskId
-
-RECORD_BYTES = 200
-"""What a record costs beside its key and value, about."""
 
 
 @dataclass(slots=True, eq=False)
@@ -65,8 +63,7 @@ class Share:
         """Whether the group wants it back: nothing more is handed out."""
         self.live = True
         """Whether it is still this consumer's."""
-        self.waiting_bytes = 0
-        self._waiting: deque[tuple[Columns, int]] = deque()
+        self.waiting = Waiting()
 
     def __str__(self) -> str:
         return f"{self.at}[{self.id.range}]"
@@ -76,50 +73,41 @@ class Share:
         """Whether it cannot take records now."""
         return self.paused or self.leaving or self.inflight.blocked()
 
-    @property
-    def empty(self) -> bool:
-        """Whether no records wait."""
-        return not self._waiting
+    def take(self, columns: Columns, next_offset: int, room: int, *, values: bool) -> None:
+        """Keep what a fetch brought, or remember to read it again if there is no room for it (in bytes) while it cannot be handed out.
 
-    def take(self, run: Run, room: int) -> None:
-        """Keep what a fetch brought, or remember to read it again if there is no room for it (in bytes) while it cannot be handed out."""
-        if self.behind or run.next_offset <= self.taken:
+        `values`: whether to keep the values of what cannot be handed out.
+        """
+        if self.behind or next_offset <= self.taken:
             return
-        if not len(run.columns):
-            if self._waiting:
-                self._waiting.append((run.columns, run.next_offset))
-            else:
-                self.inflight.hand_out((), (), run.next_offset)
-            self.taken = run.next_offset
-            return
-        size = _size(run.columns) if self.stuck else 0
-        if size > room:
-            self.behind = True
-            return
-        self._waiting.append((run.columns, run.next_offset))
-        self.waiting_bytes += size
-        self.taken = run.next_offset
+        if not len(columns) and not self.waiting:
+            self.inflight.hand_out((), (), next_offset)
+        elif self.stuck or not self.waiting.ready:
+            # What comes while the last values are being read again is handed out right after them.
+            whole = values or (not self.stuck and self.waiting.all_asked)
+            if not self.waiting.keep(columns, next_offset, room, values=whole):
+                self.behind = True
+                return
+        else:
+            self.waiting.put(columns, next_offset)
+        self.taken = next_offset
 
-    def hand_out(self, most: int, filter_: Filter | None) -> list[ConsumerRecord]:
+    def hand_out(self, most: int) -> list[ConsumerRecord]:
         """Return the next records for the user."""
         records: list[ConsumerRecord] = []
-        while self._waiting and len(records) < most and not self.stuck:
-            columns, next_offset = self._waiting.popleft()
-            room = min(most - len(records), self.inflight.most - self.inflight.missing)
-            if len(columns) > room:
-                rest = columns.slice(room, len(columns))
-                self._waiting.appendleft((rest, next_offset))
-                columns, next_offset = columns.slice(0, room), rest.offsets[0]
-            picked = self.inflight.hand_out(columns.keys, columns.offsets, next_offset)
-            if filter_ is not None:
-                kept = filter_.pick(columns.keys, columns.values, picked)
-                for i in set(picked).difference(kept):
-                    self.inflight.done(columns.offsets[i])
-                picked = kept
-            records += self._records(columns, picked)
-        if not self._waiting:
-            self.waiting_bytes = 0
+        while len(records) < most and not self.stuck and self.waiting and self.waiting.ready:
+            columns, next_offset = self.waiting.pop(min(most - len(records), self.inflight.most - self.inflight.missing))
+            records += self._records(columns, self.inflight.hand_out(columns.keys, columns.offsets, next_offset))
         return records
+
+    def settle(self, room: int, *, values: bool) -> None:
+        """Have what was about to be handed out, and cannot be, take its place in the cache; without room it is read again."""
+        if self.stuck and not self.waiting.settle(room, values=values):
+            self._forget_waiting()
+
+    def ask(self) -> Sequence[int] | None:
+        """Return the offsets of records to read again, so that they can be handed out; None if there are none, or they are asked for already."""
+        return None if self.stuck else self.waiting.ask(self.inflight.most - self.inflight.missing)
 
     def seek(self, offset: int) -> None:
         """Hand out from this offset on."""
@@ -142,8 +130,7 @@ class Share:
 
     def _forget_waiting(self) -> None:
         """Drop what waits; it is read again."""
-        self._waiting.clear()
-        self.waiting_bytes = 0
+        self.waiting.clear()
         self.taken, self.behind = self.inflight.wanted, True
 
     def _committed_runs(self, segment: Segment) -> Runs:
@@ -157,7 +144,3 @@ class Share:
         return [
             ConsumerRecord(topic, partition, offsets[i], keys[i], values[i], times[i], None if headers is None else headers[i], self) for i in picked
         ]
-
-
-def _size(columns: Columns) -> int:
-    return RECORD_BYTES * len(columns) + sum(map(len, filter(None, columns.keys))) + sum(map(len, filter(None, columns.values)))

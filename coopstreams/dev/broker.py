@@ -24,7 +24,7 @@ from rich.console import Console
 from coopstreams.dev.cache import locked
 from coopstreams.dev.jars import KAFKA, kafka_jars
 from coopstreams.dev.java import Java, find_java
-from coopstreams.dev.process import Running, answers, free_port, port_is_free, record, recorded, running, wait_until
+from coopstreams.dev.process import Running, answers, free_port, paused, port_is_free, record, recorded, running, wait_until
 from coopstreams.dev.settings import broker_settings, properties_text
 from coopstreams.topology.errors import DevError
 
@@ -124,8 +124,9 @@ class KafkaBroker:
         self._end()
 
     def pause(self) -> None:
-        """Freeze the process (SIGSTOP): connections stay open and nobody answers."""
+        """Freeze the process (SIGSTOP); return when it stands still: connections stay open and nobody answers."""
         self._signal(signal.SIGSTOP)
+        wait_until(lambda: (broker := self.running) is None or paused(broker.pid), STOP_TIMEOUT_S, every_s=0.001)
 
     def resume(self) -> None:
         """Let a paused process go on."""

@@ -76,7 +76,7 @@ def status(context: typer.Context, data: _Data = None) -> None:
     if broker is None:
         console.print(f"no broker runs on {folder}; start one with: coopstreams dev{_option(data or context.obj)}", highlight=False, soft_wrap=True)
         raise typer.Exit(1)
-    up = answers(broker.port)
+    up = answers(broker.port, timeout_s=10)
     console.print(f"Kafka {KAFKA} {'answers' if up else 'does not answer'} at [bold]127.0.0.1:{broker.port}[/]", highlight=False)
     memory = memory_mb(broker.pid)
     console.print(f"  process {broker.pid}{f', {memory} MB' if memory else ''}\n  data and log in {folder}", highlight=False, soft_wrap=True)

@@ -29,8 +29,8 @@ from coopstreams.dev.cache import cache_folder
 from coopstreams.dev.demo_answers import Tally
 from coopstreams.dev.demo_data import create_topics, load
 from coopstreams.dev.demo_progress import Part, shared
-from coopstreams.dev.demo_run import STAGES, Run, fetch
-from coopstreams.dev.demo_screen import Processing, answers, bars, owners, verdict
+from coopstreams.dev.demo_run import STAGES, Run
+from coopstreams.dev.demo_screen import Processing, Screen, bars, owners
 from coopstreams.dev.demo_workers import SESSION_MS, Workers, interrupt_on_signals, interrupts_ignored, interrupts_wait
 from coopstreams.dev.flights import DEPARTURES, FlightsData, flights_data
 from coopstreams.dev.jars import KAFKA, kafka_jars
@@ -90,31 +90,34 @@ class Demo:
     folder: Path
     program: Path
     most: int | None
-    _took: dict[str, float] = field(default_factory=dict)
+    _screen: Screen = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._screen = Screen(self.console)
 
     def run(self, *, once: bool) -> bool:
         """Return whether all answers are right. Without `once`, answer queries until Ctrl-C first."""
-        self._say(f"[bold]One partition of flights, {PROCESSES} processes, each with a part of the key hashes[/]\n")
+        self._screen.say(f"[bold]One partition of flights, {PROCESSES} processes, each with a part of the key hashes[/]\n")
         data = flights_data(self.console)
         kafka_jars(find_java(), self.console)
         broker = KafkaBroker(self.folder / "kafka", console=self.console)
         workers: Workers | None = None
         log: KafkaLog | None = None
         try:
-            with self._timed("Kafka"), interrupts_wait():
+            with self._screen.timed("Kafka"), interrupts_wait():
                 broker.start()
-            self._say(f"Kafka {KAFKA} is up at {broker.bootstrap}")
+            self._screen.say(f"Kafka {KAFKA} is up at {broker.bootstrap}")
             log = KafkaLog({"bootstrap.servers": broker.bootstrap})
-            with self._timed("loading"):
+            with self._screen.timed("loading"):
                 tally = self._load(log, data)
             workers = Workers(self.program, broker.bootstrap, self.folder)
-            with self._timed("processing"):
+            with self._screen.timed("processing"):
                 parts = self._process(log, workers, tally)
             url = workers.living[0].url
-            equal = self._compare(url, tally)
-            self._say("\nWho has which of the 256 key groups, and answers for them:")
+            equal = self._screen.compare(url, tally)
+            self._screen.say("\nWho has which of the 256 key groups, and answers for them:")
             self.console.print(owners(workers.all, parts, STAGES, ascii_only=self.console.options.ascii_only))
-            self._say("\nTime: " + ", ".join(f"{what} {seconds:.1f} s" for what, seconds in self._took.items()))
+            self._screen.say_times()
             if not once:
                 self._stay(workers, url)
             return equal
@@ -138,7 +141,7 @@ class Demo:
         total = {0: log.end_offset(TopicPartition("flights", 0)), 1: tally.departed}
         for _ in range(PROCESSES):
             workers.start()
-        self._say(f"{PROCESSES} processes run {self.program.name}, exactly once; their logs: {self.folder}/process-*.log")
+        self._screen.say(f"{PROCESSES} processes run {self.program.name}, exactly once; their logs: {self.folder}/process-*.log")
         run = Run(log, total)
         story = self._story(run, workers)
         with (
@@ -158,32 +161,28 @@ class Demo:
         """Tell and do what is to happen, one look after the other; yield whether it is over."""
         while not shared(run.parts, [worker.url for worker in workers.all], STAGES):
             yield False
-        self._say("the partition is shared: " + _shares(run, workers))
+        self._screen.say("the partition is shared: " + _shares(run, workers))
         while run.fraction < HALF:
             yield False
         victim = workers.all[-1]
         lost = ", ".join(sorted({str(part) for part in run.parts.get(victim.url, ())})) or "nothing"
         at, killed_at = run.fraction, time.monotonic()
         workers.kill(victim)
-        self._say(f"[red]{at:.0%} done: {victim.name} is killed (SIGKILL)[/]; nobody has {lost} until its session ends ({SESSION_MS / 1000:g} s)")
+        self._screen.say(
+            f"[red]{at:.0%} done: {victim.name} is killed (SIGKILL)[/]; nobody has {lost} until its session ends ({SESSION_MS / 1000:g} s)"
+        )
         yield False
         while not shared(run.parts, [worker.url for worker in workers.living], STAGES):
             yield False
-        self._say(f"[green]{time.monotonic() - killed_at:.1f} s later the others have taken over[/]: " + _shares(run, workers))
+        self._screen.say(f"[green]{time.monotonic() - killed_at:.1f} s later the others have taken over[/]: " + _shares(run, workers))
         while len(run.finished) < len(STAGES):
             yield False
-        self._say("every record is processed and committed")
+        self._screen.say("every record is processed and committed")
         yield True
-
-    def _compare(self, url: str, tally: Tally) -> bool:
-        with self._timed("answers"), self.console.status(f"asking {url} for every answer"):
-            found = fetch(url, sorted(tally.carriers))
-        self.console.print("", answers(found, tally.answers), "")
-        return verdict(self.console, found, tally.answers)
 
     def _stay(self, workers: Workers, url: str) -> None:
         command = Path(sys.executable).with_name("coopstreams")
-        self._say(f"\nThe application answers at [bold]{url}[/]; try, in another terminal:")
+        self._screen.say(f"\nThe application answers at [bold]{url}[/]; try, in another terminal:")
         for line in (
             f"curl '{url}/v1/stores/delays-by-aircraft/keys/N14228'",
             f"curl '{url}/v1/stores/delays-by-carrier/windows/UA?limit=3'",
@@ -191,20 +190,11 @@ class Demo:
             f"{command} query {url} delays-by-aircraft N14228",
         ):
             self.console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
-        self._say("Ctrl-C ends everything.")
+        self._screen.say("Ctrl-C ends everything.")
         with suppress(KeyboardInterrupt):
             while True:
                 workers.check()
                 time.sleep(LOOK_EVERY_S)
-
-    def _say(self, text: str) -> None:
-        self.console.print(text, highlight=False, soft_wrap=True)
-
-    @contextmanager
-    def _timed(self, what: str) -> Iterator[None]:
-        started = time.monotonic()
-        yield
-        self._took[what] = time.monotonic() - started
 
 
 def _shares(run: Run, workers: Workers) -> str:

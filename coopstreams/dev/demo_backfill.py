@@ -11,8 +11,7 @@ from __future__ import annotations
 import logging
 import time
 import zipfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,8 +27,8 @@ from coopstreams.dev.cache import cache_folder
 from coopstreams.dev.demo import alone, example
 from coopstreams.dev.demo_answers import Tally
 from coopstreams.dev.demo_data import create_topics, write_departures
-from coopstreams.dev.demo_run import Run, fetch
-from coopstreams.dev.demo_screen import answers, verdict
+from coopstreams.dev.demo_run import Run
+from coopstreams.dev.demo_screen import Screen
 from coopstreams.dev.flights import DEPARTURES, Departure, FlightsData, flights_data
 from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.query.client import QueryClient
@@ -80,38 +79,38 @@ class BackfillDemo:
         self._folder = folder
         self._most = most
         self._topology = load_topology(str(example()))
-        self._took: dict[str, float] = {}
+        self._screen = Screen(console)
 
     def run(self, *, once: bool) -> bool:
         """Return whether all answers are right. Without `once`, answer queries until Ctrl-C first."""
-        self._say("[bold]The first half of the flights by Spark, the second half live[/]\n")
+        self._screen.say("[bold]The first half of the flights by Spark, the second half live[/]\n")
         data = flights_data(self._console)
         rows = list(data.departures())[: self._most]
         middle = sorted(row.time_ms for row in rows)[len(rows) // 2]
         with ExitStack() as closing:
             broker = KafkaBroker(self._folder / "kafka", console=self._console)
             closing.callback(broker.stop)
-            with self._timed("Kafka"):
+            with self._screen.timed("Kafka"):
                 broker.start()
             log = KafkaLog({"bootstrap.servers": broker.bootstrap})
             closing.callback(log.close)
             create_topics(log)
             settings = {"bootstrap.servers": broker.bootstrap, "statestore.cache.max.bytes": 0}
-            with self._timed("Spark"):
+            with self._screen.timed("Spark"):
                 done = self._backfill(data, settings, middle)
-            self._say(f"Spark took {done.records:,} records from the CSV files, up to {time.strftime('%d %B %Y', time.gmtime(middle / 1000))}")
+            self._screen.say(f"Spark took {done.records:,} records from the CSV files, up to {time.strftime('%d %B %Y', time.gmtime(middle / 1000))}")
             rest = [row for row in rows if row.time_ms >= middle]
             write_departures(log, rest)
-            self._say(f"{len(rest):,} departures are in Kafka for the application, which goes on")
+            self._screen.say(f"{len(rest):,} departures are in Kafka for the application, which goes on")
             live = {**settings, "state.dir": str(self._folder / "state"), "commit.interval.ms": 200, "ranges.per.partition": 4}
             app = closing.enter_context(CoopStreams(self._topology, live))
             url = str(app.url)
-            with self._timed("live"):
+            with self._screen.timed("live"):
                 self._wait(log, url, rest)
             equal = self._compare(url, data, rows)
-            self._say("\nTime: " + ", ".join(f"{what} {seconds:.1f} s" for what, seconds in self._took.items()))
+            self._screen.say_times()
             if not once:
-                self._say(f"\nThe application answers at [bold]{url}[/]. Ctrl-C ends everything.")
+                self._screen.say(f"\nThe application answers at [bold]{url}[/]. Ctrl-C ends everything.")
                 while True:
                     time.sleep(LOOK_EVERY_S)
         return equal
@@ -158,19 +157,7 @@ class BackfillDemo:
         tally = Tally(data.airlines(), data.planes())
         for row in rows:
             tally.add(row)
-        with self._timed("answers"), self._console.status(f"asking {url} for every answer"):
-            found = fetch(url, sorted(tally.carriers))
-        self._console.print("", answers(found, tally.answers), "")
-        return verdict(self._console, found, tally.answers)
-
-    def _say(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True)
-
-    @contextmanager
-    def _timed(self, what: str) -> Iterator[None]:
-        started = time.monotonic()
-        yield
-        self._took[what] = time.monotonic() - started
+        return self._screen.compare(url, tally)
 
 
 if __name__ == "__main__":

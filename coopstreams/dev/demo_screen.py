@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Self, TypeVar
 
@@ -11,8 +13,9 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from coopstreams.dev.demo_answers import Answers, Delay, differences
+from coopstreams.dev.demo_answers import Answers, Delay, Tally, differences
 from coopstreams.dev.demo_progress import Part
+from coopstreams.dev.demo_run import fetch
 from coopstreams.dev.demo_workers import Worker
 from coopstreams.topology.keys import GROUPS
 
@@ -22,6 +25,36 @@ SAMPLES = 5
 MOST_DIFFERENCES = 20
 
 K = TypeVar("K")
+
+
+class Screen:
+    """What a demo says, how long its parts take, and what comes out of it in the end."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._took: dict[str, float] = {}
+
+    def say(self, text: str) -> None:
+        """Print a line, which may have markup."""
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Note how long a part takes."""
+        started = time.monotonic()
+        yield
+        self._took[what] = time.monotonic() - started
+
+    def say_times(self) -> None:
+        """Print how long each part took."""
+        self.say("\nTime: " + ", ".join(f"{what} {seconds:.1f} s" for what, seconds in self._took.items()))
+
+    def compare(self, url: str, tally: Tally) -> bool:
+        """Print all answers of the application beside the expected ones; return whether they are equal."""
+        with self.timed("answers"), self._console.status(f"asking {url} for every answer"):
+            found = fetch(url, sorted(tally.carriers))
+        self._console.print("", answers(found, tally.answers), "")
+        return verdict(self._console, found, tally.answers)
 
 
 def bars(console: Console) -> Progress:

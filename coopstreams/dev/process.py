@@ -4,6 +4,7 @@ A process id alone proves nothing: after a crash or a reboot the number belongs 
 the folder in its command line.
 """
 
+import secrets
 import socket
 import struct
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 import orjson
 
 _FILE = "broker.json"
+_PORTS = range(15_000, 32_768)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,18 @@ def command_line(pid: int) -> list[str]:
     return said.split()
 
 
+def paused(pid: int) -> bool:
+    """Return whether all threads of a process stand still after a SIGSTOP; they go on for a moment when the machine is busy."""
+    if Path("/proc/self/task").exists():
+        try:
+            threads = [thread.read_text().rpartition(") ")[2] for thread in Path(f"/proc/{pid}/task").glob("*/stat")]
+        except (FileNotFoundError, ProcessLookupError):  # a thread has ended in between
+            return False
+    else:
+        threads = subprocess.run(["ps", "-p", str(pid), "-o", "state="], capture_output=True, text=True, check=False).stdout.split()
+    return bool(threads) and all(state.startswith("T") for state in threads)
+
+
 def memory_mb(pid: int) -> int | None:
     """Return the memory that the process holds, where the system says so. Units: MiB."""
     try:
@@ -89,28 +103,34 @@ def port_is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that nobody listens on.
+
+    Below those that systems hand out by themselves: nobody is given the port of a broker while it starts, or is away for a while.
+    """
+    while not port_is_free(port := secrets.choice(_PORTS)):
+        pass
+    return port
 
 
 def answers(port: int, timeout_s: float = 2.0) -> bool:
-    """Return whether a Kafka broker answers requests on the port.
+    """Return whether a Kafka broker answers requests on the port, and takes part in its cluster.
 
-    Shape: an ApiVersions request, version 0, and the error code of its answer.
+    A broker that has just started answers before its controller counts it among the living: then, no topic could be made on it.
+
+    Shape: a Metadata request, version 1, of no topic; its answer begins with how many brokers are alive.
     """
     client = b"coopstreams-dev"
-    request = struct.pack(">hhih", 18, 0, 1, len(client)) + client
+    request = struct.pack(">hhih", 3, 1, 1, len(client)) + client + struct.pack(">i", 0)
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as connection:
             connection.sendall(struct.pack(">i", len(request)) + request)
             answer = b""
-            while len(answer) < 10:
+            while len(answer) < 12:
                 part = connection.recv(4096)
                 if not part:
                     return False
                 answer += part
     except OSError:
         return False
-    return bool(struct.unpack_from(">ih", answer, 4) == (1, 0))
+    correlation, alive = struct.unpack_from(">ii", answer, 4)
+    return bool(correlation == 1 and alive > 0)

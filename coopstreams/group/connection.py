@@ -133,14 +133,17 @@ class Connection:
         """
         timeout_s = (timeout_ms or self._request_ms) / 1000
         give_up = time.monotonic() + timeout_s
+        answer: errors.KafkaError | None = None
         while True:
             try:
                 return await self.once(exchange, await node(), max(100.0, 1000 * (give_up - time.monotonic())))
             except errors.KafkaError as error:
                 if not requests.passes(error):
                     raise requests.translated(exchange.what, error) from error
+                if answer is None or not isinstance(error, errors.KafkaTimeoutError):  # no answer says less than the one before it
+                    answer = error
                 if time.monotonic() > give_up:
-                    raise LogError(f"{exchange.what}: no success in {timeout_s:.1f} s; last: {error}", retryable=True) from error
+                    raise LogError(f"{exchange.what}: no success in {timeout_s:.1f} s; last: {answer}", retryable=True) from error
                 if requests.coordinator_moved(error):
                     self._manager.cluster.request_update()
                     if moved is not None:

@@ -31,7 +31,6 @@ from coopstreams.topology.columns import Headers, Int64s, TopicPartition
 from coopstreams.topology.errors import DeliveryError, FencedError, LogError
 from coopstreams.topology.outputs import ANY_PARTITION
 
-"""Lets librdkafka choose: murmur2 of the key, any for a null key."""
 ROOM_WAIT_S = 0.05
 GRACE_S = 2.0
 """How long a call may overrun the time that it was given."""

@@ -58,7 +58,7 @@ class Routes:
         """Return the records of each slot, in offset order."""
         if self.whole or not len(columns):
             return [columns] + [NO_RECORDS] * (len(self) - 1)
-        return [_pick(columns, indexes) for indexes in self._indexes(key_hashes(columns.keys, columns.offsets))]
+        return [pick(columns, indexes) for indexes in self._indexes(key_hashes(columns.keys, columns.offsets))]
 
     def tell_time(self, columns: Columns) -> None:
         """Give records of the partition, the next after those of the last call, the columns of clocks."""
@@ -144,7 +144,7 @@ def _bounds(ranges: list[KeyRange]) -> tuple[list[int], list[int]]:
     return bounds, slots
 
 
-def _pick(columns: Columns, indexes: list[int]) -> Columns:
+def pick(columns: Columns, indexes: list[int]) -> Columns:
     """Return the records with these indexes."""
     if len(indexes) == len(columns):
         return columns

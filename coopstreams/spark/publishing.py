@@ -39,7 +39,7 @@ def publish(done: Backfilled, topology: Topology, settings: Config | Mapping[str
     """
     if not done.plan.seed:
         raise ConfigError(f"run {done.plan.run} was a trial: it wrote no changelogs, and a live application would go on without state")
-    config = settings if isinstance(settings, Config) else Config.of(settings, topology.application_id)
+    config = Config.of(settings, topology.application_id)
     cluster = KafkaLog(config.client, timeout_s=config["connect.timeout.ms"] / 1000)
     offsets = KafkaOffsets(config.client, config["application.id"])
     try:

@@ -48,7 +48,7 @@ def rebuild(
         ConfigError: `snapshots.dir` is not set, or a store or partition does not exist.
         UnknownTopicError: the application has never run.
     """
-    config = settings if isinstance(settings, Config) else Config.of(settings, topology.application_id)
+    config = Config.of(settings, topology.application_id)
     if config["snapshots.dir"] is None:
         raise ConfigError("say where the snapshot is to lie: snapshots.dir")
     with closing(_cluster(config)) as cluster:

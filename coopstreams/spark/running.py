@@ -164,7 +164,7 @@ def backfill(
         LogError: Kafka refused something, or records that the plan counts on are gone.
         ProcessingError: a record failed and its handler says `fail`.
     """
-    config = settings if isinstance(settings, Config) else Config.of(settings, topology.application_id)
+    config = Config.of(settings, topology.application_id)
     wanted, histories = options or Options(), dict(sources or {})
     plan = begin(topology, config, histories, wanted) if resume is None else load_plan(wanted.work, resume, topology)
     with session_or_local(spark, f"backfill of {plan.application}") as session:

@@ -145,14 +145,14 @@ class Committer:
             self.begin(task)
         assert self._epoch is not None
         started = time.perf_counter()
-        changed = self._write(tasks)
+        written = self._write(tasks)
         commit = plan([task.progress for task in tasks], self._follower)
         if not self._transactional:
             self._writer.flush(self._timeout_s)  # what a position stands for is in the log before the position is
         self._write_plan(commit)
         self._writer.flush(self._timeout_s)
         # Before the fence: after it, these offsets may lie behind records of a successor, which this state does not have.
-        checkpoints = {task: {store: self._writer.delivered_to(where) for store, where in stores.items()} for task, stores in changed.items()}
+        checkpoints = self._checkpoints(tasks, {changelog: self._writer.delivered_to(changelog) for changelog in written})
         with self._member.fence(self._epoch) as fence:
             if self._transactional:
                 self._writer.send_offsets(commit.offsets, fence)
@@ -162,7 +162,7 @@ class Committer:
             self._writer.commit(self._timeout_s)
         self._epoch = None
         for task in tasks:
-            task.commit(checkpoints.get(task, {}))
+            task.commit(checkpoints[task])
         self._metrics.committed(self._number, time.perf_counter() - started)
 
     def abort(self) -> None:
@@ -209,9 +209,9 @@ class Committer:
         """Let go of the writer."""
         self._writer.close()
 
-    def _write(self, tasks: Sequence[Task]) -> dict[Task, dict[str, TopicPartition]]:
-        """Write what the record caches held back, then the changelogs; return which changelog partitions each task wrote to."""
-        changed: dict[Task, dict[str, TopicPartition]] = {}
+    def _write(self, tasks: Sequence[Task]) -> set[TopicPartition]:
+        """Write what the record caches held back, then the changelogs; return which changelog partitions were written to."""
+        written: set[TopicPartition] = set()
         for task in tasks:
             batches = task.flush()
             self.write_outputs(task)
@@ -220,8 +220,19 @@ class Committer:
                 changelog = TopicPartition(self._changelog(task.state.stores[batch.store].spec), task.id.partition)
                 self._writer.append(changelog.topic, batch.keys, batch.values, batch.timestamps, partitions=changelog.partition)
                 self._metrics.produced(task.id, changelog.topic, len(batch.keys))
-                changed.setdefault(task, {})[batch.store] = changelog
-        return changed
+                written.add(changelog)
+        return written
+
+    def _checkpoints(self, tasks: Sequence[Task], ends: Mapping[TopicPartition, int]) -> dict[Task, dict[str, int]]:
+        """Return up to where the state of each task has its changelogs, given where they end.
+
+        Also of a task that wrote nothing: what came since its own last record is its siblings', and need not be read when it is opened again.
+        """
+        changelogs = {
+            task: {name: TopicPartition(self._changelog(table.spec), task.id.partition) for name, table in task.state.stores.items()}
+            for task in tasks
+        }
+        return {task: {name: ends[at] for name, at in stores.items() if at in ends} for task, stores in changelogs.items()}
 
     def _check_sure(self, epoch: int) -> None:
         """Do nothing if nobody else can have this member's tasks: nobody fences a changelog under at-least-once.

@@ -45,10 +45,12 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A thread cannot go on: the instance stops and says why."""
+    """A thread cannot go on: the instance stops and says why, unless it was a stream thread and is replaced."""
 
     error: BaseException
     where: str
+    thread: int | None = None
+    """Which stream thread has died, if one has: it will not touch anything again."""
 
 
 @dataclass(frozen=True, slots=True)

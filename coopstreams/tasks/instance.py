@@ -17,9 +17,10 @@ import time
 from collections.abc import Iterable
 
 from coopstreams.group.holdings import Assigned, Lost, Refused
+from coopstreams.tasks.backoff import BackOff
 from coopstreams.tasks.dispatch import Dispatcher
 from coopstreams.tasks.events import Aborted, Cancelled, Closed, Event, Failed, Matched, Opened
-from coopstreams.tasks.lifecycle import Lifecycle, StreamsState
+from coopstreams.tasks.lifecycle import Lifecycle, Response, StreamsState
 from coopstreams.tasks.parts import Parts
 from coopstreams.tasks.roster import Action, Do, Roster, State
 from coopstreams.tasks.task import Incarnation, Task
@@ -56,6 +57,7 @@ class Instance:
         """Where this instance answers queries; to be set before `run`, so that the group learns it."""
         self.began = time.monotonic()
         self.member = parts.member(self._inbox.put, self._alive, lambda: self.url, lambda: self._ending)
+        self._back_off = BackOff()
         self._threads = [parts.thread(number, self.member, self._inbox.put) for number in range(parts.config["num.stream.threads"])]
         self.opener = parts.opener(self.member, self._inbox.put, lifecycle.restore_listener)
         most_bytes = parts.config["max.bytes.key.range.cache"]
@@ -80,11 +82,17 @@ class Instance:
         self._watcher.start()
         self._subscription.start()
         failure: Failed | None = None
+        response: Response | None = None
         try:
             while not self._stop.is_set() and failure is None:
                 failure = self._turn()
+                if failure is not None:
+                    response = self._lifecycle.response(failure)
+                    if response == "replace-thread":
+                        self._replace(failure)
+                        failure = None
             self._lifecycle.to(StreamsState.PENDING_SHUTDOWN if failure is None else StreamsState.PENDING_ERROR)
-            if failure is not None and self._lifecycle.response(failure.error) == "shutdown-application":
+            if failure is not None and response == "shutdown-application":
                 self._end_application(failure.error)
         finally:
             self._close(clean=failure is None)
@@ -122,7 +130,9 @@ class Instance:
 
     def _handle(self, event: Event) -> Failed | None:
         match event:
-            case Failed():
+            case Failed(thread=thread):
+                if thread is not None:
+                    self.parts.metrics.thread_failed(thread)
                 return event
             case Assigned():
                 self._assigned = event
@@ -163,6 +173,20 @@ class Instance:
     def _settled(self) -> bool:
         """Whether this is a member of the group, with every task open that it was given."""
         return self._assigned is not None and all(state is State.RUNNING for state in self.roster.states.values())
+
+    def _replace(self, failure: Failed) -> None:
+        """Let a new stream thread go on in place of one that has died; its tasks are opened again from the log."""
+        assert failure.thread is not None
+        dead = self._threads[failure.thread]
+        rests_s = self._back_off.died(time.monotonic())
+        log.error("%s has died; another takes its place in %g s", failure.where, rests_s, exc_info=failure.error)
+        successor = self._threads[failure.thread] = dead.successor(rests_s)
+        successor.start()
+        tasks = [task for id_, task in self.tasks.items() if self._homes[id_] is dead]
+        for task in tasks:
+            task.discard()  # the dead thread has not, where it was never told of it
+        self._forget(tasks)
+        self._do(self.roster.aborted([task.id for task in tasks]))
 
     def _end_application(self, error: BaseException) -> None:
         """Have every instance stop: what this one says of itself reaches all with the next assignment."""

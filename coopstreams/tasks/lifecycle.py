@@ -6,7 +6,6 @@
 
 Invariant: listeners are called by the thread that does what they are told of, so what takes long in one holds that up. An exception in one
 ends the instance: nothing is swallowed.
-Turned down: replacing a stream thread after an error (its successor would meet the same record; a supervisor starts whole processes).
 Source: Kafka Streams `KafkaStreams.State`, `StateListener`, `StateRestoreListener`, `StreamsUncaughtExceptionHandler` (KIP-671).
 """
 
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Literal, TypeAlias, get_args
 
+from coopstreams.tasks.events import Failed
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ApplicationStoppedError, ConfigError
 
@@ -56,8 +56,8 @@ class RestoreListener:
 
 StateListener: TypeAlias = Callable[[StreamsState, StreamsState], None]
 """Called with the new state and the old one."""
-Response: TypeAlias = Literal["shutdown-client", "shutdown-application"]
-"""What ends because of an error: this instance, or all instances."""
+Response: TypeAlias = Literal["replace-thread", "shutdown-client", "shutdown-application"]
+"""What ends because of an error: a stream thread, which a new one replaces; this instance; or all instances."""
 UncaughtExceptionHandler: TypeAlias = Callable[[BaseException], Response]
 
 
@@ -86,15 +86,19 @@ class Lifecycle:
             log.debug("%s -> %s", before.value, state.value)
             self.state_listener(state, before)
 
-    def response(self, error: BaseException) -> Response:
+    def response(self, failure: Failed) -> Response:
         """Return what the handler makes of an error; of one that came from another instance, it is not asked.
 
         Raises:
             ConfigError: the handler returns something else.
         """
-        if isinstance(error, ApplicationStoppedError):
+        if isinstance(failure.error, ApplicationStoppedError):
             return "shutdown-client"
-        answer = self.handler(error)
+        answer = self.handler(failure.error)
         if answer not in get_args(Response):
-            raise ConfigError(f"the uncaught exception handler returned {answer!r}: it must be one of {', '.join(get_args(Response))}") from error
+            words = ", ".join(get_args(Response))
+            raise ConfigError(f"the uncaught exception handler returned {answer!r}: it must be one of {words}") from failure.error
+        if answer == "replace-thread" and failure.thread is None:
+            log.error("only a stream thread can be replaced, but it was the %s that failed: the instance ends", failure.where)
+            return "shutdown-client"
         return answer

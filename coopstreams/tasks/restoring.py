@@ -68,6 +68,8 @@ class Restoring:
         self._jobs: dict[TopicPartition, _Job] = {}
         self._waiting: dict[TaskId, set[TopicPartition]] = {}
         self._done: list[TaskId] = []
+        self._known: dict[str, Changelog] = {}
+        """What the brokers said of changelogs since the last step: tasks that open together ask once."""
 
     def add(self, task: TaskId, stores: Iterable[StoreSpec], database: Database, positions: Mapping[str, Mapping[KeyRange, int]]) -> None:
         """Restore the stores of a task; it is `finished` at once if it has none that can be.
@@ -105,6 +107,7 @@ class Restoring:
 
     def step(self) -> bool:
         """Read on once; return whether there is more to do."""
+        self._known.clear()
         if not self._jobs:
             return False
         for run in self._reader.fetch(BATCH, 0.005):
@@ -171,8 +174,9 @@ class Restoring:
         if self._snapshots is None or spec.source is not None:  # a snapshot ends where a changelog does
             return None
         topic = changelog.topic
-        now = Changelog(topic, self._log.topic_id(topic), self._log.partitions([topic]).get(topic, 0))
-        return partial(self._snapshots.pick_up, database, spec, changelog.partition, now, partial(self._picked_up, task, spec.name))
+        if topic not in self._known:
+            self._known[topic] = Changelog(topic, self._log.topic_id(topic), self._log.partitions([topic]).get(topic, 0))
+        return partial(self._snapshots.pick_up, database, spec, changelog.partition, self._known[topic], partial(self._picked_up, task, spec.name))
 
     def _place(self) -> None:
         self._reader.assign({changelog: Position(job.restore.position) for changelog, job in self._jobs.items()})

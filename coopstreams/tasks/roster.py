@@ -3,7 +3,8 @@
     wanted, and a local task overlaps it  -> waiting
     wanted                                -> opening -> running
     not wanted any more                   -> closing -> gone (and released to the group)
-    aborted, lost, topics changed         -> closing -> opened again if it is wanted
+    aborted, lost, thread died            -> closing -> opened again if it is wanted
+    topics changed                        -> closing -> opened again if it is wanted
 
 Invariant: at any time the tasks of one partition that are opening, running or closing here do not overlap, but for a task and
 its own successor that waits. Every revoked task is released exactly once, and only when it is closed.

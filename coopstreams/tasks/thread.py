@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 MOST_IN_VAIN = 5
 """Failed commits in `IN_VAIN_S` that Kafka did not promise would succeed later; then they never will."""
 IN_VAIN_S = 60.0
+ALIVE_S = 1.0
+"""How often a thread that rests says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,8 @@ _Message = _Open | _Close | tuple[Task, Run] | None
 class StreamThread:
     """One thread of an instance. Methods are called by the control thread and return at once."""
 
-    def __init__(self, number: int, committer: Committer, emit: Callable[[Event], None], commit_interval_s: float) -> None:
+    def __init__(self, number: int, committer: Committer, emit: Callable[[Event], None], commit_interval_s: float, *, rests_s: float = 0.0) -> None:
+        """`rests_s`: how long it waits before it takes the first message, unless tasks are given up or the thread is to end."""
         self.number = number
         self.backlog = 0
         """Records handed over and not yet processed: what the dispatcher bounds."""
@@ -60,6 +63,12 @@ class StreamThread:
         self._due = 0.0
         """When the next commit is due: `time.monotonic()`."""
         self._in_vain: list[float] = []
+        self._rests_s = rests_s
+        self._awake = threading.Event()
+
+    def successor(self, rests_s: float) -> StreamThread:
+        """Return a thread, not yet started, that takes the place of this one, which has died: it writes under the same transactional id."""
+        return StreamThread(self.number, self.committer, self._emit, self._interval, rests_s=rests_s)
 
     def start(self) -> None:
         """Begin to take messages."""
@@ -83,15 +92,18 @@ class StreamThread:
         for task in tasks:
             task.leaving = True
         self._inbox.put(_Close(tasks, clean))
+        self._awake.set()
 
     def stop(self, timeout_s: float) -> bool:
         """Commit and end; return whether it did within the time."""
         self._inbox.put(None)
+        self._awake.set()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
         try:
+            self._rest()
             self._loop()
             self.committer.close()
         except BaseException as error:  # whatever it is, the control thread must learn of it: a dead thread is never silent
@@ -100,7 +112,12 @@ class StreamThread:
                 self._abandon()
             except LogError as second:
                 log.warning("stream thread %d cannot end its transaction: %s", self.number, second)
-            self._emit(Failed(error, f"stream thread {self.number}"))
+            self._emit(Failed(error, f"stream thread {self.number}", self.number))
+
+    def _rest(self) -> None:
+        until = time.monotonic() + self._rests_s
+        while (left := until - time.monotonic()) > 0 and not self._awake.wait(min(left, ALIVE_S)):
+            self.moved_at = time.monotonic()
 
     def _loop(self) -> None:
         self._due = time.monotonic() + self._interval

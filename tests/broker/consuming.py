@@ -37,13 +37,13 @@ class Orders:
         writer = self.log.writer()
         offsets = range(self.written, self.written + count)
         writer.append(self.topic, [b"%d" % n for n in offsets], [b"v%d" % n for n in offsets], [n + 1 for n in offsets], partitions=partition)
-        writer.flush(10)
+        writer.flush(60)
         writer.close()
         self.written += count
 
     def make(self, **config: Any) -> CooperativeConsumer:
         named = {name.replace("_", "."): value for name, value in config.items()}
-        settings = {"bootstrap.servers": self.kafka.bootstrap, "group.id": self.group, "heartbeat.interval.ms": 200, "session.timeout.ms": 6000}
+        settings = {"bootstrap.servers": self.kafka.bootstrap, "group.id": self.group, "heartbeat.interval.ms": 200, "session.timeout.ms": 60_000}
         consumer = CooperativeConsumer({**settings, **named})
         self.consumers.append(consumer)
         return consumer
@@ -69,7 +69,7 @@ class Orders:
         self.log.close()
 
 
-def read(consumer: CooperativeConsumer, count: int, timeout_s: float = 30.0) -> list[ConsumerRecord]:
+def read(consumer: CooperativeConsumer, count: int, timeout_s: float = 90.0) -> list[ConsumerRecord]:
     """Consume until so many records came."""
     records: list[ConsumerRecord] = []
     until = time.monotonic() + timeout_s
@@ -90,7 +90,7 @@ def finish(consumer: CooperativeConsumer, records: Iterable[ConsumerRecord], whi
             consumer.done(record)
 
 
-def poll_until(true: Callable[[], object], *consumers: CooperativeConsumer, timeout_s: float = 30.0) -> list[ConsumerRecord]:
+def poll_until(true: Callable[[], object], *consumers: CooperativeConsumer, timeout_s: float = 90.0) -> list[ConsumerRecord]:
     """Consume with all of them in turn until it is true; return what they were given."""
     records: list[ConsumerRecord] = []
     until = time.monotonic() + timeout_s

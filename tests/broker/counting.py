@@ -20,6 +20,9 @@ from coopstreams.topology.errors import QueryError
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
+PATIENT = {"session.timeout.ms": 60_000, "transaction.timeout.ms": 60_000}
+"""For tests that are not about these: a machine that stands still for some seconds costs no membership, and no commit at the end."""
+
 
 @dataclass(frozen=True, slots=True)
 class Counting:
@@ -47,10 +50,10 @@ class Counting:
     def app(self, folder: Path, number: int = 0, **settings: Any) -> CoopStreams:
         """Return an instance, not yet running; settings by name, dots written as underscores."""
         given = {name.replace("_", "."): value for name, value in settings.items()}
-        shared = {"bootstrap.servers": self.kafka.bootstrap, "state.dir": str(folder), "instance": number, "commit.interval.ms": 100}
+        shared = {"bootstrap.servers": self.kafka.bootstrap, "state.dir": str(folder), "instance": number, "commit.interval.ms": 100, **PATIENT}
         return CoopStreams(self.topology, shared | given)
 
-    def write(self, keys: Iterable[str], timeout_s: float = 30) -> Counter[str]:
+    def write(self, keys: Iterable[str], timeout_s: float = 90) -> Counter[str]:
         """Write a record for each key; return how often each was written."""
         written: Counter[str] = Counter()
         producer = Producer({"bootstrap.servers": self.kafka.bootstrap, "linger.ms": 5, "partitioner": "murmur2_random", "enable.idempotence": True})
@@ -69,14 +72,14 @@ def instance_of(app: CoopStreams) -> Instance:
 
 def table(app: CoopStreams, store: str = "counts") -> dict[str, int]:
     """Return a store as an instance answers over HTTP; empty while something moves."""
-    with QueryClient(str(app.url), deadline_s=5) as client:
+    with QueryClient(str(app.url), deadline_s=20) as client:
         try:
             return {entry.key: entry.value for entry in client.range(store, page=20_000)}
         except QueryError:
             return {}
 
 
-def await_table(app: CoopStreams, expected: dict[str, int], timeout_s: float = 60) -> None:
+def await_table(app: CoopStreams, expected: dict[str, int], timeout_s: float = 120) -> None:
     """Return when the store is as expected."""
     found: dict[str, int] = {}
 
@@ -88,7 +91,7 @@ def await_table(app: CoopStreams, expected: dict[str, int], timeout_s: float = 6
     eventually(same, timeout_s, lambda: f"{len(found)} of {len(expected)} keys, {sum(found.values())} of {sum(expected.values())} records")
 
 
-def await_running(apps: Iterable[CoopStreams], timeout_s: float = 60) -> None:
+def await_running(apps: Iterable[CoopStreams], timeout_s: float = 120) -> None:
     """Return when all tasks of all instances run, each instance has some, and together they are everything."""
     apps = list(apps)
 
@@ -139,7 +142,7 @@ def metric(app: CoopStreams, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
 
 
-def failure_of(app: CoopStreams, timeout_s: float = 60) -> BaseException:
+def failure_of(app: CoopStreams, timeout_s: float = 120) -> BaseException:
     """Run an application that cannot go on; return what it ends with."""
     found: list[BaseException] = []
 
@@ -154,7 +157,7 @@ def failure_of(app: CoopStreams, timeout_s: float = 60) -> BaseException:
     thread.join(timeout_s)
     if thread.is_alive():
         app.stop()
-        thread.join(30)
+        thread.join(60)
         pytest.fail(f"it still ran after {timeout_s:g} s")
     assert found, "it ended as if nothing had happened"
     return found[0]

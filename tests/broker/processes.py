@@ -8,8 +8,11 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.broker.waiting import eventually
 
 
 @dataclass(slots=True)
@@ -47,17 +50,23 @@ class Workers:
         """Let a stopped worker go on, as a zombie if the group went on without it."""
         self._signal(number, signal.SIGCONT)
 
-    def terminate(self, number: int, timeout_s: float = 30) -> int:
+    def terminate(self, number: int, timeout_s: float = 90) -> int:
         """Ask a worker to end in good order; return its exit status."""
+        self._await_ears([number])
         worker = self.running.pop(number)
         worker.terminate()
         return worker.wait(timeout_s)
 
-    def stop(self, timeout_s: float = 30) -> dict[int, int]:
+    def stop(self, timeout_s: float = 90) -> dict[int, int]:
         """Ask all to end in good order; return their exit statuses."""
+        self._await_ears(self.running)
         for worker in self.running.values():
             worker.terminate()
         return {number: worker.wait(timeout_s) for number, worker in self.running.items()}
+
+    def _await_ears(self, numbers: Iterable[int]) -> None:
+        """Wait until these can hear a signal: Python itself dies of a SIGTERM."""
+        eventually(lambda: all(self.url(number) is not None for number in numbers), 120, self.logs)
 
     def clean_up(self) -> None:
         """Kill what still runs."""

@@ -33,7 +33,7 @@ def read_topic(bootstrap: str, topic: str, *, committed_only: bool = True) -> li
     )
     records: list[Record] = []
     try:
-        partitions = consumer.list_topics(topic, 10).topics[topic].partitions
+        partitions = consumer.list_topics(topic, 60).topics[topic].partitions
         consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in partitions])
         unfinished = set(partitions)
         while unfinished:

@@ -27,7 +27,7 @@ def main(bootstrap: str, group: str, source: str, target: str, name: str) -> Non
         {"bootstrap.servers": bootstrap, "group.id": group, "session.timeout.ms": 3000, "heartbeat.interval.ms": 200}
     ) as consumer:
         producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": consumer.transactional_id, "retry.backoff.ms": 5, "linger.ms": 2})
-        producer.init_transactions(30)
+        producer.init_transactions(90)
         consumer.subscribe([source], on_assign=lambda ranges: log.info("has %s", ranges), on_lost=lambda ranges: log.info("lost %s", ranges))
         log.info("ready")
         while not stop.is_set():

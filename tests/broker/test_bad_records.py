@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 
 from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
 from coopstreams.topology.errors import DeliveryError, ProcessingError
-from tests.broker.counting import failure_of, instance_of, metric
+from tests.broker.counting import PATIENT, failure_of, instance_of, metric
 from tests.broker.reading import Record, by_key, read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
@@ -60,12 +60,13 @@ class Case:
             if offset in BAD:
                 value = b"no JSON" if self.phase == "deserialization" else b'{"bad": %d}' % offset
             producer.produce(self.source, value, f"key-{offset % 5}", 0, timestamp=1000 + offset, headers=[("trace", b"%d" % offset)])
-        assert producer.flush(10) == 0
+        assert producer.flush(60) == 0
 
     def app(self, folder: Path, guarantee: str, handler: str) -> CoopStreams:
         settings = {
             "bootstrap.servers": self.kafka.bootstrap,
             "state.dir": str(folder),
+            **PATIENT,
             "processing.guarantee": guarantee,
             "commit.interval.ms": 100,
             "statestore.cache.max.bytes": 0,
@@ -78,7 +79,7 @@ class Case:
         return read_topic(self.kafka.bootstrap, self.sink)
 
     def await_outputs(self) -> None:
-        eventually(lambda: len(self.outputs()) >= GOOD, 30, lambda: f"{len(self.outputs())} outputs")
+        eventually(lambda: len(self.outputs()) >= GOOD, 120, lambda: f"{len(self.outputs())} outputs")
 
 
 def refuse_bad(value: dict[str, int]) -> dict[str, int]:
@@ -123,7 +124,7 @@ def test_a_handler_that_says_continue_counts_what_it_drops(kafka: Kafka, tmp_pat
     case.write()
     with case.app(tmp_path, guarantee, "continue") as app:
         case.await_outputs()
-        eventually(lambda: dropped(app, phase) == len(BAD), 10, lambda: instance_of(app).parts.metrics.text().decode())
+        eventually(lambda: dropped(app, phase) == len(BAD), 120, lambda: instance_of(app).parts.metrics.text().decode())
     check_outputs(case)
     assert read_topic(kafka.bootstrap, case.dead) == []
 
@@ -140,7 +141,7 @@ def test_a_dead_letter_is_the_record_with_the_reason_in_its_headers(kafka: Kafka
     case.write()
     with case.app(tmp_path, guarantee, "dead-letter"):
         case.await_outputs()
-        eventually(lambda: len(read_topic(kafka.bootstrap, case.dead)) >= len(BAD), 10, lambda: "dead letters are missing")
+        eventually(lambda: len(read_topic(kafka.bootstrap, case.dead)) >= len(BAD), 120, lambda: "dead letters are missing")
     check_outputs(case)
     sent = [record for record in read_topic(kafka.bootstrap, case.source) if record.offset in BAD]
     letters = read_topic(kafka.bootstrap, case.dead)
@@ -164,17 +165,18 @@ def test_a_timestamp_extractor_that_raises_makes_a_dead_letter(kafka: Kafka, tmp
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     for number in range(10):
         producer.produce(source, b'{"number": 3}' if number == 3 else b'{"at": %d}' % (1000 + number), "k", 0)
-    assert producer.flush(10) == 0
+    assert producer.flush(60) == 0
     settings = {
         "bootstrap.servers": kafka.bootstrap,
         "state.dir": str(tmp_path),
+        **PATIENT,
         "processing.guarantee": guarantee,
         "commit.interval.ms": 100,
         "processing.exception.handler": "dead-letter",
         "errors.dead.letter.queue.topic.name": dead,
     }
     with CoopStreams(builder.build(), settings):
-        eventually(lambda: len(read_topic(kafka.bootstrap, sink)) == 9 and len(read_topic(kafka.bootstrap, dead)) == 1, 30, lambda: "not complete")
+        eventually(lambda: len(read_topic(kafka.bootstrap, sink)) == 9 and len(read_topic(kafka.bootstrap, dead)) == 1, 120, lambda: "not complete")
     assert [record.value for record in read_topic(kafka.bootstrap, dead)] == [b'{"number": 3}']
     assert [record.timestamp for record in read_topic(kafka.bootstrap, sink)] == [1000 + number for number in range(10) if number != 3]
 
@@ -189,10 +191,11 @@ def test_an_aggregate_that_does_not_serialise_is_told_with_store_and_key(kafka: 
     stream.group_by_key().aggregate(set[str], lambda _, value, seen: {*seen, value}, value=serdes.json, store="seen")
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     producer.produce(source, b"v", "the-key")
-    assert producer.flush(10) == 0
+    assert producer.flush(60) == 0
     settings = {
         "bootstrap.servers": kafka.bootstrap,
         "state.dir": str(tmp_path),
+        **PATIENT,
         "statestore.cache.max.bytes": cache,
         "production.exception.handler": handler,
         "errors.dead.letter.queue.topic.name": dead,
@@ -210,8 +213,14 @@ def test_a_result_too_large_for_its_topic_stops_with_the_topic_and_the_cure(kafk
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     for size in (10, 20, 10_000, 30):
         producer.produce(source, b"x" * size, f"key-{size}", 0)
-    assert producer.flush(10) == 0
-    settings = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path), "processing.guarantee": guarantee, "commit.interval.ms": 100}
+    assert producer.flush(60) == 0
+    settings = {
+        "bootstrap.servers": kafka.bootstrap,
+        "state.dir": str(tmp_path),
+        "processing.guarantee": guarantee,
+        "commit.interval.ms": 100,
+        **PATIENT,
+    }
     error = failure_of(CoopStreams(builder.build(), settings))
     assert isinstance(error, DeliveryError)
     assert "max.message.bytes" in str(error)
@@ -230,18 +239,19 @@ def test_records_of_all_kinds_pass_beside_bad_ones(kafka: Kafka, tmp_path: Path)
     producer.produce(customers, (1).to_bytes(8, "big"), None, 0, timestamp=1)
     for number in range(40):
         producer.produce(orders, number.to_bytes(8, "big"), f"key-{number}", 0, timestamp=2)
-    assert producer.flush(10) == 0
+    assert producer.flush(60) == 0
     settings = {
         "bootstrap.servers": kafka.bootstrap,
         "state.dir": str(tmp_path),
+        **PATIENT,
         "processing.guarantee": "exactly_once_v2",
         "ranges.per.partition": 2,
         "deserialization.exception.handler": "dead-letter",
         "errors.dead.letter.queue.topic.name": dead,
     }
     with CoopStreams(builder.build(), settings) as app:
-        eventually(lambda: len(read_topic(kafka.bootstrap, sink)) >= 30 and len(read_topic(kafka.bootstrap, dead)) >= 10, 30, lambda: "not complete")
-        eventually(lambda: metric(app, "coopstreams_dropped_records_total") == 10 + 1, 10, lambda: instance_of(app).parts.metrics.text().decode())
+        eventually(lambda: len(read_topic(kafka.bootstrap, sink)) >= 30 and len(read_topic(kafka.bootstrap, dead)) >= 10, 120, lambda: "not complete")
+        eventually(lambda: metric(app, "coopstreams_dropped_records_total") == 10 + 1, 120, lambda: instance_of(app).parts.metrics.text().decode())
     joined = {key.decode(): values for key, values in by_key(read_topic(kafka.bootstrap, sink)).items()}
     assert joined == {f"key-{number}": [(2 * number).to_bytes(8, "big")] for number in range(40) if number % 4}
     assert len(read_topic(kafka.bootstrap, dead)) == 10

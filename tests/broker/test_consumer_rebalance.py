@@ -95,7 +95,7 @@ def test_after_the_deadline_it_is_lost(orders: Orders) -> None:
 
 def test_a_member_that_does_not_poll_loses_everything_and_comes_back(orders: Orders) -> None:
     orders.write(50)
-    first = orders.make(max_poll_interval_ms=1000)
+    first = orders.make(max_poll_interval_ms=3000)
     first.subscribe([orders.topic])
     records = read(first, 50)
     second = orders.member()

@@ -27,7 +27,7 @@ def out(orders: Orders) -> str:
 
 def producer_of(consumer: CooperativeConsumer, bootstrap: str) -> Producer:
     producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": consumer.transactional_id, "retry.backoff.ms": 5})
-    producer.init_transactions(30)
+    producer.init_transactions(90)
     return producer
 
 
@@ -113,7 +113,7 @@ def test_in_offset_order_a_transaction_waits_for_those_before_it(orders: Orders,
     waits.join(1.0)
     assert waits.is_alive(), "it waits for what comes before"
     commit(early[0], early[1], producers[early[0]], early[2])
-    waits.join(20)
+    waits.join(90)
     assert order == [early[0], late[0]]
 
 
@@ -152,7 +152,7 @@ def test_nothing_is_committed_beside_an_open_transaction(orders: Orders, out: st
 
 def test_results_of_records_that_were_lost_are_aborted(orders: Orders, out: str) -> None:
     orders.write(10)
-    consumer = orders.make(max_poll_interval_ms=1000)
+    consumer = orders.make(max_poll_interval_ms=3000)
     consumer.subscribe([orders.topic])
     producer = producer_of(consumer, orders.kafka.bootstrap)
     old = read(consumer, 10)

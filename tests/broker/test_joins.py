@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Producer
 
 from coopstreams import CoopStreams, JoinWindows, StreamsBuilder, Topology, serdes
-from tests.broker.counting import metric
+from tests.broker.counting import PATIENT, metric
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
 
@@ -33,20 +33,26 @@ def topology_of(application: str, topics: dict[str, str]) -> Topology:
 
 def send(producer: Producer, topic: str, key: str, value: Any, timestamp: int) -> None:
     producer.produce(topic, orjson.dumps(value), key, timestamp=timestamp)
-    assert producer.flush(10) == 0
+    assert producer.flush(60) == 0
 
 
 @pytest.mark.broker
 def test_what_joins_keep_survives_a_restart(kafka: Any, tmp_path: Path) -> None:
     topics = {name: kafka.topic(name) for name in ("orders", "payments", "countries", "accounts", "people", "out", "owned")}
     topology = topology_of(kafka.unique("joins"), topics)
-    settings = {"bootstrap.servers": kafka.bootstrap, "commit.interval.ms": 100, "ranges.per.partition": 2, "processing.guarantee": "exactly_once_v2"}
+    settings = {
+        "bootstrap.servers": kafka.bootstrap,
+        "commit.interval.ms": 100,
+        "ranges.per.partition": 2,
+        "processing.guarantee": "exactly_once_v2",
+        **PATIENT,
+    }
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
 
     def wait_for(topic: str, count: int) -> dict[str, Any]:
         """Return the latest of each key. A row may come twice: a look-up sees what the record cache of the other table tells later."""
         rows: dict[str, Any] = {}
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             rows = {(key or b"").decode(): orjson.loads(value or b"null") for key, value, *_ in read_topic(kafka.bootstrap, topics[topic])}
             if len(rows) >= count:
@@ -79,13 +85,13 @@ def test_a_record_waits_for_a_row_of_its_table_that_is_written_later(kafka: Any,
     builder = StreamsBuilder(kafka.unique("waiting"))
     table = builder.table(names, key=serdes.text, value=serdes.json, store="names")
     builder.stream(orders, key=serdes.text, value=serdes.json).left_join(table, lambda order, name: [order, name], value=serdes.json).to(out)
-    settings = {"bootstrap.servers": kafka.bootstrap, "commit.interval.ms": 100, "state.dir": str(tmp_path), "max.task.idle.ms": 3_600_000}
+    settings = {"bootstrap.servers": kafka.bootstrap, "commit.interval.ms": 100, "state.dir": str(tmp_path), "max.task.idle.ms": 3_600_000, **PATIENT}
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     now = int(time.time() * 1000)
     with CoopStreams(builder.build(), settings) as app:
         send(producer, orders, "ann", 1, now)
-        eventually(lambda: metric(app, "coopstreams_consumed_records_total") == 1, 60, lambda: "the order was not read")
+        eventually(lambda: metric(app, "coopstreams_consumed_records_total") == 1, 120, lambda: "the order was not read")
         send(producer, names, "ann", "Ann", now - 1)
         send(producer, names, "bob", "Bob", now + 1)
-        eventually(lambda: len(read_topic(kafka.bootstrap, out)) == 1, 60, lambda: "the order waits")
+        eventually(lambda: len(read_topic(kafka.bootstrap, out)) == 1, 120, lambda: "the order waits")
     assert [orjson.loads(value or b"") for _, value, *_ in read_topic(kafka.bootstrap, out)] == [[1, "Ann"]]

@@ -12,6 +12,7 @@ from coopstreams import CoopStreams, Topology, serdes
 from coopstreams.query.client import QueryClient
 from coopstreams.topology.errors import QueryError
 from tests.broker import law
+from tests.broker.counting import PATIENT
 from tests.broker.law import Topics, law_topology
 from tests.broker.reading import by_key, read_topic
 from tests.broker.waiting import eventually
@@ -27,7 +28,7 @@ def topics_for(kafka: Kafka, partitions: int) -> Topics:
 
 
 def instances(kafka: Kafka, topology: Topology, folder: Path, number: int, **settings: Any) -> list[CoopStreams]:
-    shared = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(folder), "commit.interval.ms": 100}
+    shared = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(folder), "commit.interval.ms": 100, **PATIENT}
     return [
         CoopStreams(topology, shared | {"instance": i} | {name.replace("_", "."): value for name, value in settings.items()}) for i in range(number)
     ]
@@ -45,18 +46,20 @@ def check(kafka: Kafka, folder: Path, ranges: int, number: int, guarantee: str, 
     settings = {"ranges_per_partition": ranges, "processing_guarantee": guarantee, "statestore_cache_max_bytes": cache, "num_stream_threads": threads}
     with ExitStack() as running:
         apps = [running.enter_context(app) for app in instances(kafka, topology, folder, number, **settings)]
-        clients = [running.enter_context(QueryClient(str(app.url), deadline_s=20)) for app in apps]
+        clients = [running.enter_context(QueryClient(str(app.url), deadline_s=60)) for app in apps]
         seen: dict[str, Any] = {}
 
         def complete() -> bool:
             try:
+                if len(clients[0].metadata()["instances"]) < number:
+                    return False
                 seen.update(law.tables_by_query(clients[0]))
             except QueryError as error:
                 seen["error"] = error
                 return False
             return all(seen[name] == table for name, table in expected.tables.items())
 
-        eventually(complete, 60, lambda: difference(seen, expected.tables) + f"\n{clients[0].status()}")
+        eventually(complete, 120, lambda: difference(seen, expected.tables) + f"\n{clients[0].status()}")
         for client in clients[1:]:
             assert law.tables_by_query(client) == expected.tables, "instances answer differently"
         metadata = clients[0].metadata()

@@ -13,7 +13,7 @@ from coopstreams import CoopStreams, RestoreListener, StreamsBuilder, StreamsSta
 from coopstreams.tasks.lifecycle import Response
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ApplicationStoppedError, ConfigError, ProcessingError
-from tests.broker.counting import Counting, await_table, failure_of, metric
+from tests.broker.counting import PATIENT, Counting, await_table, failure_of, metric
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
@@ -58,11 +58,11 @@ def test_listeners_hear_of_states_and_restores(kafka: Kafka, tmp_path: Path) -> 
     assert app.state == CREATED
     with app:
         await_table(app, written)
-        assert app.state == RUNNING
+        eventually(lambda: app.state is RUNNING, 120, lambda: str(app.state))  # it answers a moment before it says so
         assert metric(app, "coopstreams_record_e2e_latency_seconds_count") == 0, "nothing was left to process"
         written += counting.write(["one more"])
         await_table(app, written)
-        assert metric(app, "coopstreams_record_e2e_latency_seconds_count") == 1
+        eventually(lambda: metric(app, "coopstreams_record_e2e_latency_seconds_count") == 1, 120, lambda: "it was not measured")
         with pytest.raises(ConfigError, match="before it runs"):
             app.set_state_listener(listen)
     assert states[:2] == [CREATED, REBALANCING]
@@ -95,7 +95,8 @@ def dividing(kafka: Kafka) -> tuple[str, Callable[[Path, int], CoopStreams]]:
     topology = builder.build()
 
     def instance(folder: Path, number: int) -> CoopStreams:
-        return CoopStreams(topology, {"bootstrap.servers": kafka.bootstrap, "state.dir": str(folder), "instance": number, "commit.interval.ms": 100})
+        shared = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(folder), "instance": number, "commit.interval.ms": 100}
+        return CoopStreams(topology, shared | PATIENT)
 
     return topic, instance
 
@@ -113,10 +114,10 @@ def test_an_error_that_ends_the_application_ends_every_instance(kafka: Kafka, tm
         app.set_state_listener(lambda new, _: states.append(new))
     with ThreadPoolExecutor(2) as threads:
         failures = [threads.submit(failure_of, app) for app in apps]
-        eventually(lambda: all(app.state is RUNNING for app in apps) and both_work(apps), 60, lambda: str([app.state for app in apps]))
+        eventually(lambda: all(app.state is RUNNING for app in apps) and both_work(apps), 120, lambda: str([app.state for app in apps]))
         producer = Producer({"bootstrap.servers": kafka.bootstrap})
         producer.produce(topic, b"", b"k", partition=0)
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
         first, second = sorted((failure.result() for failure in failures), key=lambda error: type(error).__name__)
     assert isinstance(first, ApplicationStoppedError)
     assert isinstance(second, ProcessingError)
@@ -128,13 +129,13 @@ def test_an_error_that_ends_the_application_ends_every_instance(kafka: Kafka, tm
 def test_an_answer_that_is_none_is_an_error_with_the_words_that_are(kafka: Kafka, tmp_path: Path) -> None:
     topic, instance = dividing(kafka)
     app = instance(tmp_path, 0)
-    app.set_uncaught_exception_handler(lambda _: "replace-thread")  # type: ignore[arg-type, return-value]
+    app.set_uncaught_exception_handler(lambda _: "replace-everything")  # type: ignore[arg-type, return-value]
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     producer.produce(topic, b"", b"k", partition=0)
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     failure = failure_of(app)
     assert isinstance(failure, ConfigError)
-    assert "shutdown-client, shutdown-application" in str(failure)
+    assert "replace-thread, shutdown-client, shutdown-application" in str(failure)
     assert isinstance(failure.__cause__, ProcessingError)
 
 

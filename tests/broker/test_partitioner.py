@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import Producer
 
 from coopstreams import CoopStreams, Processor, Record, StreamsBuilder, serdes
+from tests.broker.counting import PATIENT
 from tests.broker.reading import read_topic
 
 
@@ -37,11 +38,11 @@ def test_records_lie_in_the_partitions_that_the_program_chooses(kafka: Any, tmp_
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     for number in range(7):
         producer.produce(source, str(number), "always the same")
-    assert producer.flush(10) == 0
+    assert producer.flush(60) == 0
 
-    settings = {"bootstrap.servers": kafka.bootstrap, "ranges.per.partition": 4, "state.dir": str(tmp_path)}
+    settings = {"bootstrap.servers": kafka.bootstrap, "ranges.per.partition": 4, "state.dir": str(tmp_path), **PATIENT}
     with CoopStreams(builder.build(), settings):
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while min(len(read_topic(kafka.bootstrap, topic)) for topic in (spread, found_in)) < 7:
             assert time.monotonic() < deadline
             time.sleep(0.2)

@@ -27,7 +27,7 @@ from coopstreams.topology.errors import ConfigError, UnknownTopicError
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.nodes import SubTopology
 from coopstreams.topology.stores import StoreSpec
-from tests.broker.counting import Counting, await_running, await_table, groups_on_disk, groups_owned, metric
+from tests.broker.counting import PATIENT, Counting, await_running, await_table, groups_on_disk, groups_owned, metric
 from tests.broker.test_windows import topology_of
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
@@ -169,20 +169,26 @@ def test_windows_sessions_and_what_waits_are_picked_up_as_they_are_replayed(kafk
     topics = {name: kafka.topic(name) for name in ("clicks", "sessions", "minutes", "groups")}
     application, url = kafka.unique("windows"), str(tmp_path / "snapshots")
     topology = topology_of(application, topics)
-    settings = {"bootstrap.servers": kafka.bootstrap, "commit.interval.ms": 100, "processing.guarantee": "exactly_once_v2", "ranges.per.partition": 3}
+    settings = {
+        "bootstrap.servers": kafka.bootstrap,
+        "commit.interval.ms": 100,
+        "processing.guarantee": "exactly_once_v2",
+        "ranges.per.partition": 3,
+        **PATIENT,
+    }
     began_ms = int(time.time() * 1000) - 4 * 3_600_000
 
     def click(numbers: range) -> None:
         producer = Producer({"bootstrap.servers": kafka.bootstrap})
         for number in numbers:
             producer.produce(topics["clicks"], b"x", b"key-%d" % (number % 41), timestamp=began_ms + number * 3000)
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
 
     def process(numbers: range) -> None:
         click(numbers)
         with CoopStreams(topology, {**settings, "state.dir": str(tmp_path / "state")}) as app:
             await_running([app])
-            eventually(lambda: not lags(app), 60, lambda: str(lags(app)))
+            eventually(lambda: not lags(app), 120, lambda: str(lags(app)))
 
     process(range(2000))
     rebuilder = Rebuilder(cluster, topology, application, url)

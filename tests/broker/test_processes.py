@@ -26,6 +26,8 @@ from tests.conftest import Kafka
 pytestmark = pytest.mark.broker
 
 GUARANTEES = ("exactly_once_v2", "at_least_once")
+PATIENT = {"session_timeout_ms": 60_000, "transaction_timeout_ms": 60_000}
+"""A machine that stands still for some seconds costs no membership, and no commit at the end."""
 
 
 class Program:
@@ -37,13 +39,14 @@ class Program:
         self.written: Counter[str] = Counter()
         self.log = folder / "said.log"
         self.started: list[subprocess.Popen[bytes]] = []
+        self._began = 0
 
     def write(self, records: int, value: bytes = bytes(8)) -> None:
         producer = Producer({"bootstrap.servers": self.kafka.bootstrap, "linger.ms": 5})
         for number in range(records):
             producer.produce(self.source, value, f"key-{number % 50}")
             self.written[f"key-{number % 50}"] += 1
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
 
     def run(self, *arguments: str, **settings: object) -> subprocess.Popen[bytes]:
         """Start `coopstreams run`."""
@@ -53,6 +56,7 @@ class Program:
         environment = {"TEST_APPLICATION": self.application, "TEST_INPUT": self.source, "TEST_OUTPUT": self.sink}
         command = [sys.executable, "-m", "coopstreams", "run", str(Path(__file__).with_name("counting_app.py")), *flags, *arguments]
 
+        self._began = len(self.said()) if self.log.exists() else 0
         with self.log.open("ab") as log:
             process = subprocess.Popen(command, env=os.environ | environment, stdout=log, stderr=log)
         self.started.append(process)
@@ -61,12 +65,12 @@ class Program:
     def said(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def await_start(self, number: int) -> None:
-        """Wait until the task runs for the n-th time."""
-        eventually(lambda: len(re.findall(r"task 0_0\[\S+\] runs", self.said())) == number, 30, self.said)
+    def await_start(self) -> None:
+        """Wait until the task runs in the last process that was started."""
+        eventually(lambda: re.search(r"task 0_0\[\S+\] runs", self.said()[self._began :]) is not None, 120, self.said)
 
     def await_outputs(self) -> None:
-        eventually(lambda: self.found().outputs >= self.written.total(), 60, lambda: f"{self.found()}\n{self.said()[-4000:]}")
+        eventually(lambda: self.found().outputs >= self.written.total(), 150, lambda: f"{self.found()}\n{self.said()[-4000:]}")
 
     def found(self) -> Found:
         return examine(self.kafka.bootstrap, self.sink, self.written)
@@ -86,28 +90,28 @@ def program(kafka: Kafka, tmp_path: Path) -> Iterator[Program]:
 def test_a_signal_drains_and_commits_and_nothing_is_done_again(program: Program, guarantee: str, number: signal.Signals) -> None:
     """Signals come while records flow. The commit interval is so long that only what is committed at the end can count."""
     program.write(500)
-    for start in range(1, 4):
-        running = program.run(processing_guarantee=guarantee, commit_interval_ms=7000)
-        program.await_start(start)
+    for _ in range(3):
+        running = program.run(processing_guarantee=guarantee, commit_interval_ms=7000, **PATIENT)
+        program.await_start()
         program.write(3000)
         time.sleep(0.3)
         running.send_signal(number)
-        assert running.wait(30) == 0, program.said()
+        assert running.wait(120) == 0, program.said()
         assert f"{number.name}: draining" in program.said()
     before = len(read_topic(program.kafka.bootstrap, program.sink))
     assert before > 0
-    running = program.run(processing_guarantee=guarantee, commit_interval_ms=100)
-    program.await_start(4)
+    running = program.run(processing_guarantee=guarantee, commit_interval_ms=100, **PATIENT)
+    program.await_start()
     program.await_outputs()
     running.terminate()
-    assert running.wait(30) == 0
+    assert running.wait(120) == 0
     assert program.found().exactly_once, "at least once repeats after a crash, not after an end in good order"
 
 
 def test_a_record_that_cannot_be_read_ends_the_process_with_status_1_and_a_sentence(program: Program) -> None:
     program.write(1, b"short")
     running = program.run()
-    assert running.wait(60) == 1
+    assert running.wait(120) == 1
     assert re.search(rf'ProcessingError: .*"{program.source}" partition 0 offset 0 cannot be read', program.said())
     assert "Traceback" not in program.said()
 
@@ -117,7 +121,7 @@ def test_a_worker_that_fails_ends_all_processes_with_its_status(program: Program
     running = program.run("--processes", "3")
     program.await_outputs()
     program.write(1, b"short")
-    assert running.wait(60) == 1
+    assert running.wait(120) == 1
     assert "ProcessingError" in program.said()
 
 
@@ -130,10 +134,10 @@ def test_a_worker_that_crashes_is_started_again(program: Program) -> None:
     os.kill(int(children[1]), signal.SIGKILL)
     program.write(2000)
     program.await_outputs()
-    eventually(lambda: "starting it again" in program.said(), 10, program.said)
-    eventually(lambda: len(Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()) == 3, 20, program.said)
+    eventually(lambda: "starting it again" in program.said(), 60, program.said)
+    eventually(lambda: len(Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()) == 3, 60, program.said)
     running.terminate()
-    assert running.wait(40) == 0, program.said()
+    assert running.wait(120) == 0, program.said()
     assert program.found().exactly_once
 
 
@@ -142,16 +146,17 @@ def test_a_disk_that_is_full_ends_the_process_with_the_folder_and_loses_nothing(
     program.write(20_000)
     running = program.run(processing_guarantee=guarantee, commit_interval_ms=100)
     resource.prlimit(running.pid, resource.RLIMIT_FSIZE, (200_000, 200_000))  # no file may grow beyond that, as if the disk were full
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while running.poll() is None and time.monotonic() < deadline:
         program.write(5000)
         time.sleep(0.2)
     assert running.poll() == 1, program.said()[-3000:]
     assert re.search(r"StateError: .*0_0", program.said().replace("\n", " ")), program.said()[-3000:]
     running = program.run(processing_guarantee=guarantee, commit_interval_ms=100)
-    eventually(lambda: program.found().lost == 0, 60, lambda: f"{program.found()}\n{program.said()[-3000:]}")
+    program.await_start()
+    eventually(lambda: program.found().lost == 0, 150, lambda: f"{program.found()}\n{program.said()[-3000:]}")
     running.terminate()
-    assert running.wait(30) == 0
+    assert running.wait(120) == 0
     if guarantee == "exactly_once_v2":
         assert program.found().exactly_once
 
@@ -167,7 +172,7 @@ def test_a_signal_ends_a_process_whose_broker_is_away(broker_of_own: Callable[..
         broker.kill()
         time.sleep(3)
         running.terminate()
-        running.wait(60)  # with which status is open: what was not committed could not be
+        running.wait(120)  # with which status is open: what was not committed could not be
     finally:
         running.kill()
         running.wait()

@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import Producer
 
 from coopstreams import CoopStreams, KeyValueStore, Processor, ProcessorContext, Record, StreamsBuilder, Topology, key_value_store, serdes
+from tests.broker.counting import PATIENT
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
 
@@ -48,7 +49,13 @@ def topology_of(application: str, source: str, even: str, odd: str, *, by_key: b
 def test_a_store_survives_a_restart_and_the_wall_clock_speaks(kafka: Any, tmp_path: Path, by_key: bool) -> None:
     source, even, odd = (kafka.topic(name) for name in ("in", "even", "odd"))
     topology = topology_of(kafka.unique("told"), source, even, odd, by_key=by_key)
-    config = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path), "ranges.per.partition": 4, "processing.guarantee": "exactly_once_v2"}
+    config = {
+        "bootstrap.servers": kafka.bootstrap,
+        "state.dir": str(tmp_path),
+        "ranges.per.partition": 4,
+        "processing.guarantee": "exactly_once_v2",
+        **PATIENT,
+    }
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
 
     def latest() -> dict[str, int]:
@@ -67,6 +74,6 @@ def test_a_store_survives_a_restart_and_the_wall_clock_speaks(kafka: Any, tmp_pa
             for key in "abcdefgh":
                 for _ in range(3 if total == 3 else 2):
                     producer.produce(source, b"x", key)
-            producer.flush(30)
+            producer.flush(60)
             expected = dict.fromkeys("abcdefgh", total)
-            eventually(partial(told, expected), 60, lambda: f"{latest()}")
+            eventually(partial(told, expected), 120, lambda: f"{latest()}")

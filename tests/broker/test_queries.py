@@ -30,7 +30,7 @@ from coopstreams import (
 )
 from coopstreams.query.client import QueryClient, VersionFound, WindowFound
 from coopstreams.topology.errors import QueryError
-from tests.broker.counting import await_running
+from tests.broker.counting import PATIENT, await_running
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
@@ -112,18 +112,19 @@ def running(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         producer.produce(topics["names"], f"name of {key}", key)
     assert producer.flush(30) == 0
     folder: Path = tmp_path_factory.mktemp("queries")
-    settings = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(folder), "commit.interval.ms": 100, "ranges.per.partition": 4}
+    settings = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(folder), "commit.interval.ms": 100, "ranges.per.partition": 4, **PATIENT}
     with ExitStack() as open_:
         apps = [open_.enter_context(CoopStreams(topology, settings | {"instance": number})) for number in range(2)]
         await_running(apps)
-        clients = [open_.enter_context(QueryClient(str(app.url), deadline_s=20)) for app in apps]
+        clients = [open_.enter_context(QueryClient(str(app.url), deadline_s=60)) for app in apps]
 
         def complete() -> bool:
             ever = {entry.key: entry.value for entry in clients[0].range("ever")}
             prices = {entry.key: entry.value for entry in clients[0].range("prices")}
-            return ever == dict.fromkeys(KEYS, 4) and prices == dict.fromkeys(KEYS, "high")
+            windows = [len(list(clients[0].range(store))) for store in ("sessions", "uneven", "marks")]
+            return ever == dict.fromkeys(KEYS, 4) and prices == dict.fromkeys(KEYS, "high") and windows == [len(KEYS) * each for each in (2, 4, 4)]
 
-        eventually(complete, 60, lambda: str(clients[0].status()))
+        eventually(complete, 120, lambda: str(clients[0].status()))
         yield Running(begin, apps, clients)
 
 
@@ -185,7 +186,7 @@ def test_a_versioned_row_is_what_it_is_and_what_it_was(running: Running, queries
 
 def test_a_global_table_is_answered_where_it_is_asked(running: Running, queries: QueryClient) -> None:
     [here] = [str(app.url) for app in running.apps if queries is running.clients[running.apps.index(app)]]
-    metadata = httpx.get(f"{here}/v1/metadata", trust_env=False).json()
+    metadata = httpx.get(f"{here}/v1/metadata", trust_env=False, timeout=60).json()
     for key in KEYS:
         found = queries.get("names", key)
         assert found is not None
@@ -200,7 +201,7 @@ def test_what_another_instance_owns_is_one_hop_away_and_local_says_whose_it_is(r
             owner = running.clients[0].owner(store, key)["owner"]
             for app in running.apps:
                 url = f"{app.url}/v1/stores/{store}/{form}/{key}"
-                assert httpx.get(url, trust_env=False).json()["owner"] == owner["id"]
-                local = httpx.get(url, params={"local": "true"}, trust_env=False)
+                assert httpx.get(url, trust_env=False, timeout=60).json()["owner"] == owner["id"]
+                local = httpx.get(url, params={"local": "true"}, trust_env=False, timeout=60)
                 assert local.status_code == (200 if app.url == owner["url"] else 421)
                 assert app.url == owner["url"] or local.json()["url"] == owner["url"]

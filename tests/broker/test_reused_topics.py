@@ -17,7 +17,7 @@ from confluent_kafka import Producer
 from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.query.client import QueryClient
 from coopstreams.topology.errors import ConfigError, QueryError
-from tests.broker.counting import failure_of
+from tests.broker.counting import PATIENT, failure_of
 from tests.broker.processes import Workers
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
@@ -61,7 +61,7 @@ def table_of(group: Workers, store: str) -> dict[str, Any]:
     """Return a store as some worker answers; empty while something moves."""
     url = next((url for number in group.running if (url := group.url(number)) is not None), None)
     try:
-        with QueryClient(url or "http://127.0.0.1:1", deadline_s=2) as client:
+        with QueryClient(url or "http://127.0.0.1:1", deadline_s=10) as client:
             return {entry.key: entry.value for entry in client.range(store, page=5000)}
     except QueryError:
         return {}
@@ -70,11 +70,11 @@ def table_of(group: Workers, store: str) -> dict[str, Any]:
 def restored(group: Workers, number: int, store: str) -> float:
     """Return how many records a worker has read to restore a store."""
     url = group.url(number)
-    lines = httpx.get(f"{url}/metrics").text.splitlines() if url is not None else []
+    lines = httpx.get(f"{url}/metrics", trust_env=False, timeout=60).text.splitlines() if url is not None else []
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("coopstreams_restored_records_total{") and f'"{store}"' in line)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
 def test_killed_processes_leave_the_fold_of_the_topic_to_those_that_take_over(kafka: Kafka, workers: Callable[..., Workers], guarantee: str) -> None:
     """One partition in four ranges, in two, in one, in six; each newcomer begins with an empty folder."""
@@ -98,7 +98,7 @@ def test_killed_processes_leave_the_fold_of_the_topic_to_those_that_take_over(ka
         return table_of(group, "people") == feed.table
 
     def await_table() -> None:
-        eventually(complete, 60, lambda: f"{len(table_of(group, 'people'))} of {len(feed.table)} rows\n{group.logs()}")
+        eventually(complete, 120, lambda: f"{len(table_of(group, 'people'))} of {len(feed.table)} rows\n{group.logs()}")
 
     feed.write(3000)
     group.start(0)
@@ -115,13 +115,13 @@ def test_killed_processes_leave_the_fold_of_the_topic_to_those_that_take_over(ka
         feed.write(1000)
         group.start(number)
     for number in (2, 3, 4):
-        eventually(lambda number=number: group.url(number) is not None, 60, group.logs)  # type: ignore[misc]
+        eventually(lambda number=number: group.url(number) is not None, 120, group.logs)  # type: ignore[misc]
     # Whoever came last began with an empty folder; what others restored is forgotten with the tasks that were cut anew since.
-    eventually(lambda: any(restored(group, number, "people") > 0 for number in (2, 3, 4)), 60, lambda: f"nothing was restored\n{group.logs()}")
+    eventually(lambda: any(restored(group, number, "people") > 0 for number in (2, 3, 4)), 120, lambda: f"nothing was restored\n{group.logs()}")
     feed.write(500)
     await_table()
     if guarantee == "exactly_once_v2":  # a row that was restored beyond its task's position would be taken from its group twice
-        eventually(lambda: +Counter(table_of(group, "sums")) == feed.sums, 60, lambda: f"{table_of(group, 'sums')} {feed.sums}\n{group.logs()}")
+        eventually(lambda: +Counter(table_of(group, "sums")) == feed.sums, 120, lambda: f"{table_of(group, 'sums')} {feed.sums}\n{group.logs()}")
     assert set(group.stop().values()) == {0}, group.logs()
     topics = [topic for topic in kafka.topics() if topic.startswith(application)]
     assert sorted(topics) == [f"{application}-sums-changelog", f"{application}-sums-repartition"]
@@ -133,7 +133,7 @@ def test_a_topic_that_forgets_is_worth_a_warning(kafka: Kafka, tmp_path: Path, c
     builder = StreamsBuilder(kafka.unique("forgets"))
     for topic in (kept, deleted):
         builder.table(topic, key=serdes.text, value=serdes.text, store=f"of-{topic}")
-    settings = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path), "topology.optimization": "all"}
+    settings = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path), "topology.optimization": "all", **PATIENT}
     with caplog.at_level(logging.WARNING), CoopStreams(builder.build(), settings):
         pass
     (warning,) = [record.getMessage() for record in caplog.records if "topology.optimization" in record.getMessage()]

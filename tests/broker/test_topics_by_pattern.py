@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 
 from coopstreams import CoopStreams, KStream, StreamsBuilder, serdes
 from coopstreams.topology.errors import TopologyError
-from tests.broker.counting import await_running, await_table, failure_of, instance_of
+from tests.broker.counting import PATIENT, await_running, await_table, failure_of, instance_of
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
@@ -46,7 +46,7 @@ class Shop:
         stream = builder.stream(re.compile(f"{self.prefix}-.*"), key=serdes.text, value=serdes.raw)
         (operators or self.count)(stream)
         given = {name.replace("_", "."): value for name, value in settings.items()}
-        shared = {"bootstrap.servers": self.kafka.bootstrap, "state.dir": str(self.folder), "instance": number, "metadata.max.age.ms": 500}
+        shared = {"bootstrap.servers": self.kafka.bootstrap, "state.dir": str(self.folder), "instance": number, "metadata.max.age.ms": 500, **PATIENT}
         return CoopStreams(builder.build(), {**shared, "commit.interval.ms": 100, **given})
 
     def count(self, stream: KStream[str, bytes]) -> None:
@@ -75,7 +75,7 @@ def test_a_topic_that_is_made_while_two_instances_share_a_partition_is_read_by_b
         america = shop.topic("america")
         shop.write(america, 500)
         shop.write(europe, 500)
-        eventually(lambda: reads(first) == reads(second) == {europe, america}, 60, lambda: f"{reads(first)} and {reads(second)}")
+        eventually(lambda: reads(first) == reads(second) == {europe, america}, 120, lambda: f"{reads(first)} and {reads(second)}")
         shop.write(america, 500)
         await_running([first, second])
         await_table(first, shop.written)
@@ -86,7 +86,7 @@ def test_a_topic_that_is_made_while_two_instances_share_a_partition_is_read_by_b
 
 def test_an_application_waits_for_the_first_topic_that_matches(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     with shop.app(0) as first, shop.app(1) as second:
-        eventually(lambda: all(instance_of(app).assigned is not None for app in (first, second)), 60, lambda: "the group does not begin")
+        eventually(lambda: all(instance_of(app).assigned is not None for app in (first, second)), 120, lambda: "the group does not begin")
         assert f'no topic matches "{shop.prefix}-.*" yet' in caplog.text
         assert f"{shop.application}-counts-changelog" not in shop.kafka.topics()
         europe = shop.topic("europe", 3)
@@ -103,9 +103,9 @@ def test_a_topic_with_more_partitions_is_more_tasks(shop: Shop) -> None:
         america = shop.topic("america", 3)
         shop.write(america, 400)
         # The second one would not look for five minutes. It is given tasks that it does not know, so it does.
-        eventually(lambda: len({task.partition for app in (first, second) for task in instance_of(app).tasks}) == 3, 60, lambda: "no new tasks")
+        eventually(lambda: len({task.partition for app in (first, second) for task in instance_of(app).tasks}) == 3, 120, lambda: "no new tasks")
         await_running([first, second])
-        eventually(lambda: len(read_topic(shop.kafka.bootstrap, shop.sink)) >= 600, 60, lambda: "records are missing")
+        eventually(lambda: len(read_topic(shop.kafka.bootstrap, shop.sink)) >= 600, 120, lambda: "records are missing")
     assert Counter(record.value for record in read_topic(shop.kafka.bootstrap, shop.sink)) == {europe.encode(): 200, america.encode(): 400}
 
 
@@ -118,7 +118,7 @@ def test_a_topic_that_is_deleted_is_no_longer_read_and_the_others_go_on(shop: Sh
         await_table(app, shop.written)
         shop.kafka.delete(asia)
         shop.write(europe, 300)
-        eventually(lambda: reads(app) == {europe}, 60, lambda: str(reads(app)))
+        eventually(lambda: reads(app) == {europe}, 120, lambda: str(reads(app)))
         await_running([app])
         await_table(app, shop.written)
 
@@ -128,10 +128,10 @@ def test_a_new_topic_that_does_not_fit_stops_the_application_and_says_why(shop: 
     app = shop.app(0)
     with ThreadPoolExecutor(1) as pool:
         failure = pool.submit(failure_of, app)
-        eventually(lambda: app._instance is not None, 60, lambda: "it does not begin")
+        eventually(lambda: app._instance is not None, 120, lambda: "it does not begin")
         await_running([app])
         shop.topic("america", 2)
-        error = failure.result(60)
+        error = failure.result(120)
     assert isinstance(error, TopologyError)
     assert "Add .repartition() before the table" in str(error)
     assert isinstance(failure_of(shop.app(0)), TopologyError), "and does so at the start"

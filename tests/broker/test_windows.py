@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import Producer
 
 from coopstreams import CoopStreams, SessionWindows, StreamsBuilder, TimeWindows, Topology, serdes, until_window_closes
+from tests.broker.counting import PATIENT
 from tests.broker.reading import read_topic
 
 
@@ -34,19 +35,25 @@ def topology_of(application: str, topics: dict[str, str]) -> Topology:
 def test_what_windows_keep_survives_a_restart(kafka: Any, tmp_path: Path) -> None:
     topics = {name: kafka.topic(name) for name in ("clicks", "sessions", "minutes", "groups")}
     topology = topology_of(kafka.unique("windows"), topics)
-    settings = {"bootstrap.servers": kafka.bootstrap, "commit.interval.ms": 100, "ranges.per.partition": 4, "processing.guarantee": "exactly_once_v2"}
+    settings = {
+        "bootstrap.servers": kafka.bootstrap,
+        "commit.interval.ms": 100,
+        "ranges.per.partition": 4,
+        "processing.guarantee": "exactly_once_v2",
+        **PATIENT,
+    }
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
 
     def click(*times: tuple[str, int]) -> None:
         for key, timestamp in times:
             producer.produce(topics["clicks"], b"x", key, timestamp=timestamp)
-        assert producer.flush(10) == 0
+        assert producer.flush(60) == 0
 
     def latest(topic: str) -> dict[str, Any]:
         return {(key or b"").decode(): None if value is None else value.decode() for key, value, *_ in read_topic(kafka.bootstrap, topics[topic])}
 
     def wait_for(topic: str, expected: dict[str, Any]) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while latest(topic) != expected:
             assert time.monotonic() < deadline, f"{topic} has {latest(topic)}"
             time.sleep(0.2)

@@ -1,4 +1,7 @@
-"""Waiting for something to become true, with a reason when it does not."""
+"""Waiting for something to become true, with a reason when it does not.
+
+Time-outs are for what never comes: they are long, because a machine may be busy, and cost nothing when all is well.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from coopstreams.cli import app
-from coopstreams.query.service import Limits
 from coopstreams.topology.errors import ConfigError, QueryError
-from tests.query.cluster import HOUR, Cluster, Data
+from tests.query.cluster import HOUR, LIMITS, Cluster, Data
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DATA: Data = {
@@ -28,7 +28,7 @@ DATA: Data = {
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with Cluster(2, Limits(retry_s=0.0)) as cluster:
+    with Cluster(2, replace(LIMITS, retry_s=0.0)) as cluster:
         cluster.deal(2, DATA)
         yield cluster["a"].url
 

@@ -16,7 +16,7 @@ from coopstreams.cli import app
 from coopstreams.commands.loading import load_topology
 from coopstreams.state.directory import StateDirectory
 from coopstreams.topology.errors import ConfigError, GroupError, StateLockedError
-from tests.broker.counting import await_running, await_table
+from tests.broker.counting import PATIENT, await_running, await_table
 from tests.conftest import Kafka
 
 PROGRAM = """
@@ -54,7 +54,7 @@ class WordCount:
 
     def app(self) -> CoopStreams:
         """Return an instance, not yet running. Its partitions are in two ranges each, so progress is in individual commits."""
-        settings = {"bootstrap.servers": self.kafka.bootstrap, "state.dir": str(self.folder / "state"), "commit.interval.ms": 100}
+        settings = {"bootstrap.servers": self.kafka.bootstrap, "state.dir": str(self.folder / "state"), "commit.interval.ms": 100, **PATIENT}
         return CoopStreams(load_topology(str(self.folder / "app.py")), settings | {"ranges.per.partition": 2, "auto.offset.reset": "latest"})
 
     def write(self, words: list[str], time_ms: int) -> Counter[str]:
@@ -62,7 +62,7 @@ class WordCount:
         producer = Producer({"bootstrap.servers": self.kafka.bootstrap})
         for number, word in enumerate(words):
             producer.produce(self.lines, word, partition=number % 2, timestamp=time_ms)
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
         return Counter(words)
 
     def reset(self, *arguments: str, typed: str | None = None) -> Result:

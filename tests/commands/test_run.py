@@ -34,9 +34,9 @@ def test_the_lines_of_two_processes_are_told_apart_and_sigterm_ends_both(kafka: 
         run = subprocess.Popen([*command, "--instance", "5", "--state-dir", str(tmp_path / "state")], stdout=file, stderr=file)
     try:
         running = [re.compile(rf"INFO +worker {number}: task 0_0\[\S+\] runs") for number in (5, 6)]
-        assert wait_until(lambda: all(line.search(log.read_text()) for line in running), 60), log.read_text()
+        assert wait_until(lambda: all(line.search(log.read_text()) for line in running), 150), log.read_text()
         os.kill(run.pid, signal.SIGTERM)
-        assert run.wait(30) == 0, log.read_text()
+        assert run.wait(120) == 0, log.read_text()
     finally:
         run.kill()
         run.wait()

@@ -79,7 +79,7 @@ class Terminal:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
-        self._reader.join(10)
+        self._reader.join(60)
         os.close(self.master)
 
     def _read(self) -> None:
@@ -109,7 +109,7 @@ def started(kafka: Any, tmp_path: Path) -> Iterator[tuple[Terminal, Any]]:
             producer = Producer({"bootstrap.servers": kafka.bootstrap})
             for number in range(count):
                 producer.produce(topic, b"x", f"key-{number % 50}")
-            assert producer.flush(30) == 0
+            assert producer.flush(60) == 0
 
         yield terminal, write
 
@@ -118,20 +118,20 @@ def started(kafka: Any, tmp_path: Path) -> Iterator[tuple[Terminal, Any]]:
 def test_a_terminal_shows_the_processes_and_ctrl_c_ends_them_in_good_order(started: tuple[Terminal, Any]) -> None:
     terminal, write = started
     halves = [rf"^ *{number}  pid \d+ +running +0_0\[{groups}\] +[\d,]+ +0 *$" for number, groups in ((0, r"\d+..\d+"), (1, r"\d+..\d+"))]
-    assert wait_until(lambda: all(terminal.rows(row) for row in halves), 90), terminal.text[-4000:]
+    assert wait_until(lambda: all(terminal.rows(row) for row in halves), 150), terminal.text[-4000:]
     pids = [int(re.findall(rf"{number}  pid (\d+)", terminal.text)[-1]) for number in (0, 1)]
     assert all(alive(pid) for pid in pids)
     write(3000)
     busy = r"^ *[01]  pid \d+ +running +0_0\[\S+\] +[1-9][\d,]* +"
-    assert wait_until(lambda: bool(terminal.rows(busy)), 60), terminal.text[-4000:]
+    assert wait_until(lambda: bool(terminal.rows(busy)), 120), terminal.text[-4000:]
     for number in (0, 1):
         assert terminal.rows(rf"INFO +worker {number}: task 0_0\[\S+\] runs"), "what workers log is above the table"
     assert len(terminal.rows(r"loaded by \d+")) == 3, "and what they print: the supervisor loads the program, too"
     os.kill(pids[1], signal.SIGKILL)
-    assert wait_until(lambda: bool(terminal.rows("worker 1 was killed by SIGKILL; starting it again")), 30), terminal.text[-4000:]
-    assert wait_until(lambda: any(pid not in pids for pid in map(int, re.findall(r"1  pid (\d+)", terminal.text))), 30), terminal.text[-4000:]
+    assert wait_until(lambda: bool(terminal.rows("worker 1 was killed by SIGKILL; starting it again")), 120), terminal.text[-4000:]
+    assert wait_until(lambda: any(pid not in pids for pid in map(int, re.findall(r"1  pid (\d+)", terminal.text))), 120), terminal.text[-4000:]
     terminal.type(b"\x03")
-    assert terminal.process.wait(40) == 0, terminal.text[-4000:]
+    assert terminal.process.wait(120) == 0, terminal.text[-4000:]
     assert terminal.rows("SIGINT: draining")
     assert terminal.rows(r"^ *0  pid \d+ +(draining|ended)")
     assert "Traceback" not in terminal.text
@@ -143,11 +143,11 @@ def test_a_terminal_shows_the_processes_and_ctrl_c_ends_them_in_good_order(start
 def test_workers_whose_screen_is_gone_drain_and_end(started: tuple[Terminal, Any]) -> None:
     """Nobody reads what they print any more: that must not keep them from their commit."""
     terminal, write = started
-    assert wait_until(lambda: len(terminal.rows(r"^ *[01]  pid \d+ +running +0_0\[\S+\]")) >= 2, 90), terminal.text[-4000:]
+    assert wait_until(lambda: len(terminal.rows(r"^ *[01]  pid \d+ +running +0_0\[\S+\]")) >= 2, 150), terminal.text[-4000:]
     pids = {int(pid) for pid in re.findall(r"[01]  pid (\d+)", terminal.text)}
     write(3000)
     terminal.process.kill()
-    assert wait_until(lambda: not any(alive(pid) for pid in pids), 40)
+    assert wait_until(lambda: not any(alive(pid) for pid in pids), 120)
 
 
 @pytest.mark.broker
@@ -158,9 +158,9 @@ def test_without_a_terminal_there_are_log_lines_alone(kafka: Any, tmp_path: Path
     with log.open("wb") as file:
         run = subprocess.Popen([*command, "--state-dir", str(tmp_path / "state")], stdout=file, stderr=file)
     try:
-        assert wait_until(lambda: all(f"worker {number}: task 0_0" in log.read_text() for number in (0, 1)), 60), log.read_text()
+        assert wait_until(lambda: all(f"worker {number}: task 0_0" in log.read_text() for number in (0, 1)), 150), log.read_text()
         os.kill(run.pid, signal.SIGINT)
-        assert run.wait(40) == 0, log.read_text()
+        assert run.wait(120) == 0, log.read_text()
     finally:
         run.kill()
         run.wait()

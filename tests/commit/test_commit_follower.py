@@ -31,7 +31,7 @@ from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.keys import WHOLE, KeyRange
 from tests.conftest import Kafka
 
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 START = Position(0)
 ORDERS = TopicPartition("orders", 0)
 LEFT, RIGHT = KeyRange.split(2)
@@ -44,7 +44,7 @@ def log(request: pytest.FixtureRequest) -> Iterator[Log]:
         yield MemoryLog()
         return
     kafka: Kafka = request.getfixturevalue("kafka")
-    cluster = KafkaLog({"bootstrap.servers": kafka.bootstrap})
+    cluster = KafkaLog({"bootstrap.servers": kafka.bootstrap, "producer.transaction.timeout.ms": 600_000})
     yield cluster
     cluster.close()
 

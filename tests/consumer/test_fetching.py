@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,28 +13,46 @@ from coopstreams.commit.progress import Author, Progress
 from coopstreams.commit.record import Segment
 from coopstreams.commit.view import Opening
 from coopstreams.consumer.fetching import Fetching
+from coopstreams.consumer.refetching import JUMP, span
 from coopstreams.consumer.share import ConsumerRecord, Share
-from coopstreams.log.log import TopicSpec
+from coopstreams.consumer.waiting import BARE_BYTES, RECORD_BYTES
+from coopstreams.log.log import Reader, Run, TopicSpec
 from coopstreams.log.memory import MemoryLog
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import OffsetOutOfRangeError
 from coopstreams.topology.keys import KeyRange, key_hash
 from coopstreams.topology.task_id import TaskId
 
 AT = TopicPartition("orders", 0)
 RECORDS = 120
 KEYS = [b"key-%d" % (n * 7 % 23) for n in range(RECORDS)]
+VALUES = [b"%050d" % n for n in range(RECORDS)]
+
+
+class Counted:
+    """A reader, and how often it was asked to fetch."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.assign, self.route, self.hold, self.close = reader.assign, reader.route, reader.hold, reader.close
+        self.fetches = 0
+        self._fetch = reader.fetch
+
+    def fetch(self, max_records: int, timeout_s: float) -> list[Run]:
+        self.fetches += 1
+        return self._fetch(max_records, timeout_s)
 
 
 class Scene:
     """A partition of 120 records, read by some key ranges, the first of which have done more than the others."""
 
     def __init__(self, positions: Sequence[int], in_flight: int, cache_bytes: int, reserves: bool) -> None:
-        log = MemoryLog()
+        self.log = log = MemoryLog()
         log.create_topics([TopicSpec("orders", 1)])
         writer = log.writer()
-        writer.append("orders", KEYS, [b"x" * 50] * RECORDS, list(range(1, RECORDS + 1)), partitions=0)
+        writer.append("orders", KEYS, VALUES, list(range(1, RECORDS + 1)), partitions=0)
         writer.flush(1)
-        self.fetching = Fetching(log.reader(), cache_bytes, lambda _: reserves, None)
+        self.readers: list[Counted] = []
+        self.fetching = Fetching(self.reader, cache_bytes, lambda _: reserves, None)
         self.cache_bytes = cache_bytes
         self.got: dict[KeyRange, list[int]] = {}
         self.due: dict[KeyRange, list[int]] = {}
@@ -46,12 +66,17 @@ class Scene:
             self.got[covered] = []
             self.due[covered] = [n for n in range(position, RECORDS) if key_hash(KEYS[n]) in covered]
 
+    def reader(self) -> Reader:
+        self.readers.append(Counted(self.log.reader()))
+        return self.readers[-1]
+
     def turn(self, most: int) -> None:
         """Fetch and hand out once."""
         self.fetching.fetch(most, 0)
-        waiting = sum(share.waiting_bytes for share in self.shares)
+        waiting = sum(share.waiting.bytes for share in self.shares)
         assert waiting <= self.cache_bytes
         for record in self.fetching.records(most):
+            assert record.value == VALUES[record.offset]
             self.got[record.key_range].append(record.offset)
             self.out.append(record)
 
@@ -94,18 +119,105 @@ def test_each_key_range_gets_its_records_in_order_once(
 
 
 def test_a_range_that_cannot_take_records_does_not_hold_up_the_other_one_and_its_cache_is_evicted_once_sent() -> None:
-    scene = Scene([0, 0], in_flight=5, cache_bytes=1 << 20, reserves=True)
+    for reserves in (True, False):
+        scene = slow_and_fast(reserves=reserves)
+        slow = scene.shares[0]
+        assert slow.waiting.bytes > 0
+        for _ in range(RECORDS):
+            scene.finish(slice(None))
+            scene.turn(50)
+        assert scene.got[slow.id.range] == scene.due[slow.id.range]
+        assert [share.waiting.bytes for share in scene.shares] == [0, 0]
+
+
+def slow_and_fast(*, reserves: bool, cache_bytes: int = 1 << 20) -> Scene:
+    """Two key ranges, both read to the end; of the first one five records were handed out, the others wait."""
+    scene = Scene([0, 0], in_flight=5, cache_bytes=cache_bytes, reserves=reserves)
     slow, fast = (share.id.range for share in scene.shares)
+    scene.shares[1].inflight.most = RECORDS
     for _ in range(3 * RECORDS):
         scene.turn(50)
         for record in [record for record in scene.out if record.key_range == fast]:
             assert record.share.inflight.done(record.offset)
             scene.out.remove(record)
-    assert scene.got[fast] == scene.due[fast]
-    assert scene.got[slow] == scene.due[slow][:5]
-    assert scene.shares[0].waiting_bytes > 0, "its values are kept"
-    for _ in range(RECORDS):
+    assert scene.got == {slow: scene.due[slow][:5], fast: scene.due[fast]}
+    return scene
+
+
+def test_without_values_less_is_kept_and_the_reader_does_not_go_back() -> None:
+    whole, bare = slow_and_fast(reserves=True), slow_and_fast(reserves=False)
+    waiting = scene_waiting(whole)
+    kept = sum(len(KEYS[offset]) for offset in waiting)
+    assert whole.shares[0].waiting.bytes == kept + len(waiting) * (50 + RECORD_BYTES)
+    assert bare.shares[0].waiting.bytes == kept + len(waiting) * BARE_BYTES
+    assert not bare.shares[0].behind
+    assert len(bare.readers) == 1, "nobody wants the values yet"
+
+
+def scene_waiting(scene: Scene) -> list[int]:
+    return scene.due[scene.shares[0].id.range][5:]
+
+
+def test_values_are_read_again_by_batches() -> None:
+    scene = slow_and_fast(reserves=False)
+    scene.shares[0].inflight.most = RECORDS
+    scene.turn(7)
+    assert len(scene.readers) == 2
+    while scene.got != scene.due:
+        scene.turn(7)
+    assert scene.readers[1].fetches == 1, "of all records that waited, one request"
+    assert scene.shares[0].waiting.bytes == 0
+
+
+@given(st.booleans(), st.integers(1, 30), st.integers(1, 50), st.sampled_from([0, 300, 2000, 1 << 20]), steps, steps)
+def test_what_was_compacted_meanwhile_is_passed_over_and_all_that_is_left_is_handed_out(
+    reserves: bool, in_flight: int, most: int, cache_bytes: int, before: list[str], after: list[str]
+) -> None:
+    scene = Scene([0, 20], in_flight, cache_bytes, reserves)
+    for does in (before, after):
+        for step in does:
+            scene.turn(most) if step == "turn" else scene.finish(slice(3))
+        scene.log.compact("orders")
+    left = {KEYS[n]: n for n in range(RECORDS)}
+    for _ in range(20 * RECORDS):
+        scene.turn(most)
         scene.finish(slice(None))
+        if all(share.inflight.next == RECORDS for share in scene.shares):
+            break
+    for share in scene.shares:
+        got, due = scene.got[share.id.range], scene.due[share.id.range]
+        assert got == sorted(set(got))
+        assert {n for n in due if left[KEYS[n]] == n} <= set(got) <= set(due)
+        assert share.inflight.next == RECORDS, "what is gone counts as done"
+
+
+def test_what_was_deleted_meanwhile_is_the_error_that_reading_it_first_would_be_until_somebody_seeks() -> None:
+    scene = slow_and_fast(reserves=False)
+    scene.log.delete_before(AT, RECORDS - 5)
+    scene.finish(slice(None))
+    for _ in range(3):
+        with pytest.raises(OffsetOutOfRangeError):
+            scene.turn(50)
+    slow = scene.shares[0]
+    slow.seek(RECORDS - 5)
+    for _ in range(10):
         scene.turn(50)
-    assert scene.got[slow] == scene.due[slow]
-    assert [share.waiting_bytes for share in scene.shares] == [0, 0]
+        scene.finish(slice(None))
+    due = scene.due[slow.id.range]
+    assert scene.got[slow.id.range] == due[:5] + [n for n in due if n >= RECORDS - 5]
+
+
+@given(st.lists(st.integers(0, 50 * JUMP), min_size=1, unique=True).map(sorted), st.data())
+def test_neighbours_are_read_in_one_go_and_large_gaps_are_jumped_over(offsets: list[int], data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, offsets[-1]))
+    read: list[int] = []
+    while start <= offsets[-1]:
+        first, last = span(offsets, start)
+        read += [offset for offset in offsets if first <= offset <= last]
+        after = [offset for offset in offsets if offset > last]
+        assert not after or after[0] - last > JUMP
+        gaps = [b - a for a, b in pairwise(offsets) if first <= a < last]
+        assert max(gaps, default=0) <= JUMP
+        start = last + 1
+    assert read == [offset for offset in offsets if offset in read]
+    assert read[-1] == offsets[-1]

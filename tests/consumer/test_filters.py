@@ -6,6 +6,7 @@ import pytest
 
 from coopstreams.consumer.filters import Filter
 from coopstreams.consumer.purgatory import behind
+from coopstreams.topology.columns import Columns
 
 
 @pytest.mark.parametrize(
@@ -25,7 +26,8 @@ from coopstreams.consumer.purgatory import behind
 )
 def test_a_record_passes_if_it_meets_all_conditions(filter_: Filter, key: bytes | None, value: bytes | None, passes: bool) -> None:
     assert filter_.passes(key, value) is passes
-    assert filter_.pick([key], [value], [0]) == ([0] if passes else [])
+    records = Columns([key, key], [value, value], [1, 2], [5, 7], [1, 2])
+    assert list(filter_.columns(records).offsets) == ([5, 7] if passes else [])
 
 
 def test_the_purgatory_of_the_proposal() -> None:

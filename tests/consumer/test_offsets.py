@@ -47,7 +47,7 @@ class Group:
             writer.begin()
         value = encode_value(CommitValue(transactional_id or "", segments, metadata))
         writer.append(follower.partition.topic, [encode_key(key)], [value], [1], partitions=follower.partition.partition)
-        writer.flush(10)
+        writer.flush(60)
         follower.close()
         self.open = writer
 
@@ -61,7 +61,7 @@ class Group:
 @pytest.fixture
 def group(kafka: Kafka) -> Iterator[Group]:
     settings, name = {"bootstrap.servers": kafka.bootstrap}, kafka.unique("group")
-    log = KafkaLog(settings)
+    log = KafkaLog({**settings, "producer.transaction.timeout.ms": 600_000})  # a transaction stays open as long as the test says
     with GroupAdmin(settings, name) as admin:
         yield Group(name, log, admin, settings, TopicPartition(kafka.topic("orders"), 0))
     log.close()
@@ -100,7 +100,7 @@ def test_an_open_transaction_that_keeps_the_answer_back_is_named(group: Group) -
     group.individual(2, Segment(WHOLE, 50), transactional_id=f"{group.name}-writer")
     follower = Follower(group.log, group.name)
     with pytest.raises(LogError, match=f"An open transaction keeps the rest back: {group.name}-writer") as refused:
-        catch_up(follower, 1.0)
+        catch_up(follower, 4.0)
     assert refused.value.retryable
     group.open.abort()
     catch_up(follower)

@@ -11,7 +11,7 @@ from confluent_kafka.cimpl import NewTopic
 from rich.console import Console
 
 from coopstreams.dev.broker import KafkaBroker, cluster_id
-from coopstreams.dev.process import Running, answers, record, recorded
+from coopstreams.dev.process import Running, answers, record, recorded, wait_until
 from coopstreams.topology.errors import DevError
 from tests.conftest import Kafka
 
@@ -20,12 +20,12 @@ BrokerFactory = Callable[..., KafkaBroker]
 
 
 def topics(bootstrap: str) -> set[str]:
-    return set(AdminClient({"bootstrap.servers": bootstrap, "log_level": 2}).list_topics(timeout=20).topics)
+    return set(AdminClient({"bootstrap.servers": bootstrap, "log_level": 2}).list_topics(timeout=60).topics)
 
 
 def make_topic(bootstrap: str, name: str) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 2})
-    admin.create_topics([NewTopic(name, 1, 1)])[name].result(20)
+    admin.create_topics([NewTopic(name, 1, 1)])[name].result(60)
 
 
 def test_the_shared_broker_makes_topics_with_names_of_their_own(kafka: Kafka) -> None:
@@ -36,7 +36,7 @@ def test_the_shared_broker_makes_topics_with_names_of_their_own(kafka: Kafka) ->
 
 def test_a_topic_nobody_made_is_not_made_by_asking_for_it(kafka: Kafka) -> None:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 2})
-    admin.list_topics("never-made", timeout=20)
+    admin.list_topics("never-made", timeout=60)
     assert "never-made" not in topics(kafka.bootstrap)
 
 
@@ -69,7 +69,7 @@ def test_topics_and_address_outlive_stop_kill_and_pause(broker_of_own: BrokerFac
     port = int(address.rpartition(":")[2])
     assert not answers(port, timeout_s=0.5)
     broker.resume()
-    assert answers(port, timeout_s=10)
+    assert wait_until(lambda: answers(port), 60)
     broker.pause()
     assert broker.stop() is True  # also when it is paused
     assert broker.running is None

@@ -31,8 +31,8 @@ def test_one_at_a_time_holds_a_lock(tmp_path: Path) -> None:
     thread = threading.Thread(target=second)
     with locked(tmp_path / "lock"):
         thread.start()
-        assert waiting.wait(10)
+        assert waiting.wait(60)
         thread.join(0.2)
         order.append("first")
-    thread.join(10)
+    thread.join(60)
     assert order == ["first", "second"]

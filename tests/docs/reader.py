@@ -9,16 +9,16 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from coopstreams.dev.process import free_port, port_is_free
 from tests.docs.pages import Block
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 AGAIN_S = 0.3
 
 
@@ -107,10 +107,8 @@ class Reader:
 def free_ports(count: int) -> int:
     """Return the first of some neighbouring ports that nobody listens on."""
     while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            first = int(probe.getsockname()[1])
-        if first + count < 65536 and all(_is_free(first + i) for i in range(count)):
+        first = free_port()
+        if all(port_is_free(first + i) for i in range(count)):
             return first
 
 
@@ -128,12 +126,3 @@ def _soon(wanted: list[str], printed: Callable[[], str]) -> bool:
         if time.monotonic() > deadline:
             return False
         time.sleep(AGAIN_S)
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True

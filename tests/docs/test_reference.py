@@ -105,8 +105,8 @@ def test_the_glossary_is_in_order_and_has_each_word_once() -> None:
 
 
 def public(kind: type) -> list[str]:
-    """Return the public methods of a class."""
-    return [name for name, value in vars(kind).items() if callable(value) and not name.startswith("_")]
+    """Return the public methods of a class, inherited ones too."""
+    return [name for name in dir(kind) if callable(getattr(kind, name)) and not name.startswith("_")]
 
 
 def names_in(table: list[list[str]]) -> list[str]:

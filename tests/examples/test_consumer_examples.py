@@ -47,7 +47,7 @@ class Seen:
 
     def __init__(self) -> None:
         self.records: list[ConsumerRecord] = []
-        self.until = time.monotonic() + 60
+        self.until = time.monotonic() + 200
 
     def work(self, record: ConsumerRecord) -> None:
         self.records.append(record)
@@ -110,7 +110,7 @@ def test_what_is_to_be_revoked_is_finished_by_the_pool_first(orders: Orders) -> 
 
     def slow(record: ConsumerRecord) -> None:
         if record.offset == 7:
-            blocked.wait(20)
+            blocked.wait(120)
         seen.work(record)
 
     def running(me: Callable[[], bool]) -> Callable[[], bool]:
@@ -123,6 +123,6 @@ def test_what_is_to_be_revoked_is_finished_by_the_pool_first(orders: Orders) -> 
         second = pool.submit(example.run, orders.kafka.bootstrap, orders.topic, slow, running(lambda: True))
         time.sleep(2)  # the second one has joined, and waits for its half; the first keeps the partition for the record that is slow
         blocked.set()
-        first.result(60)
-        second.result(60)
+        first.result(200)
+        second.result(200)
     assert Counter(record.offset for record in seen.records) == Counter(range(COUNT)), "nothing was done twice"

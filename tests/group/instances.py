@@ -20,8 +20,11 @@ from coopstreams.topology.errors import AssignmentError
 from coopstreams.topology.keys import check_tiling
 from coopstreams.topology.task_id import TaskId
 
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
+CALM = Timings(session=60_000, heartbeat=200, patience=10_000)
+"""A machine that stands still for some seconds costs nobody the membership."""
 QUICK = Timings(session=6000, heartbeat=200)
+"""For those who die."""
 
 
 @dataclass
@@ -75,7 +78,7 @@ class Instance:
         name: str,
         ledger: Ledger,
         *,
-        timings: Timings = QUICK,
+        timings: Timings = CALM,
         instance_id: str | None = None,
         alive: Callable[[], bool] = lambda: True,
         **info: Any,

@@ -14,14 +14,14 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from coopstreams.group.claims import check_granted
-from coopstreams.group.membership import Lost, Refused
+from coopstreams.group.membership import Lost, Refused, Timings
 from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import FencedError, GroupError, LogError, MembershipLostError, UnknownTopicError
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.task_id import TaskId
 from tests.conftest import Kafka
-from tests.group.instances import PATIENCE_S, Application, application, commit, eventually, later
+from tests.group.instances import CALM, PATIENCE_S, QUICK, Application, application, commit, eventually, later
 
 pytestmark = pytest.mark.broker
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.broker
 def test_five_share_three_partitions_and_the_others_take_over_from_one_that_dies(kafka: Kafka) -> None:
     with application(kafka.bootstrap, kafka.unique("five"), 3) as app:
         for name in "abcde":
-            app.start(name)
+            app.start(name, timings=QUICK if name == "c" else CALM)
         app.complete(*"abcde")
         assert max(len(instance.tasks) for instance in app.instances.values()) == 1
         app.instances["c"].die()
@@ -201,11 +201,12 @@ def test_commits_of_several_threads_go_on_while_members_come_and_go(app: Applica
 
 
 def test_a_join_that_waits_for_a_dead_member_does_not_stop_commits(app: Application, partition: TopicPartition) -> None:
-    a, b = app.start("a"), app.start("b")
+    short = Timings(session=12_000, heartbeat=200)
+    a, b = app.start("a", timings=short), app.start("b", timings=short)
     app.complete("a", "b")
     b.die()
     before = a.generation
-    a.member.rejoin()  # the broker waits for b until its session is over: 6 seconds
+    a.member.rejoin()  # the broker waits for b until its session is over
     began = time.monotonic()
     commits = 0
     while a.generation == before and time.monotonic() < began + PATIENCE_S:
@@ -223,8 +224,8 @@ def test_committed_offsets_wait_for_a_transaction_that_is_open(app: Application,
     writer.begin()
     with a.member.fence(0) as fence:
         writer.send_offsets({partition: (2, "in doubt")}, fence)
-    with pytest.raises(LogError, match=r"no success in 0\.5 s; last: .*UnstableOffsetCommitError"):
-        a.member.committed([partition], timeout_ms=500)
+    with pytest.raises(LogError, match=r"no success in 2\.0 s; last: .*UnstableOffsetCommitError"):
+        a.member.committed([partition], timeout_ms=2000)
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(a.member.committed, [partition])
         writer.commit(PATIENCE_S)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -36,7 +35,7 @@ def test_a_zombie_learns_that_it_is_one_and_comes_back_under_another_epoch(app: 
     """`alive` runs on the thread that sends heartbeats: blocking it is what a C call that keeps the GIL does."""
     awake = threading.Event()
     awake.set()
-    z = app.start("z", alive=lambda: awake.wait(PATIENCE_S))
+    z = app.start("z", alive=lambda: awake.wait(PATIENCE_S), timings=QUICK)
     other = app.start("other")
     app.complete("z", "other")
     stale = commit(z, partition, 1)
@@ -63,18 +62,16 @@ def test_a_zombie_learns_that_it_is_one_and_comes_back_under_another_epoch(app: 
 
 
 def test_a_refused_commit_makes_a_zombie_look_at_once(app: Application, partition: TopicPartition) -> None:
-    """With a heartbeat every 10 s it would otherwise go on for long."""
-    z = app.start("z", timings=Timings(session=30_000, heartbeat=9_999))
+    """With a heartbeat every ten minutes it would otherwise go on for long."""
+    z = app.start("z", timings=Timings(session=1_800_000, heartbeat=600_000))
     app.complete("z")
     member = commit(z, partition, 1).member
     admin = KafkaAdminClient(bootstrap_servers=app.bootstrap)
     admin.remove_group_members(app.group, [MemberToRemove(member_id=member)])
     admin.close()
-    began = time.monotonic()
     with pytest.raises(MembershipLostError):
         commit(z, partition, 2)
     eventually(lambda: z.heard(Lost))
-    assert time.monotonic() - began < 5
     app.complete("z")
 
 
@@ -107,7 +104,7 @@ def test_a_member_can_leave_on_its_own_and_come_back(app: Application) -> None:
 def test_a_short_outage_of_the_broker_costs_nobody_the_membership(broker_of_own: Callable[..., KafkaBroker]) -> None:
     broker = broker_of_own()
     with application(broker.bootstrap, "outage", 1) as app:
-        a, b = app.start("a", timings=Timings(heartbeat=200)), app.start("b", timings=Timings(heartbeat=200))
+        a, b = app.start("a"), app.start("b")
         app.complete("a", "b")
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
         admin.create_topics([NewTopic("input", 1, 1)])["input"].result(PATIENCE_S)

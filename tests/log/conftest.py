@@ -21,7 +21,9 @@ def log(request: pytest.FixtureRequest) -> Iterator[Log]:
         yield MemoryLog()
         return
     kafka: Kafka = request.getfixturevalue("kafka")
-    cluster = KafkaLog({"bootstrap.servers": kafka.bootstrap})
+    cluster = KafkaLog(
+        {"bootstrap.servers": kafka.bootstrap, "producer.transaction.timeout.ms": 60_000}
+    )  # a machine may stand still for some seconds
     yield cluster
     cluster.close()
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from coopstreams.log.log import Log, Position, Reader, Run, Writer
 from coopstreams.topology.columns import Headers, TopicPartition
 
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 
 
 class Seen(NamedTuple):

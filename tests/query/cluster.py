@@ -253,6 +253,10 @@ class Node:
         return View(self, opening, StoreView(opening.database, STORES[store], [opening.task.range]))
 
 
+LIMITS = Limits(request_s=60.0, forward_s=60.0, retry_s=0.3)
+"""For tests that are not about these: a machine that stands still for some seconds makes no error."""
+
+
 class Cluster:
     """Nodes a, b, c, ... with servers; what they own is up to the test. A context manager."""
 
@@ -260,7 +264,7 @@ class Cluster:
         self.nodes = [kind("abcdefgh"[i], folder) for i in range(size)]
         self.generation = 0
         self.placed: dict[str, list[TaskId]] = {}
-        self._limits = limits or Limits(retry_s=0.3)
+        self._limits = limits or LIMITS
 
     def __enter__(self) -> Self:
         for node in self.nodes:

@@ -6,6 +6,7 @@ import itertools
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 from urllib.parse import quote
@@ -15,7 +16,7 @@ import pytest
 
 from coopstreams.query.peers import APPLICATION, FORWARDED, GENERATION, TARGET
 from coopstreams.query.service import Limits
-from tests.query.cluster import Cluster, Data, Node
+from tests.query.cluster import LIMITS, Cluster, Data, Node
 
 COUNTS = {f"word-{i}": (i, 1000 + i) for i in range(200)} | {"": (1, 1), "a/b c?&#%+": (2, 2), "..": (3, 3), ".": (4, 4), "grüße ✓": (5, 5)}
 DATA: Data = {
@@ -34,7 +35,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def ask(node: Node, path: str, **headers: str) -> httpx.Response:
-    return httpx.get(node.url + path, headers=headers, trust_env=False)
+    return httpx.get(node.url + path, headers=headers, trust_env=False, timeout=60)
 
 
 def key_path(store: str, text: str) -> str:
@@ -159,7 +160,7 @@ def test_what_cannot_be_asked_is_refused_with_the_reason(cluster: Cluster, path:
 
 
 def test_only_get_is_allowed(cluster: Cluster) -> None:
-    response = httpx.post(cluster["a"].url + "/v1/stores", trust_env=False)
+    response = httpx.post(cluster["a"].url + "/v1/stores", trust_env=False, timeout=60)
     assert (response.status_code, response.json()["error"]) == (405, "METHOD_NOT_ALLOWED")
 
 
@@ -241,7 +242,7 @@ def test_whoever_took_over_the_address_of_the_owner_is_not_believed() -> None:
 
 
 def test_instances_that_disagree_are_moving_until_they_agree() -> None:
-    with Cluster(2, Limits(retry_s=5.0)) as cluster:
+    with Cluster(2, replace(LIMITS, retry_s=60.0)) as cluster:
         cluster.deal(2, DATA)
         owner, other = cluster.owner("counts", "word-1"), cluster.other("counts", "word-1")
         agreed = owner.told

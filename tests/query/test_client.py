@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from coopstreams.query.client import QueryClient, WindowFound
-from coopstreams.query.service import Limits
 from coopstreams.topology.errors import QueryError
-from tests.query.cluster import HOUR, Cluster, Data
+from tests.query.cluster import HOUR, LIMITS, Cluster, Data
 
 DATA: Data = {
     "counts": {f"w{i}": (i, 100 + i) for i in range(50)} | {"": (7, 7), "a/b?": (8, 8), "..": (9, 9)},
@@ -24,7 +23,7 @@ DATA: Data = {
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(2, Limits(retry_s=0.0)) as cluster:
+    with Cluster(2, replace(LIMITS, retry_s=0.0)) as cluster:
         cluster.deal(2, DATA)
         yield cluster
 
@@ -77,18 +76,17 @@ def test_metadata_status_and_stores(queries: QueryClient, cluster: Cluster) -> N
     assert {store["name"] for store in queries.stores()} >= {"counts", "hours"}
 
 
-def test_what_will_never_succeed_is_raised_at_once(queries: QueryClient) -> None:
-    began = time.monotonic()
-    with pytest.raises(QueryError, match='no store "nope"') as caught:
-        queries.get("nope", "a")
-    assert (caught.value.code, caught.value.status) == ("UNKNOWN_STORE", 404)
-    with pytest.raises(QueryError, match="is no int64 key"):
-        queries.get("numbers", "x")
-    assert time.monotonic() - began < 5
+def test_what_will_never_succeed_is_raised_at_once(cluster: Cluster) -> None:
+    with QueryClient(cluster["a"].url, deadline_s=3600) as patient:
+        with pytest.raises(QueryError, match='no store "nope"') as caught:
+            patient.get("nope", "a")
+        assert (caught.value.code, caught.value.status) == ("UNKNOWN_STORE", 404)
+        with pytest.raises(QueryError, match="is no int64 key"):
+            patient.get("numbers", "x")
 
 
 def test_a_task_that_moves_is_waited_for_until_the_deadline() -> None:
-    with Cluster(2, Limits(retry_s=0.0)) as cluster:
+    with Cluster(2, replace(LIMITS, retry_s=0.0)) as cluster:
         cluster.deal(2, DATA)
         task, owner = cluster.task("counts", "w1"), cluster.owner("counts", "w1")
         owner.close(task)
@@ -98,7 +96,7 @@ def test_a_task_that_moves_is_waited_for_until_the_deadline() -> None:
         assert (caught.value.code, caught.value.retryable) == ("TASK_MOVING", True)
         reopening = threading.Timer(0.5, owner.open, (task, DATA))
         reopening.start()
-        with QueryClient(cluster["a"].url) as patient:
+        with QueryClient(cluster["a"].url, deadline_s=120) as patient:
             found = patient.get("counts", "w1")
         reopening.join()
         assert found is not None

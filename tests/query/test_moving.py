@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,9 @@ import httpx
 import pytest
 
 from coopstreams.query.backend import NotOpen
-from coopstreams.query.service import Limits
 from coopstreams.state.memory import Memory
 from coopstreams.state.rocks import Rocks
-from tests.query.cluster import HOUR, Cluster, Data, Node, tasks
+from tests.query.cluster import HOUR, LIMITS, Cluster, Data, Node, tasks
 
 COUNTS = {f"word-{i}": (i, i) for i in range(60)}
 HOURS = {("k", hour * HOUR): (hour, hour) for hour in range(20)}
@@ -52,7 +52,7 @@ def hand_over(cluster: Cluster, rng: random.Random) -> None:
 def keep_asking(cluster: Cluster, seed: int, stop: threading.Event, check: Callable[[httpx.Client, Node, random.Random], str | None]) -> list[str]:
     """Ask random instances until `stop`; return what was wrong. Retryable answers are not."""
     rng, wrong, answered = random.Random(seed), [], 0
-    with httpx.Client(trust_env=False, timeout=20) as client:
+    with httpx.Client(trust_env=False, timeout=60) as client:
         while not stop.is_set() or answered == 0:
             found = check(client, rng.choice(cluster.nodes), rng)
             if found is None:
@@ -102,7 +102,7 @@ def judge(answer: httpx.Response, right: Callable[[Any], bool]) -> str | None:
 @pytest.mark.parametrize("engine", [Memory, Rocks])
 def test_whatever_moves_an_answer_is_right_or_retryable(engine: type[Memory | Rocks], tmp_path: Path) -> None:
     rng, stop, wrong = random.Random(7), threading.Event(), []
-    with Cluster(3, Limits(retry_s=1.0), folder=tmp_path if engine is Rocks else None) as cluster:
+    with Cluster(3, replace(LIMITS, retry_s=1.0), folder=tmp_path if engine is Rocks else None) as cluster:
         cluster.deal(2, DATA)
         checks = [point, several, everything, windows, sessions, as_of]
         threads = [threading.Thread(target=lambda n=n, c=c: wrong.extend(keep_asking(cluster, n, stop, c))) for n, c in enumerate(checks)]
@@ -119,7 +119,7 @@ def test_whatever_moves_an_answer_is_right_or_retryable(engine: type[Memory | Ro
 
 
 def test_a_move_shorter_than_the_patience_of_the_server_is_not_seen() -> None:
-    with Cluster(2, Limits(retry_s=5.0)) as cluster:
+    with Cluster(2, replace(LIMITS, retry_s=60.0)) as cluster:
         cluster.deal(2, DATA)
         task, owner = cluster.task("counts", "word-1"), cluster.owner("counts", "word-1")
         owner.close(task)
@@ -128,7 +128,7 @@ def test_a_move_shorter_than_the_patience_of_the_server_is_not_seen() -> None:
         paths = ["keys/word-1", "keys?key=word-1&key=word-2", "range"]
 
         def ask(path: str, node: Node) -> None:
-            answers.append(httpx.get(f"{node.url}/v1/stores/counts/{path}", trust_env=False, timeout=20).status_code)
+            answers.append(httpx.get(f"{node.url}/v1/stores/counts/{path}", trust_env=False, timeout=60).status_code)
 
         threads = [threading.Thread(target=ask, args=(path, node)) for path in paths for node in cluster.nodes]
         for thread in threads:
@@ -151,8 +151,8 @@ def test_a_task_given_up_under_a_read_makes_the_read_void() -> None:
                 self.close(found.task)
             return found
 
-    with Cluster(1, Limits(retry_s=0.0), kind=Hasty) as cluster:
+    with Cluster(1, replace(LIMITS, retry_s=0.0), kind=Hasty) as cluster:
         cluster.deal(4, DATA)
-        answer = httpx.get(f"{cluster['a'].url}/v1/stores/counts/keys/word-1", trust_env=False)
+        answer = httpx.get(f"{cluster['a'].url}/v1/stores/counts/keys/word-1", trust_env=False, timeout=60)
         assert (answer.status_code, answer.json()["error"]) == (503, "TASK_MOVING")
         assert "given up while it was read" in answer.json()["message"]

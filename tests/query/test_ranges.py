@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -25,7 +26,7 @@ from coopstreams.topology import serdes
 from coopstreams.topology.errors import QueryError
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.stores import StoreSpec, window_key
-from tests.query.cluster import HOUR, STORES, Cluster, Data, Node, tasks
+from tests.query.cluster import HOUR, LIMITS, STORES, Cluster, Data, Node, tasks
 
 NDJSON = {"accept": "application/x-ndjson"}
 
@@ -43,13 +44,13 @@ DATA: Data = {"counts": COUNTS, "numbers": NUMBERS, "hours": HOURS, "blobs": {by
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(3, Limits(max_entries=500, retry_s=0.3)) as cluster:
+    with Cluster(3, replace(LIMITS, max_entries=500)) as cluster:
         cluster.deal(4, DATA)
         yield cluster
 
 
 def ask(node: Node, store: str, **parameters: Any) -> httpx.Response:
-    return httpx.get(f"{node.url}/v1/stores/{store}/range", params={k.rstrip("_"): v for k, v in parameters.items()}, trust_env=False)
+    return httpx.get(f"{node.url}/v1/stores/{store}/range", params={k.rstrip("_"): v for k, v in parameters.items()}, trust_env=False, timeout=60)
 
 
 def all_pages(node: Node, store: str, **parameters: Any) -> list[dict[str, Any]]:
@@ -200,14 +201,14 @@ def test_what_a_range_cannot_be_is_refused(cluster: Cluster, parameters: dict[st
 
 
 def lines(node: Node, store: str, query: str = "") -> list[dict[str, Any]]:
-    response = httpx.get(f"{node.url}/v1/stores/{store}/range{query}", headers=NDJSON, trust_env=False)
+    response = httpx.get(f"{node.url}/v1/stores/{store}/range{query}", headers=NDJSON, trust_env=False, timeout=60)
     assert response.headers["content-type"].startswith("application/x-ndjson")
     return [orjson.loads(line) for line in response.content.splitlines()]
 
 
 def test_ndjson_streams_everything_over_many_pages_and_says_that_it_is_all() -> None:
     many: Data = {"counts": {f"{i:05}": (i, i) for i in range(2500)}}
-    with Cluster(3, Limits(entries=100)) as cluster:
+    with Cluster(3, replace(LIMITS, entries=100)) as cluster:
         cluster.deal(2, many)
         found = lines(cluster["b"], "counts")
         assert [line["key"] for line in found[:-1]] == sorted(many["counts"])
@@ -250,7 +251,7 @@ def test_a_range_of_which_a_part_is_not_open_is_moving_not_shorter() -> None:
             response = ask(node, "counts")
             assert (response.status_code, response.json()["error"]) == (503, "TASK_MOVING")
             assert "nobody owns the hashes" in response.json()["message"]
-            assert httpx.get(f"{node.url}/v1/stores/counts/range", headers=NDJSON, trust_env=False).status_code == 503
+            assert httpx.get(f"{node.url}/v1/stores/counts/range", headers=NDJSON, trust_env=False, timeout=60).status_code == 503
 
 
 def test_a_range_that_two_instances_have_open_is_moving_not_doubled() -> None:
@@ -278,7 +279,7 @@ def test_a_stream_that_is_cut_off_by_a_move_ends_with_the_error_and_the_place_to
             return super().views(store)
 
     many: Data = {"counts": {f"{i:05}": (i, i) for i in range(1000)}}
-    with Cluster(2, Limits(entries=100, retry_s=0.0), kind=Leaving) as cluster:
+    with Cluster(2, replace(LIMITS, entries=100, retry_s=0.0), kind=Leaving) as cluster:
         cluster.deal(2, many)
         found = lines(cluster["a"], "counts")
         end = found.pop()
@@ -291,7 +292,7 @@ def test_a_stream_that_is_cut_off_by_a_move_ends_with_the_error_and_the_place_to
 
 
 def windows(node: Node, key: str, query: str = "") -> httpx.Response:
-    return httpx.get(f"{node.url}/v1/stores/hours/windows/{key}{query}", trust_env=False)
+    return httpx.get(f"{node.url}/v1/stores/hours/windows/{key}{query}", trust_env=False, timeout=60)
 
 
 def test_the_windows_of_a_key_come_in_the_order_of_their_starts(cluster: Cluster) -> None:

@@ -22,7 +22,7 @@ from coopstreams.query.server import QueryServer
 from coopstreams.query.service import Limits
 from coopstreams.topology.columns import Columns
 from coopstreams.topology.errors import ConfigError
-from tests.query.cluster import HOUR, INFOS, STORES, Cluster, Data, reason
+from tests.query.cluster import HOUR, INFOS, LIMITS, STORES, Cluster, Data, reason
 
 DATA: Data = {
     "counts": {f"w{i}": (i, i) for i in range(50)},
@@ -45,7 +45,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def get(url: str, **headers: str) -> Any:
-    return httpx.get(url, headers=headers, trust_env=False).json()
+    return httpx.get(url, headers=headers, trust_env=False, timeout=60).json()
 
 
 def test_stores_are_listed_with_the_sizes_of_all_instances(cluster: Cluster) -> None:
@@ -114,21 +114,21 @@ def test_health_says_why_an_instance_is_not_well() -> None:
         cluster.deal(1, DATA)
         node = cluster["a"]
         probes = [node.url + "/health/live", node.url + "/health/ready"]
-        assert [httpx.get(probe, trust_env=False).status_code for probe in probes] == [200, 200]
+        assert [httpx.get(probe, trust_env=False, timeout=60).status_code for probe in probes] == [200, 200]
         task = cluster.task("counts", "w1")
         node.now = reason("restoring", "50 records to go", task)
-        assert [httpx.get(probe, trust_env=False).status_code for probe in probes] == [200, 503]
+        assert [httpx.get(probe, trust_env=False, timeout=60).status_code for probe in probes] == [200, 503]
         assert get(probes[1])["reasons"] == [{"code": "restoring", "message": "50 records to go", "task": str(task)}]
         node.now = Health(live=False, ready=True)
-        assert [httpx.get(probe, trust_env=False).status_code for probe in probes] == [503, 503]
+        assert [httpx.get(probe, trust_env=False, timeout=60).status_code for probe in probes] == [503, 503]
 
 
 def test_metrics_count_requests_by_route_not_by_key(cluster: Cluster) -> None:
     node = cluster["a"]
     node.metrics.processed(cluster.placed["a"][0], 5)
     for key in ("w1", "w2", "nowhere"):
-        httpx.get(f"{node.url}/v1/stores/counts/keys/{key}", trust_env=False)
-    response = httpx.get(node.url + "/metrics", trust_env=False)
+        httpx.get(f"{node.url}/v1/stores/counts/keys/{key}", trust_env=False, timeout=60)
+    response = httpx.get(node.url + "/metrics", trust_env=False, timeout=60)
     assert response.headers["content-type"].startswith("text/plain")
     samples = [sample for family in text_string_to_metric_families(response.text) for sample in family.samples]
     counted = {(s.labels["route"], s.labels["status"]): s.value for s in samples if s.name == "coopstreams_http_requests_total"}
@@ -197,7 +197,7 @@ def check(schema: dict[str, Any], value: Any, root: dict[str, Any], at: str = "a
 )
 def test_answers_are_what_the_description_says(cluster: Cluster, path: str, route: str) -> None:
     document = get(cluster["a"].url + "/openapi.json")
-    response = httpx.get(cluster["a"].url + path, trust_env=False)
+    response = httpx.get(cluster["a"].url + path, trust_env=False, timeout=60)
     check(document["paths"][route]["get"]["responses"][str(response.status_code)]["content"]["application/json"]["schema"], response.json(), document)
 
 
@@ -205,7 +205,7 @@ def test_the_description_has_every_route_with_its_parameters_and_nothing_danglin
     document = get(cluster["a"].url + "/openapi.json")
     routes = {path.replace(":path", "") for path in QueryApp(cluster["a"], cluster["a"].metrics, Limits()).answers()}
     assert set(document["paths"]) == routes
-    assert document == description(Limits(retry_s=0.3))
+    assert document == description(LIMITS)
     operations = [path["get"] for path in document["paths"].values()]
     assert len({operation["operationId"] for operation in operations}) == len(operations)
     for path, operation in zip(document["paths"], operations, strict=True):
@@ -227,7 +227,7 @@ def test_query_parameters_of_the_description_are_those_that_are_understood(clust
         for parameter in item["get"].get("parameters", []):
             if parameter["in"] == "query":
                 asked = {parameter["name"]: values[parameter["name"]]} | ({"key": "w1"} if path.endswith("/keys") else {})
-                response = httpx.get(url, params=asked, trust_env=False)
+                response = httpx.get(url, params=asked, trust_env=False, timeout=60)
                 assert response.status_code in (200, 421), f"{path}?{parameter['name']}: {response.text}"
 
 
@@ -268,7 +268,7 @@ def test_stopping_finishes_what_is_being_answered_and_leaves_no_thread() -> None
     with Cluster(1) as cluster:
         cluster.deal(1, {"counts": {f"{i:05}": (i, i) for i in range(5000)}})
         url, answers = cluster["a"].url, []
-        asking = threading.Thread(target=lambda: answers.append(httpx.get(f"{url}/v1/stores/counts/range?limit=5000", trust_env=False, timeout=30)))
+        asking = threading.Thread(target=lambda: answers.append(httpx.get(f"{url}/v1/stores/counts/range?limit=5000", trust_env=False, timeout=60)))
         asking.start()
         while cluster["a"].reads == 0:
             threading.Event().wait(0.002)
@@ -276,7 +276,7 @@ def test_stopping_finishes_what_is_being_answered_and_leaves_no_thread() -> None
         asking.join()
         assert [len(answer.json()["entries"]) for answer in answers] == [5000]
         with pytest.raises(httpx.ConnectError):
-            httpx.get(url + "/health/live", trust_env=False)
+            httpx.get(url + "/health/live", trust_env=False, timeout=60)
     assert set(threading.enumerate()) <= before
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 from coopstreams.query.client import EntryFound, Found, QueryClient, VersionFound, WindowFound
 from coopstreams.query.pages import Query
 from coopstreams.query.scan import rows
-from coopstreams.query.service import Limits
 from coopstreams.state.database import Database
 from coopstreams.state.global_table import GlobalRows
 from coopstreams.state.memory import Memory
@@ -24,7 +24,7 @@ from coopstreams.topology.columns import Columns
 from coopstreams.topology.errors import QueryError
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.stores import StoreSpec, session_key
-from tests.query.cluster import GLOBAL, HOUR, Cluster, Data, Node
+from tests.query.cluster import GLOBAL, HOUR, LIMITS, Cluster, Data, Node
 
 KEYS = [f"key-{number}" for number in range(12)]
 VISITS: dict[Any, tuple[Any, int]] = {
@@ -70,7 +70,7 @@ def queries(node: Node) -> Iterator[QueryClient]:
 
 
 def ask(node: Node, path: str) -> httpx.Response:
-    return httpx.get(f"{node.url}/v1/stores/{path}", trust_env=False)
+    return httpx.get(f"{node.url}/v1/stores/{path}", trust_env=False, timeout=60)
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -215,7 +215,7 @@ def test_a_global_table_is_nobodys(node: Node, queries: QueryClient) -> None:
 
 
 def test_a_global_table_that_is_still_being_read_is_moving_and_not_empty() -> None:
-    with Cluster(2, Limits(retry_s=0.0)) as cluster:
+    with Cluster(2, replace(LIMITS, retry_s=0.0)) as cluster:
         cluster.deal(1, {})
         cluster["a"].names, cluster["b"].names = None, names(NAMES)
         for path in ("names/keys/name-1", "names/keys?key=name-1", "names/range"):

@@ -23,7 +23,7 @@ from coopstreams.spark.publishing import publish
 from coopstreams.spark.running import Options, backfill
 from coopstreams.topology.errors import QueryError
 from tests.broker import law, test_law
-from tests.broker.counting import Counting
+from tests.broker.counting import PATIENT, Counting
 from tests.broker.reading import by_key, read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
@@ -57,7 +57,7 @@ def never_stopping(bootstrap: str, topic: str, keys: Sequence[str]) -> Iterator[
     finally:
         stop.set()
         thread.join()
-        assert producer.flush(30) == 0
+        assert producer.flush(90) == 0
 
 
 def test_a_count_goes_on_behind_a_producer_that_never_stops(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_count_goes_on_behind_a_producer_that_never_stops(kafka: Kafka, spark:
         with counting.app(tmp_path / "state", statestore_cache_max_bytes=0) as app:
             time.sleep(1)
     expected = before + written
-    with counting.app(tmp_path / "state", statestore_cache_max_bytes=0) as app, QueryClient(str(app.url), deadline_s=20) as client:
+    with counting.app(tmp_path / "state", statestore_cache_max_bytes=0) as app, QueryClient(str(app.url), deadline_s=60) as client:
 
         def counted() -> dict[str, int]:
             try:
@@ -80,7 +80,7 @@ def test_a_count_goes_on_behind_a_producer_that_never_stops(kafka: Kafka, spark:
             except QueryError:
                 return {}
 
-        eventually(lambda: counted() == expected, 60, lambda: f"{counted()} is not {expected}")
+        eventually(lambda: counted() == expected, 150, lambda: f"{counted()} is not {expected}")
     updates = {
         key.decode(): [serdes.int64.decode(value or b"") for value in values]
         for key, values in by_key(read_topic(kafka.bootstrap, counting.sink)).items()
@@ -125,11 +125,12 @@ def test_windows_joins_and_repartitions_go_on_where_the_backfill_was_cut(kafka: 
     live = {
         **settings,
         "state.dir": str(tmp_path / "state"),
+        **PATIENT,
         "commit.interval.ms": 100,
         "ranges.per.partition": 3,
         "snapshots.dir": str(tmp_path / "snapshots"),
     }
-    with CoopStreams(topology, live) as app, QueryClient(str(app.url), deadline_s=20) as client:
+    with CoopStreams(topology, live) as app, QueryClient(str(app.url), deadline_s=60) as client:
         seen: dict[str, Any] = {}
 
         def complete() -> bool:
@@ -140,7 +141,7 @@ def test_windows_joins_and_repartitions_go_on_where_the_backfill_was_cut(kafka: 
                 return False
             return all(seen[name] == table for name, table in expected.tables.items())
 
-        eventually(complete, 60 + orders / 500, lambda: test_law.difference(seen, expected.tables))
+        eventually(complete, 150 + orders / 500, lambda: test_law.difference(seen, expected.tables))
         with urlopen(f"{app.url}/metrics") as answer:
             metrics = answer.read().decode()
     assert total(metrics, "coopstreams_picked_up_keys_total") == sum(sum(result.seeded.values()) for result in done.results)

@@ -22,8 +22,8 @@ BEGIN_MS = 1_700_000_000_000
 
 @contextmanager
 def transactions(kafka: Kafka) -> Iterator[Producer]:
-    producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": kafka.unique("source")})
-    producer.init_transactions(30)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": kafka.unique("source"), "transaction.timeout.ms": 600_000})
+    producer.init_transactions(90)
     yield producer
 
 
@@ -34,11 +34,11 @@ def write(producer: Producer, topic: str, first: int, last: int, *, commit: bool
         headers = [("n", str(number).encode()), ("n", None)] if number % 2 else None
         value = None if number % 5 == 0 else b"v%d" % number
         producer.produce(topic, value, None if number % 7 == 0 else b"k%d" % number, 0, timestamp=BEGIN_MS + number, headers=headers or [])  # type: ignore[arg-type]
-    producer.flush(30)
+    producer.flush(90)
     if commit:
-        producer.commit_transaction(30)
+        producer.commit_transaction(90)
     else:
-        producer.abort_transaction(30)
+        producer.abort_transaction(90)
 
 
 def read(spark: SparkSession, kafka: Kafka, topic: str, start: int, end: int, **given: float) -> DataFrame:
@@ -73,14 +73,14 @@ def test_a_cut_in_an_open_transaction_is_an_error_after_a_while(kafka: Kafka, sp
         write(producer, topic, 0, 3)
         producer.begin_transaction()
         producer.produce(topic, b"open", b"k", 0)
-        producer.flush(10)
+        producer.flush(90)
         offsets = KafkaOffsets({"bootstrap.servers": kafka.bootstrap}, "nobody")
         assert offsets.stable(TopicPartition(topic, 0)) == 5
         offsets.close()
         assert read(spark, kafka, topic, 0, 5).count() == 4
         with pytest.raises(PySparkException, match="a transaction is open there"):
             read(spark, kafka, topic, 0, 6, patience_s=1.0).count()
-        producer.abort_transaction(30)
+        producer.abort_transaction(90)
 
 
 def test_a_cut_above_the_end_is_an_error(kafka: Kafka, spark: SparkSession) -> None:

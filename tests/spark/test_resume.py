@@ -21,6 +21,7 @@ from coopstreams import CoopStreams, SessionWindows, StreamsBuilder, Topology, s
 from coopstreams.spark.plan import Stage
 from coopstreams.spark.publishing import publish
 from coopstreams.spark.running import Options, backfill
+from tests.broker.counting import PATIENT
 from tests.broker.reading import by_key, latest, read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
@@ -81,7 +82,7 @@ def write(kafka: Kafka, topic: str, clicks: list[tuple[str, int]]) -> None:
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "partitioner": "murmur2_random"})
     for key, at in clicks:
         producer.produce(topic, b"x", key, timestamp=at)
-    assert producer.flush(30) == 0
+    assert producer.flush(90) == 0
 
 
 def die_at_second_stage() -> None:
@@ -122,13 +123,13 @@ def test_a_dead_driver_and_failing_tasks_change_nothing(kafka: Kafka, spark: Spa
     assert stages == [1], "a stage that was done was run again"
     assert done.records == len(history)
     publish(done, topology, settings)
-    with CoopStreams(topology, {**settings, "state.dir": str(tmp_path / "state"), "commit.interval.ms": 100}):
+    with CoopStreams(topology, {**settings, "state.dir": str(tmp_path / "state"), "commit.interval.ms": 100, **PATIENT}):
         expected = sessions_of([*history, *live])
 
         def sizes() -> dict[str, int]:
             return {key.decode(): serdes.int64.decode(value) for key, value in latest(read_topic(kafka.bootstrap, topics[1])).items() if value}
 
-        eventually(lambda: sizes() == expected, 60, lambda: f"{len(sizes())} sessions, {len(expected)} expected")
+        eventually(lambda: sizes() == expected, 150, lambda: f"{len(sizes())} sessions, {len(expected)} expected")
         time.sleep(0.5)
     digits: dict[str, int] = defaultdict(int)
     for key, _ in [*history, *live]:

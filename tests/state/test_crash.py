@@ -40,9 +40,10 @@ database = Database(Rocks(Path(sys.argv[1])), [COUNTS, WINDOWS])
 begin = max((run.offset for run in database.checkpoints("counts")), default=0)
 tasks = [(key_range, TaskState(database, [COUNTS, WINDOWS], key_range, 50_000)) for key_range in KeyRange.split(3)]
 number = begin
-print("running", flush=True)
 while True:
     number += 1
+    if number == begin + 10:
+        print("running", flush=True)
     for key_range, state in tasks:  # all keys of a range get the number of the commit
         counts, windows = state.stores["counts"], state.stores["windows"]
         for key in (b"%d" % key for key in range(300)):
@@ -58,13 +59,13 @@ while True:
 
 
 def kill_midway(folder: Path, after_s: float) -> None:
-    """Run the child on a folder and kill it."""
+    """Run the child on a folder and kill it, after nine commits at least."""
     child = subprocess.Popen([sys.executable, "-c", CHILD, str(folder)], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     assert child.stdout.readline() == "running\n"
     time.sleep(after_s)  # the moment of the kill; any will do
     child.kill()
-    child.wait(30)
+    child.wait(60)
     child.stdout.close()
 
 

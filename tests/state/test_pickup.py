@@ -162,11 +162,16 @@ def test_a_part_that_no_slice_has_is_replayed_and_the_rest_is_not(tmp_path: Path
     assert sum(picking.keys) == len([key for key in range(97) if 40 <= layout.database_key(b"%d" % key, b"")[0] <= 200 and key_lives(log, 600, key)])
 
 
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return what this room has logged: clients that other tests have left in this process may log what they like."""
+    return [record.getMessage() for record in caplog.records if record.name.startswith("coopstreams.state")]
+
+
 def test_nothing_published_is_no_error(tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture) -> None:
     log = some_log(100)
     with caplog.at_level(logging.WARNING):
         assert PickingUp(url, Memory(), tmp_path).restore(log, 200).progress().read == 100
-    assert caplog.text == ""
+    assert said(caplog) == []
 
 
 def flip(path: Path) -> None:
@@ -203,7 +208,7 @@ def test_a_snapshot_that_is_damaged_is_refused_in_words_and_the_changelog_read(
     with caplog.at_level(logging.WARNING):
         restore = picking.restore(log, 1000)
     assert words in caplog.text
-    assert (caplog.text == "") == (words == "")
+    assert (said(caplog) == []) == (words == "")
     assert restore.progress().read == 500
     assert stored(picking.database) == stored(restored(log, 1000))
 
@@ -227,7 +232,7 @@ def test_a_download_that_was_cut_short_is_done_again(tmp_path: Path, url: str, c
     publish(url, restored(log, 600))
     with caplog.at_level(logging.WARNING):
         assert PickingUp(f"cutshort://{url}", rocks(tmp_path), tmp_path).restore(log, 1000).progress().read == 200
-    assert caplog.text == ""
+    assert said(caplog) == []
     assert len(CutShort.seen) > 20
 
 

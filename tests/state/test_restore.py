@@ -158,7 +158,7 @@ def test_state_that_cannot_be_continued_is_emptied_and_restored_from_the_log_sta
     with caplog.at_level(logging.WARNING):
         restore = Restore(database, SPEC, [mine], log_start=log_start, target=1000)
     assert words in caplog.text
-    assert len(caplog.records) == 1
+    assert len([record for record in caplog.records if record.name.startswith("coopstreams.state")]) == 1
     assert restore.position == log_start
     assert stored(database) == before  # the sibling's keys stay
     assert database.checkpoint("counts", 0, 127) == log_start

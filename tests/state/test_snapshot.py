@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
@@ -88,6 +89,14 @@ def rows_of(url: str, slices: Sequence[Slice], folder: Path) -> dict[tuple[str, 
                 assert each.first <= key[0] <= each.last
                 found[file.family, key] = value
     return found
+
+
+def test_the_names_of_runs_sort_by_time() -> None:
+    names = []
+    for _ in range(5):
+        names.append(snapshot.new_run())
+        time.sleep(0.01)
+    assert names == sorted(names)
 
 
 @pytest.mark.parametrize("spec", [SPEC, WINDOWS], ids=["plain", "windows"])

@@ -36,7 +36,7 @@ from coopstreams.topology.nodes import Topology
 from coopstreams.topology.task_id import TaskId
 
 EXACTLY, AT_LEAST = "exactly_once_v2", "at_least_once"
-PATIENCE_S = 20.0
+PATIENCE_S = 90.0
 
 
 class Membership:
@@ -140,6 +140,18 @@ class Engine:
                 raise error
             case _:
                 raise AssertionError(event)
+
+    def replace(self, failed: Failed, rests_s: float = 0.0) -> list[KeyRange]:
+        """Do what the control thread would when a stream thread has died; return the ranges that are to be opened again."""
+        assert failed.thread is not None
+        dead = self.threads[failed.thread]
+        successor = self.threads[failed.thread] = dead.successor(rests_s)
+        successor.start()
+        tasks = [task for task, home in self.tasks.values() if home is dead]
+        for task in tasks:
+            task.discard()
+        self._forget(tasks)
+        return [task.id.range for task in tasks]
 
     def settle(self) -> None:
         """Move records until all that were written are processed."""

@@ -6,6 +6,7 @@ import pytest
 
 from coopstreams.commit.record import TOPIC
 from coopstreams.log.log import TopicSpec
+from coopstreams.state import layout
 from coopstreams.state.views import StoreView
 from coopstreams.tasks.task import Task
 from coopstreams.topology import serdes
@@ -83,6 +84,22 @@ def test_a_commit_makes_everything_visible_and_only_then_the_database_has_it(gua
     }
     assert made.log.committed("app")[SOURCE][0] == 3
     assert task.progress.durable(SOURCE) == 3
+
+
+@BOTH
+def test_what_a_sibling_wrote_since_need_not_be_read_by_a_task_that_had_nothing_to_do(guarantee: str) -> None:
+    made = engine(guarantee, list("abcdefgh"))
+    tasks = [made.task(LEFT), made.task(RIGHT)]
+    for task in tasks:  # one after the other, as they happen to be cut by the clock
+        made.committers[0].claim(task)
+        process(made, task)
+        made.committers[0].commit(tasks)
+    left, right = (made.databases[0].checkpoint("counts", *layout.groups_of(half)) for half in (LEFT, RIGHT))
+    assert left == right
+    last = max(made.read(CHANGELOG).offsets)
+    assert left is not None
+    assert last < left <= made.log.end_offset(TopicPartition(CHANGELOG, 0))
+    assert in_database(made) == {key.encode(): 1 for key in "abcdefgh"}
 
 
 @BOTH

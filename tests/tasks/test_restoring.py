@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from coopstreams.log.memory import MemoryLog
 from coopstreams.state import layout
 from coopstreams.state.database import Database
 from coopstreams.state.memory import Memory
+from coopstreams.state.pickup import Snapshots
 from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.tasks.restoring import Restoring
 from coopstreams.topology.columns import TopicPartition
@@ -123,4 +125,31 @@ def test_a_listener_hears_once_of_a_changelog_that_two_tasks_need_and_that_it_wa
     assert heard == [("start counts-log-0", 100)]
     reading.cancel(tasks[1])
     assert heard == [("start counts-log-0", 100), ("suspended counts-log-0", 0)]
+    reading.close()
+
+
+class AskedLog(MemoryLog):
+    """Remembers which topics it was asked the id of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def topic_id(self, topic: str) -> str:
+        self.asked.append(topic)
+        return super().topic_id(topic)
+
+
+def test_tasks_that_open_together_ask_once_what_their_changelog_is_now(tmp_path: Path) -> None:
+    log, database = AskedLog(), Database(Memory(), [COUNTS])
+    log.create_topics([TopicSpec("counts-log", 1)])
+    log.writer().append("counts-log", KEYS, KEYS, range(len(KEYS)), partitions=0)
+    snapshots = Snapshots(str(tmp_path / "snapshots"), "app", tmp_path / "incoming")
+    reading = Restoring(log, lambda spec: f"{spec.name}-log", lambda *_: None, snapshots, lambda *_: None)
+    for opened, tasks in enumerate((KeyRange.split(8)[:5], KeyRange.split(8)[5:]), start=1):
+        for part in tasks:
+            reading.add(TaskId(0, 0, part), [COUNTS], database, {})
+        assert len(run(reading)) == len(tasks)
+        assert log.asked == ["counts-log"] * opened, "later, it may be another topic of that name"
+    assert rows(database, "counts", WHOLE) == {key: key for key in KEYS}
     reading.close()

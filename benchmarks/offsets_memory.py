@@ -1,0 +1,110 @@
+"""What a group's commits take in the memory of a process that follows them: `python -m benchmarks.offsets_memory [--entries N]`.
+
+An entry is what one (group, topic, partition, key range) has committed: offset, stream time, term, generation. The proposal allows 64 bytes for
+one of group, topic, partition and offset. No broker: a view is given the records that it would read.
+
+    bytes     of Python's allocator (tracemalloc), and by how much the process grew (resident set), each by the number of entries
+    us        to take one record that changes an entry, and to ask for the stable offset of a partition
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import time
+import tracemalloc
+from collections.abc import Iterator
+from multiprocessing import get_context
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from coopstreams.commit.record import CommitKey, CommitValue, Segment, encode_key, encode_value
+from coopstreams.commit.view import View
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.keys import KeyRange
+
+WRITERS = 32
+STRIDE = 611_953
+"""A prime: its multiples, modulo the number of entries, are all entries."""
+SHAPES = ((1, 1), (1000, 4), (1, 256))
+"""Topics, and key ranges of each of their partitions."""
+
+
+def records(entries: int, topics: int, pieces: int) -> Iterator[tuple[bytes, bytes]]:
+    """Yield individual commits, neighbours far from each other."""
+    generator = random.Random(7)
+    ranges = KeyRange.split(pieces)
+    for turn in range(entries):
+        number = turn * STRIDE % entries
+        at, piece = divmod(number, pieces)
+        partition, topic = divmod(at, topics)
+        covered = ranges[piece]
+        segment = Segment(covered, generator.randrange(10_000_000_000), 1_700_000_000_000 + number)
+        writer = f"accounting-consumer-{partition % WRITERS:032}-commit"
+        yield encode_key(CommitKey("accounting", f"orders-{topic}", partition, covered, 3, 17)), encode_value(CommitValue(writer, (segment,)))
+
+
+def resident() -> int:
+    """Return the bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def filled(entries: int, topics: int, pieces: int) -> View:
+    """Return a view that has read so many entries."""
+    view = View("accounting")
+    for key, value in records(entries, topics, pieces):
+        view.apply(key, value)
+    return view
+
+
+def allocated(entries: int, topics: int, pieces: int) -> float:
+    """Return the bytes an entry, by Python's allocator."""
+    tracemalloc.start()
+    view = filled(entries, topics, pieces)
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    del view
+    return held / entries
+
+
+def grown(entries: int, topics: int, pieces: int) -> tuple[float, float, float]:
+    """Return the bytes an entry by which this process grows, and the microseconds of a change and of a question."""
+    before = resident()
+    view = filled(entries, topics, pieces)
+    size = (resident() - before) / entries
+    some = list(records(10_000, topics, pieces))
+    start = time.perf_counter()
+    for key, value in some:
+        view.apply(key, value)
+    change = (time.perf_counter() - start) / len(some)
+    partitions = [TopicPartition(f"orders-{n % topics}", n // topics) for n in range(min(1000, entries // pieces))]
+    start = time.perf_counter()
+    for at in partitions:
+        view.stable(at, None)
+    return size, 1e6 * change, 1e6 * (time.perf_counter() - start) / len(partitions)
+
+
+def main() -> None:
+    """Measure each shape once and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--entries", type=int, default=1_000_000)
+    arguments = parser.parse_args()
+    console = Console()
+    table = Table(title=f"{arguments.entries:,} entries")
+    for column in ("topics", "key ranges a partition", "bytes allocated", "bytes resident", "us a change", "us a question"):
+        table.add_column(column, justify="right")
+    for topics, pieces in SHAPES:
+        # Processes of their own: what others freed would hide what is taken.
+        with console.status(f"{topics} topics, {pieces} key ranges a partition"), get_context("spawn").Pool(2, maxtasksperchild=1) as pool:
+            sizes = pool.apply_async(grown, (arguments.entries, topics, pieces))
+            held = pool.apply(allocated, (arguments.entries, topics, pieces))
+            size, change, ask = sizes.get()
+        table.add_row(f"{topics}", f"{pieces}", f"{held:.1f}", f"{size:.1f}", f"{change:.1f}", f"{ask:.1f}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""The records of one key range that wait to be handed out: whole, or bare, which is keys and offsets without values.
+
+    put, keep -> [whole] [bare] [bare] ... -> pop
+                           ask, fill: the first bare ones become whole, or are gone
+
+Bare records are what `reserve.message.value.range.fetch` of a topic is about. Whoever wants them asks for the values of the first ones, and
+fills in what the log still has: what compaction has removed meanwhile is passed over.
+
+Invariant: offsets ascend; `bytes` is the sum of what waits and cannot be handed out now, whole or bare.
+Turned down: asking for single records (each costs a round trip; neighbours cost one together).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coopstreams.log.runs import NO_RECORDS
+from coopstreams.topology.columns import Columns
+
+RECORD_BYTES = 200
+"""What a record costs beside its key and value, about."""
+BARE_BYTES = 64
+"""What it costs without a value beside its key: an object, a reference, an offset."""
+BARE_RECORDS = 1000
+"""Bare neighbours are kept together up to so many, and asked for together."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Neighbours. Shape: `next_offset` is the first that was not looked at; bare columns have keys and offsets only."""
+
+    columns: Columns
+    next_offset: int
+    bare: bool = False
+    bytes: int = 0
+    """What counts: nothing while it is about to be handed out."""
+
+
+class Waiting:
+    """A queue. Belongs to the thread that has the consumer."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.asked: Sequence[int] | None = None
+        """The offsets of the first bare records, while they are read again."""
+        self._batches: deque[_Batch] = deque()
+        self._loose = False
+        """Whether some batches do not count, or have values that need not be kept."""
+
+    def __bool__(self) -> bool:
+        return bool(self._batches)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next records are whole, or there are none."""
+        return not self._batches or not self._batches[0].bare
+
+    @property
+    def all_asked(self) -> bool:
+        """Whether everything that is bare is being read again."""
+        bare = sum(len(batch.columns) for batch in self._batches if batch.bare)
+        return self.asked is not None and len(self.asked) == bare
+
+    def put(self, columns: Columns, next_offset: int) -> None:
+        """Add records that are about to be handed out."""
+        self._batches.append(_Batch(columns, next_offset))
+        self._loose = True
+
+    def keep(self, columns: Columns, next_offset: int, room: int, *, values: bool) -> bool:
+        """Add records that cannot be handed out now; return False, and change nothing, if there is no room."""
+        batch = _kept(columns, next_offset, values=values)
+        if batch.bytes > room:
+            return False
+        last = self._batches[-1] if self._batches else None
+        if last is not None and not len(columns):
+            last.next_offset = next_offset
+        elif last is not None and last.bare and batch.bare and len(last.columns) + len(columns) <= BARE_RECORDS:
+            last.columns = Columns([*last.columns.keys, *columns.keys], (), (), array("q", [*last.columns.offsets, *columns.offsets]), ())
+            last.next_offset, last.bytes = next_offset, last.bytes + batch.bytes
+        else:
+            self._batches.append(batch)
+        self.bytes += batch.bytes
+        self._loose = self._loose or values
+        return True
+
+    def settle(self, room: int, *, values: bool) -> bool:
+        """Make everything count, without values if they need not be kept; return False if it exceeds the room, which then is exceeded."""
+        if self._loose and self.asked is None:
+            before = self.bytes
+            settled = [batch if batch.bare else _kept(batch.columns, batch.next_offset, values=values) for batch in self._batches]
+            self._batches = deque(settled)
+            self.bytes = sum(batch.bytes for batch in settled)
+            self._loose = False
+            return self.bytes - before <= room
+        return True
+
+    def pop(self, most: int) -> tuple[Columns, int]:
+        """Take out the first records, which are ready, and the offset after them."""
+        batch = self._batches.popleft()
+        columns, next_offset = batch.columns, batch.next_offset
+        self.bytes -= batch.bytes
+        if len(columns) > most:
+            rest = columns.slice(most, len(columns))
+            size = _size(rest) if batch.bytes else 0
+            self._batches.appendleft(_Batch(rest, next_offset, bytes=size))
+            self.bytes += size
+            columns, next_offset = columns.slice(0, most), rest.offsets[0]
+        return columns, next_offset
+
+    def ask(self, most: int) -> Sequence[int] | None:
+        """Return the offsets of the first records, if these are bare, and note that they are asked for; None if not, or if some are."""
+        if self.ready or self.asked is not None:
+            return None
+        self.asked = self._batches[0].columns.offsets[: min(most, BARE_RECORDS)]
+        return self.asked
+
+    def fill(self, found: Columns) -> None:
+        """Put what the log has at the offsets that were asked for into their place: all of it, or what was not removed meanwhile."""
+        assert self.asked is not None
+        batch, count, self.asked = self._batches.popleft(), len(self.asked), None
+        self.bytes -= batch.bytes
+        rest = batch.columns.slice(count, len(batch.columns))
+        if len(rest):
+            left = _Batch(rest, batch.next_offset, bare=True, bytes=_size(rest))
+            self._batches.appendleft(left)
+            self.bytes += left.bytes
+        self._batches.appendleft(_Batch(found, rest.offsets[0] if len(rest) else batch.next_offset))
+        self._loose = True
+
+    def clear(self) -> None:
+        """Forget everything, also that something was asked for."""
+        self._batches.clear()
+        self.bytes, self.asked, self._loose = 0, None, False
+
+
+def _kept(columns: Columns, next_offset: int, *, values: bool) -> _Batch:
+    if not len(columns):
+        return _Batch(NO_RECORDS, next_offset)
+    if not values:
+        columns = Columns(list(columns.keys), (), (), array("q", columns.offsets), ())
+    return _Batch(columns, next_offset, bare=not values, bytes=_size(columns))
+
+
+def _size(columns: Columns) -> int:
+    beside = RECORD_BYTES if len(columns.values) else BARE_BYTES
+    return beside * len(columns) + sum(map(len, filter(None, columns.keys))) + sum(map(len, filter(None, columns.values)))

@@ -1,0 +1,109 @@
+"""`replace-thread`: a function fails, its stream thread dies, another takes its place; every record counts, and under exactly-once once."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from itertools import repeat
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from coopstreams import CoopStreams, StreamsBuilder, StreamsState, serdes
+from coopstreams.tasks.lifecycle import Response
+from coopstreams.topology.errors import ProcessingError
+from tests.broker.chaos import examine
+from tests.broker.counting import await_table, failure_of, metric
+from tests.conftest import Kafka
+
+pytestmark = pytest.mark.broker
+
+PARTITIONS, RECORDS = 2, 1000
+REPLACE: Response = "replace-thread"
+KEYS = [f"key-{number}" for number in range(50)]
+
+
+class Failing:
+    """An application that counts keys, and fails on values that `refuses` says."""
+
+    def __init__(self, kafka: Kafka, refuses: Callable[[bytes], bool]) -> None:
+        self.kafka, self.source, self.sink = kafka, kafka.topic("in", PARTITIONS), kafka.topic("out", PARTITIONS)
+
+        def check(_: str, value: bytes) -> bool:
+            if refuses(value):
+                raise ZeroDivisionError(value)
+            return True
+
+        builder = StreamsBuilder(kafka.unique("failing"))
+        stream = builder.stream(self.source, key=serdes.text, value=serdes.raw)
+        stream.filter(check).group_by_key().count(store="counts").to_stream().to(self.sink)
+        self.topology = builder.build()
+
+    def app(self, folder: Path, guarantee: str) -> CoopStreams:
+        settings = {"bootstrap.servers": self.kafka.bootstrap, "state.dir": str(folder), "num.stream.threads": 2, "commit.interval.ms": 100}
+        return CoopStreams(self.topology, {**settings, "processing.guarantee": guarantee, "statestore.cache.max.bytes": 0})
+
+    def write(self) -> Counter[str]:
+        """Write records whose values are their numbers, to one partition after the other; return how often each key was written."""
+        producer, written = Producer({"bootstrap.servers": self.kafka.bootstrap, "enable.idempotence": True}), Counter[str]()
+        for number in range(RECORDS):
+            key = KEYS[number % len(KEYS)]
+            producer.produce(self.source, b"%d" % number, key, partition=number % PARTITIONS)
+            written[key] += 1
+        assert producer.flush(30) == 0
+        return written
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
+def test_a_function_that_fails_at_first_sight_loses_and_doubles_nothing(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
+    bad, errors = {b"100", b"501", b"998"}, list[BaseException]()
+
+    def refuses(value: bytes) -> bool:
+        found = value in bad
+        bad.discard(value)
+        return found
+
+    def replace(error: BaseException) -> Response:
+        errors.append(error)
+        return "replace-thread"
+
+    failing = Failing(kafka, refuses)
+    written = failing.write()
+    app = failing.app(tmp_path, guarantee)
+    app.set_uncaught_exception_handler(replace)
+    with app:
+        await_table(app, written)
+        assert not bad
+        assert [type(error) for error in errors] == [ProcessingError] * 3
+        assert [type(error.__cause__) for error in errors] == [ZeroDivisionError] * 3
+        assert metric(app, "coopstreams_failed_stream_threads_total") == 3
+        assert metric(app, "coopstreams_aborts_total") >= 3
+    assert app.state is StreamsState.NOT_RUNNING
+    found = examine(kafka.bootstrap, failing.sink, written)
+    assert found.lost == 0, found
+    assert guarantee == "at_least_once" or found.exactly_once, found
+
+
+def test_a_function_that_fails_for_ever_is_asked_about_each_time_and_spins_less_and_less(
+    kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = {b"501"}
+    left: list[Response] = [*repeat(REPLACE, 4), "shutdown-client"]
+    failing = Failing(kafka, lambda value: value in bad)
+    written = failing.write()
+    app = failing.app(tmp_path, "exactly_once_v2")
+    app.set_uncaught_exception_handler(lambda _: left.pop(0))
+    with caplog.at_level(logging.ERROR):
+        failure = failure_of(app)
+    assert isinstance(failure, ProcessingError)
+    assert not left
+    rests = [record.message.rpartition(" in ")[2] for record in caplog.records if "another takes its place" in record.message]
+    assert rests == ["0 s", "0.5 s", "1 s", "2 s"]
+    assert app.state is StreamsState.ERROR
+    bad.clear()  # the function was mended
+    with failing.app(tmp_path, "exactly_once_v2") as mended:
+        await_table(mended, written)
+    found = examine(kafka.bootstrap, failing.sink, written)
+    assert found.exactly_once, found

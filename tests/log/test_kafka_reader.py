@@ -1,0 +1,72 @@
+"""A reader whose client nobody answers any more goes on with a new one: each record once, in order, also what was held meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from coopstreams.dev.broker import KafkaBroker
+from coopstreams.log import kafka_reader
+from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.kafka_reader import KafkaReader
+from coopstreams.log.log import Position, Run, TopicSpec
+from coopstreams.topology.columns import TopicPartition
+from tests.log.reading import fetch_until, fill, numbers, records, values
+
+pytestmark = pytest.mark.broker
+
+READ, HELD, FULL = (TopicPartition("numbers", partition) for partition in range(3))
+FIRST, FEW, MANY, LAST = 100, 10, 60, 50
+
+
+def counts(runs: Iterable[Run], partition: TopicPartition) -> int:
+    return sum(len(run.columns) for run in runs if run.partition == partition)
+
+
+def test_a_new_client_goes_on_where_the_silent_one_stood(broker_of_own: Callable[..., KafkaBroker], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_reader, "HELD_RECORDS", MANY)
+    broker = broker_of_own()
+    log = KafkaLog({"bootstrap.servers": broker.bootstrap})
+    log.create_topics([TopicSpec("numbers", 3)])
+    reader = log.reader()
+    assert isinstance(reader, KafkaReader)
+    written: dict[TopicPartition, list[str]] = {partition: [] for partition in (READ, HELD, FULL)}
+
+    def more(through: KafkaLog, **count: int) -> None:
+        for partition, name in ((READ, "read"), (HELD, "held"), (FULL, "full")):
+            new = numbers(count[name], start=len(written[partition]))
+            fill(through, partition, new)
+            written[partition] += new
+
+    more(log, read=FIRST, held=FIRST, full=FIRST)
+    reader.assign(dict.fromkeys(written, Position(0)))
+    seen = fetch_until(reader, lambda runs: all(counts(runs, partition) == FIRST for partition in written))
+    reader.hold(HELD, True)
+    reader.hold(FULL, True)
+    more(log, read=FEW, held=FEW, full=MANY)
+    log.close()
+    states = reader._readings
+    seen += fetch_until(reader, lambda runs: counts(runs, READ) == FEW and states[HELD].fetched_to == FIRST + FEW and not states[FULL].taken)
+
+    broker.kill()
+    monkeypatch.setattr(kafka_reader, "SILENCE_S", 0.1)
+    silent = reader._consumer
+    seen += fetch_until(reader, lambda _: reader._consumer is not silent)
+    # Long enough for the new client to find the broker; should it hear of none, it is replaced, too.
+    monkeypatch.setattr(kafka_reader, "SILENCE_S", 3.0)
+    broker.start()
+    log = KafkaLog({"bootstrap.servers": broker.bootstrap})
+    more(log, read=LAST, held=LAST, full=LAST)
+    seen += fetch_until(reader, lambda runs: counts(runs, READ) >= LAST)
+    assert {run.partition for run in seen if len(run.columns) and run.columns.offsets[0] >= FIRST} == {READ}, "the others are still held"
+    for partition in (HELD, FULL):
+        reader.hold(partition, False)
+    seen += fetch_until(reader, lambda runs: counts(runs, HELD) >= FEW + LAST and counts(runs, FULL) >= MANY + LAST)
+    more(log, read=1, held=1, full=1)  # behind which nothing comes again
+    ends = {partition: len(texts) for partition, texts in written.items()}
+    seen += fetch_until(reader, lambda _: {partition: reading.at.offset for partition, reading in states.items()} == ends)
+    for partition, texts in written.items():
+        assert values(records(run for run in seen if run.partition == partition)) == texts
+    reader.close()
+    log.close()
