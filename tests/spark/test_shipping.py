@@ -60,7 +60,7 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         "from coopstreams import StreamsBuilder, serdes\n"
         "from sent_words import word\n"
         "builder = StreamsBuilder('sent')\n"
-        "builder.stream('in', key=serdes.text, value=serdes.text).map_values(word).to('out')\n"
+        "builder.stream('in', key=serdes.text, value=serdes.text).map_values(word, value=serdes.text).to('out')\n"
         "topology = builder.build()\n"
     )
 
