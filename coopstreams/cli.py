@@ -9,6 +9,7 @@ import typer
 from coopstreams.commands.backfill import backfill
 from coopstreams.commands.describe import describe
 from coopstreams.commands.group import app as group
+from coopstreams.commands.pack import pack
 from coopstreams.commands.policy import app as policy
 from coopstreams.commands.query import query
 from coopstreams.commands.rebuild import rebuild
@@ -32,6 +33,7 @@ app.command()(status)
 app.command()(query)
 app.command()(backfill)
 app.command()(rebuild)
+app.command()(pack)
 app.command()(reset)
 app.add_typer(snapshots, name="snapshots")
 app.add_typer(group, name="group")

@@ -18,7 +18,7 @@ from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.nodes import Topology
 
 if TYPE_CHECKING:
-    from coopstreams.spark.plan import Outputs, Stage
+    from coopstreams.spark.plan import Connector, Outputs, Stage
     from coopstreams.spark.running import Backfilled
 
 
@@ -38,6 +38,12 @@ def backfill(
         str, typer.Option(metavar="FOLDER", help="What goes from one stage to the next, and what --resume needs.")
     ] = "coopstreams-backfill",
     cores: Annotated[str, typer.Option(metavar="N", help="Cores that Spark uses; * is all.")] = "*",
+    remote: Annotated[
+        str | None, typer.Option(metavar="sc://HOST", envvar="SPARK_REMOTE", help="A Spark Connect server that does it, instead of this machine.")
+    ] = None,
+    connector: Annotated[
+        str, typer.Option(metavar="python|jvm", help="What reads Kafka; jvm is spark-sql-kafka-0-10, which the session must have.")
+    ] = "python",
     resume: Annotated[str | None, typer.Option(metavar="RUN", help="Go on with a run that did not come to its end, or publish one that did.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done; nothing is created or written.")] = False,
     publish: Annotated[bool, typer.Option("--publish", help="Let it count when it is done: a live application goes on at the cut.")] = False,
@@ -47,26 +53,29 @@ def backfill(
 ) -> None:
     """Process the history of the source topics in Spark, as tasks of the application, which must not have run yet.
 
-    Needs the extra `spark`, and Java 17. Tables as history, and sessions of a cluster: see `coopstreams.spark.backfill`.
+    Needs the extra `spark`, and Java 17; on a cluster, `coopstreams pack`. Tables as history: see `coopstreams.spark.backfill`.
     """
     configure_logging(verbose)
     try:
         from coopstreams.spark import running
         from coopstreams.spark.history import KafkaHistory
+        from coopstreams.spark.plan import sources
         from coopstreams.spark.session import session_or_local
     except ImportError as error:
         raise ConfigError(f'a backfill needs Spark: pip install "coopstreams[spark]" ({error})') from error
-    options = running.Options(ranges=ranges, snapshots=snapshots, outputs=_outputs(outputs, table), table=table, work=work)
+    options = running.Options(
+        ranges=ranges, snapshots=snapshots, outputs=_outputs(outputs, table), table=table, work=work, connector=_connector(connector)
+    )
     topology = load_topology(target)
     checked = Config.of(settings_of(config, os.environ, flags(set_, {"bootstrap.servers": bootstrap_servers})), topology.application_id)
     at = None if until is None else until.replace(tzinfo=UTC) if until.tzinfo is None else until
-    histories = {topic: KafkaHistory(until=at) for topic in topology.source_topics}
+    histories = {topic: KafkaHistory(until=at) for topic in sources(topology)}
     if dry_run:
         typer.echo(str(running.make_plan(topology, checked, histories, options, create=False)))
         return
     plan = running.begin(topology, checked, histories, options) if resume is None else running.load_plan(work, resume, topology)
     typer.echo(str(plan))
-    with session_or_local(None, f"backfill of {plan.application}", cores=cores) as spark, TaskBars(Console()) as bars:
+    with session_or_local(None, f"backfill of {plan.application}", cores=cores, remote=remote) as spark, TaskBars(Console()) as bars:
         done = running.carry_out(spark, topology, checked, plan, histories, work, _say, bars.show)
     _report(done)
     if publish:
@@ -83,6 +92,14 @@ def _outputs(outputs: str, table: str | None) -> Outputs:
     if (outputs == "table") != (table is not None):
         raise ConfigError("a table of results needs both: --outputs table --table URL")
     return kinds[outputs]
+
+
+def _connector(connector: str) -> Connector:
+    """Return what was typed, if it is one."""
+    kinds: dict[str, Connector] = {"python": "python", "jvm": "jvm"}
+    if connector not in kinds:
+        raise ConfigError(f"--connector {connector}: python or jvm")
+    return kinds[connector]
 
 
 def _publish(done: Backfilled, topology: Topology, config: Config) -> None:

@@ -69,15 +69,12 @@ def _alone(topology: Topology, config: Config, wanted: Wanted, *, afresh: bool) 
 
 def _in_spark(topology: Topology, config: Config, wanted: Wanted, cores: str, *, afresh: bool) -> Manifest:
     try:
-        from coopstreams.spark import local_session
         from coopstreams.spark import rebuild as rebuild_in_spark
+        from coopstreams.spark.session import session_or_local
     except ImportError as error:
         raise ConfigError(f'--cores needs Spark: pip install "coopstreams[spark]" ({error})') from error
-    spark = local_session(f"rebuild of {config['application.id']}", {"spark.ui.showConsoleProgress": "true"}, cores=cores)
-    try:
+    with session_or_local(None, f"rebuild of {config['application.id']}", {"spark.ui.showConsoleProgress": "true"}, cores=cores) as spark:
         return rebuild_in_spark(topology, config, spark=spark, wanted=wanted, afresh=afresh)
-    finally:
-        spark.stop()
 
 
 def _rebuilt(rebuilder: Rebuilder, pieces: Iterable[Piece]) -> dict[str, list[Slice]]:

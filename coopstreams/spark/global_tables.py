@@ -13,10 +13,13 @@ from typing import Any
 from coopstreams.spark.kafka_source import KafkaParts, read_options
 from coopstreams.spark.rows import columns_of
 from coopstreams.state.global_table import GlobalRows
+from coopstreams.state.global_updates import rows_of
+from coopstreams.tasks.task import wall_clock_ms
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.failures import OnFailure
 from coopstreams.topology.global_tables import GlobalTable
 from coopstreams.topology.join_nodes import StreamGlobalJoin
-from coopstreams.topology.nodes import SubTopology, Topology
+from coopstreams.topology.nodes import Processing, SubTopology, Topology
 
 Cut = Mapping[str, Mapping[int, tuple[int, int]]]
 
@@ -24,21 +27,22 @@ Cut = Mapping[str, Mapping[int, tuple[int, int]]]
 def tables_of(topology: Topology, subtopology: SubTopology) -> list[GlobalTable]:
     """Return the global tables that a sub-topology looks into."""
     stores = {node.store.name for node in subtopology.nodes if isinstance(node, StreamGlobalJoin)}
+    stores |= {name for node in subtopology.nodes if isinstance(node, Processing) for name in node.store_names}
     return [table for table in topology.global_tables if table.store.name in stores]
 
 
-def read_rows(settings: Mapping[str, Any], tables: Sequence[GlobalTable], cut: Cut) -> dict[str, GlobalRows]:
-    """Return the rows of global tables at the cut, by store.
+def read_rows(settings: Mapping[str, Any], tables: Sequence[GlobalTable], cut: Cut, on_failure: OnFailure) -> dict[str, GlobalRows]:
+    """Return the rows of global tables at the cut, by store. `on_failure`: what becomes of a record that is not of its table's serde.
 
     Raises:
         LogError: a topic has lost records since the cut was taken, or a transaction is open below it.
-        SerdeError: a record is not of its table's serde.
     """
-    found = {table.store.name: GlobalRows(table.store) for table in tables}
+    found = {table.store.name: rows_of(table, wall_clock_ms) for table in tables}
     for table in tables:
         bounds = {TopicPartition(table.topic, number): each for number, each in cut[table.topic].items()}
         parts = KafkaParts(read_options(settings, bounds))
         for part in parts.partitions():
             for rows in parts.read(part):
-                found[table.store.name].apply(columns_of(rows, ()))
+                source = TopicPartition(table.topic, rows.column("partition")[0].as_py())
+                found[table.store.name].apply(source, columns_of(rows, rows.column("offset").to_pylist()), on_failure)
     return found

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
 from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.log.kafka_offsets import KafkaOffsets
+from coopstreams.spark.jvm_source import jvm_frame
 from coopstreams.spark.kafka_source import KafkaSource, read_options
 from coopstreams.spark.rows import HISTORY, ddl
 from coopstreams.topology.columns import TopicPartition
@@ -105,6 +106,10 @@ def kafka_frame(spark: SparkSession, settings: Mapping[str, Any], topic: str, bo
     spark.dataSource.register(KafkaSource)
     options = read_options(settings, {TopicPartition(topic, number): each for number, each in bounds.items()})
     return spark.read.format(KafkaSource.name()).options(**options).load()
+
+
+FRAMES = {"python": kafka_frame, "jvm": jvm_frame}
+"""By connector, what reads a topic."""
 
 
 def table_frame(history: TableHistory, topic: str, partitions: int) -> DataFrame:

@@ -19,6 +19,7 @@ from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.nodes import DynamicSink, Sink, Source, SubTopology, Topology
 
 Outputs = Literal["none", "topic", "table"]
+Connector = Literal["python", "jvm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ class Plan:
     """Where the outputs lie in the end, if they go to a table that is not only handed back."""
     global_tables: Mapping[str, Mapping[int, tuple[int, int]]] = field(default_factory=dict)
     """Of their topics, the offsets [start, end) that every task reads."""
+    connector: Connector = "python"
+    """What reads Kafka: our own data source, or the connector of Spark."""
 
     @property
     def tasks(self) -> int:

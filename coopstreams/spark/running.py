@@ -30,9 +30,9 @@ from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.log.kafka_offsets import KafkaOffsets
 from coopstreams.spark import plan as planning
 from coopstreams.spark import table_outputs
-from coopstreams.spark.history import History, KafkaHistory, TableHistory, cut_of, forwarded_frame, kafka_frame, table_frame
+from coopstreams.spark.history import FRAMES, History, KafkaHistory, TableHistory, cut_of, forwarded_frame, table_frame
 from coopstreams.spark.outbox import cluster_of, marks_spec
-from coopstreams.spark.plan import Outputs, Plan, Stage
+from coopstreams.spark.plan import Connector, Outputs, Plan, Stage
 from coopstreams.spark.progress import TaskProgress, Watch
 from coopstreams.spark.routing import Routing
 from coopstreams.spark.rows import BEGIN, RESULTS, ROUTED, ddl
@@ -67,7 +67,7 @@ class Options:
     and cannot be published. `snapshots`: the state goes to this place, too, from where tasks pick it up faster. `outputs`: `none`; `topic`:
     results are written where a live application would; or `table`: `Backfilled.outputs` hands them back, and they lie at `table` (a URL of
     Spark's) as Parquet, if that is given. `work`: a folder that driver and workers share, for what goes from one stage to the next, and for
-    `resume`.
+    `resume`. `connector`: what reads Kafka, `python`, or `jvm` in a session that has the connector of Spark.
     """
 
     ranges: int = 4
@@ -76,6 +76,7 @@ class Options:
     outputs: Outputs = "none"
     table: str | None = None
     work: str = "coopstreams-backfill"
+    connector: Connector = "python"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,7 @@ def make_plan(topology: Topology, config: Config, histories: Mapping[str, Histor
         snapshots=options.snapshots,
         table=None if options.table is None else absolute(options.table),
         global_tables=globally,
+        connector=options.connector,
     )
 
 
@@ -285,7 +287,10 @@ class _Run:
                 rows.mapInArrow(_function(self._work(stage, reports)), ddl(RESULTS)).write.mode("overwrite").parquet(folder)
         found = spark.read.parquet(folder).where("result is not null").select("task", "result").collect()
         if missing := planning.gaps(stage, [row.task for row in found]):
-            raise RuntimeError(f"sub-topology {stage.subtopology}: tasks {missing} gave no result, or several; run {self._plan.run} is of no use")
+            raise RuntimeError(
+                f"sub-topology {stage.subtopology}: tasks {missing} gave no result, or several; run {self._plan.run} is of no use. "
+                f"Do the driver and all workers share {self.folder}?"
+            )
         return [msgspec.json.decode(row.result, type=TaskResult) for row in found]
 
     @contextmanager
@@ -333,7 +338,7 @@ class _Run:
             writers = [stage for stage in self._plan.stages if topic in dict(stage.forwarded)]
             return forwarded_frame(spark, [self._output(stage) for stage in writers], topic, partitions)
         if topic not in self._plan.tables:
-            return kafka_frame(spark, self._config.client, topic, self._plan.cut[topic])
+            return FRAMES[self._plan.connector](spark, self._config.client, topic, self._plan.cut[topic])
         if not isinstance(history, TableHistory):
             raise ConfigError(f'the run has the history of "{topic}" from a table: give it again, the very same, to resume')
         return table_frame(history, topic, partitions)

@@ -1,4 +1,6 @@
-"""Spark sessions: one of our own on this machine, or whatever the user brings.
+"""Spark sessions: one of our own on this machine, one of a cluster, or whatever the user brings.
+
+Only DataFrames are used, so that a session of Spark Connect does as well as a classic one; `local_session` alone knows a SparkContext.
 
 Invariant: a session that we did not make is neither configured nor stopped by us.
 """
@@ -48,14 +50,30 @@ def local_session(name: str = "coopstreams", settings: Mapping[str, str] | None 
 
 
 @contextmanager
-def session_or_local(spark: SparkSession | None, name: str, settings: Mapping[str, str] | None = None, *, cores: str = "*") -> Iterator[SparkSession]:
-    """Yield the session, or the one that is active, or one of our own that ends with this."""
+def session_or_local(
+    spark: SparkSession | None, name: str, settings: Mapping[str, str] | None = None, *, cores: str = "*", remote: str | None = None
+) -> Iterator[SparkSession]:
+    """Yield the session, or the one that is active, or one that ends with this.
+
+    That is a session of the Spark Connect server `remote`; or as spark-submit was told, if it started this program; or one on this machine.
+    """
     found = spark or SparkSession.getActiveSession()
     if found is not None:
         yield found
         return
-    session = local_session(name, settings, cores=cores)
+    session = _elsewhere(name, remote) or local_session(name, settings, cores=cores)
     try:
         yield session
     finally:
         session.stop()
+
+
+def _elsewhere(name: str, remote: str | None) -> SparkSession | None:
+    builder: Any = SparkSession.builder
+    if remote is not None:
+        connected: SparkSession = builder.remote(remote).getOrCreate()
+        return connected
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit's, which knows master, archives and all
+        submitted: SparkSession = builder.appName(name).getOrCreate()
+        return submitted
+    return None

@@ -1,6 +1,6 @@
 """A topology as bytes, for the workers of Spark.
 
-Functions travel as cloudpickle sends them: those of `__main__` by value, those of a module by its name, which a worker must be able to import.
+Functions travel as cloudpickle sends them: those of `__main__` by value, those of a module by its name; the user's own modules are sent along.
 
 Turned down: rebuilding the topology by module and name (a topology made in a notebook or by a function has none).
 """
@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from pyspark import cloudpickle
 
+from coopstreams.spark.modules import provide, sources_of
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.nodes import Topology
 
@@ -52,11 +53,14 @@ def ship(topology: Topology) -> bytes:
             f'the topology "{topology.application_id}" cannot be sent to Spark\'s workers: {error}. '
             "A function in it refers to an object that does not pickle: make that object inside the function, or register it with copyreg."
         ) from error
-    return buffer.getvalue()
+    pickled = buffer.getvalue()
+    return pickle.dumps((sources_of(pickled), pickled))
 
 
 def unship(data: bytes) -> Topology:
     """Return the topology that `ship` made into bytes."""
-    topology: Any = pickle.loads(data)
+    sources, pickled = pickle.loads(data)
+    provide(sources)
+    topology: Any = pickle.loads(pickled)
     assert isinstance(topology, Topology)
     return topology

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
+import pickle
+import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from coopstreams import StreamsBuilder, Topology, serdes
+from coopstreams.commands.loading import load_topology
+from coopstreams.spark.modules import sources_of
 from coopstreams.spark.shipping import ship, unship
+from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.compile import compile_subtopology
 from coopstreams.topology.errors import TopologyError
 from tests.conformance.run import Case, read_cases, translated
@@ -40,3 +48,64 @@ def test_what_cannot_travel_is_named() -> None:
     builder.stream("in", key=serdes.text, value=serdes.text).filter(lambda _, __: lock.locked()).to("out")
     with pytest.raises(TopologyError, match=r"lock.*make that object inside the function"):
         ship(builder.build())
+
+
+@pytest.fixture
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Topology]]:
+    """Return a function that loads a program, with a module and a package beside it, in this source; it is forgotten in the end."""
+    (tmp_path / "sent_package").mkdir()
+    (tmp_path / "sent_package" / "__init__.py").write_text("")
+    (tmp_path / "sent_package" / "inner.py").write_text("ENDING = '!'")
+    (tmp_path / "sent_program.py").write_text(
+        "from coopstreams import StreamsBuilder, serdes\n"
+        "from sent_words import word\n"
+        "builder = StreamsBuilder('sent')\n"
+        "builder.stream('in', key=serdes.text, value=serdes.text).map_values(word, value=serdes.text).to('out')\n"
+        "topology = builder.build()\n"
+    )
+
+    def load(said: str) -> Topology:
+        (tmp_path / "sent_words.py").write_text(f"from sent_package.inner import ENDING\ndef word(_):\n    return {said!r} + ENDING\n")
+        importlib.invalidate_caches()
+        return load_topology(str(tmp_path / "sent_program.py"))
+
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield load
+    forget()
+
+
+def forget() -> None:
+    for name in [name for name in sys.modules if name.startswith("sent_")]:
+        del sys.modules[name]
+
+
+def said(topology: Topology) -> list[str]:
+    with TopologyTestDriver(topology) as driver:
+        driver.input("in", serdes.text, serdes.text).send("k", "v", timestamp=1)
+        return [record.value for record in driver.outputs()]
+
+
+def test_modules_beside_a_program_travel_with_it_and_newer_ones_take_their_place(
+    beside: Callable[[str], Topology], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = []
+    for word in ("first", "second"):
+        shipped.append(ship(beside(word)))
+        forget()
+    # Now this is a worker: what lies in the folder of the program is not on its path.
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder != str(tmp_path)])
+    assert [said(unship(each)) for each in (shipped[0], shipped[1], shipped[1], shipped[0])] == [["first!"], ["second!"], ["second!"], ["first!"]]
+    assert "sent by the driver" in str(sys.modules["sent_words"].__spec__)
+
+
+def test_a_module_that_a_worker_has_is_not_replaced(beside: Callable[[str], Topology]) -> None:
+    shipped = ship(beside("driver"))
+    forget()
+    beside("worker")
+    assert said(unship(shipped)) == ["worker!"]
+
+
+def test_what_is_installed_is_not_sent() -> None:
+    assert sources_of(pickle.dumps([pytest.approx, msgspec.json.encode, StreamsBuilder, Path])) == {}

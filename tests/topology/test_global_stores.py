@@ -88,7 +88,7 @@ def test_what_the_processor_of_a_global_store_cannot_do_is_an_error_that_says_wh
             act(self.context, record)
 
     topology = text_source().add_global_store(key_value_store("names", **TEXT), "names-topic", "wrong", Wrong).build()
-    with pytest.raises(ProcessingError, match=f'global store "names": the record at "names-topic" partition 0 offset 0 made wrong raise .*{message}'):
+    with pytest.raises(ProcessingError, match=f'the record at "names-topic" partition 0 offset 0 made a function raise at wrong: .*{message}'):
         outputs(topology, ("names-topic", "a", "b"))
 
 

@@ -1,0 +1,153 @@
+"""Spark's own connector in place of our data source: the same rows in the same order, and the same refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
+
+from coopstreams import serdes
+from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.spark.history import kafka_frame
+from coopstreams.spark.jvm_source import java_settings, jvm_frame
+from coopstreams.spark.running import Options, backfill
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import ConfigError
+from tests.broker.counting import Counting
+from tests.broker.reading import latest, read_topic
+from tests.conftest import Kafka
+from tests.spark.test_kafka_source import transactions, write
+
+CONNECTOR = [
+    # The newest that Maven Central has whole, jar by jar; `--packages` of the very version of Spark is what users are told.
+    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
+    "org.apache.kafka:kafka-clients:3.9.2",
+    "org.apache.commons:commons-pool2:2.13.1",
+]
+
+FAILED = (PySparkException, Py4JJavaError)
+"""What the connector throws in a task has no name for a driver that got the jar later, as here."""
+
+
+def test_a_session_without_the_connector_is_told_what_to_install(spark: SparkSession) -> None:
+    with pytest.raises(ConfigError, match=rf"--packages org\.apache\.spark:spark-sql-kafka-0-10_2\.13:{spark.version}"):
+        jvm_frame(spark, {"bootstrap.servers": "nowhere:1"}, "topic", {0: (0, 1)})
+
+
+def test_the_java_client_is_told_who_we_are_in_its_own_words() -> None:
+    assert java_settings(
+        {
+            "bootstrap.servers": "kafka:9093",
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "SCRAM-SHA-512",
+            "sasl.username": "me",
+            "sasl.password": 'a "word"',
+            "ssl.ca.location": "/ca.pem",
+            "producer.linger.ms": 5,
+            "socket.keepalive.enable": True,
+        }
+    ) == {
+        "bootstrap.servers": "kafka:9093",
+        "security.protocol": "SASL_SSL",
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": "/ca.pem",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.jaas.config": 'org.apache.kafka.common.security.scram.ScramLoginModule required username="me" password="a \\"word\\"";',
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"ssl.key.location": "/key.pem"}, "ssl.key.location cannot be told to the Java client"),
+        ({"sasl.mechanism": "GSSAPI"}, "sasl.mechanism cannot be told"),
+        ({"sasl.username": "me", "sasl.password": "x"}, "need sasl.mechanism PLAIN or SCRAM-SHA-256 or SCRAM-SHA-512, not none"),
+    ],
+)
+def test_what_the_java_client_cannot_be_told_is_refused(settings: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        java_settings({"bootstrap.servers": "kafka:9092", **settings})
+
+
+@pytest.fixture(scope="module")
+def with_connector(spark: SparkSession) -> SparkSession:
+    """A session beside that of the other tests, with the connector."""
+    session = spark.newSession()
+    for package in CONNECTOR:
+        session.sql(f"ADD JAR 'ivy://{package}?transitive=false'")
+    return session
+
+
+def placed(rows: DataFrame) -> list[list[Row]]:
+    """Return the rows of each Spark partition, as a task would take them."""
+    found: dict[int, list[Row]] = {}
+    for row in rows.withColumn("at", F.spark_partition_id()).collect():
+        found.setdefault(row["at"], []).append(Row(**{name: value for name, value in row.asDict().items() if name != "at"}))
+    return sorted(found.values(), key=lambda part: (part[0].partition, part[0].offset))
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+def test_both_connectors_give_the_same_rows(kafka: Kafka, with_connector: SparkSession) -> None:
+    topic = kafka.topic("both", 2, retention_ms="-1")
+    settings = {"bootstrap.servers": kafka.bootstrap}
+    with transactions(kafka) as producer:
+        write(producer, topic, 0, 99)
+        write(producer, topic, 100, 149, commit=False)
+        write(producer, topic, 150, 1199)
+        producer.begin_transaction()
+        for number in range(700):
+            producer.produce(topic, b"w%d" % number, b"k", 1, timestamp=number)
+        producer.commit_transaction(30)
+        write(producer, topic, 1200, 1210, commit=False)
+    cluster = KafkaLog(settings)
+    end = cluster.end_offset(TopicPartition(topic, 0))
+    cluster.close()
+    assert end == 1211 + 4  # a marker behind each transaction
+    for bounds in (
+        {0: (0, end), 1: (0, 701)},
+        {0: (3, 101), 1: (700, 701)},  # ends behind a marker; holds nothing but a marker
+        {0: (60, 120), 1: (5, 300)},  # ends among records that were aborted
+        {0: (200, 200), 1: (7, 8)},  # one is empty
+    ):
+        ours = placed(kafka_frame(with_connector, settings, topic, bounds))
+        theirs = placed(jvm_frame(with_connector, settings, topic, bounds))
+        assert theirs == ours
+        assert ours
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+def test_records_that_are_gone_and_open_transactions_are_errors_there_too(kafka: Kafka, with_connector: SparkSession) -> None:
+    topic = kafka.topic("gone", retention_ms="-1")
+    settings = {"bootstrap.servers": kafka.bootstrap}
+    with transactions(kafka) as producer:
+        write(producer, topic, 0, 9)
+        producer.begin_transaction()
+        producer.produce(topic, b"open", b"k", 0)
+        producer.flush(10)
+        assert jvm_frame(with_connector, settings, topic, {0: (0, 11)}).count() == 10
+        with pytest.raises(FAILED):
+            jvm_frame(with_connector, settings, topic, {0: (0, 12)}, patience_s=2).collect()
+        producer.abort_transaction(30)
+    kafka.delete_before(topic, 0, 5)
+    with pytest.raises(FAILED):
+        jvm_frame(with_connector, settings, topic, {0: (0, 11)}, patience_s=5).collect()
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+def test_a_backfill_may_read_with_it(kafka: Kafka, with_connector: SparkSession, tmp_path: Path) -> None:
+    counting = Counting.make(kafka, partitions=2)
+    written = counting.write(f"key-{number % 30}" for number in range(900))
+    options = Options(ranges=2, work=str(tmp_path), connector="jvm")
+    done = backfill(counting.topology, {"bootstrap.servers": kafka.bootstrap}, spark=with_connector, options=options)
+    assert done.plan.connector == "jvm"
+    assert done.records == 900
+    table = {key.decode(): serdes.int64.decode(value) for key, value in latest(read_topic(kafka.bootstrap, counting.changelog)).items()}
+    assert table == written
