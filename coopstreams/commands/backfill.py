@@ -32,6 +32,7 @@ def backfill(
         str, typer.Option(metavar="FOLDER", help="What goes from one stage to the next, and what --resume needs.")
     ] = "coopstreams-backfill",
     cores: Annotated[str, typer.Option(metavar="N", help="Cores that Spark uses; * is all.")] = "*",
+    native: Annotated[bool, typer.Option("--native", help="Let Spark SQL fold what it can; --dry-run says what, and why not the rest.")] = False,
     resume: Annotated[str | None, typer.Option(metavar="RUN", help="Go on with a run that did not come to its end, or publish one that did.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done; nothing is created or written.")] = False,
     publish: Annotated[bool, typer.Option("--publish", help="Let it count when it is done: a live application goes on at the cut.")] = False,
@@ -57,7 +58,7 @@ def backfill(
     checked = Config.of(settings_of(config, os.environ, flags(set_, {"bootstrap.servers": bootstrap_servers})), topology.application_id)
     at = None if until is None else until.replace(tzinfo=UTC) if until.tzinfo is None else until
     histories = {topic: KafkaHistory(until=at) for topic in sources(topology)}
-    options = running.Options(ranges=ranges, snapshots=snapshots, outputs="topic" if outputs == "topic" else "none", work=work)
+    options = running.Options(ranges=ranges, snapshots=snapshots, outputs="topic" if outputs == "topic" else "none", work=work, native=native)
     if dry_run:
         typer.echo(str(running.make_plan(topology, checked, histories, options, create=False)))
         return

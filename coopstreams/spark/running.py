@@ -27,7 +27,10 @@ from coopstreams.config import Config
 from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.log.kafka_offsets import KafkaOffsets
 from coopstreams.spark import plan as planning
-from coopstreams.spark.history import History, KafkaHistory, TableHistory, cut_of, forwarded_frame, kafka_frame, table_frame
+from coopstreams.spark.history import History, KafkaHistory, TableHistory, cut_of, forwarded_frame, kafka_frame, partitioned, table_frame
+from coopstreams.spark.native import translated
+from coopstreams.spark.native_frames import Folding
+from coopstreams.spark.native_task import NativeWork
 from coopstreams.spark.outbox import cluster_of, marks_spec
 from coopstreams.spark.plan import Outputs, Plan, Stage
 from coopstreams.spark.routing import Routing
@@ -60,7 +63,7 @@ class Options:
     `ranges`: key ranges of each partition, and so tasks. `seed`: the state goes to the changelogs; False is a trial that writes nothing to Kafka
     and cannot be published. `snapshots`: the state goes to this place, too, from where tasks pick it up faster. `outputs`: `none`, or `topic`:
     results are written where a live application would. `work`: a folder that driver and workers share, for what goes from one stage to the
-    next, and for `resume`.
+    next, and for `resume`. `native`: Spark SQL folds what it can, with the same state in the end; the plan says what it cannot, and why.
     """
 
     ranges: int = 4
@@ -68,6 +71,7 @@ class Options:
     snapshots: str | None = None
     outputs: Outputs = "none"
     work: str = "coopstreams-backfill"
+    native: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +118,7 @@ def make_plan(topology: Topology, config: Config, histories: Mapping[str, Histor
         application=topology.application_id,
         topology=planning.digest(topology),
         cut=cut,
-        stages=planning.stages(topology, resolved.partitions, options.ranges),
+        stages=planning.stages(topology, resolved.partitions, options.ranges, native=options.native, outputs=options.outputs),
         partitions=dict(resolved.partitions),
         tables=tuple(topic for topic, history in chosen.items() if isinstance(history, TableHistory)),
         outputs=options.outputs,
@@ -238,8 +242,7 @@ class _Run:
         if self._place.read(f"{self._plan.run}/stage-{stage.subtopology}/_SUCCESS") is None:
             if on_stage is not None:
                 on_stage(stage)
-            work = self._work(stage)
-            rows = self._routed(spark, stage).repartitionById(stage.tasks, "task").sortWithinPartitions("stream_time", "source", "offset")
+            work, rows = self._folded(spark, stage) or (self._work(stage), self._routed(spark, stage))
             # Written, not cached: a cache that is lost would run the tasks again.
             rows.mapInArrow(_function(work), ddl(RESULTS)).write.mode("overwrite").parquet(folder)
         found = spark.read.parquet(folder).where("result is not null").select("task", "result").collect()
@@ -262,17 +265,32 @@ class _Run:
             snapshots=self._plan.snapshots,
         )
 
+    def _folded(self, spark: SparkSession, stage: Stage) -> tuple[NativeWork, DataFrame] | None:
+        """Return what Spark SQL made of a stage: its tasks, and their rows. None: it is Python's."""
+        aggregations = translated(self._topology.subtopologies[stage.subtopology], self._plan.outputs) if stage.native else ""
+        if isinstance(aggregations, str):
+            return None
+        (topic,) = stage.topics
+        folding = Folding(stage, aggregations, self._numbered(topic), f"{self._output(stage)}-native")
+        folded = folding.run(spark, lambda ordered: self._history(spark, topic, ordered=ordered))
+        if folded is None:
+            return None
+        facts, rows = folded
+        return NativeWork(self._work(stage), facts), rows.repartitionById(stage.tasks, "task").sortWithinPartitions("store", "key")
+
+    def _numbered(self, topic: str) -> bool:
+        return topic in self._plan.cut and topic not in self._plan.tables
+
     def _routed(self, spark: SparkSession, stage: Stage) -> DataFrame:
-        """Return the rows of a stage's tasks, from all their sources."""
+        """Return the rows of a stage's tasks, from all their sources, in the order in which they take them."""
         begins = [(task, source, -1, BEGIN, *([None] * (len(ROUTED) - 4))) for task in range(stage.tasks) for source in range(len(stage.topics))]
         rows = spark.createDataFrame(begins, ddl(ROUTED))
         for topic in stage.topics:
-            numbered = topic in self._plan.cut and topic not in self._plan.tables
-            routing = Routing(self._shipped, stage.subtopology, topic, stage.ranges, numbered)
+            routing = Routing(self._shipped, stage.subtopology, topic, stage.ranges, self._numbered(topic))
             rows = rows.unionAll(self._history(spark, topic).mapInArrow(_function(routing), ddl(ROUTED)))
-        return rows
+        return rows.repartitionById(stage.tasks, "task").sortWithinPartitions("stream_time", "source", "offset")
 
-    def _history(self, spark: SparkSession, topic: str) -> DataFrame:
+    def _history(self, spark: SparkSession, topic: str, *, ordered: bool = True) -> DataFrame:
         partitions, history = self._plan.partitions[topic], self._histories.get(topic)
         if topic not in self._plan.cut:
             writers = [stage for stage in self._plan.stages if topic in dict(stage.forwarded)]
@@ -281,7 +299,7 @@ class _Run:
             return kafka_frame(spark, self._config.client, topic, self._plan.cut[topic])
         if not isinstance(history, TableHistory):
             raise ConfigError(f'the run has the history of "{topic}" from a table: give it again, the very same, to resume')
-        return table_frame(history, topic, partitions)
+        return table_frame(history, topic, partitions) if ordered else partitioned(history, partitions)
 
     def _output(self, stage: Stage) -> str:
         return f"{self._folder}/{self._plan.run}/stage-{stage.subtopology}"
