@@ -118,7 +118,9 @@ def flights(seed: int, records: int) -> list[Row]:
     for _ in range(records):
         now += generator.randrange(12)
         late = generator.randrange(3000) if generator.random() < 0.1 else 0
-        parts = [("delay", generator.choice([0, generator.randrange(-90, 500), -(10**18) + 1 if generator.random() < 0.001 else 3]))]
+        parts: list[tuple[str, Any]] = [
+            ("delay", generator.choice([0, generator.randrange(-90, 500), -(10**18) + 1 if generator.random() < 0.001 else 3]))
+        ]
         parts += [("text", "a, \u00fc} {"), ("much", 1.5), ("none", None), ("yes", True)][: generator.randrange(5)]
         generator.shuffle(parts)
         text = json.dumps(dict(parts), ensure_ascii=False, indent=generator.choice([None, 1]))
@@ -131,13 +133,13 @@ def flights(seed: int, records: int) -> list[Row]:
 def test_spark_folds_what_python_folds_row_for_row(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, fold: Callable[[int, int], int], ranges: int
 ) -> None:
-    native, python = both(spark, everything(fold), flights(ranges, 2500), tmp_path, ranges)
+    native, python = both(spark, everything(fold), flights(ranges, 1500), tmp_path, ranges)
     assert GOES_ON not in caplog.text
     assert was_native(tmp_path)
     assert same_state(native, python)
     dropped = native.counts[1]
-    assert sum(count for why, count in dropped.items() if why.endswith("late")) > 50
-    assert sum(count for why, count in dropped.items() if why.endswith("null key")) > 50
+    assert sum(count for why, count in dropped.items() if why.endswith("late")) > 20
+    assert sum(count for why, count in dropped.items() if why.endswith("null key")) > 20
 
 
 def folds(values: serdes.Serde[Any] = serdes.json, part: str | None = "delay") -> Aggregation:
@@ -146,10 +148,9 @@ def folds(values: serdes.Serde[Any] = serdes.json, part: str | None = "delay") -
     records: Any = builder.stream("records", key=serdes.text, value=values)
     records = records if part is None else records.map_values(field(part), value=serdes.int64)
     records.group_by_key().reduce(operator.add, store="sum")
-    (part_,) = builder.build().subtopologies
-    (made,) = translated(part_)
-    assert isinstance(made, Aggregation)
-    return made
+    found = translated(builder.build().subtopologies[0])
+    assert not isinstance(found, str)
+    return found[0]
 
 
 def understood(spark: SparkSession, aggregation: Aggregation, values: list[bytes | None]) -> list[int | None]:
@@ -197,7 +198,7 @@ def texts(generator: random.Random) -> Iterator[str]:
 def test_a_number_that_sql_reads_is_the_one_that_python_reads(spark: SparkSession, part: str | None) -> None:
     values = [text.encode() for text in texts(random.Random(8))]
     values += [b"", b" 5 ", b"\xff5", b'{"delay":5,"x":"\xff"}', b'{"delay":5,"x":"\xed\xa0\x80"}', b'{"delay":5}\n', b'{"delay":5,"x":"\x00"}']
-    function = field(part) if part is not None else lambda value: value
+    function: Callable[[Any], Any] = field(part) if part is not None else lambda value: value
     certain = 0
     for value, number in zip(values, understood(spark, folds(part=part), list(values)), strict=True):
         if number is None:
