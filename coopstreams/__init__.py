@@ -16,6 +16,7 @@ from coopstreams.tasks.lifecycle import RestoreListener, StreamsState
 from coopstreams.topology import errors, serdes
 from coopstreams.topology.branches import BranchedKStream
 from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.fields import field
 from coopstreams.topology.grouped import KGroupedStream, KGroupedTable
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.kstream import KStream
@@ -68,6 +69,7 @@ __all__ = [
     "Windows",
     "errors",
     "fail_on_invalid_timestamp",
+    "field",
     "key_value_store",
     "log_and_skip_on_invalid_timestamp",
     "serdes",

@@ -44,6 +44,7 @@ def backfill(
     connector: Annotated[
         str, typer.Option(metavar="python|jvm", help="What reads Kafka; jvm is spark-sql-kafka-0-10, which the session must have.")
     ] = "python",
+    native: Annotated[bool, typer.Option("--native", help="Let Spark SQL fold what it can; --dry-run says what, and why not the rest.")] = False,
     resume: Annotated[str | None, typer.Option(metavar="RUN", help="Go on with a run that did not come to its end, or publish one that did.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done; nothing is created or written.")] = False,
     publish: Annotated[bool, typer.Option("--publish", help="Let it count when it is done: a live application goes on at the cut.")] = False,
@@ -64,7 +65,13 @@ def backfill(
     except ImportError as error:
         raise ConfigError(f'a backfill needs Spark: pip install "coopstreams[spark]" ({error})') from error
     options = running.Options(
-        ranges=ranges, snapshots=snapshots, outputs=_outputs(outputs, table), table=table, work=work, connector=_connector(connector)
+        ranges=ranges,
+        snapshots=snapshots,
+        outputs=_outputs(outputs, table),
+        table=table,
+        work=work,
+        connector=_connector(connector),
+        native=native,
     )
     topology = load_topology(target)
     checked = Config.of(settings_of(config, os.environ, flags(set_, {"bootstrap.servers": bootstrap_servers})), topology.application_id)

@@ -114,13 +114,18 @@ FRAMES = {"python": kafka_frame, "jvm": jvm_frame}
 
 def table_frame(history: TableHistory, topic: str, partitions: int) -> DataFrame:
     """Return the records of a table as those of a topic."""
+    return _placed(partitioned(history, partitions), topic, partitions, history.order_by)
+
+
+def partitioned(history: TableHistory, partitions: int) -> DataFrame:
+    """Return the rows of a table, each with its partition, in no order."""
     rows = history.rows
     if "partition" not in rows.columns:
         # Any partition will do for a record without a key, as long as it is always the same.
         by_key = F.udf(lambda key: None if key is None else partition_of(bytes(key), partitions), "int")("key")
         anywhere = F.pmod(F.xxhash64("value", "timestamp"), F.lit(partitions)).cast("int")
         rows = rows.withColumn("partition", F.when(F.col("key").isNull(), anywhere).otherwise(by_key))
-    return _placed(rows, topic, partitions, history.order_by)
+    return rows
 
 
 def forwarded_frame(spark: SparkSession, folders: Sequence[str], topic: str, partitions: int) -> DataFrame:

@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from coopstreams.spark.native import translated
 from coopstreams.state.manifest import shape_of
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.nodes import DynamicSink, Sink, Source, SubTopology, Topology
@@ -37,6 +38,10 @@ class Stage:
     topics: tuple[str, ...]
     forwarded: tuple[tuple[str, int], ...]
     stores: tuple[str, ...]
+    native: bool = False
+    """Whether Spark SQL folds it, if nothing in the records speaks against it."""
+    why: str = ""
+    """What keeps it in Python, if native plans were asked for."""
 
     @property
     def tasks(self) -> int:
@@ -96,6 +101,10 @@ class Plan:
             lines.append(
                 f"  sub-topology {stage.subtopology}: {stage.partitions} partitions x {stage.ranges} key ranges; stores {', '.join(stage.stores) or 'none'}"
             )
+            if stage.native:
+                lines.append("    in Spark SQL, if all its records are understood there")
+            elif stage.why:
+                lines.append(f"    in Python: {stage.why}")
             for topic in stage.topics:
                 bounds = self.cut.get(topic)
                 if bounds is None:
@@ -153,10 +162,11 @@ def forwarded(part: SubTopology) -> tuple[str, ...]:
     return tuple(dict.fromkeys(node.topic for node in part.nodes if isinstance(node, Sink) and node.internal))
 
 
-def stages(topology: Topology, partitions: Mapping[str, int], ranges: int) -> tuple[Stage, ...]:
-    """Return the sub-topologies with their tasks, in the order in which they run."""
+def stages(topology: Topology, partitions: Mapping[str, int], ranges: int, *, native: bool = False, outputs: Outputs = "none") -> tuple[Stage, ...]:
+    """Return the sub-topologies with their tasks, in the order in which they run. `native`: by Spark SQL, where that is the same."""
     result, first = list[Stage](), 0
     for part in ordered(topology):
+        found = translated(part, outputs) if native else ""
         stage = Stage(
             part.id,
             max(partitions[topic] for topic in part.topics),
@@ -165,6 +175,8 @@ def stages(topology: Topology, partitions: Mapping[str, int], ranges: int) -> tu
             part.topics,
             tuple((topic, partitions[topic]) for topic in forwarded(part)),
             tuple(store.name for store in part.stores),
+            native=not isinstance(found, str),
+            why=found if isinstance(found, str) else "",
         )
         result.append(stage)
         first += stage.tasks

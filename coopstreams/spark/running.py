@@ -30,7 +30,10 @@ from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.log.kafka_offsets import KafkaOffsets
 from coopstreams.spark import plan as planning
 from coopstreams.spark import table_outputs
-from coopstreams.spark.history import FRAMES, History, KafkaHistory, TableHistory, cut_of, forwarded_frame, table_frame
+from coopstreams.spark.history import FRAMES, History, KafkaHistory, TableHistory, cut_of, forwarded_frame, partitioned, table_frame
+from coopstreams.spark.native import translated
+from coopstreams.spark.native_frames import Folding
+from coopstreams.spark.native_task import NativeWork
 from coopstreams.spark.outbox import cluster_of, marks_spec
 from coopstreams.spark.plan import Connector, Outputs, Plan, Stage
 from coopstreams.spark.progress import TaskProgress, Watch
@@ -67,7 +70,8 @@ class Options:
     and cannot be published. `snapshots`: the state goes to this place, too, from where tasks pick it up faster. `outputs`: `none`; `topic`:
     results are written where a live application would; or `table`: `Backfilled.outputs` hands them back, and they lie at `table` (a URL of
     Spark's) as Parquet, if that is given. `work`: a folder that driver and workers share, for what goes from one stage to the next, and for
-    `resume`. `connector`: what reads Kafka, `python`, or `jvm` in a session that has the connector of Spark.
+    `resume`. `connector`: what reads Kafka, `python`, or `jvm` in a session that has the connector of Spark. `native`: Spark SQL folds what it
+    can, with the same state in the end; the plan says what it cannot, and why.
     """
 
     ranges: int = 4
@@ -77,6 +81,7 @@ class Options:
     table: str | None = None
     work: str = "coopstreams-backfill"
     connector: Connector = "python"
+    native: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +148,7 @@ def make_plan(topology: Topology, config: Config, histories: Mapping[str, Histor
         application=topology.application_id,
         topology=planning.digest(topology),
         cut=cut,
-        stages=planning.stages(topology, resolved.partitions, options.ranges),
+        stages=planning.stages(topology, resolved.partitions, options.ranges, native=options.native, outputs=options.outputs),
         partitions=dict(resolved.partitions),
         tables=tuple(topic for topic, history in chosen.items() if isinstance(history, TableHistory)),
         outputs=options.outputs,
@@ -280,11 +285,9 @@ class _Run:
             if on_stage is not None:
                 on_stage(stage)
             with self._watched(stage) as reports:
-                rows = (
-                    self._routed(spark, stage, reports).repartitionById(stage.tasks, "task").sortWithinPartitions("stream_time", "source", "offset")
-                )
+                work, rows = self._folded(spark, stage, reports) or (self._work(stage, reports), self._routed(spark, stage, reports))
                 # Written, not cached: a cache that is lost would run the tasks again.
-                rows.mapInArrow(_function(self._work(stage, reports)), ddl(RESULTS)).write.mode("overwrite").parquet(folder)
+                rows.mapInArrow(_function(work), ddl(RESULTS)).write.mode("overwrite").parquet(folder)
         found = spark.read.parquet(folder).where("result is not null").select("task", "result").collect()
         if missing := planning.gaps(stage, [row.task for row in found]):
             raise RuntimeError(
@@ -321,18 +324,34 @@ class _Run:
             reports=reports,
         )
 
+    def _folded(self, spark: SparkSession, stage: Stage, reports: str | None) -> tuple[NativeWork, DataFrame] | None:
+        """Return what Spark SQL made of a stage: its tasks, and their rows. None: it is Python's."""
+        aggregations = translated(self._topology.subtopologies[stage.subtopology], self._plan.outputs) if stage.native else ""
+        if isinstance(aggregations, str):
+            return None
+        (topic,) = stage.topics
+        folding = Folding(stage, aggregations, self._numbered(topic), f"{self._output(stage)}-native")
+        folded = folding.run(spark, lambda ordered: self._history(spark, topic, ordered=ordered))
+        if folded is None:
+            return None
+        facts, rows = folded
+        return NativeWork(self._work(stage, reports), facts), rows.repartitionById(stage.tasks, "task").sortWithinPartitions("store", "key")
+
+    def _numbered(self, topic: str) -> bool:
+        return topic in self._plan.cut and topic not in self._plan.tables
+
     def _routed(self, spark: SparkSession, stage: Stage, reports: str | None) -> DataFrame:
-        """Return the rows of a stage's tasks, from all their sources."""
+        """Return the rows of a stage's tasks, from all their sources, in the order in which they take them."""
         begins = [(task, source, -1, BEGIN, *([None] * (len(ROUTED) - 4))) for task in range(stage.tasks) for source in range(len(stage.topics))]
         rows = spark.createDataFrame(begins, ddl(ROUTED))
         for topic in stage.topics:
-            numbered = topic in self._plan.cut and topic not in self._plan.tables
+            numbered = self._numbered(topic)
             cut = self._plan.cut[topic] if numbered else None
             routing = Routing(self._shipped, stage.subtopology, topic, stage.ranges, numbered, cut, reports)
             rows = rows.unionAll(self._history(spark, topic).mapInArrow(_function(routing), ddl(ROUTED)))
-        return rows
+        return rows.repartitionById(stage.tasks, "task").sortWithinPartitions("stream_time", "source", "offset")
 
-    def _history(self, spark: SparkSession, topic: str) -> DataFrame:
+    def _history(self, spark: SparkSession, topic: str, *, ordered: bool = True) -> DataFrame:
         partitions, history = self._plan.partitions[topic], self._histories.get(topic)
         if topic not in self._plan.cut:
             writers = [stage for stage in self._plan.stages if topic in dict(stage.forwarded)]
@@ -341,7 +360,7 @@ class _Run:
             return FRAMES[self._plan.connector](spark, self._config.client, topic, self._plan.cut[topic])
         if not isinstance(history, TableHistory):
             raise ConfigError(f'the run has the history of "{topic}" from a table: give it again, the very same, to resume')
-        return table_frame(history, topic, partitions)
+        return table_frame(history, topic, partitions) if ordered else partitioned(history, partitions)
 
     def _output(self, stage: Stage) -> str:
         return stage_folder(self.folder, stage)

@@ -13,9 +13,10 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,19 +110,24 @@ class TaskWork:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield what the task forwards, and how it went."""
-        rows = (each for each in batches if each.num_rows)
-        first = next(rows, None)
-        if first is None:
-            return  # a Spark partition that has no task
-        with ExitStack() as closing:
-            running = _Running(self, first.column("task")[0].as_py(), closing)
-            yield from running.take(first)
-            for each in rows:
-                yield from running.take(each)
-            yield from running.finish()
+        return attempt(batches, partial(Running, self))
 
 
-class _Running:
+def attempt(batches: Iterable[pa.RecordBatch], begin: Callable[[int, ExitStack], Running]) -> Iterator[pa.RecordBatch]:
+    """Yield what a task makes of its rows; it is begun with its number and what its resources are to be closed with."""
+    rows = (each for each in batches if each.num_rows)
+    first = next(rows, None)
+    if first is None:
+        return  # a Spark partition that has no task
+    with ExitStack() as closing:
+        running = begin(first.column("task")[0].as_py(), closing)
+        yield from running.take(first)
+        for each in rows:
+            yield from running.take(each)
+        yield from running.finish()
+
+
+class Running:
     """One attempt of one task."""
 
     def __init__(self, work: TaskWork, number: int, closing: ExitStack) -> None:
@@ -157,8 +163,7 @@ class _Running:
 
     def take(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Process rows of this task; yield what it forwards."""
-        if len(rows.column("task").unique()) != 1 or rows.column("task")[0].as_py() != self._number:
-            raise ValueError(f"task {self._number} got rows of {rows.column('task').unique().to_pylist()}: a Spark partition must have one task")
+        self._check(rows)
         offsets = rows.column("offset").to_pylist()
         pieces = [(source, offset == BEGIN, offset == END) for source, offset in zip(rows.column("source").to_pylist(), offsets, strict=True)]
         for start, end in runs_of(pieces):
@@ -169,9 +174,7 @@ class _Running:
                 self._process(source, part, offsets[start:end])
                 self._reporter.took(pieces[start][0], end - start, offsets[end - 1] + 1)
         yield from self._forward()
-        if self._state.full:
-            self._write_state()
-            yield from self._forward()
+        yield from self._relieve()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Give away the state; yield what is still forwarded, and how the task went."""
@@ -187,6 +190,16 @@ class _Running:
         nothing = [pa.nulls(1, field.type) for field in list(RESULTS)[2:-1]]
         yield batch(RESULTS, [[self._number], [None], *nothing, [result]])
         self._reporter.end()
+
+    def _check(self, rows: pa.RecordBatch) -> None:
+        if len(rows.column("task").unique()) != 1 or rows.column("task")[0].as_py() != self._number:
+            raise ValueError(f"task {self._number} got rows of {rows.column('task').unique().to_pylist()}: a Spark partition must have one task")
+
+    def _relieve(self) -> Iterator[pa.RecordBatch]:
+        """Write the state to the database if the buffers are full."""
+        if self._state.full:
+            self._write_state()
+            yield from self._forward()
 
     def _process(self, source: TopicPartition, rows: pa.RecordBatch, offsets: list[int]) -> None:
         columns = columns_of(rows, offsets)

@@ -40,6 +40,8 @@ def test_a_run_is_looked_at_done_and_published_and_then_refused(kafka: Kafka, sp
 
     looked = backfill("--dry-run")
     assert "900 offsets of Kafka, 8 tasks" in looked.stdout
+    assert "in Spark SQL" not in looked.stdout
+    assert "in Spark SQL, if all its records are understood there" in backfill("--dry-run", "--native").stdout
     assert not (tmp_path / "work").exists()
     assert counting.changelog not in kafka_topics(kafka), "a dry run has made a topic"
 

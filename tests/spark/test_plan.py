@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import operator
 import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from coopstreams import StreamsBuilder, Topology, serdes
+from coopstreams import KStream, Serde, SessionWindows, StreamsBuilder, TimeWindows, Topology, field, serdes, until_window_closes
 from coopstreams.spark import plan as planning
+from coopstreams.spark.native import translated
 from coopstreams.spark.plan import Plan
 from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.nodes import SubTopology
 from tests.broker import law
 
 TOPICS = law.Topics("law", "orders", "customers", "running", "windows", "cities")
@@ -89,3 +95,64 @@ def test_partitioners_are_refused() -> None:
     builder.stream("orders", key=serdes.text, value=serdes.text).to("out", partitioner=lambda _topic, _key, _value, _partitions: 0)
     with pytest.raises(TopologyError, match="partitioner="):
         planning.check(builder.build())
+
+
+def reading(build: Callable[[KStream[str, Any]], object], values: Serde[Any] = serdes.json) -> SubTopology:
+    builder = StreamsBuilder("app")
+    build(builder.stream("orders", key=serdes.text, value=values))
+    return builder.build().subtopologies[0]
+
+
+DAY = TimeWindows(days=1)
+
+
+@pytest.mark.parametrize(
+    ("build", "why"),
+    [
+        (lambda orders: orders.filter(lambda _, value: value).group_by_key().count(), "is a Filter, which has no translation"),
+        (lambda orders: orders.map_values(len, value=serdes.int64).group_by_key().count(), r'calls a Python function; field\("..."\) could be read'),
+        (lambda orders: orders.group_by_key().reduce(lambda one, other: one + other), "calls a Python function; reduce"),
+        (lambda orders: orders.group_by_key().aggregate(int, lambda _, value, total: total + value, value=serdes.int64), "calls a Python function"),
+        (lambda orders: orders.group_by_key().reduce(operator.add, value=serdes.float64), "keeps values as float64"),
+        (lambda orders: orders.map_values(field('a"b'), value=serdes.int64).group_by_key().reduce(max), "folds values of json"),
+        (lambda orders: orders.group_by_key().windowed_by(TimeWindows(days=1, advance=timedelta(hours=1))).count(), "has windows that overlap"),
+        (lambda orders: orders.group_by_key().windowed_by(SessionWindows(gap=5)).count(), "has windows that overlap, or follow the records"),
+        (lambda orders: orders.group_by_key().windowed_by(TimeWindows(days=1, grace=1 << 62)).count(), "has a grace that leaves 64 bits"),
+        (lambda orders: orders.group_by_key().windowed_by(DAY).emit_strategy("on_window_close").count(), "is told once a window closes"),
+        (lambda orders: orders.group_by_key().windowed_by(DAY).count().suppress(until_window_closes()), "is a Suppress|says what a row was before"),
+        (lambda orders: orders.group_by_key().count().to_stream().map_values(str, value=serdes.text).to("out"), "calls a Python function"),
+        (lambda orders: orders.group_by_key().count().to_stream().to("out", value=serdes.json), "writes rows with other serdes"),
+        (lambda orders: orders.to_table(store="orders"), "has no translation"),
+        (lambda orders: orders.to("out"), "it has no store to fold into"),
+    ],
+)
+def test_what_sql_may_not_do_as_python_does_stays_in_python(build: Callable[[KStream[str, Any]], object], why: str) -> None:
+    found = translated(reading(build))
+    assert isinstance(found, str)
+    assert re.search(why, found), found
+
+
+def test_typed_values_timestamps_of_functions_and_outputs_stay_in_python() -> None:
+    typed = reading(lambda orders: orders.map_values(field("amount"), value=serdes.int64).group_by_key().reduce(max), serdes.json(dict[str, int]))
+    assert "folds values of json(dict[str, int])" in str(translated(typed))
+    builder = StreamsBuilder("app")
+    builder.stream("orders", key=serdes.text, value=serdes.json, timestamp=lambda record: record.timestamp).group_by_key().count()
+    assert "takes timestamps by a Python function" in str(translated(builder.build().subtopologies[0]))
+    counted = reading(lambda orders: orders.group_by_key().count())
+    assert not isinstance(translated(counted), str)
+    assert "outputs are wanted" in str(translated(counted, "topic"))
+
+
+def test_a_plan_says_what_sql_folds_and_why_not_the_rest() -> None:
+    builder = StreamsBuilder("app")
+    orders = builder.stream("orders", key=serdes.text, value=serdes.json)
+    orders.select_key(field("city"), key=serdes.text).group_by_key().count(store="per-city")
+    topology = builder.build()
+    (repartition,) = planning.forwarded(topology.subtopologies[0])
+    counts = {"orders": 1, repartition: 1}
+    for native in (False, True):
+        made = planning.stages(topology, counts, 2, native=native)
+        plan = Plan("r", "app", planning.digest(topology), {"orders": {0: (0, 9)}}, made, counts)
+        assert Plan.from_json(plan.to_json()) == plan
+        assert ("    in Python: it has no store to fold into" in str(plan)) is native
+        assert ("    in Spark SQL, if all its records are understood there" in str(plan)) is native

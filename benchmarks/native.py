@@ -1,0 +1,116 @@
+"""A backfill in Spark SQL against the same in Python, in one run: `python -m benchmarks.native [--records N] [--keys N] [--rounds N]`.
+
+Parquet on local disk, four partitions, four key ranges each, `local[2]`; snapshots as the only output, without a broker. Compare the ratios:
+machines differ. Each case is run by turns; what both leave must be as many keys.
+
+    count           of each key
+    sum             of an integer field of a flat JSON object, of each key
+    count by day    in windows, with a day of grace; nothing is late
+"""
+
+from __future__ import annotations
+
+import argparse
+import operator
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from rich.console import Console
+from rich.table import Table
+
+from coopstreams import KStream, StreamsBuilder, TimeWindows, Topology, field, serdes
+from coopstreams.config import Config
+from coopstreams.spark import TableHistory, local_session
+from coopstreams.spark import plan as planning
+from coopstreams.spark.plan import Plan
+from coopstreams.spark.running import carry_out
+
+PARTITIONS, RANGES = 4, 4
+DAY_MS = 86_400_000
+
+
+def count(orders: KStream[str, object]) -> object:
+    return orders.group_by_key().count(store="kept")
+
+
+def total(orders: KStream[str, object]) -> object:
+    return orders.map_values(field("amount"), value=serdes.int64).group_by_key().reduce(operator.add, store="kept")
+
+
+def by_day(orders: KStream[str, object]) -> object:
+    windows = TimeWindows(days=1, grace=DAY_MS)
+    return orders.group_by_key().windowed_by(windows).count(store="kept", retention=400 * DAY_MS)
+
+
+CASES: dict[str, Callable[[KStream[str, object]], object]] = {"count": count, "sum": total, "count by day": by_day}
+
+
+def topology_of(case: str) -> Topology:
+    builder = StreamsBuilder("bench")
+    CASES[case](builder.stream("orders", key=serdes.text, value=serdes.json))
+    return builder.build()
+
+
+def write_history(spark: SparkSession, folder: str, records: int, keys: int) -> None:
+    """Write a month of orders: the partition follows from the key."""
+    rows = spark.range(records).selectExpr(
+        f"cast(pmod(xxhash64(id), {keys}) as string) as customer", "id", f"1700000000000 + id * {30 * DAY_MS} div {records} as timestamp"
+    )
+    value = """'{"amount":', cast(id % 1000 as string), ',"currency":"EUR","order":', cast(id as string), '}'"""
+    made = rows.selectExpr(
+        "cast(customer as binary) as key",
+        f"cast(concat({value}) as binary) as value",
+        "timestamp",
+        f"cast(pmod(xxhash64(customer), {PARTITIONS}) as int) as partition",
+        "id as number",
+    )
+    made.write.parquet(folder)
+
+
+def timed(spark: SparkSession, case: str, history: str, folder: Path, native: bool) -> tuple[float, int]:
+    """Return seconds and keys of a backfill."""
+    topology = topology_of(case)
+    stages = planning.stages(topology, {"orders": PARTITIONS}, RANGES, native=native)
+    cut = {"orders": dict.fromkeys(range(PARTITIONS), (0, 0))}
+    snapshots = str(folder / "snapshots")
+    plan = Plan("run", "bench", planning.digest(topology), cut, stages, {"orders": PARTITIONS}, ("orders",), snapshots=snapshots)
+    table = TableHistory(spark.read.parquet(history), ["number"])
+    config = Config.of({"bootstrap.servers": "nowhere:1"}, "bench")
+    begin = time.perf_counter()
+    done = carry_out(spark, topology, config, plan, {"orders": table}, str(folder / "work"))
+    seconds = time.perf_counter() - begin
+    return seconds, sum(file.entries for result in done.results for each in result.slices["kept"] for file in each.files)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--records", type=int, default=2_000_000)
+    parser.add_argument("--keys", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    spark = local_session("bench", {"spark.sql.shuffle.partitions": "8"}, cores="2")
+    shown = Table("case", "keys", "Python s", "Spark SQL s", "times as fast")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_history(spark, str(folder / "history"), given.records, given.keys)
+        for case in CASES:
+            seconds: dict[bool, list[float]] = {False: [], True: []}
+            keys: set[int] = set()
+            for number in range(given.rounds):
+                for native in (False, True):
+                    took, found = timed(spark, case, str(folder / "history"), folder / f"{case}-{number}-{native}", native)
+                    seconds[native].append(took)
+                    keys.add(found)
+            (found,) = keys
+            python, sql = statistics.median(seconds[False]), statistics.median(seconds[True])
+            shown.add_row(case, str(found), f"{python:.1f}", f"{sql:.1f}", f"{python / sql:.1f}")
+    spark.stop()
+    Console().print(f"{given.records} records, median of {given.rounds}", shown)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""Native plans: what Spark SQL folds is what Python folds, row for row; what may not be is left to Python, and said."""
+
+from __future__ import annotations
+
+import json
+import operator
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from coopstreams import StreamsBuilder, TimeWindows, Topology, field, serdes
+from coopstreams.config import Config
+from coopstreams.spark import plan as planning
+from coopstreams.spark.history import TableHistory
+from coopstreams.spark.native import Aggregation, translated
+from coopstreams.spark.native_frames import numbers
+from coopstreams.spark.plan import Plan
+from coopstreams.spark.running import Backfilled, carry_out
+from coopstreams.state.rocks import Rocks
+from coopstreams.topology.errors import ProcessingError, SerdeError
+from coopstreams.topology.partitions import check_partitions
+
+Row = tuple[bytes | None, bytes | None, int, int]
+"""Key, value, timestamp, partition."""
+
+GOES_ON = "goes on in Python"
+GRACE = 700
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A backfill, and all that a live application would find: slices and their rows, stream times; and what was counted."""
+
+    done: Backfilled
+    slices: set[tuple[object, ...]]
+    rows: dict[tuple[str, int, str], list[tuple[bytes, bytes]]]
+    """By store, partition and family."""
+
+    @property
+    def counts(self) -> tuple[dict[str, int], dict[str, int], set[tuple[int, str, int]]]:
+        """Read by topic, dropped by reason, stream times by partition and topic."""
+        results = self.done.results
+        read, dropped = (sum((Counter(getattr(result, name)) for result in results), Counter()) for name in ("read", "dropped"))
+        return read, dropped, {(result.partition, topic, at) for result in results for topic, at in result.stream_times.items()}
+
+
+def backfilled(spark: SparkSession, topology: Topology, rows: list[Row], folder: Path, *, ranges: int, native: bool, partitions: int = 2) -> Ran:
+    numbered = [(*row, number) for number, row in enumerate(rows)]
+    table = spark.createDataFrame(numbered, "key binary, value binary, timestamp bigint, partition int, number bigint")
+    (topic,) = planning.sources(topology)
+    counts = check_partitions(topology, {topic: partitions}).partitions
+    stages = planning.stages(topology, counts, ranges, native=native)
+    cut = {topic: dict.fromkeys(range(partitions), (0, 0))}
+    plan = Plan("run-1", topology.application_id, planning.digest(topology), cut, stages, counts, (topic,), snapshots=str(folder / "snapshots"))
+    config = Config.of({"bootstrap.servers": "nowhere:1"}, topology.application_id)
+    done = carry_out(spark, topology, config, plan, {topic: TableHistory(table, ["number"])}, str(folder / "work"))
+    return Ran(done, *left_behind(done, folder))
+
+
+def left_behind(done: Backfilled, folder: Path) -> tuple[set[tuple[object, ...]], dict[tuple[str, int, str], list[tuple[bytes, bytes]]]]:
+    """Return the slices of a run, without the names of their files, and the rows in these."""
+    files: dict[tuple[str, int, str], list[Path]] = defaultdict(list)
+    slices = set[tuple[object, ...]]()
+    for store, each in ((store, each) for result in done.results for store, found in result.slices.items() for each in found):
+        held = tuple((file.family, file.entries, file.first_key, file.last_key) for file in each.files)
+        slices.add((store, each.partition, each.first, each.last, each.observed, held))
+        for file in each.files:
+            files[store, each.partition, file.family].append(folder / "snapshots" / done.plan.application / file.name)
+    database, rows = Rocks(folder / "read"), {}
+    try:
+        for place, paths in files.items():
+            database.create(str(place))
+            database.ingest(str(place), paths, move=False)
+            rows[place] = list(database.scan(str(place), b"", None))
+    finally:
+        database.close()
+    return slices, rows
+
+
+def same_state(one: Ran, other: Ran) -> bool:
+    assert one.slices == other.slices
+    assert one.rows == other.rows
+    assert one.counts == other.counts
+    return bool(one.rows)
+
+
+def both(spark: SparkSession, topology: Topology, rows: list[Row], folder: Path, ranges: int = 3) -> tuple[Ran, Ran]:
+    native, python = (backfilled(spark, topology, rows, folder / str(way), ranges=ranges, native=way) for way in (True, False))
+    return native, python
+
+
+def was_native(folder: Path, subtopology: int = 0) -> bool:
+    return (folder / "True" / "work" / "run-1" / f"stage-{subtopology}-native").exists()
+
+
+def counted_and_largest() -> Topology:
+    """A count of all time, and the largest delay of each half second."""
+    builder = StreamsBuilder("native")
+    records = builder.stream("flights", key=serdes.text, value=serdes.json)
+    records.group_by_key().count(store="flown").to_stream().to("flown")
+    halves = records.map_values(field("delay"), value=serdes.int64).group_by_key().windowed_by(TimeWindows(milliseconds=500, grace=GRACE))
+    halves.reduce(max, store="worst", value=serdes.json).to_stream().to("worst")
+    return builder.build()
+
+
+def counted_by_second_and_added() -> Topology:
+    """A count of each second, kept for nine, and the sum and the smallest delay of all time."""
+    builder = StreamsBuilder("native")
+    records = builder.stream("flights", key=serdes.text, value=serdes.json)
+    records.group_by_key().windowed_by(TimeWindows(milliseconds=1000, grace=GRACE)).count(store="per-second", retention=9000)
+    delays = records.map_values(field("delay"), value=serdes.int64).group_by_key()
+    delays.reduce(operator.add, store="total")
+    delays.reduce(min, store="best")
+    return builder.build()
+
+
+def flights(seed: int, records: int) -> list[Row]:
+    """Return records, some without a key, some late; spaces and fields in any order."""
+    generator, now, rows = random.Random(seed), 0, list[Row]()
+    for _ in range(records):
+        now += generator.randrange(12)
+        late = generator.randrange(3000) if generator.random() < 0.1 else 0
+        parts: list[tuple[str, Any]] = [
+            ("delay", generator.choice([0, generator.randrange(-90, 500), -(10**18) + 1 if generator.random() < 0.001 else 3]))
+        ]
+        parts += [("text", "a, \u00fc} {"), ("much", 1.5), ("none", None), ("yes", True)][: generator.randrange(5)]
+        generator.shuffle(parts)
+        text = json.dumps(dict(parts), ensure_ascii=False, indent=generator.choice([None, 1]))
+        key = None if generator.random() < 0.02 else f"key-{generator.randrange(20)}".encode()
+        rows.append((key, text.encode(), max(0, now - late), generator.randrange(2)))
+    return rows
+
+
+@pytest.mark.parametrize(("topology", "ranges"), [(counted_and_largest(), 1), (counted_by_second_and_added(), 3)], ids=["largest", "added"])
+def test_spark_folds_what_python_folds_row_for_row(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, topology: Topology, ranges: int
+) -> None:
+    native, python = both(spark, topology, flights(ranges, 1500), tmp_path, ranges)
+    assert GOES_ON not in caplog.text
+    assert was_native(tmp_path)
+    assert same_state(native, python)
+    dropped = native.counts[1]
+    assert sum(count for why, count in dropped.items() if why.endswith("late")) > 20
+    assert sum(count for why, count in dropped.items() if why.endswith("null key")) > 20
+
+
+def folds(values: serdes.Serde[Any] = serdes.json, part: str | None = "delay") -> Aggregation:
+    """Return the aggregation of a sum over values of a serde."""
+    builder = StreamsBuilder("folds")
+    records: Any = builder.stream("records", key=serdes.text, value=values)
+    records = records if part is None else records.map_values(field(part), value=serdes.int64)
+    records.group_by_key().reduce(operator.add, store="sum")
+    found = translated(builder.build().subtopologies[0])
+    assert not isinstance(found, str)
+    return found[0]
+
+
+def understood(spark: SparkSession, aggregation: Aggregation, values: list[bytes | None]) -> list[int | None]:
+    """Return what SQL reads in each value, None where it is in doubt."""
+    number, doubt = numbers(aggregation)
+    frame = spark.createDataFrame(list(enumerate(values)), "at int, value binary")
+    rows = frame.select("at", number.alias("number"), doubt.alias("doubt")).collect()
+    return [None if row["doubt"] else row["number"] for row in sorted(rows, key=lambda row: row["at"])]
+
+
+def texts(generator: random.Random) -> Iterator[str]:
+    """Yield JSON objects and what looks like some."""
+    numbers_ = [
+        "0",
+        "-0",
+        "7",
+        "-90",
+        "007",
+        "1.0",
+        "1e3",
+        "true",
+        "null",
+        '"5"',
+        "9" * 18,
+        "-" + "9" * 18,
+        "9" * 19,
+        "{}",
+        "[1]",
+        "+1",
+        ".5",
+        "NaN",
+        "\u0665",
+    ]
+    names = ["delay", "Delay", "delay ", "other", "d\\u0065lay", "\u00fc", ""]
+    others = ["1", "-1.25", '"x"', '"a,b}"', '"\\"delay\\":3"', '"\u20ac"', "[]", "null", '"delay"', "1e400", "true"]
+    for _ in range(3000):
+        pairs = [f'"{generator.choice(names)}"{generator.choice([":", " : ", ""])}{generator.choice(others)}' for _ in range(generator.randrange(3))]
+        pairs += [f'"delay"{generator.choice([":", ": "])}{generator.choice(numbers_)}' for _ in range(generator.choice([0, 1, 1, 1, 1, 2]))]
+        generator.shuffle(pairs)
+        text = "{" + generator.choice([",", ", ", ",\n", ",,"]).join(pairs) + generator.choice(["}", "}", "}", " } ", "", "}}", ",}"])
+        yield generator.choice([text, text, text, text.replace('"', "'"), text + "x", generator.choice(numbers_)])
+
+
+@pytest.mark.parametrize("part", ["delay", None])
+def test_a_number_that_sql_reads_is_the_one_that_python_reads(spark: SparkSession, part: str | None) -> None:
+    values = [text.encode() for text in texts(random.Random(8))]
+    values += [b"", b" 5 ", b"\xff5", b'{"delay":5,"x":"\xff"}', b'{"delay":5,"x":"\xed\xa0\x80"}', b'{"delay":5}\n', b'{"delay":5,"x":"\x00"}']
+    function: Callable[[Any], Any] = field(part) if part is not None else lambda value: value
+    certain = 0
+    for value, number in zip(values, understood(spark, folds(part=part), list(values)), strict=True):
+        if number is None:
+            continue
+        certain += 1
+        read = function(serdes.json.deserialize(value))
+        assert (type(read), read) == (int, number), value
+    assert certain > 50
+
+
+def test_integers_of_eight_bytes_are_read_and_others_are_in_doubt(spark: SparkSession) -> None:
+    generator = random.Random(3)
+    known = [0, 1, -1, (1 << 63) - 1, 1 - (1 << 63), *(generator.randrange(-(1 << 63) + 1, 1 << 63) for _ in range(200))]
+    aggregation = folds(serdes.int64, None)
+    assert understood(spark, aggregation, [serdes.int64.encode(number) for number in known]) == known
+    assert understood(spark, aggregation, [b"1234567", b"123456789", b"", serdes.int64.encode(-(1 << 63))]) == [None] * 4
+
+
+def test_a_field_of_a_dict_or_of_a_typed_value_with_or_without_a_key() -> None:
+    assert field("delay")({"delay": 5}) == 5
+    assert field("real")("key", 7) == 7
+    with pytest.raises(KeyError, match="delay"):
+        field("delay")({})
+
+
+def totals(values: serdes.Serde[Any], part: str | None) -> Topology:
+    builder = StreamsBuilder("native")
+    records: Any = builder.stream("records", key=serdes.text, value=values)
+    records = records if part is None else records.map_values(field(part), value=serdes.json)
+    records.group_by_key().reduce(operator.add, store="total")
+    return builder.build()
+
+
+def test_records_in_doubt_leave_the_stage_to_python(spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows: list[Row] = [(b"key-%d" % (at % 9), b'{"delay":%d}' % at, at, at % 2) for at in range(300)]
+    rows.append((b"key-1", b'{"delay":0.25}', 300, 0))
+    native, python = both(spark, totals(serdes.json, "delay"), rows, tmp_path)
+    assert f"sub-topology 0 {GOES_ON}: SQL may understand 1 of its records in another way" in caplog.text
+    assert same_state(native, python)
+
+
+def test_a_poison_record_and_a_sum_of_more_than_64_bits_fail_as_they_do_in_python(spark: SparkSession, tmp_path: Path) -> None:
+    missing: list[Row] = [(b"key", b'{"delay":1}', 1, 0), (b"key", b'{"late":1}', 2, 0)]
+    with pytest.raises(ProcessingError, match=r'the record at "records" partition 0 offset 1 made a function raise'):
+        backfilled(spark, totals(serdes.json, "delay"), missing, tmp_path / "missing", ranges=1, native=True, partitions=1)
+    large: list[Row] = [(b"key", serdes.int64.encode(1 << 62), at, 0) for at in range(2)]
+    with pytest.raises(SerdeError, match='store "total"'):
+        backfilled(spark, totals(serdes.int64, None), large, tmp_path / "large", ranges=1, native=True, partitions=1)
+
+
+def test_what_comes_through_a_repartition_is_folded_and_what_leads_there_is_not(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    builder = StreamsBuilder("native")
+    rekeyed = builder.stream("flights", key=serdes.text, value=serdes.json).select_key(field("delay"), key=serdes.json)
+    rekeyed.group_by_key().windowed_by(TimeWindows(milliseconds=1000, grace=GRACE)).count(store="per-delay")
+    topology = builder.build()
+    native, python = both(spark, topology, flights(4, 800), tmp_path, ranges=2)
+    assert GOES_ON not in caplog.text
+    assert not was_native(tmp_path, 0)
+    assert was_native(tmp_path, 1)
+    assert same_state(native, python)
