@@ -81,7 +81,7 @@ class InFlight:
 
     def held_with(self, runs: Runs) -> int:
         """Return how many ranges a commit may come to have when these are done, too."""
-        return len(merge(self._named, above(runs, self.next))) + len(self._missing)
+        return len(merge(self._named, above(runs, self.next))) + sum(not contains(runs, offset) for offset in self._missing)
 
     def done_by_name(self, runs: Runs) -> None:
         """Note that these offsets are done, whether they were handed out or not. Other key ranges' among them do not matter.

@@ -108,6 +108,13 @@ def test_more_named_runs_than_may_be_held_are_refused_and_nothing_is_noted() -> 
     assert stand(inflight) == (0, ())
 
 
+def test_a_prefix_beyond_all_that_is_out_may_be_named_however_much_that_is() -> None:
+    inflight = standing(0, most=3)
+    fetched(inflight, 0, 2)
+    inflight.done_by_name(((0, 9),))
+    assert stand(inflight) == (10, ())
+
+
 def test_a_seek_back_hands_out_again_and_takes_nothing_back() -> None:
     inflight = standing(0)
     fetched(inflight, 0, 5)
