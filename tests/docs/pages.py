@@ -47,8 +47,8 @@ class Block:
     def commands(self) -> list[tuple[str, list[str]]]:
         """The commands of a console or shell block, each with the lines that it is said to print."""
         if self.language == "sh":
-            lines = [line.partition(" #")[0].strip() for line in self.text.splitlines()]
-            return [(line, []) for line in lines if line and not line.startswith("#")]
+            lines = [line.partition(" #")[0].strip() for line in self.text.replace("\\\n", " ").splitlines()]
+            return [(part.strip(), []) for line in lines if line and not line.startswith("#") for part in line.split(" && ")]
         commands: list[tuple[str, list[str]]] = []
         for line in self.text.splitlines():
             if line.startswith("$ "):
