@@ -26,11 +26,20 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file in one process when pytest-xdist deals them out, and all tests that need Spark: one session, and one JVM."""
+    """Keep the tests of a file in one process when pytest-xdist deals them out, and all tests that need Spark: one session, and one JVM.
+
+    Spark's go first: dealt last, that largest group of all would leave the other process without work.
+    """
     for item in items:
-        room = item.path.parent.name
-        item.add_marker(pytest.mark.xdist_group(room if room == "spark" else item.location[0]))
+        item.add_marker(pytest.mark.xdist_group("spark" if needs_spark(item) else item.location[0]))
+    items.sort(key=lambda item: not needs_spark(item))
+
+
+def needs_spark(item: pytest.Item) -> bool:
+    """Whether a test is of the room of Spark."""
+    return item.path.parent.name == "spark"
 
 
 @dataclass(slots=True)

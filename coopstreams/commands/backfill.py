@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 from rich.console import Console
@@ -22,28 +22,33 @@ if TYPE_CHECKING:
     from coopstreams.spark.running import Backfilled
 
 
+Results: TypeAlias = Annotated[
+    str, typer.Option(metavar="none|topic|table", help="Whether results are written: to the topics of the topology, or as Parquet.")
+]
+Snapshots: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="URL", help="Where the state goes besides the changelogs, for tasks to pick it up.")
+]
+Work: TypeAlias = Annotated[str, typer.Option(metavar="FOLDER", help="What goes from one stage to the next, and what --resume needs.")]
+Remote: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="sc://HOST", envvar="SPARK_REMOTE", help="A Spark Connect server that does it, instead of this machine.")
+]
+Reads: TypeAlias = Annotated[
+    str, typer.Option(metavar="python|jvm", help="What reads Kafka; jvm is spark-sql-kafka-0-10, which the session must have.")
+]
+
+
 def backfill(
     target: Annotated[str, typer.Argument(metavar="APP", help="Where the topology is: app.py, app.py:NAME or package.module:NAME.")],
     bootstrap_servers: Annotated[str | None, typer.Option(metavar="HOST:PORT,...", help="The Kafka brokers.")] = None,
     until: Annotated[datetime | None, typer.Option(help="Up to the first record of this time (UTC). Default: up to what is committed now.")] = None,
     ranges: Annotated[int, typer.Option(min=1, max=256, metavar="N", help="Key ranges of each partition, and so tasks.")] = 4,
-    outputs: Annotated[
-        str, typer.Option(metavar="none|topic|table", help="Whether results are written: to the topics of the topology, or as Parquet.")
-    ] = "none",
+    outputs: Results = "none",
     table: Annotated[str | None, typer.Option(metavar="URL", help="Where results lie as a table: a folder or a URL that Spark writes to.")] = None,
-    snapshots: Annotated[
-        str | None, typer.Option(metavar="URL", help="Where the state goes besides the changelogs, for tasks to pick it up.")
-    ] = None,
-    work: Annotated[
-        str, typer.Option(metavar="FOLDER", help="What goes from one stage to the next, and what --resume needs.")
-    ] = "coopstreams-backfill",
+    snapshots: Snapshots = None,
+    work: Work = "coopstreams-backfill",
     cores: Annotated[str, typer.Option(metavar="N", help="Cores that Spark uses; * is all.")] = "*",
-    remote: Annotated[
-        str | None, typer.Option(metavar="sc://HOST", envvar="SPARK_REMOTE", help="A Spark Connect server that does it, instead of this machine.")
-    ] = None,
-    connector: Annotated[
-        str, typer.Option(metavar="python|jvm", help="What reads Kafka; jvm is spark-sql-kafka-0-10, which the session must have.")
-    ] = "python",
+    remote: Remote = None,
+    connector: Reads = "python",
     native: Annotated[bool, typer.Option("--native", help="Let Spark SQL fold what it can; --dry-run says what, and why not the rest.")] = False,
     resume: Annotated[str | None, typer.Option(metavar="RUN", help="Go on with a run that did not come to its end, or publish one that did.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done; nothing is created or written.")] = False,
@@ -65,13 +70,7 @@ def backfill(
     except ImportError as error:
         raise ConfigError(f'a backfill needs Spark: pip install "coopstreams[spark]" ({error})') from error
     options = running.Options(
-        ranges=ranges,
-        snapshots=snapshots,
-        outputs=_outputs(outputs, table),
-        table=table,
-        work=work,
-        connector=_connector(connector),
-        native=native,
+        ranges=ranges, snapshots=snapshots, outputs=_outputs(outputs, table), table=table, work=work, connector=_connector(connector), native=native
     )
     topology = load_topology(target)
     checked = Config.of(settings_of(config, os.environ, flags(set_, {"bootstrap.servers": bootstrap_servers})), topology.application_id)
