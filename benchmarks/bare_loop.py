@@ -39,7 +39,7 @@ position, due = 0, time.monotonic() + 1.0
 while True:
     batch = consumer.consume(10_000, 0.05)
     if batch:
-        keys = [message.key() for message in batch]
+        keys = [key for message in batch if (key := message.key()) is not None]
         for key in keys:
             count = counts.get(key)
             if count is None:
@@ -47,7 +47,7 @@ while True:
                 count = 0 if stored is None else int.from_bytes(stored, "big")
             counts[key] = count + 1
         dirty.update(keys)
-        position = batch[-1].offset() + 1
+        position = (batch[-1].offset() or 0) + 1
     if time.monotonic() < due:
         continue
     due = time.monotonic() + 1.0

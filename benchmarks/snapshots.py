@@ -73,7 +73,7 @@ def opened(cluster: KafkaLog, topology: Topology, folder: Path, key_range: KeyRa
     started = time.perf_counter()
     with closing(Database(Rocks(folder / "database"), subtopology.stores)) as database:
         with closing(Restoring(cluster, lambda _: CHANGELOG, lambda *_: None, snapshots, lambda *_: None)) as restoring:
-            restoring.add(task, subtopology, database)
+            restoring.add(task, subtopology.stores, database, {})
             while not restoring.finished():
                 restoring.step()
             seconds = time.perf_counter() - started
