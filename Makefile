@@ -6,6 +6,7 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.coopstreams
 ARGS  ?=
 # Tests mostly wait for Kafka: two processes, each with a broker of its own. ARGS='-n 0 …' is one.
+# Without any groups `loadgroup` deals the tests one by one, in order, to whoever is free.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help

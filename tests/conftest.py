@@ -1,4 +1,4 @@
-"""Fixtures for the whole suite: a real Kafka, started once a test run, and brokers of their own for tests that break them."""
+"""Fixtures for the whole suite: a real Kafka, started once in each process that tests run in, and brokers of their own for tests that break them."""
 
 from __future__ import annotations
 
@@ -26,20 +26,9 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file in one process when pytest-xdist deals them out, and all tests that need Spark: one session, and one JVM.
-
-    Spark's go first: dealt last, that largest group of all would leave the other process without work.
-    """
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("spark" if needs_spark(item) else item.location[0]))
-    items.sort(key=lambda item: not needs_spark(item))
-
-
-def needs_spark(item: pytest.Item) -> bool:
-    """Whether a test is of the room of Spark."""
-    return item.path.parent.name == "spark"
+    """Begin with the tests that need Spark: they take longest, and should not be what a process is left with in the end."""
+    items.sort(key=lambda item: item.path.parent.name != "spark")
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""One Spark session for all tests of a run."""
+"""One Spark session for all tests of a process."""
 
 from __future__ import annotations
 
