@@ -8,8 +8,9 @@ Turned down: a list of record objects (190-480 ns each, against 15-40 ns for a c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 Int64s: TypeAlias = Sequence[int]
@@ -62,3 +63,44 @@ class Columns:
             None if self.headers is None else self.headers[start:stop],
             [clock[start:stop] for clock in self.clocks],
         )
+
+    def pick(self, indexes: list[int]) -> Columns:
+        """Return the records with these indexes, which ascend."""
+        if len(indexes) == len(self):
+            return self
+        if not indexes:
+            return NO_RECORDS
+        keys, values, timestamps, offsets, times = self.keys, self.values, self.timestamps, self.offsets, self.stream_times
+        headers = None if self.headers is None else [self.headers[i] for i in indexes]
+        return Columns(
+            [keys[i] for i in indexes],
+            [values[i] for i in indexes],
+            [timestamps[i] for i in indexes],
+            [offsets[i] for i in indexes],
+            [times[i] for i in indexes],
+            headers if headers is not None and any(headers) else None,
+            [[clock[i] for i in indexes] for clock in self.clocks],
+        )
+
+
+NO_RECORDS = Columns((), (), (), (), ())
+"""The columns of a run in which nothing is left for the slot. Nobody mutates columns, so one object serves all."""
+
+
+def joined(some: Iterable[Columns]) -> Columns:
+    """Return records one behind the other."""
+    parts = [columns for columns in some if len(columns)]
+    if len(parts) <= 1:
+        return parts[0] if parts else NO_RECORDS
+    headers: list[Headers | None] | None = None
+    if any(part.headers is not None for part in parts):
+        headers = [header for part in parts for header in part.headers or [None] * len(part)]
+    return Columns(
+        [key for part in parts for key in part.keys],
+        [value for part in parts for value in part.values],
+        [timestamp for part in parts for timestamp in part.timestamps],
+        [offset for part in parts for offset in part.offsets],
+        [time for part in parts for time in part.stream_times],
+        headers,
+        [list(chain.from_iterable(clocks)) for clocks in zip(*(part.clocks for part in parts), strict=True)],
+    )

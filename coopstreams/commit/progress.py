@@ -23,7 +23,7 @@ from coopstreams.commit.ranges import above, contains
 from coopstreams.commit.record import CommitKey, Committed, CommitValue, Segment, encode_key, encode_value
 from coopstreams.commit.view import Opening, join
 from coopstreams.log.log import NO_STREAM_TIME, Position
-from coopstreams.topology.columns import Columns, TopicPartition
+from coopstreams.topology.columns import Columns, TopicPartition, joined
 from coopstreams.topology.keys import KeyRange, key_hashes
 
 
@@ -140,7 +140,7 @@ class Progress:
             segment, offset = segments[bisect_left(ends, hash_)], columns.offsets[i]
             if offset >= segment.position and not contains(segment.runs, offset):
                 keep.append(i)
-        return _picked(columns, keep, again)
+        return joined([columns.pick(keep), columns.slice(again, len(columns))])
 
     def advance(self, partition: TopicPartition, next_offset: int, stream_time: int) -> None:
         """Note that every record of the range below `next_offset` is done, and the partition's stream time there."""
@@ -288,20 +288,3 @@ def plan(tasks: Iterable[Progress], commits: Commits, *, claim: bool = False) ->
 def ask(commits: Commits) -> dict[TopicPartition, tuple[int, str]]:
     """Return what an at-least-once opener sends with the fence after reading its opening and before writing its claim (see `view`)."""
     return {commits.partition: (commits.tail, "")}
-
-
-def _picked(columns: Columns, keep: list[int], rest: int) -> Columns:
-    """The records at these indices and everything from index `rest` on."""
-    tail = columns.slice(rest, len(columns))
-    if not keep:
-        return tail
-    headers = columns.headers
-    return Columns(
-        [columns.keys[i] for i in keep] + list(tail.keys),
-        [columns.values[i] for i in keep] + list(tail.values),
-        [columns.timestamps[i] for i in keep] + list(tail.timestamps),
-        [columns.offsets[i] for i in keep] + list(tail.offsets),
-        [columns.stream_times[i] for i in keep] + list(tail.stream_times),
-        None if headers is None else [headers[i] for i in keep] + list(tail.headers or ()),
-        [[clock[i] for i in keep] + list(rest_of_clock) for clock, rest_of_clock in zip(columns.clocks, tail.clocks, strict=True)],
-    )

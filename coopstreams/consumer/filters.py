@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coopstreams.log.runs import pick
 from coopstreams.topology.columns import Columns
 
 
@@ -36,4 +35,4 @@ class Filter:
 
     def columns(self, columns: Columns) -> Columns:
         """Return those of the records that pass."""
-        return pick(columns, [i for i, record in enumerate(zip(columns.keys, columns.values, strict=True)) if self.passes(*record)])
+        return columns.pick([i for i, record in enumerate(zip(columns.keys, columns.values, strict=True)) if self.passes(*record)])

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 
 from coopstreams.consumer.waiting import Waiting
 from coopstreams.log.log import Position, Reader
-from coopstreams.log.runs import NO_RECORDS, pick
-from coopstreams.topology.columns import Columns, TopicPartition
+from coopstreams.topology.columns import Columns, TopicPartition, joined
 from coopstreams.topology.errors import LogError
 
 JUMP = 5000
@@ -96,7 +95,7 @@ class Refetching:
         for run in runs:
             self._reading = request.at, run.next_offset
             request.next = run.next_offset
-            request.found.append(pick(run.columns, _indexes(run.columns.offsets, request.offsets)))
+            request.found.append(run.columns.pick(_indexes(run.columns.offsets, request.offsets)))
         if request.next > request.offsets[-1]:
             self._requests.popleft()
             request.waiting.fill(joined(request.found))
@@ -109,24 +108,6 @@ def span(offsets: Sequence[int], start: int) -> tuple[int, int]:
     while last + 1 < len(offsets) and offsets[last + 1] - offsets[last] <= JUMP:
         last += 1
     return offsets[first], offsets[last]
-
-
-def joined(some: Sequence[Columns]) -> Columns:
-    """Return records one behind the other."""
-    parts = [columns for columns in some if len(columns)]
-    if len(parts) <= 1:
-        return parts[0] if parts else NO_RECORDS
-    headers = None
-    if any(part.headers is not None for part in parts):
-        headers = [header for part in parts for header in part.headers or [None] * len(part)]
-    return Columns(
-        [key for part in parts for key in part.keys],
-        [value for part in parts for value in part.values],
-        [timestamp for part in parts for timestamp in part.timestamps],
-        [offset for part in parts for offset in part.offsets],
-        [time for part in parts for time in part.stream_times],
-        headers,
-    )
 
 
 def _indexes(offsets: Sequence[int], wanted: Sequence[int]) -> list[int]:

@@ -17,8 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coopstreams.log.runs import NO_RECORDS
-from coopstreams.topology.columns import Columns
+from coopstreams.topology.columns import NO_RECORDS, Columns
 
 RECORD_BYTES = 200
 """What a record costs beside its key and value, about."""

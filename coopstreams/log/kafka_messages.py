@@ -10,8 +10,8 @@ from operator import lt
 
 from confluent_kafka import Message
 
-from coopstreams.log.runs import NO_RECORDS, raw_columns
-from coopstreams.topology.columns import Columns, Int64s
+from coopstreams.log.runs import raw_columns
+from coopstreams.topology.columns import NO_RECORDS, Columns, Int64s
 
 
 def columns_of(messages: list[Message], at: int) -> Columns:

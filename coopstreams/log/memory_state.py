@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from itertools import compress, repeat
 
 from coopstreams.log.log import GroupFence, TopicSpec
-from coopstreams.log.runs import NO_RECORDS, raw_columns
-from coopstreams.topology.columns import Columns, Headers, Int64s, TopicPartition
+from coopstreams.log.runs import raw_columns
+from coopstreams.topology.columns import NO_RECORDS, Columns, Headers, Int64s, TopicPartition
 from coopstreams.topology.errors import UnknownTopicError
 
 CheckFence = Callable[[GroupFence], str | None]

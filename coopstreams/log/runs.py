@@ -14,12 +14,9 @@ from itertools import accumulate
 
 from coopstreams.log.log import NO_STREAM_TIME, Run
 from coopstreams.topology.clocks import ClockColumns, before_and_after
-from coopstreams.topology.columns import Columns, Headers, Int64s, TopicPartition
+from coopstreams.topology.columns import NO_RECORDS, Columns, Headers, Int64s, TopicPartition
 from coopstreams.topology.keys import GROUPS, HASH_BITS, KeyRange, key_hashes
 from coopstreams.topology.program import TimestampColumn
-
-NO_RECORDS = Columns((), (), (), (), ())
-"""The columns of a run in which nothing is left for the slot. Nobody mutates columns, so one object serves all."""
 
 _GROUP_SHIFT = HASH_BITS - (GROUPS - 1).bit_length()
 
@@ -58,7 +55,7 @@ class Routes:
         """Return the records of each slot, in offset order."""
         if self.whole or not len(columns):
             return [columns] + [NO_RECORDS] * (len(self) - 1)
-        return [pick(columns, indexes) for indexes in self._indexes(key_hashes(columns.keys, columns.offsets))]
+        return [columns.pick(indexes) for indexes in self._indexes(key_hashes(columns.keys, columns.offsets))]
 
     def tell_time(self, columns: Columns) -> None:
         """Give records of the partition, the next after those of the last call, the columns of clocks."""
@@ -142,22 +139,3 @@ def _bounds(ranges: list[KeyRange]) -> tuple[list[int], list[int]]:
         bounds.append(piece.end + 1)
         slots.append(nobody)
     return bounds, slots
-
-
-def pick(columns: Columns, indexes: list[int]) -> Columns:
-    """Return the records with these indexes."""
-    if len(indexes) == len(columns):
-        return columns
-    if not indexes:
-        return NO_RECORDS
-    keys, values, timestamps, offsets, times = columns.keys, columns.values, columns.timestamps, columns.offsets, columns.stream_times
-    headers = None if columns.headers is None else [columns.headers[i] for i in indexes]
-    return Columns(
-        [keys[i] for i in indexes],
-        [values[i] for i in indexes],
-        [timestamps[i] for i in indexes],
-        [offsets[i] for i in indexes],
-        [times[i] for i in indexes],
-        headers if headers is not None and any(headers) else None,
-        [[clock[i] for i in indexes] for clock in columns.clocks],
-    )
