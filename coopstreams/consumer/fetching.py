@@ -109,7 +109,6 @@ class Fetching:
         self._reader.close()
         self._again.close()
 
-    @property
     def _room(self) -> int:
         return self._most_bytes - sum(share.waiting.bytes for share in self._shares())
 

@@ -10,7 +10,7 @@ the cache is dropped and read again: `behind` says so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
@@ -73,10 +73,10 @@ class Share:
         """Whether it cannot take records now."""
         return self.paused or self.leaving or self.inflight.blocked()
 
-    def take(self, columns: Columns, next_offset: int, room: int, *, values: bool) -> None:
+    def take(self, columns: Columns, next_offset: int, room: Callable[[], int], *, values: bool) -> None:
         """Keep what a fetch brought, or remember to read it again if there is no room for it (in bytes) while it cannot be handed out.
 
-        `values`: whether to keep the values of what cannot be handed out.
+        `room`: asked only then. `values`: whether to keep the values of what cannot be handed out.
         """
         if self.behind or next_offset <= self.taken:
             return
@@ -85,7 +85,7 @@ class Share:
         elif self.stuck or not self.waiting.ready:
             # What comes while the last values are being read again is handed out right after them.
             whole = values or (not self.stuck and self.waiting.all_asked)
-            if not self.waiting.keep(columns, next_offset, room, values=whole):
+            if not self.waiting.keep(columns, next_offset, room(), values=whole):
                 self.behind = True
                 return
         else:
@@ -100,9 +100,9 @@ class Share:
             records += self._records(columns, self.inflight.hand_out(columns.keys, columns.offsets, next_offset))
         return records
 
-    def settle(self, room: int, *, values: bool) -> None:
+    def settle(self, room: Callable[[], int], *, values: bool) -> None:
         """Have what was about to be handed out, and cannot be, take its place in the cache; without room it is read again."""
-        if self.stuck and not self.waiting.settle(room, values=values):
+        if self.stuck and not self.waiting.settle(room(), values=values):
             self._forget_waiting()
 
     def ask(self) -> Sequence[int] | None:
