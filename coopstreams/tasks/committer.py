@@ -228,11 +228,13 @@ class Committer:
 
         Also of a task that wrote nothing: what came since its own last record is its siblings', and need not be read when it is opened again.
         """
-        changelogs = {
-            task: {name: TopicPartition(self._changelog(table.spec), task.id.partition) for name, table in task.state.stores.items()}
-            for task in tasks
-        }
-        return {task: {name: ends[at] for name, at in stores.items() if at in ends} for task, stores in changelogs.items()}
+        checkpoints: dict[Task, dict[str, int]] = {task: {} for task in tasks}
+        for task in tasks if ends else ():
+            for name, table in task.state.stores.items():
+                changelog = TopicPartition(self._changelog(table.spec), task.id.partition)
+                if changelog in ends:
+                    checkpoints[task][name] = ends[changelog]
+        return checkpoints
 
     def _check_sure(self, epoch: int) -> None:
         """Do nothing if nobody else can have this member's tasks: nobody fences a changelog under at-least-once.
