@@ -17,7 +17,7 @@ from coopstreams.topology.attach_processors import take_store, using
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.functions import checked
 from coopstreams.topology.global_tables import GlobalTable, GlobalUpdate
-from coopstreams.topology.graph import Graph, Part, read_by_both, serde_or_none
+from coopstreams.topology.graph import Graph, Part, serde_or_none
 from coopstreams.topology.join_nodes import StreamGlobalJoin, StreamStreamJoin
 from coopstreams.topology.keyed_state import common_key, keys_as_read
 from coopstreams.topology.naming import check_name
@@ -75,9 +75,9 @@ def source(graph: Graph, name: str, make: Callable[..., Source]) -> None:
         TopologyError: the name is taken, or a topic is read already.
     """
     node = make(name=check_name(name, "the node name"))
-    for other in graph.nodes.values():
-        if isinstance(other, Source) and not other.internal and (topic := read_by_both(node, other)) is not None:
-            raise TopologyError(f'add_source("{name}"): topic "{topic}" is read by "{other.name}" already. Name "{other.name}" as the parent.')
+    if (known := graph.reader_of(node)) is not None:
+        topic, other = known
+        raise TopologyError(f'add_source("{name}"): topic "{topic}" is read by "{other.name}" already. Name "{other.name}" as the parent.')
     _add(graph, node)
 
 

@@ -80,14 +80,21 @@ class Graph:
             TopologyError: a topic is read already with other serdes, another extractor, or in another set of topics.
         """
         wanted = make(name="")
-        for node in self.nodes.values():
-            if isinstance(node, Source) and not node.internal and (topic := read_by_both(wanted, node)) is not None:
-                self.names.node("KSTREAM-SOURCE-")
-                _check_same_source(topic, node, replace(wanted, name=node.name if given is None or suffix else given))
-                return node
+        if (known := self.reader_of(wanted)) is not None:
+            topic, node = known
+            self.names.node("KSTREAM-SOURCE-")
+            _check_same_source(topic, node, replace(wanted, name=node.name if given is None or suffix else given))
+            return node
         node = make(name=self.names.node("KSTREAM-SOURCE-", given, suffix))
         self.attach(node)
         return node
+
+    def reader_of(self, wanted: Source) -> tuple[str, Source] | None:
+        """Return a topic, or the pattern, of a source that is read already, and the source that reads it; None if there is none."""
+        for node in self.nodes.values():
+            if isinstance(node, Source) and not node.internal and (topic := _read_by_both(wanted, node)) is not None:
+                return topic, node
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +164,7 @@ def reads(source: Source, topic: str) -> bool:
     return topic in source.topics or (source.pattern is not None and source.pattern.fullmatch(topic) is not None)
 
 
-def read_by_both(one: Source, other: Source) -> str | None:
+def _read_by_both(one: Source, other: Source) -> str | None:
     """Return a topic, or the pattern, that two sources have in common."""
     if one.pattern is not None and one.pattern == other.pattern:
         return one.pattern.pattern
