@@ -2,10 +2,11 @@
 
 from coopstreams.spark.history import KafkaHistory, TableHistory
 from coopstreams.spark.kafka_source import KafkaSource, read_options, write_options
+from coopstreams.spark.preparing import Options
 from coopstreams.spark.progress import TaskProgress
 from coopstreams.spark.publishing import publish
 from coopstreams.spark.rebuilding import rebuild
-from coopstreams.spark.running import Backfilled, Options, backfill
+from coopstreams.spark.running import Backfilled, backfill
 from coopstreams.spark.session import local_session
 from coopstreams.tasks.rebuild import Wanted
 

@@ -21,7 +21,8 @@ from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.log.kafka_offsets import KafkaOffsets
 from coopstreams.spark import plan as planning
 from coopstreams.spark.outbox import marks_topic
-from coopstreams.spark.running import BACKFILLED, Backfilled
+from coopstreams.spark.preparing import BACKFILLED
+from coopstreams.spark.running import Backfilled
 from coopstreams.state import snapshot
 from coopstreams.state.manifest import Manifest, Slice, StoreSlices, placed, shape_of
 from coopstreams.topology.columns import TopicPartition

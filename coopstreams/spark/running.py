@@ -1,6 +1,6 @@
 """A topology over history, in Spark: the same program, the same tasks, the same answers, and a live application that goes on behind it.
 
-    plan      the cut is taken, topics are checked; written down, so that `resume` decides nothing anew
+    plan      the cut, and what is to be done up to it (`preparing.py`)
     stages    a sub-topology after the other: history -> rows of tasks -> tasks -> what they forward, and how they went
     publish   snapshot and group offsets, once everything is there: from now on a live application goes on at the cut
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,18 +23,16 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from coopstreams.commit.record import Committed
 from coopstreams.config import Config
-from coopstreams.log.kafka_log import KafkaLog
-from coopstreams.log.kafka_offsets import KafkaOffsets
 from coopstreams.spark import plan as planning
 from coopstreams.spark import table_outputs
-from coopstreams.spark.history import FRAMES, History, KafkaHistory, TableHistory, cut_of, forwarded_frame, partitioned, table_frame
+from coopstreams.spark.history import FRAMES, History, TableHistory, forwarded_frame, partitioned, table_frame
 from coopstreams.spark.native import translated
 from coopstreams.spark.native_frames import Folding
 from coopstreams.spark.native_task import NativeWork
 from coopstreams.spark.outbox import cluster_of, marks_spec
-from coopstreams.spark.plan import Connector, Outputs, Plan, Stage
+from coopstreams.spark.plan import Plan, Stage
+from coopstreams.spark.preparing import Options, begin, load_plan, oldest_ms
 from coopstreams.spark.progress import TaskProgress, Watch
 from coopstreams.spark.routing import Routing
 from coopstreams.spark.rows import BEGIN, RESULTS, ROUTED, ddl
@@ -44,44 +41,14 @@ from coopstreams.spark.shipping import ship
 from coopstreams.spark.table_outputs import absolute, stage_folder
 from coopstreams.spark.task import TaskResult, TaskWork
 from coopstreams.state.places import Place
-from coopstreams.state.snapshot import new_run
-from coopstreams.tasks.topics import prepare_topics
 from coopstreams.topology import errors
-from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
-from coopstreams.topology.naming import changelog_topic, internal_topic
 from coopstreams.topology.nodes import Topology
-from coopstreams.topology.partitions import check_partitions
 
 log = logging.getLogger(__name__)
 
-BACKFILLED = 0
-"""The term of the offsets that a backfill leaves: every live task has a higher one."""
-
 Batches = Iterable[pa.RecordBatch]
 OnProgress = Callable[[Stage, Sequence[TaskProgress]], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What a run is asked to do.
-
-    `ranges`: key ranges of each partition, and so tasks. `seed`: the state goes to the changelogs; False is a trial that writes nothing to Kafka
-    and cannot be published. `snapshots`: the state goes to this place, too, from where tasks pick it up faster. `outputs`: `none`; `topic`:
-    results are written where a live application would; or `table`: `Backfilled.outputs` hands them back, and they lie at `table` (a URL of
-    Spark's) as Parquet, if that is given. `work`: a folder that driver and workers share, for what goes from one stage to the next, and for
-    `resume`. `connector`: what reads Kafka, `python`, or `jvm` in a session that has the connector of Spark. `native`: Spark SQL folds what it
-    can, with the same state in the end; the plan says what it cannot, and why.
-    """
-
-    ranges: int = 4
-    seed: bool = True
-    snapshots: str | None = None
-    outputs: Outputs = "none"
-    table: str | None = None
-    work: str = "coopstreams-backfill"
-    connector: Connector = "python"
-    native: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,76 +74,6 @@ class Backfilled:
             ConfigError: the run had other outputs.
         """
         return table_outputs.frame(spark, self.plan, self.folder)
-
-
-def make_plan(topology: Topology, config: Config, histories: Mapping[str, History], options: Options, *, create: bool = True) -> Plan:
-    """Return what a run will do: the cut is taken now. `create`: make the internal topics that are missing.
-
-    Raises:
-        TopologyError: a backfill cannot run this topology, or the topics do not fit it.
-        ConfigError: a history is of no source, or the application has run before.
-    """
-    planning.check(topology)
-    topics = planning.sources(topology)
-    if unknown := sorted(set(histories) - set(topology.source_topics)):
-        raise ConfigError(f"{', '.join(unknown)} is no source of the topology; it reads {', '.join(topology.source_topics)}")
-    if options.outputs == "topic" and not options.seed:
-        raise ConfigError("a trial writes nothing to Kafka: outputs must be none or table")
-    if options.table is not None and options.outputs != "table":
-        raise ConfigError(f'a place for a table, {options.table}, but outputs are "{options.outputs}": say outputs="table"')
-    chosen = {topic: histories.get(topic, KafkaHistory()) for topic in topics}
-    known = {table.topic: histories.get(table.topic, KafkaHistory()) for table in topology.global_tables}
-    if tables := [topic for topic, history in known.items() if isinstance(history, TableHistory)]:
-        raise ConfigError(f"{', '.join(tables)}: a global table is read from its topic in Kafka, by every task; give it no other history")
-    for topic, history in chosen.items():
-        if isinstance(history, TableHistory):
-            history.check(topic)
-    cluster = KafkaLog(config.client, timeout_s=config["connect.timeout.ms"] / 1000)
-    offsets = KafkaOffsets(config.client, config["application.id"])
-    try:
-        resolved = prepare_topics(cluster, topology, config) if create else check_partitions(topology, cluster.partitions())
-        check_unused(cluster, offsets, topology, resolved.partitions)
-        cut, globally = (
-            {topic: cut_of(cluster, offsets, topic, history, resolved.partitions[topic]) for topic, history in each.items()}
-            for each in (chosen, known)
-        )
-    finally:
-        offsets.close()
-        cluster.close()
-    return Plan(
-        run=new_run(),
-        application=topology.application_id,
-        topology=planning.digest(topology),
-        cut=cut,
-        stages=planning.stages(topology, resolved.partitions, options.ranges, native=options.native, outputs=options.outputs),
-        partitions=dict(resolved.partitions),
-        tables=tuple(topic for topic, history in chosen.items() if isinstance(history, TableHistory)),
-        outputs=options.outputs,
-        seed=options.seed,
-        snapshots=options.snapshots,
-        table=None if options.table is None else absolute(options.table),
-        global_tables=globally,
-        connector=options.connector,
-    )
-
-
-def check_unused(cluster: KafkaLog, offsets: KafkaOffsets, topology: Topology, partitions: Mapping[str, int]) -> None:
-    """Do nothing if the application has never run: its state and its progress would be mixed with those of the backfill.
-
-    Raises:
-        ConfigError: it has; says what was found and what to do.
-    """
-    known = cluster.partitions()
-    cure = f'Give the program another application id; or, to go on with a backfill, resume it; or delete what "{topology.application_id}" has.'
-    for topic in topology.internal_topics:
-        for number in range(known.get(topic.name, 0)):
-            place = TopicPartition(topic.name, number)
-            if cluster.end_offset(place) > cluster.start_offset(place):
-                raise ConfigError(f"{place} has records: the application has run, or a backfill has. {cure}")
-    places = [TopicPartition(topic, number) for topic, count in partitions.items() for number in range(count if topic in known else 0)]
-    for place, (offset, metadata) in offsets.committed(places).items():
-        if Committed.parse(offset, metadata).term != BACKFILLED:
-            raise ConfigError(f"the group has committed offset {offset} of {place}: the application has run. {cure}")
 
 
 def backfill(
@@ -206,13 +103,6 @@ def backfill(
     plan = begin(topology, config, histories, wanted) if resume is None else load_plan(wanted.work, resume, topology)
     with session_or_local(spark, f"backfill of {plan.application}") as session:
         return carry_out(session, topology, config, plan, histories, wanted.work, on_stage, on_progress)
-
-
-def begin(topology: Topology, config: Config, histories: Mapping[str, History], options: Options) -> Plan:
-    """Return the plan of a new run, written down in its folder."""
-    plan = make_plan(topology, config, histories, options)
-    Place(options.work).write(f"{plan.run}/plan.json", plan.to_json())
-    return plan
 
 
 def carry_out(
@@ -247,21 +137,6 @@ def carry_out(
         raise _ours(error) from error
 
 
-def load_plan(work: str, run: str, topology: Topology) -> Plan:
-    """Return the plan of a run.
-
-    Raises:
-        ConfigError: there is no such run here, or it is of another topology.
-    """
-    data = Place(work).read(f"{run}/plan.json")
-    if data is None:
-        raise ConfigError(f'there is no run "{run}" in {work}')
-    plan = Plan.from_json(data)
-    if (plan.application, plan.topology) != (topology.application_id, planning.digest(topology)):
-        raise ConfigError(f'run "{run}" is of another topology, or of an older form of "{plan.application}": start a new one')
-    return plan
-
-
 class _Run:
     """Carries out a plan."""
 
@@ -275,7 +150,7 @@ class _Run:
         self._histories = histories
         self._on_progress = on_progress
         self._place = Place(work)
-        self._oldest_ms = _oldest_ms(topology, config) if plan.seed else ()
+        self._oldest_ms = oldest_ms(topology, config) if plan.seed else ()
         self.folder = f"{absolute(work)}/{plan.run}"
 
     def stage(self, spark: SparkSession, stage: Stage, on_stage: Callable[[Stage], None] | None) -> list[TaskResult]:
@@ -380,18 +255,3 @@ def _ours(error: PySparkException) -> Exception:
     said = re.search(r"^coopstreams\.topology\.errors\.(\w+): (.+)$", str(error), re.MULTILINE)
     kind: Any = getattr(errors, said[1], None) if said is not None else None
     return error if said is None or kind is None else kind(said[2])
-
-
-def _oldest_ms(topology: Topology, config: Config) -> tuple[tuple[str, int], ...]:
-    """Return, for the stores whose changelogs forget, the earliest timestamp that they would keep now."""
-    forgetful = {
-        changelog_topic(store.name): store.name for part in topology.subtopologies for store in part.stores if store.logged and store.retention_ms
-    }
-    now, cluster = int(time.time() * 1000), cluster_of(config)
-    try:
-        kept = {
-            store: int(cluster.topic_config(internal_topic(topology.application_id, topic))["retention.ms"]) for topic, store in forgetful.items()
-        }
-    finally:
-        cluster.close()
-    return tuple((store, now - kept_ms) for store, kept_ms in kept.items() if kept_ms >= 0)

@@ -29,9 +29,9 @@ from coopstreams import (
     serdes,
 )
 from coopstreams.query.client import QueryClient
+from coopstreams.spark import Options, backfill
 from coopstreams.spark.history import KafkaHistory
 from coopstreams.spark.publishing import publish
-from coopstreams.spark.running import Options, backfill
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import QueryError
 from tests.broker import law, test_law

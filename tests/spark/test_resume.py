@@ -18,9 +18,9 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from coopstreams import CoopStreams, SessionWindows, StreamsBuilder, Topology, serdes
+from coopstreams.spark import Options, backfill
 from coopstreams.spark.plan import Stage
 from coopstreams.spark.publishing import publish
-from coopstreams.spark.running import Options, backfill
 from tests.broker.counting import PATIENT
 from tests.broker.reading import by_key, latest, read_topic
 from tests.broker.waiting import eventually

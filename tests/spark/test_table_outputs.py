@@ -14,10 +14,10 @@ from pyspark.sql import Row, SparkSession
 
 from coopstreams import StreamsBuilder, Topology, serdes
 from coopstreams.config import Config
-from coopstreams.spark import table_outputs
+from coopstreams.spark import Backfilled, Options, backfill, table_outputs
 from coopstreams.spark.history import TableHistory
 from coopstreams.spark.plan import Plan, Stage
-from coopstreams.spark.running import Backfilled, Options, backfill, carry_out
+from coopstreams.spark.running import carry_out
 from coopstreams.state.places import Place
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import ConfigError
