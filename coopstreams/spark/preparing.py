@@ -86,6 +86,7 @@ def make_plan(topology: Topology, config: Config, histories: Mapping[str, Histor
     Raises:
         TopologyError: a backfill cannot run this topology, or the topics do not fit it.
         ConfigError: a history is of no source, or the application has run before.
+        SnapshotError: the place for snapshots is none.
     """
     planning.check(topology)
     topics = planning.sources(topology)
@@ -95,6 +96,8 @@ def make_plan(topology: Topology, config: Config, histories: Mapping[str, Histor
         raise ConfigError("a trial writes nothing to Kafka: outputs must be none or table")
     if options.table is not None and options.outputs != "table":
         raise ConfigError(f'a place for a table, {options.table}, but outputs are "{options.outputs}": say outputs="table"')
+    if options.snapshots is not None:
+        Place(options.snapshots)  # a driver that is missing is found now, not by the tasks
     chosen = {topic: histories.get(topic, KafkaHistory()) for topic in topics}
     known = {table.topic: histories.get(table.topic, KafkaHistory()) for table in topology.global_tables}
     if tables := [topic for topic, history in known.items() if isinstance(history, TableHistory)]:
@@ -125,7 +128,7 @@ def make_plan(topology: Topology, config: Config, histories: Mapping[str, Histor
         tables=tuple(topic for topic, history in chosen.items() if isinstance(history, TableHistory)),
         outputs=options.outputs,
         seed=options.seed,
-        snapshots=options.snapshots,
+        snapshots=None if options.snapshots is None else absolute(options.snapshots),
         table=None if options.table is None else absolute(options.table),
         global_tables=globally,
         connector=options.connector,
@@ -143,7 +146,7 @@ def check_unused(cluster: KafkaLog, offsets: KafkaOffsets, topology: Topology, p
     if begun := backfill_runs(topology.application_id, known):
         raise ConfigError(
             f'run {begun[-1]} of "{topology.application_id}" has begun and is not published: go on with it (--resume {begun[-1]}). To begin anew, '
-            f"delete the topics {topology.application_id}-..., or give the program another application id."
+            "`coopstreams reset` the application, or give the program another id."
         )
     for topic in topology.internal_topics:
         for number in range(known.get(topic.name, 0)):
@@ -151,7 +154,7 @@ def check_unused(cluster: KafkaLog, offsets: KafkaOffsets, topology: Topology, p
             if cluster.end_offset(place) > cluster.start_offset(place):
                 raise ConfigError(
                     f"{place} has records: the application has run, or a backfill has. Give the program another application id; or, if a backfill "
-                    f"was all it had, delete the topics {topology.application_id}-..."
+                    "was all it had, `coopstreams reset` it."
                 )
     places = [TopicPartition(topic, number) for topic, count in partitions.items() for number in range(count if topic in known else 0)]
     for place, (offset, metadata) in offsets.committed(places).items():

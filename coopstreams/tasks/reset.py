@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from coopstreams.consumer.reset import reset_offsets
+from coopstreams.consumer.reset import never_committed, reset_offsets
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.log import Log
 from coopstreams.state.directory import delete_folder
@@ -75,8 +75,13 @@ def check_stopped(coordinator: GroupAdmin) -> None:
         )
 
 
-def carry_out(log: Log, coordinator: GroupAdmin, reset: Reset, offsets: Mapping[TopicPartition, int], folders: Iterable[Path]) -> None:
+def carry_out(
+    log: Log, coordinator: GroupAdmin, reset: Reset, offsets: Mapping[TopicPartition, int], folders: Iterable[Path], *, at_beginning: bool = False
+) -> None:
     """Have the application begin anew; `offsets` of all its sources, `folders` of local state that go as well.
+
+    `at_beginning`: the offsets are where a group begins that has none. Then one that has never committed is left without, as if it had never
+    been: after a backfill that came to nothing, say, which only a group without offsets can do again.
 
     Raises:
         GroupError: the group has members. Nothing is done, or, if they came in this moment, nothing but local state is gone.
@@ -87,6 +92,6 @@ def carry_out(log: Log, coordinator: GroupAdmin, reset: Reset, offsets: Mapping[
     for folder in folders:
         delete_folder(folder)
     targets = {**offsets, **dict.fromkeys(reset.begun_anew, 0)}
-    if targets:
+    if targets and not (at_beginning and never_committed(log, coordinator, targets)):
         reset_offsets(log, coordinator, targets)
     log.delete_topics(reset.topics)

@@ -30,5 +30,5 @@ def check_published(config: Config, counts: Mapping[str, int], sources: Mapping[
             return
     raise ConfigError(
         f'run {runs[-1]} of a backfill of "{application}" is not published: started now, it would process again what is in its state. Publish it '
-        f"(coopstreams backfill ... --resume {runs[-1]} --publish); or, to begin without it, delete the topics {application}-..."
+        f"(coopstreams backfill ... --resume {runs[-1]} --publish); or, to begin without it, `coopstreams reset` the application"
     )

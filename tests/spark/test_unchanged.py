@@ -18,7 +18,7 @@ from coopstreams.spark.plan import Plan
 from coopstreams.spark.preparing import begin
 from coopstreams.spark.publishing import publish
 from coopstreams.spark.running import Backfilled, taken_up
-from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.errors import ConfigError, SnapshotError
 from tests.broker.counting import Counting, await_table, failure_of
 from tests.conftest import Kafka
 
@@ -55,12 +55,12 @@ def test_neither_another_run_nor_the_application_begins_behind_one_that_is_not_p
     assert isinstance(refused, ConfigError)
     assert f"--resume {plan.run} --publish" in str(refused)
 
-    cluster.delete_topics([counting.changelog, marks_topic(plan.application, plan.run)])  # given up, as the message says
+    cluster.delete_topics([counting.changelog, marks_topic(plan.application, plan.run)])
     with counting.app(tmp_path / "state") as running:
         await_table(running, written)
 
 
-def test_a_run_that_was_given_up_by_a_reset_is_neither_taken_up_nor_published(kafka: Kafka, cluster: KafkaLog, tmp_path: Path) -> None:
+def test_a_reset_gives_a_run_up_and_another_can_begin(kafka: Kafka, tmp_path: Path) -> None:
     counting = Counting.make(kafka)
     program = tmp_path / "program.py"
     program.write_text(
@@ -69,13 +69,13 @@ def test_a_run_that_was_given_up_by_a_reset_is_neither_taken_up_nor_published(ka
         f'builder.stream("{counting.source}", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to("{counting.sink}")\n'
         "topology = builder.build()\n"
     )
-    written = counting.write(["a", "b", "a"])
+    counting.write(["a", "b", "a"])
     plan = begun(counting, tmp_path / "work")
     done = CliRunner().invoke(app, ["reset", str(program), "--bootstrap-servers", kafka.bootstrap, "--yes"])
     assert done.exit_code == 0, done.output
     assert f"delete topic {marks_topic(plan.application, plan.run)}" in done.output
-    with counting.app(tmp_path / "state") as running:  # makes its changelog anew
-        await_table(running, written)
+    another = begun(counting, tmp_path / "work")  # as if there had been none before it
+    assert another.cut == plan.cut
     with pytest.raises(ConfigError, match=f"{counting.changelog}: deleted, or made anew, since run {plan.run} was planned"):
         taken_up(counting.topology, config_of(counting), str(tmp_path / "work"), plan.run)
     with pytest.raises(ConfigError, match="deleted, or made anew"):
@@ -99,3 +99,18 @@ def test_a_run_without_its_marks_does_not_go_on(kafka: Kafka, cluster: KafkaLog,
     cluster.delete_topics([marks_topic(plan.application, plan.run)])
     with pytest.raises(ConfigError, match="which says what its tasks have written, is gone"):
         taken_up(counting.topology, config_of(counting), str(tmp_path), plan.run)
+
+
+def test_a_place_for_snapshots_that_cannot_be_is_found_before_anything_is_made(kafka: Kafka, cluster: KafkaLog, tmp_path: Path) -> None:
+    counting = Counting.make(kafka)
+    with pytest.raises(SnapshotError, match="is no place for snapshots"):
+        begin(counting.topology, config_of(counting), {}, Options(work=str(tmp_path / "work"), snapshots="nowhere://bucket/snapshots"))
+    assert counting.changelog not in cluster.partitions()
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_run_finds_its_snapshots_from_any_folder(kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    counting = Counting.make(kafka)
+    plan = begin(counting.topology, config_of(counting), {}, Options(snapshots="snapshots"))
+    assert plan.snapshots == str(tmp_path / "snapshots")
