@@ -64,25 +64,28 @@ def backfill(
     configure_logging(verbose)
     try:
         from coopstreams.spark import preparing, running
-        from coopstreams.spark.history import KafkaHistory
-        from coopstreams.spark.plan import sources
         from coopstreams.spark.session import session_or_local
     except ImportError as error:
         raise ConfigError(f'a backfill needs Spark: pip install "coopstreams[spark]" ({error})') from error
     options = preparing.Options(
-        ranges=ranges, snapshots=snapshots, outputs=_outputs(outputs, table), table=table, work=work, connector=_connector(connector), native=native
+        ranges=ranges,
+        snapshots=snapshots,
+        outputs=_outputs(outputs, table),
+        table=table,
+        work=work,
+        connector=_connector(connector),
+        native=native,
+        until=None if until is None else until.replace(tzinfo=UTC) if until.tzinfo is None else until,
     )
     topology = load_topology(target)
     checked = Config.of(settings_of(config, os.environ, flags(set_, {"bootstrap.servers": bootstrap_servers})), topology.application_id)
-    at = None if until is None else until.replace(tzinfo=UTC) if until.tzinfo is None else until
-    histories = {topic: KafkaHistory(until=at) for topic in sources(topology)}
     if dry_run:
-        typer.echo(str(preparing.make_plan(topology, checked, histories, options, create=False)))
+        typer.echo(str(preparing.make_plan(topology, checked, {}, options, create=False)))
         return
-    plan = preparing.begin(topology, checked, histories, options) if resume is None else preparing.load_plan(work, resume, topology)
+    plan = preparing.begin(topology, checked, {}, options) if resume is None else preparing.load_plan(work, resume, topology, checked)
     typer.echo(str(plan))
     with session_or_local(None, f"backfill of {plan.application}", cores=cores, remote=remote) as spark, TaskBars(Console()) as bars:
-        done = running.carry_out(spark, topology, checked, plan, histories, work, _say, bars.show)
+        done = running.carry_out(spark, topology, checked, plan, {}, work, _say, bars.show)
     _report(done)
     if publish:
         _publish(done, topology, checked)

@@ -133,6 +133,8 @@ def forwarded_frame(spark: SparkSession, folders: Sequence[str], topic: str, par
 
     By the time of the task that wrote it, so that nothing is later there than it was before; then by stage, task and number.
     """
+    if not folders:  # whoever would write it reads nothing
+        return spark.createDataFrame([], ddl(HISTORY))
     stages = [spark.read.parquet(folder).withColumn("stage", F.lit(number)) for number, folder in enumerate(folders)]
     rows = stages[0]
     for other in stages[1:]:

@@ -73,6 +73,8 @@ def _other(node: Node, nodes: dict[str, Node]) -> str | None:
             return 'calls a Python function; field("...") could be read'
         case ToStream():
             return None
+        case Sink(partitioner=function) if function is not None:
+            return "chooses partitions by a Python function"
         case Sink(internal=False):
             return None if _passes(node, nodes) else "writes rows with other serdes than their store's"
         case _:

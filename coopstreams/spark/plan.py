@@ -17,7 +17,8 @@ import msgspec
 from coopstreams.spark.native import translated
 from coopstreams.state.manifest import shape_of
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.nodes import DynamicSink, Sink, Source, SubTopology, Topology
+from coopstreams.topology.nodes import Sink, Source, SubTopology, Topology
+from coopstreams.topology.patterns import unmatched
 
 Outputs = Literal["none", "topic", "table"]
 Connector = Literal["python", "jvm"]
@@ -126,13 +127,13 @@ def check(topology: Topology) -> None:
     """Do nothing if a backfill can run the topology.
 
     Raises:
-        TopologyError: it has partitioners, topics by pattern, or sub-topologies that wait for each other (foreign-key joins).
+        TopologyError: no topic matches its patterns, or it has sub-topologies that wait for each other (foreign-key joins).
     """
-    nodes = [node for subtopology in topology.subtopologies for node in subtopology.nodes]
-    if any(isinstance(node, Sink | DynamicSink) and node.partitioner is not None for node in nodes):
-        raise TopologyError("a backfill writes where keys belong: it cannot run partitioner=. Leave it out, or start the application live")
-    if any(isinstance(node, Source) and node.pattern is not None for node in nodes):
-        raise TopologyError("a backfill reads topics by name, not by pattern, of which others may come: name them, or start the application live")
+    if not sources(topology):
+        patterns = " or ".join(f'"{pattern}"' for pattern in unmatched(topology))
+        raise TopologyError(
+            f"no topic matches {patterns}: there is no history. Correct the pattern, or start the application live, where it waits for one"
+        )
     ordered(topology)
 
 
@@ -163,13 +164,19 @@ def forwarded(part: SubTopology) -> tuple[str, ...]:
 
 
 def stages(topology: Topology, partitions: Mapping[str, int], ranges: int, *, native: bool = False, outputs: Outputs = "none") -> tuple[Stage, ...]:
-    """Return the sub-topologies with their tasks, in the order in which they run. `native`: by Spark SQL, where that is the same."""
+    """Return the sub-topologies with their tasks, in the order in which they run. `native`: by Spark SQL, where that is the same.
+
+    One that reads nothing has no tasks, and is no stage: no topic matches its pattern yet.
+    """
     result, first = list[Stage](), 0
     for part in ordered(topology):
+        count = max((partitions[topic] for topic in part.topics), default=0)
+        if not count:
+            continue
         found = translated(part, outputs) if native else ""
         stage = Stage(
             part.id,
-            max(partitions[topic] for topic in part.topics),
+            count,
             ranges if part.divisible else 1,
             first,
             part.topics,
@@ -184,9 +191,17 @@ def stages(topology: Topology, partitions: Mapping[str, int], ranges: int, *, na
 
 
 def digest(topology: Topology) -> str:
-    """Return a digest of what a resumed run must share with the one before: nodes, topics, shapes of stores. Functions are not in it."""
+    """Return a digest of what a resumed run must share with the one before: nodes, topics, shapes of stores. Functions are not in it.
+
+    The topology is one as it runs: what its patterns match, and what `topology.optimization` makes of its stores, is in the digest.
+    """
     shape = [
-        [part.id, [(type(node).__name__, node.name, node.parents) for node in part.nodes], part.topics, [shape_of(store) for store in part.stores]]
+        [
+            part.id,
+            [(type(node).__name__, node.name, node.parents) for node in part.nodes],
+            part.topics,
+            [(store.name, shape_of(store), store.logged, store.source) for store in part.stores],
+        ]
         for part in topology.subtopologies
     ]
     tables = [[table.topic, shape_of(table.store)] for table in topology.global_tables]

@@ -21,7 +21,7 @@ from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.log.kafka_offsets import KafkaOffsets
 from coopstreams.spark import plan as planning
 from coopstreams.spark.outbox import marks_topic
-from coopstreams.spark.preparing import BACKFILLED
+from coopstreams.spark.preparing import BACKFILLED, as_planned
 from coopstreams.spark.running import Backfilled
 from coopstreams.state import snapshot
 from coopstreams.state.manifest import Manifest, Slice, StoreSlices, placed, shape_of
@@ -36,11 +36,12 @@ def publish(done: Backfilled, topology: Topology, settings: Config | Mapping[str
 
     Raises:
         GroupError: it runs, or has run.
-        ConfigError: the run wrote no changelogs; a live application would have no state.
+        ConfigError: the run wrote no changelogs, so that a live application would have no state; or it is of another topology.
     """
     if not done.plan.seed:
         raise ConfigError(f"run {done.plan.run} was a trial: it wrote no changelogs, and a live application would go on without state")
     config = Config.of(settings, topology.application_id)
+    running = as_planned(topology, config, done.plan)
     cluster = KafkaLog(config.client, timeout_s=config["connect.timeout.ms"] / 1000)
     offsets = KafkaOffsets(config.client, config["application.id"])
     try:
@@ -48,7 +49,7 @@ def publish(done: Backfilled, topology: Topology, settings: Config | Mapping[str
         _check_unused(offsets, goes_on)
         # Before the offsets, which the broker refuses to set while the group has members: behind them an application may have started,
         # and the ends of its changelogs are no longer where the snapshot ends.
-        manifest = _manifest(done, topology, cluster)
+        manifest = _manifest(done, running, cluster)
         if done.plan.snapshots is not None:
             snapshot.store_manifest(done.plan.snapshots, manifest)
         offsets.commit({place: (at.offset, at.metadata) for place, at in goes_on.items()})

@@ -32,7 +32,7 @@ from coopstreams.spark.native_frames import Folding
 from coopstreams.spark.native_task import NativeWork
 from coopstreams.spark.outbox import cluster_of, marks_spec
 from coopstreams.spark.plan import Plan, Stage
-from coopstreams.spark.preparing import Options, begin, load_plan, oldest_ms
+from coopstreams.spark.preparing import Options, as_planned, begin, load_plan, oldest_ms
 from coopstreams.spark.progress import TaskProgress, Watch
 from coopstreams.spark.routing import Routing
 from coopstreams.spark.rows import BEGIN, RESULTS, ROUTED, ddl
@@ -100,7 +100,7 @@ def backfill(
     """
     config = Config.of(settings, topology.application_id)
     wanted, histories = options or Options(), dict(sources or {})
-    plan = begin(topology, config, histories, wanted) if resume is None else load_plan(wanted.work, resume, topology)
+    plan = begin(topology, config, histories, wanted) if resume is None else load_plan(wanted.work, resume, topology, config)
     with session_or_local(spark, f"backfill of {plan.application}") as session:
         return carry_out(session, topology, config, plan, histories, wanted.work, on_stage, on_progress)
 
@@ -121,13 +121,14 @@ def carry_out(
         ProcessingError, LogError, ...: what a task raised; `--resume` goes on where it failed.
         PySparkException: Spark itself failed.
     """
+    running = as_planned(topology, config, plan)
     if plan.seed:
         cluster = cluster_of(config)
         try:
             cluster.create_topics([marks_spec(plan.application, plan.run, plan.tasks, config["replication.factor"])])
         finally:
             cluster.close()
-    run = _Run(topology, config, plan, histories, work, on_progress)
+    run = _Run(running, config, plan, histories, work, on_progress)
     try:
         results = tuple(result for stage in plan.stages for result in run.stage(spark, stage, on_stage))
         if plan.table is not None:

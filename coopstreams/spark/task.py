@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from coopstreams.config import Config
 from coopstreams.spark.global_tables import Cut, read_rows, tables_of
-from coopstreams.spark.outbox import Outbox, Seeds
+from coopstreams.spark.outbox import Outbox, Seeds, partitions_of
 from coopstreams.spark.plan import Outputs
 from coopstreams.spark.progress import Reporter
 from coopstreams.spark.rows import BEGIN, END, RESULTS, batch, columns_of, headers_column, runs_of
@@ -44,7 +44,7 @@ from coopstreams.topology.errors import LogError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.keys import KeyRange, offset_hash, partition_of
 from coopstreams.topology.naming import changelog_topic, internal_topic
-from coopstreams.topology.outputs import Output
+from coopstreams.topology.outputs import ANY_PARTITION, Output
 from coopstreams.topology.program import BoundProgram
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
@@ -158,9 +158,11 @@ class Running:
         rows = read_rows(work.config.client, tables_of(topology, program.subtopology), work.global_tables, on_failure)
         for each in rows.values():
             closing.callback(each.close)
-        self._program: BoundProgram = program.bind({**self._state.stores, **rows}, on_failure, caching=caching, shared=not self.id.range.is_whole)
+        self._program: BoundProgram = program.bind(
+            {**self._state.stores, **rows}, on_failure, caching=caching, shared=not self.id.range.is_whole, partitions=cache(self._partitions)
+        )
         closing.callback(self._program.close)
-        bounds = [work.cut[topic][partition] if topic in work.cut else None for topic in program.subtopology.topics]
+        bounds = [work.cut[topic].get(partition, (0, 0)) if topic in work.cut else None for topic in program.subtopology.topics]
         self._reporter = Reporter(work.reports, "task", str(number), str(self.id), bounds)
 
     def take(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -258,10 +260,11 @@ class Running:
         partitions = self._forwarded.get(output.topic)
         if partitions is None:
             return [None] * len(output)
-        # As a producer: murmur2 of the key; a record without one goes anywhere, here always to the same place.
+        # Where a partitioner says, or as a producer: murmur2 of the key; a record without one goes anywhere, here always to the same place.
+        chosen = output.partitions or [ANY_PARTITION] * len(output)
         return [
-            partition_of(key, partitions) if key is not None else offset_hash(number) % partitions
-            for number, key in zip(numbers, output.keys, strict=True)
+            place if place != ANY_PARTITION else partition_of(key, partitions) if key is not None else offset_hash(number) % partitions
+            for number, key, place in zip(numbers, output.keys, chosen, strict=True)
         ]
 
     def _write_state(self) -> None:
@@ -276,7 +279,7 @@ class Running:
             if self._work.seed and spec.logged and self._outbox is not None:
                 changelog = TopicPartition(internal_topic(self._application, changelog_topic(spec.name)), self.id.partition)
                 seeded[spec.name] = self._outbox.seed(Seeds(changelog, self._changelog_rows(spec)))
-            if self._work.snapshots is not None:
+            if self._work.snapshots is not None and spec.logged:  # what has no changelog is in no snapshot
                 writer = SnapshotWriter(self._work.snapshots, self._application, self._work.run)
                 slices[spec.name] = writer.export(self._database, spec, self.id.partition, self.id.range)
         self._dropped.update({f"{node}: {reason}": count for (node, reason), count in self._program.dropped.items()})
@@ -297,6 +300,10 @@ class Running:
                         f"and one is of {timestamp}. Raise the retention= of the store, or keep the state in snapshots and seed nothing."
                     )
                 yield layout.changelog_key(spec.kind, key), value, timestamp
+
+    def _partitions(self, topic: str) -> int:
+        """Return how many partitions a topic has that the task writes to."""
+        return self._forwarded.get(topic) or partitions_of(self._work.config, topic)
 
     def _count_failure(self, phase: str) -> None:
         self._dropped[phase] += 1

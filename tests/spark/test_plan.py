@@ -16,6 +16,8 @@ from coopstreams.spark.native import translated
 from coopstreams.spark.plan import Plan
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.nodes import SubTopology
+from coopstreams.topology.partitions import check_partitions
+from coopstreams.topology.patterns import matched
 from tests.broker import law
 
 TOPICS = law.Topics("law", "orders", "customers", "running", "windows", "cities")
@@ -83,18 +85,35 @@ def test_the_digest_tells_topologies_apart_and_is_the_same_for_the_same() -> Non
     assert planning.digest(counting("orders")) != planning.digest(counting("others"))
 
 
-def test_topics_by_pattern_are_refused() -> None:
+def by_patterns() -> Topology:
     builder = StreamsBuilder("app")
-    builder.stream(re.compile("orders-.*"), key=serdes.text, value=serdes.text).to("out")
-    with pytest.raises(TopologyError, match="by pattern"):
-        planning.check(builder.build())
+    for name in ("orders", "returns"):
+        stream = builder.stream(re.compile(f"{name}-.*"), key=serdes.text, value=serdes.text)
+        stream.repartition(name=name, partitions=3).group_by_key().count(store=name)
+    return builder.build()
 
 
-def test_partitioners_are_refused() -> None:
+def test_a_pattern_that_nothing_matches_is_no_stage_and_without_any_topic_there_is_no_history() -> None:
+    topology = matched(by_patterns(), ["orders-eu"])
+    planning.check(topology)
+    made = planning.stages(topology, check_partitions(topology, {"orders-eu": 2}).partitions, 1)
+    assert [(stage.topics, stage.tasks) for stage in made] == [
+        (("orders-eu",), 2),
+        (("app-orders-repartition",), 3),
+        (("app-returns-repartition",), 3),
+    ], "a topic with so many partitions as the program says is there all the same, and empty"
+    assert [stage.first for stage in made] == [0, 2, 5]
+    with pytest.raises(TopologyError, match=r'no topic matches "orders-\.\*" or "returns-\.\*": there is no history'):
+        planning.check(by_patterns())
+
+
+def test_the_digest_knows_what_patterns_match_and_how_stores_are_kept() -> None:
+    orders = {planning.digest(matched(by_patterns(), names)) for names in ([], ["orders-eu"], ["orders-eu", "orders-us"])}
+    assert len(orders) == 3
     builder = StreamsBuilder("app")
-    builder.stream("orders", key=serdes.text, value=serdes.text).to("out", partitioner=lambda _topic, _key, _value, _partitions: 0)
-    with pytest.raises(TopologyError, match="partitioner="):
-        planning.check(builder.build())
+    builder.table("people", key=serdes.text, value=serdes.text, store="people")
+    topology = builder.build()
+    assert planning.digest(topology.optimized("all")) != planning.digest(topology) == planning.digest(topology.optimized("none"))
 
 
 def reading(build: Callable[[KStream[str, Any]], object], values: Serde[Any] = serdes.json) -> SubTopology:
@@ -122,6 +141,7 @@ DAY = TimeWindows(days=1)
         (lambda orders: orders.group_by_key().windowed_by(DAY).count().suppress(until_window_closes()), "is a Suppress|says what a row was before"),
         (lambda orders: orders.group_by_key().count().to_stream().map_values(str, value=serdes.text).to("out"), "calls a Python function"),
         (lambda orders: orders.group_by_key().count().to_stream().to("out", value=serdes.json), "writes rows with other serdes"),
+        (lambda orders: orders.group_by_key().count().to_stream().to("out", partitioner=lambda *_: 0), "chooses partitions by a Python function"),
         (lambda orders: orders.to_table(store="orders"), "has no translation"),
         (lambda orders: orders.to("out"), "it has no store to fold into"),
     ],
