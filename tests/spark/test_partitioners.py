@@ -51,7 +51,9 @@ class Spread:
     def __init__(self, kafka: Kafka) -> None:
         self.kafka = kafka
         self.source = kafka.topic("in")
-        chosen, named, found, counts = (kafka.topic(name, partitions) for name, partitions in (("chosen", 3), ("named", 4), ("found", 1), ("counts", 2)))
+        chosen, named, found, counts = (
+            kafka.topic(name, partitions) for name, partitions in (("chosen", 3), ("named", 4), ("found", 1), ("counts", 2))
+        )
         self.sinks = {chosen: 3, named: 4, found: 1, counts: 2}
         builder = StreamsBuilder(kafka.unique("spread"))
         stream = builder.stream(self.source, key=serdes.text, value=serdes.text)
