@@ -129,8 +129,8 @@ def check(topology: Topology) -> None:
     Raises:
         TopologyError: no topic matches its patterns, or it has sub-topologies that wait for each other (foreign-key joins).
     """
-    if not sources(topology):
-        patterns = " or ".join(f'"{pattern}"' for pattern in unmatched(topology))
+    if not sources(topology) and (waiting := unmatched(topology)):
+        patterns = " or ".join(f'"{pattern}"' for pattern in waiting)
         raise TopologyError(
             f"no topic matches {patterns}: there is no history. Correct the pattern, or start the application live, where it waits for one"
         )

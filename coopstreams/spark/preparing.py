@@ -185,11 +185,10 @@ def check_unused(cluster: KafkaLog, offsets: KafkaOffsets, topology: Topology, p
             raise ConfigError(f"the group has committed offset {offset} of {place}: the application has run. {cure}")
 
 
-def oldest_ms(topology: Topology, config: Config) -> tuple[tuple[str, int], ...]:
-    """Return, for the stores whose changelogs forget, the earliest timestamp that they would keep now."""
-    forgetful = {
-        changelog_topic(store.name): store.name for part in topology.subtopologies for store in part.stores if store.logged and store.retention_ms
-    }
+def oldest_ms(topology: Topology, config: Config, plan: Plan) -> tuple[tuple[str, int], ...]:
+    """Return, for the stores of a run whose changelogs forget, the earliest timestamp that they would keep now."""
+    stores = (store for stage in plan.stages for store in topology.subtopologies[stage.subtopology].stores)
+    forgetful = {changelog_topic(store.name): store.name for store in stores if store.logged and store.retention_ms}
     now, cluster = int(time.time() * 1000), cluster_of(config)
     try:
         kept = {

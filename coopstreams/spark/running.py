@@ -151,7 +151,7 @@ class _Run:
         self._histories = histories
         self._on_progress = on_progress
         self._place = Place(work)
-        self._oldest_ms = oldest_ms(topology, config) if plan.seed else ()
+        self._oldest_ms = oldest_ms(topology, config, plan) if plan.seed else ()
         self.folder = f"{absolute(work)}/{plan.run}"
 
     def stage(self, spark: SparkSession, stage: Stage, on_stage: Callable[[Stage], None] | None) -> list[TaskResult]:

@@ -34,12 +34,14 @@ pytestmark = pytest.mark.broker
 BEGIN_MS = int(time.time()) * 1000 - 600_000
 PROGRAM = """
 import re
-from coopstreams import StreamsBuilder, serdes
+from coopstreams import StreamsBuilder, TimeWindows, serdes
 
 builder = StreamsBuilder("{application}")
 orders = builder.stream(re.compile("{prefix}-.*"), key=serdes.text, value=serdes.text)
 orders.select_key(lambda key, _: key, key=serdes.text).group_by_key().count(store="counts").to_stream().to("{sink}")
-builder.stream(re.compile("later-{prefix}-.*"), key=serdes.text, value=serdes.text).repartition(name="later", partitions=1).to("{copies}")
+later = builder.stream(re.compile("later-{prefix}-.*"), key=serdes.text, value=serdes.text)
+later.repartition(name="later", partitions=1).to("{copies}")
+later.group_by_key().windowed_by(TimeWindows(minutes=1, grace=0)).count(store="minutes")
 topology = builder.build()
 """
 
