@@ -97,7 +97,7 @@ def _manifest(done: Backfilled, topology: Topology, cluster: KafkaLog) -> Manife
     for (topic, partition), at in stream_times(done).items():
         times[topic][partition] = at
     stores = {}
-    for part, spec in ((stage, store) for stage in plan.stages for store in topology.subtopologies[stage.subtopology].stores):
+    for part, spec in ((stage, store) for stage in plan.stages if stage.is_last for store in topology.subtopologies[stage.subtopology].stores):
         if not spec.logged:
             continue  # what has no changelog stays where it was made
         changelog = internal_topic(plan.application, changelog_topic(spec.name))

@@ -12,6 +12,7 @@ import pytest
 
 from coopstreams import KStream, Serde, SessionWindows, StreamsBuilder, TimeWindows, Topology, field, serdes, until_window_closes
 from coopstreams.spark import plan as planning
+from coopstreams.spark import rounds
 from coopstreams.spark.native import translated
 from coopstreams.spark.plan import Plan
 from coopstreams.topology.errors import TopologyError
@@ -31,7 +32,7 @@ def plan_of(topology: Topology, counts: dict[str, int], ranges: int) -> Plan:
 
 def test_stages_come_after_what_they_read_and_their_tasks_are_numbered_through() -> None:
     topology = law.law_topology(TOPICS)
-    (repartition,) = planning.forwarded(topology.subtopologies[0])
+    (repartition,) = rounds.forwarded(topology.subtopologies[0])
     counts = {"orders": 2, "customers": 2, repartition: 3}
     first, second = planning.stages(topology, counts, 4)
     assert (first.topics, first.tasks, first.first) == (("customers", "orders"), 8, 0)
@@ -47,7 +48,7 @@ def test_stages_come_after_what_they_read_and_their_tasks_are_numbered_through()
 
 def test_a_live_application_goes_on_at_the_ends_with_their_stream_times() -> None:
     topology = law.law_topology(TOPICS)
-    (repartition,) = planning.forwarded(topology.subtopologies[0])
+    (repartition,) = rounds.forwarded(topology.subtopologies[0])
     plan = plan_of(topology, {"orders": 2, "customers": 2, repartition: 1}, 1)
     found = planning.positions(plan, {("orders", 0): 77, (repartition, 0): 70}, {repartition: {0: 0}})
     assert found == {
@@ -69,15 +70,6 @@ def counting(topic: str, application: str = "app") -> Topology:
     builder = StreamsBuilder(application)
     builder.stream(topic, key=serdes.text, value=serdes.text).group_by_key().count(store="counts")
     return builder.build()
-
-
-def test_subtopologies_that_wait_for_each_other_are_refused() -> None:
-    builder = StreamsBuilder("foreign")
-    left = builder.table("left", key=serdes.text, value=serdes.text, store="left")
-    right = builder.table("right", key=serdes.text, value=serdes.text, store="right")
-    left.join(right, lambda one, other: one + other, foreign_key=lambda value: value, value=serdes.text, store="joined")
-    with pytest.raises(TopologyError, match="each wait for records of another"):
-        planning.check(builder.build())
 
 
 def test_the_digest_tells_topologies_apart_and_is_the_same_for_the_same() -> None:
@@ -168,7 +160,7 @@ def test_a_plan_says_what_sql_folds_and_why_not_the_rest() -> None:
     orders = builder.stream("orders", key=serdes.text, value=serdes.json)
     orders.select_key(field("city"), key=serdes.text).group_by_key().count(store="per-city")
     topology = builder.build()
-    (repartition,) = planning.forwarded(topology.subtopologies[0])
+    (repartition,) = rounds.forwarded(topology.subtopologies[0])
     counts = {"orders": 1, repartition: 1}
     for native in (False, True):
         made = planning.stages(topology, counts, 2, native=native)
