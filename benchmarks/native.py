@@ -5,7 +5,9 @@ machines differ. Each case is run by turns; what both leave must be as many keys
 
     count           of each key
     sum             of an integer field of a flat JSON object, of each key
+    filtered sum    the same of the orders that two conditions on fields let through, three in ten
     count by day    in windows, with a day of grace; nothing is late
+    sum by hopping  weeks, one beginning each day, of the same records as the filtered sum: seven windows a record
 """
 
 from __future__ import annotations
