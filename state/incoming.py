@@ -31,7 +31,7 @@ from coopstreams.state.pickup import Changelog, Snapshots
 from coopstreams.state.places import GivenUpError
 from coopstreams.state.restore import Bounds
 from coopstreams.state.snapshot import Fetched
-from coopstreams.topology.errors import StateError
+from coopstreams.topology.errors import SnapshotError, StateError
 from coopstreams.topology.stores import StoreSpec
 
 log = logging.getLogger(__name__)
@@ -68,19 +68,23 @@ class PickUpProgress:
 
 
 class Workers:
-    """Up to so many threads, which live while there are jobs. Any thread. Jobs raise nothing; nobody waits for their end."""
+    """Up to so many threads, which live while there are jobs. Any thread. Jobs raise nothing; nobody waits for their end.
+
+    All that have jobs get their turn, one job each: a big store does not make small ones wait until it is there.
+    """
 
     def __init__(self, name: str, most: int) -> None:
         self._name = name
         self._most = most
         self._lock = threading.Lock()
-        self._jobs: deque[Job] = deque()
+        self._jobs: dict[object, deque[Job]] = {}
+        """Of each owner; whose turn it is comes first."""
         self._working = 0
 
-    def put(self, job: Job) -> None:
-        """Have a job done, behind those that wait."""
+    def put(self, owner: object, job: Job) -> None:
+        """Have a job done, behind the others of its owner."""
         with self._lock:
-            self._jobs.append(job)
+            self._jobs.setdefault(owner, deque()).append(job)
             if self._working < self._most:
                 self._working += 1
                 threading.Thread(target=self._work, name=self._name, daemon=True).start()
@@ -91,7 +95,11 @@ class Workers:
                 if not self._jobs:
                     self._working -= 1
                     return
-                job = self._jobs.popleft()
+                owner, jobs = next(iter(self._jobs.items()))
+                job = jobs.popleft()
+                del self._jobs[owner]
+                if jobs:
+                    self._jobs[owner] = jobs
             job()
 
 
@@ -100,6 +108,7 @@ class Downloads:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
+        self.choosing = Workers("manifest", 2)
         self.fetching = Workers("snapshot", AT_ONCE)
         self.ingesting = Workers("ingest", 1)
         self.ended = threading.Event()
@@ -148,7 +157,7 @@ class Incoming:
         self._bytes = self._total = 0
         self._began = downloads.clock()
         downloads.move()
-        self._put(downloads.fetching, partial(self._choose, partial(snapshots.chosen, spec, partition, changelog, groups, bounds, self._where)))
+        self._put(downloads.choosing, partial(self._choose, partial(snapshots.chosen, spec, partition, changelog, groups, bounds, self._where)))
 
     def look(self) -> bool:
         """Return whether it has ended: whatever came is in the database. A place that is silent is called off.
@@ -257,12 +266,16 @@ class Incoming:
             files.setdefault(one.file.family, []).append(one.path)
             keys += one.file.entries
         if self._good:
-            self._database.ingest(self._spec.name, [each.checkpoint for each, _ in self._good], files)
+            try:
+                self._database.ingest(self._spec.name, [each.checkpoint for each, _ in self._good], files)
+            except SnapshotError as error:  # these groups have no checkpoint now
+                log.warning("%s: %s. The changelog restores it.", self._where, error)
+                return
         self.keys = keys
         log.info("%s: %d keys in %d slices of a snapshot", self._where, keys, len(self._good))
 
     def _put(self, workers: Workers, job: Job) -> None:
-        workers.put(partial(self._guarded, job))
+        workers.put(self, partial(self._guarded, job))
 
     def _guarded(self, job: Job) -> None:
         """Do a job; whoever looks in learns what it fails of."""

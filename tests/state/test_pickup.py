@@ -83,7 +83,7 @@ class PickingUp:
 
     def take(self, groups: Sequence[int], bounds: Bounds) -> Incoming:
         """Return a pick-up that has ended."""
-        downloads = Downloads()
+        downloads = Downloads(lambda: 0.0)  # a machine that stands still is no place that is silent
         incoming = Incoming(downloads, self._snapshots, self.database, self.spec, PARTITION, self._changelog, groups, bounds)
         return ended(incoming, downloads)
 
