@@ -126,6 +126,7 @@ def test_threads_that_a_place_keeps_for_ever_hold_up_nobody_else(tmp_path: Path,
         first = picking.begin(databases[0])
         await_held(held.held, AT_ONCE)
         second = picking.begin(databases[1])
+        eventually(lambda: second.progress().total_bytes > 0, 60, lambda: "nothing is chosen")
         assert not second.look()
         now[0] += PATIENCE_S + 1
         for incoming in (first, second):
