@@ -11,7 +11,6 @@ source topic ends where the task begins.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,10 +20,10 @@ from coopstreams.log.log import Log, Position
 from coopstreams.state.database import Database
 from coopstreams.state.incoming import Downloads, Incoming, PickUpProgress
 from coopstreams.state.pickup import Changelog, Snapshots
-from coopstreams.state.restore import NO_STOPS, TRUSTED_MS, Bounds, Restore, RestoreProgress, lacking, trusted_ms
+from coopstreams.state.restore import NO_STOPS, Bounds, Restore, RestoreProgress, lacking
+from coopstreams.tasks.changelogs import Changelogs
 from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import LogError
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
@@ -34,8 +33,6 @@ PATIENCE_S = 0.3
 """A restore that does not move for so long is waiting for somebody's open transaction."""
 LOOK_S = 0.005
 """How long a step waits for what it reads, or picks up."""
-
-log = logging.getLogger(__name__)
 
 
 class Counts(Protocol):
@@ -102,7 +99,7 @@ class Restoring:
         counts: Counts | None = None,
         listener: RestoreListener | None = None,
     ) -> None:
-        self._log = log
+        self._changelogs = Changelogs(log)
         self._listener = listener or RestoreListener()
         self._changelog = changelog
         self._counts: Counts = counts or Uncounted()
@@ -113,10 +110,6 @@ class Restoring:
         self._pick_ups: dict[tuple[TaskId, TopicPartition], _PickUp] = {}
         self._waiting: dict[TaskId, set[TopicPartition]] = {}
         self._done: list[TaskId] = []
-        self._trusted_ms: dict[str, int] = {}
-        """For how long the brokers keep tombstones, as they said since the last step."""
-        self._known: dict[str, Changelog] = {}
-        """What the brokers said of changelogs since the last step: tasks that open together ask once."""
 
     def add(self, task: TaskId, stores: Iterable[StoreSpec], database: Database, positions: Mapping[str, Mapping[KeyRange, int]]) -> None:
         """Restore the stores of a task; it is `finished` at once if it has none that can be.
@@ -128,13 +121,14 @@ class Restoring:
         """
         topics = [(spec, spec.source or self._changelog(spec)) for spec in stores if spec.logged or spec.name in positions]
         changelogs = {TopicPartition(topic, task.partition): (spec, positions.get(spec.name, NO_STOPS)) for spec, topic in topics}
-        targets = {changelog: max(stops.values()) if stops else self._log.end_offset(changelog) for changelog, (_, stops) in changelogs.items()}
-        bounds = {changelog: self._bounds(changelog, target) for changelog, target in targets.items()}
-        missing = {changelog: self._missing(task, changelog, spec, database, bounds[changelog]) for changelog, (spec, _) in changelogs.items()}
+        targets = {changelog: max(stops.values()) if stops else self._changelogs.end(changelog) for changelog, (_, stops) in changelogs.items()}
+        bounds = {changelog: self._changelogs.bounds(changelog, target) for changelog, target in targets.items()}
+        missing = {changelog: self._missing(task, spec, database, bounds[changelog]) for changelog, (spec, _) in changelogs.items()}
+        known = {changelog: self._changelogs.topic(changelog.topic) for changelog, groups in missing.items() if groups}
         self._waiting[task] = set()  # only now: when the brokers do not answer, nothing is half added
         for changelog, (spec, stops) in changelogs.items():
-            if missing[changelog]:
-                self._begin(task, changelog, spec, database, missing[changelog], bounds[changelog])
+            if changelog in known:
+                self._begin(task, changelog, spec, database, known[changelog], missing[changelog], bounds[changelog])
             else:
                 self._join(task, changelog, spec, database, bounds[changelog], stops)
         self._go_on(task)
@@ -163,8 +157,7 @@ class Restoring:
         Raises:
             StateError: a database does not take what came from a snapshot.
         """
-        self._known.clear()
-        self._trusted_ms.clear()
+        self._changelogs.forget()
         if self._pick_ups:
             if not self._jobs:
                 self._downloads.ended.wait(LOOK_S)
@@ -215,22 +208,6 @@ class Restoring:
         self._pick_ups.clear()
         self._reader.close()
 
-    def _bounds(self, changelog: TopicPartition, target: int) -> Bounds:
-        """Return what a restore can go on from now."""
-        return Bounds(self._log.start_offset(changelog), target, int(time.time() * 1000) - self._trusted(changelog.topic))
-
-    def _trusted(self, topic: str) -> int:
-        """Return for how long a checkpoint can be continued from; a day, less the time for a replay, if the brokers do not say it."""
-        if topic not in self._trusted_ms:
-            try:
-                self._trusted_ms[topic] = trusted_ms(self._log.topic_config(topic))
-            except LogError as error:
-                if error.retryable:
-                    raise
-                log.warning("%s. State is trusted for %g hours after it was true.", error, TRUSTED_MS / 3_600_000)
-                self._trusted_ms[topic] = TRUSTED_MS
-        return self._trusted_ms[topic]
-
     def _join(
         self,
         task: TaskId,
@@ -242,32 +219,30 @@ class Restoring:
     ) -> None:
         job = self._jobs.get(changelog)
         if job is None:
-            log_start, target, trusted = bounds.log_start, bounds.target, self._trusted(changelog.topic)
-            restore = Restore(database, spec, [task.range], log_start=log_start, target=target, stops=stops, trusted_ms=trusted)
+            trusted = self._changelogs.trusted_ms(changelog.topic)
+            restore = Restore(database, spec, [task.range], log_start=bounds.log_start, target=bounds.target, stops=stops, trusted_ms=trusted)
             job = _Job(restore, {task: stops})
             if job.restore.done:
                 return
             self._listener.on_restore_start(changelog, spec.name, job.restore.position, bounds.target)
         else:
             job.tasks[task] = stops
-            job.retarget(bounds.target)
+            job.retarget(max(bounds.target, job.restore.target))  # a task that was added later needs more, if this one was fetched meanwhile
         self._jobs[changelog] = job
         self._waiting[task].add(changelog)
 
-    def _missing(self, task: TaskId, changelog: TopicPartition, spec: StoreSpec, database: Database, bounds: Bounds) -> list[int]:
+    def _missing(self, task: TaskId, spec: StoreSpec, database: Database, bounds: Bounds) -> list[int]:
         """Return the key groups that a snapshot may have: a restore cannot go on from what is there."""
         if self._snapshots is None or spec.source is not None:  # a snapshot ends where a changelog does
             return []
-        groups = lacking(database.checkpoints(spec.name), task.range, bounds)
-        topic = changelog.topic
-        if groups and topic not in self._known:
-            self._known[topic] = Changelog(topic, self._log.topic_id(topic), self._log.partitions([topic]).get(topic, 0))
-        return groups
+        return lacking(database.checkpoints(spec.name), task.range, bounds)
 
-    def _begin(self, task: TaskId, changelog: TopicPartition, spec: StoreSpec, database: Database, groups: Sequence[int], bounds: Bounds) -> None:
+    def _begin(
+        self, task: TaskId, changelog: TopicPartition, spec: StoreSpec, database: Database, known: Changelog, groups: Sequence[int], bounds: Bounds
+    ) -> None:
         """Have a store fetched; what the snapshot does not have is restored behind that."""
         assert self._snapshots is not None
-        incoming = Incoming(self._downloads, self._snapshots, database, spec, changelog.partition, self._known[changelog.topic], groups, bounds)
+        incoming = Incoming(self._downloads, self._snapshots, database, spec, changelog.partition, known, groups, bounds)
         self._pick_ups[task, changelog] = _PickUp(incoming, spec, database, bounds.target)
         self._waiting[task].add(changelog)
 
@@ -279,7 +254,7 @@ class Restoring:
             self._counts.fetched(task, progress.store, progress.fetched_bytes - pick_up.bytes, progress.total_bytes - progress.fetched_bytes)
             pick_up.bytes = progress.fetched_bytes
             if ended:
-                bounds = self._bounds(changelog, pick_up.target)  # that took its time; if the brokers do not answer, it is asked again
+                bounds = self._changelogs.bounds(changelog, pick_up.target)  # that took its time; if the brokers do not answer, it is asked again
                 self._counts.picked_up(task, progress.store, pick_up.incoming.keys)
                 del self._pick_ups[task, changelog]
                 self._waiting[task].discard(changelog)

@@ -9,6 +9,7 @@ import logging
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from tests.state.held import gate
 pytestmark = pytest.mark.broker
 
 KEYS = [f"key-{number}" for number in range(1000)]
+HOUR_MS = 3_600_000
 
 
 @pytest.fixture(autouse=True)
@@ -201,6 +203,27 @@ def test_a_place_that_never_answers_is_called_off_and_the_changelog_read(
         await_table(app, published.written)
         assert (metric(app, PICKED_UP), metric(app, REPLAYED) >= len(KEYS)) == (0, True)
     assert "no byte has come for 1 s" in caplog.text
+
+
+def test_a_snapshot_is_trusted_as_long_as_the_changelog_is_set_to_keep_tombstones(
+    kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    counting, url = Counting.make(kafka), str(tmp_path / "snapshots")
+    written = ran(counting, tmp_path / "first", KEYS[:100])
+    with closing(KafkaLog({"bootstrap.servers": kafka.bootstrap})) as cluster:
+        made, _ = rebuilt(cluster, counting, url)
+        store = made.stores["counts"]
+        slices = tuple(replace(each, true_ms=each.true_ms - 60 * HOUR_MS) for each in store.slices)
+        snapshot.publish(url, replace(made, stores={"counts": replace(store, slices=slices)}))
+        with caplog.at_level(logging.WARNING), counting.app(tmp_path / "second", snapshots_dir=url, **EXACTLY) as app:
+            await_table(app, written)
+            assert metric(app, PICKED_UP) == 0
+        assert "older than the changelog keeps tombstones" in caplog.text
+        kafka.configure(counting.changelog, delete_retention_ms=str(72 * HOUR_MS))
+        eventually(lambda: cluster.topic_config(counting.changelog)["delete.retention.ms"] == str(72 * HOUR_MS), 60, lambda: "it is not set")
+    with counting.app(tmp_path / "third", snapshots_dir=url, **EXACTLY) as app:
+        await_table(app, written)
+        assert (metric(app, PICKED_UP), metric(app, REPLAYED)) == (100, 0)
 
 
 def reports(app: Any) -> list[dict[str, Any]]:

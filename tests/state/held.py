@@ -53,6 +53,11 @@ def gate(folder: str, holds: Callable[[str], bool] = lambda _: True) -> Iterator
         made.opened.set()
 
 
+def on_the_way() -> list[threading.Thread]:
+    """Return the threads of this process that bring something out of snapshots."""
+    return [thread for thread in threading.enumerate() if thread.name in ("manifest", "snapshot", "ingest")]
+
+
 def fetchers() -> list[threading.Thread]:
     """Return the threads of this process that fetch slices."""
     return [thread for thread in threading.enumerate() if thread.name == "snapshot"]

@@ -14,6 +14,7 @@ import pytest
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory import MemoryLog
 from coopstreams.state import incoming, layout, snapshot
+from coopstreams.state.checkpoints import Checkpoint
 from coopstreams.state.database import Database
 from coopstreams.state.incoming import AT_ONCE
 from coopstreams.state.manifest import Manifest, StoreSlices, shape_of
@@ -23,12 +24,12 @@ from coopstreams.state.restore import TRUSTED_MS, trusted_ms
 from coopstreams.state.snapshot import SnapshotWriter
 from coopstreams.tasks.restoring import Restoring, Uncounted
 from coopstreams.topology.errors import LogError
-from coopstreams.topology.keys import WHOLE, KeyRange
+from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 from coopstreams.topology.serdes import text
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
 from tests.broker.waiting import eventually
-from tests.state.held import fetchers, gate
+from tests.state.held import fetchers, gate, on_the_way
 
 COUNTS, SMALL = StoreSpec("counts", "key_value", text, text), StoreSpec("small", "key_value", text, text)
 KEYS = [b"key-%d" % number for number in range(200)]
@@ -173,6 +174,24 @@ def test_siblings_take_their_slices_and_one_that_comes_back_later_replays_only_t
     assert world.finish() == [parts[1]]
     assert world.rows() == {key: key for key in KEYS}
     assert world.counts.replayed <= 3 * 10, "the tail, once for each task that needs it"
+    world.reading.close()
+
+
+def test_a_task_that_was_fetched_meanwhile_does_not_end_the_restore_of_one_that_came_later(tmp_path: Path) -> None:
+    world = World(tmp_path, place="held://")
+    world.publish()
+    early, late = (TaskId(0, 0, part) for part in KeyRange.split(2))
+    with gate(world.url) as held:
+        world.database.write([], {"counts": [Checkpoint(*layout.groups_of(late.range), 0)]})
+        world.reading.add(early, [COUNTS], world.database, {})
+        eventually(lambda: len(held.held) == AT_ONCE, 60, lambda: str(held.held))
+        world.append([b"more-%d" % number for number in range(50)], 0)
+        world.reading.add(late, [COUNTS], world.database, {})
+        held.opened.set()
+        eventually(lambda: not on_the_way(), 60, lambda: str(on_the_way()))
+        assert sorted(world.finish()) == [early, late]
+    missing = {key for key in (*KEYS, *(b"more-%d" % number for number in range(50))) if key_hash(key) in late.range} - world.rows().keys()
+    assert missing == set()
     world.reading.close()
 
 
