@@ -267,8 +267,9 @@ class Restore:
         reasons: dict[int, str] = {}
         for group in groups:
             at = known.at(group)
-            if at is None or (reason := self._refusal(group, at, bounds)):
-                reasons[group] = "" if at is None else reason
+            reason = "" if at is None else self._refusal(group, at, bounds)
+            if at is None or reason:
+                reasons[group] = reason
             else:
                 self._need[group], self._seen[group], self._true_ms[group] = at.offset, at.observed, at.true_ms
         for reason, of_reason in groupby(sorted(reasons, key=lambda group: (reasons[group], group)), key=reasons.__getitem__):

@@ -43,17 +43,22 @@ class Passing(BaseHTTPRequestHandler):
     """A request to it."""
 
     protocol_version = "HTTP/1.1"
-    server: Flaky
+
+    @property
+    def flaky(self) -> Flaky:
+        """The server it reached."""
+        assert isinstance(self.server, Flaky)
+        return self.server
 
     def do_GET(self) -> None:
         """Answer a download, or a question for a list."""
         path = urlsplit(self.path).path
-        self.server.asked[path] += 1
-        if self.server.asked[path] == 1:
+        self.flaky.asked[path] += 1
+        if self.flaky.asked[path] == 1:
             self.answer(503, [], b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>")
             return
         status, headers, body = self.passed_on()
-        self.answer(status, headers, body, len(body) // 2 if self.server.asked[path] == 2 else len(body))
+        self.answer(status, headers, body, len(body) // 2 if self.flaky.asked[path] == 2 else len(body))
 
     def do_HEAD(self) -> None:
         """Answer what is known of a name."""
@@ -61,7 +66,7 @@ class Passing(BaseHTTPRequestHandler):
 
     def passed_on(self) -> tuple[int, list[tuple[str, str]], bytes]:
         """Return what the server says."""
-        connection = http.client.HTTPConnection(self.server.upstream, timeout=60)
+        connection = http.client.HTTPConnection(self.flaky.upstream, timeout=60)
         connection.request(self.command, self.path, headers={name: value for name, value in self.headers.items() if name.lower() != "host"})
         answer = connection.getresponse()
         body = answer.read()
