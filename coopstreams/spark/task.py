@@ -156,6 +156,8 @@ class Running:
         on_failure = handler(self.id, work.config, self._count_failure, self._dead_letter)
         caching = work.config["statestore.cache.max.bytes"] > 0
         rows = read_rows(work.config.client, tables_of(topology, program.subtopology), work.global_tables, on_failure)
+        for each in rows.values():
+            closing.callback(each.close)
         self._program: BoundProgram = program.bind({**self._state.stores, **rows}, on_failure, caching=caching, shared=not self.id.range.is_whole)
         closing.callback(self._program.close)
         bounds = [work.cut[topic][partition] if topic in work.cut else None for topic in program.subtopology.topics]
