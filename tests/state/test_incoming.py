@@ -22,7 +22,7 @@ from coopstreams.topology.errors import StateError
 from coopstreams.topology.keys import key_group, key_hash
 from tests.broker.waiting import eventually
 from tests.state.held import fetchers, gate
-from tests.state.test_pickup import CHANGELOG, PARTITION, ended, publish, restored
+from tests.state.test_pickup import CHANGELOG, PARTITION, ended, publish, restored, rocks
 from tests.state.test_restore import SPEC, some_log, stored
 
 LOG = some_log(500)
@@ -63,7 +63,7 @@ def join_fetchers() -> None:
 
 def test_bytes_are_counted_while_they_come_and_keys_when_they_are_in_the_database(tmp_path: Path, url: str) -> None:
     total = sum(file.bytes for file in publish(url, restored(LOG, 600)).files())
-    database, picking = Database(Memory(), [SPEC]), Picking(f"held://{url}", tmp_path)
+    database, picking = Database(rocks(tmp_path), [SPEC]), Picking(f"held://{url}", tmp_path)
     with gate(url) as held:
         incoming = picking.begin(database)
         await_held(held.held, AT_ONCE)
@@ -81,7 +81,7 @@ def test_bytes_are_counted_while_they_come_and_keys_when_they_are_in_the_databas
 
 def test_what_is_given_up_waits_for_no_place_and_leaves_nothing_even_when_it_comes_after_all(tmp_path: Path, url: str) -> None:
     publish(url, restored(LOG, 600))
-    database, picking = Database(Memory(), [SPEC]), Picking(f"held://{url}", tmp_path)
+    database, picking = Database(rocks(tmp_path), [SPEC]), Picking(f"held://{url}", tmp_path)
     with gate(url) as held:
         incoming = picking.begin(database)
         await_held(held.held, AT_ONCE)
@@ -99,7 +99,7 @@ def test_a_place_that_falls_silent_is_called_off_and_what_has_come_is_used(tmp_p
     made = publish(url, restored(LOG, 600))
     slow = next(each for each in made.stores["counts"].slices if each.files)
     now = [100.0]
-    database, picking = Database(Memory(), [SPEC]), Picking(f"held://{url}", tmp_path, lambda: now[0])
+    database, picking = Database(rocks(tmp_path), [SPEC]), Picking(f"held://{url}", tmp_path, lambda: now[0])
     with gate(url, lambda name: name.endswith(slow.files[0].name)) as held:
         incoming = picking.begin(database)
         await_held(held.held, 1)
@@ -121,7 +121,7 @@ def test_a_place_that_falls_silent_is_called_off_and_what_has_come_is_used(tmp_p
 def test_threads_that_a_place_keeps_for_ever_hold_up_nobody_else(tmp_path: Path, url: str) -> None:
     publish(url, restored(LOG, 600))
     now = [100.0]
-    databases, picking = [Database(Memory(), [SPEC]) for _ in range(2)], Picking(f"held://{url}", tmp_path, lambda: now[0])
+    databases, picking = [Database(rocks(tmp_path), [SPEC]) for _ in range(2)], Picking(f"held://{url}", tmp_path, lambda: now[0])
     with gate(url) as held:
         first = picking.begin(databases[0])
         await_held(held.held, AT_ONCE)
@@ -140,7 +140,7 @@ def test_threads_that_a_place_keeps_for_ever_hold_up_nobody_else(tmp_path: Path,
 
 def test_a_database_that_does_not_take_it_is_an_error_for_whoever_looks_in(tmp_path: Path, url: str) -> None:
     publish(url, restored(LOG, 600))
-    database, picking = Database(Memory(), [SPEC]), Picking(f"held://{url}", tmp_path)
+    database, picking = Database(rocks(tmp_path), [SPEC]), Picking(f"held://{url}", tmp_path)
     with gate(url) as held:
         incoming = picking.begin(database)
         await_held(held.held, AT_ONCE)
@@ -161,7 +161,7 @@ def test_files_that_hold_no_state_are_left_to_the_changelog(tmp_path: Path, url:
     file = replace(spoilt.files[0], bytes=path.stat().st_size, sha256=sha256_of(path))
     slices = tuple(replace(each, files=(file,)) if each is spoilt else each for each in store.slices)
     snapshot.publish(url, replace(made, stores={"counts": replace(store, slices=slices)}))
-    database, picking = Database(Memory(), [SPEC]), Picking(url, tmp_path)
+    database, picking = Database(rocks(tmp_path), [SPEC]), Picking(url, tmp_path)
     with caplog.at_level(logging.WARNING):
         assert ended(picking.begin(database), picking.downloads).keys == 0
     assert "The changelog restores it." in caplog.text

@@ -140,6 +140,7 @@ def test_errors_that_pass_and_answers_that_are_cut_short_cost_only_a_repetition(
 def test_a_bucket_that_is_not_there_is_left_out(
     published: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")  # else the driver's own patience is all we wait for
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         with answering(f"http://127.0.0.1:{nobody.getsockname()[1]}", monkeypatch), caplog.at_level(logging.WARNING):

@@ -30,6 +30,7 @@ from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
 from tests.broker.waiting import eventually
 from tests.state.held import fetchers, gate, on_the_way
+from tests.state.test_pickup import rocks
 
 COUNTS, SMALL = StoreSpec("counts", "key_value", text, text), StoreSpec("small", "key_value", text, text)
 KEYS = [b"key-%d" % number for number in range(200)]
@@ -69,7 +70,7 @@ class World:
         self.log = log or MemoryLog()
         self.url = str(folder / "snapshots")
         self.counts = Counted()
-        self.database = Database(Memory(), [COUNTS, SMALL])
+        self.database = Database(rocks(folder), [COUNTS, SMALL])
         self.log.create_topics([TopicSpec("counts-log", 2, settings), TopicSpec("small-log", 2, settings)])
         self.append(KEYS, 0)
         self.append(KEYS[:7], 1)
@@ -241,7 +242,7 @@ def test_settings_that_may_not_be_read_are_taken_to_be_kafkas_own(tmp_path: Path
     assert "not allowed to read the configuration of counts-log. State is trusted for 23 hours" in caplog.text
     assert world.counts.keys == len(KEYS)
     world.publish(TRUSTED_MS + HOUR_MS)
-    world.database = Database(Memory(), [COUNTS])
+    world.database = Database(rocks(tmp_path), [COUNTS])
     world.reading.add(BIG, [COUNTS], world.database, {})
     assert world.finish() == [BIG]
     assert world.counts.replayed == len(KEYS)
