@@ -58,7 +58,7 @@ def reset(
         check_stopped(coordinator)
         if not yes:
             typer.confirm(f"Reset {application}? Its state is lost", abort=True)
-        carry_out(log, coordinator, plan, offsets, folders)
+        carry_out(log, coordinator, plan, offsets, folders, at_beginning=to == settings["auto.offset.reset"] == "earliest")
     typer.echo("done")
 
 

@@ -19,6 +19,7 @@ from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.log.log import Log, Position, TopicSpec
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import UnknownTopicError
+from coopstreams.topology.naming import MARKS
 from coopstreams.topology.outputs import Output
 
 TRANSACTION_TIMEOUT_MS = 900_000
@@ -28,12 +29,21 @@ BATCH = 10_000
 
 def marks_topic(application: str, run: str) -> str:
     """Return the name of the topic with the marks of a run."""
-    return f"{application}-backfill-{run}"
+    return f"{application}{MARKS}{run}"
 
 
 def marks_spec(application: str, run: str, tasks: int, replication: int) -> TopicSpec:
     """Return the topic with the marks of a run: kept until the run is published."""
     return TopicSpec(marks_topic(application, run), tasks, {"cleanup.policy": "compact", "retention.ms": "-1"}, replication)
+
+
+def announce(config: Config, run: str, tasks: int) -> None:
+    """Make the topic with the marks of a run, unless it is there: from now on the cluster knows that the run has begun."""
+    cluster = cluster_of(config)
+    try:
+        cluster.create_topics([marks_spec(config["application.id"], run, tasks, config["replication.factor"])])
+    finally:
+        cluster.close()
 
 
 def cluster_of(config: Config) -> KafkaLog:

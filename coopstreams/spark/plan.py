@@ -88,6 +88,8 @@ class Plan:
     """Of their topics, the offsets [start, end) that every task reads."""
     connector: Connector = "python"
     """What reads Kafka: our own data source, or the connector of Spark."""
+    ids: Mapping[str, str] = field(default_factory=dict)
+    """Of its topics in Kafka: one that is deleted and made anew has another."""
 
     @property
     def tasks(self) -> int:

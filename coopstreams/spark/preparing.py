@@ -19,16 +19,17 @@ from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.log.kafka_offsets import KafkaOffsets
 from coopstreams.spark import plan as planning
 from coopstreams.spark.history import History, KafkaHistory, TableHistory, cut_of
-from coopstreams.spark.outbox import cluster_of
+from coopstreams.spark.outbox import announce, cluster_of
 from coopstreams.spark.plan import Connector, Outputs, Plan
 from coopstreams.spark.table_outputs import absolute
+from coopstreams.spark.unchanged import ids_of
 from coopstreams.state.places import Place
 from coopstreams.state.snapshot import new_run
 from coopstreams.tasks.reading import as_it_runs
 from coopstreams.tasks.topics import check_topics, prepare_topics
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
-from coopstreams.topology.naming import changelog_topic, internal_topic
+from coopstreams.topology.naming import backfill_runs, changelog_topic, internal_topic
 from coopstreams.topology.nodes import Topology
 from coopstreams.topology.patterns import unmatched
 
@@ -62,9 +63,11 @@ class Options:
 
 
 def begin(topology: Topology, config: Config, histories: Mapping[str, History], options: Options) -> Plan:
-    """Return the plan of a new run, written down in its folder."""
+    """Return the plan of a new run, written down in its folder; from now on it is known in Kafka, and no other can begin."""
     plan = make_plan(topology, config, histories, options)
     Place(options.work).write(f"{plan.run}/plan.json", plan.to_json())
+    if plan.seed:
+        announce(config, plan.run, plan.tasks)
     return plan
 
 
@@ -103,11 +106,14 @@ def make_plan(built: Topology, config: Config, histories: Mapping[str, History],
     Raises:
         TopologyError: a backfill cannot run this topology, or the topics do not fit it.
         ConfigError: a history is of no source, or cannot be one, or the application has run before.
+        SnapshotError: the place for snapshots is none.
     """
     if options.outputs == "topic" and not options.seed:
         raise ConfigError("a trial writes nothing to Kafka: outputs must be none or table")
     if options.table is not None and options.outputs != "table":
         raise ConfigError(f'a place for a table, {options.table}, but outputs are "{options.outputs}": say outputs="table"')
+    if options.snapshots is not None:
+        Place(options.snapshots)  # a driver that is missing is found now, not by the tasks
     cluster = KafkaLog(config.client, timeout_s=config["connect.timeout.ms"] / 1000)
     offsets = KafkaOffsets(config.client, config["application.id"])
     try:
@@ -120,6 +126,7 @@ def make_plan(built: Topology, config: Config, histories: Mapping[str, History],
             {topic: cut_of(cluster, offsets, topic, history, resolved.partitions[topic]) for topic, history in each.items()}
             for each in (chosen, known)
         )
+        ids = ids_of(cluster, topology)
     finally:
         offsets.close()
         cluster.close()
@@ -135,10 +142,11 @@ def make_plan(built: Topology, config: Config, histories: Mapping[str, History],
         tables=tuple(topic for topic, history in chosen.items() if isinstance(history, TableHistory)),
         outputs=options.outputs,
         seed=options.seed,
-        snapshots=options.snapshots,
+        snapshots=None if options.snapshots is None else absolute(options.snapshots),
         table=None if options.table is None else absolute(options.table),
         global_tables=globally,
         connector=options.connector,
+        ids=ids,
     )
 
 
@@ -170,19 +178,29 @@ def check_unused(cluster: KafkaLog, offsets: KafkaOffsets, topology: Topology, p
     """Do nothing if the application has never run: its state and its progress would be mixed with those of the backfill.
 
     Raises:
-        ConfigError: it has; says what was found and what to do.
+        ConfigError: it has, or another backfill has begun; says what was found and what to do.
     """
     known = cluster.partitions()
-    cure = f'Give the program another application id; or, to go on with a backfill, resume it; or delete what "{topology.application_id}" has.'
+    if begun := backfill_runs(topology.application_id, known):
+        raise ConfigError(
+            f'run {begun[-1]} of "{topology.application_id}" has begun and is not published: go on with it (--resume {begun[-1]}). To begin anew, '
+            "`coopstreams reset` the application, or give the program another id."
+        )
     for topic in topology.internal_topics:
         for number in range(known.get(topic.name, 0)):
             place = TopicPartition(topic.name, number)
             if cluster.end_offset(place) > cluster.start_offset(place):
-                raise ConfigError(f"{place} has records: the application has run, or a backfill has. {cure}")
+                raise ConfigError(
+                    f"{place} has records: the application has run, or a backfill has. Give the program another application id; or, if a backfill "
+                    "was all it had, `coopstreams reset` it."
+                )
     places = [TopicPartition(topic, number) for topic, count in partitions.items() for number in range(count if topic in known else 0)]
     for place, (offset, metadata) in offsets.committed(places).items():
         if Committed.parse(offset, metadata).term != BACKFILLED:
-            raise ConfigError(f"the group has committed offset {offset} of {place}: the application has run. {cure}")
+            raise ConfigError(
+                f"the group has committed offset {offset} of {place}: the application has run, or was reset. Give the program another application id: "
+                "what key ranges have committed under this one goes on to count"
+            )
 
 
 def oldest_ms(topology: Topology, config: Config, plan: Plan) -> tuple[tuple[str, int], ...]:

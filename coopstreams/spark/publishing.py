@@ -23,6 +23,7 @@ from coopstreams.spark import plan as planning
 from coopstreams.spark.outbox import marks_topic
 from coopstreams.spark.preparing import BACKFILLED, as_planned
 from coopstreams.spark.running import Backfilled
+from coopstreams.spark.unchanged import check_topics
 from coopstreams.state import snapshot
 from coopstreams.state.manifest import Manifest, Slice, StoreSlices, placed, shape_of
 from coopstreams.topology.columns import TopicPartition
@@ -36,7 +37,8 @@ def publish(done: Backfilled, topology: Topology, settings: Config | Mapping[str
 
     Raises:
         GroupError: it runs, or has run.
-        ConfigError: the run wrote no changelogs, so that a live application would have no state; or it is of another topology.
+        ConfigError: the run wrote no changelogs, or they are not there any more, so that a live application would have no state; or it is of
+            another topology.
     """
     if not done.plan.seed:
         raise ConfigError(f"run {done.plan.run} was a trial: it wrote no changelogs, and a live application would go on without state")
@@ -45,6 +47,7 @@ def publish(done: Backfilled, topology: Topology, settings: Config | Mapping[str
     cluster = KafkaLog(config.client, timeout_s=config["connect.timeout.ms"] / 1000)
     offsets = KafkaOffsets(config.client, config["application.id"])
     try:
+        check_topics(cluster, done.plan)
         goes_on = _positions(done, cluster)
         _check_unused(offsets, goes_on)
         # Before the offsets, which the broker refuses to set while the group has members: behind them an application may have started,

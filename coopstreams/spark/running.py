@@ -30,7 +30,7 @@ from coopstreams.spark.history import FRAMES, History, TableHistory, forwarded_f
 from coopstreams.spark.native import translated
 from coopstreams.spark.native_frames import Folding
 from coopstreams.spark.native_task import NativeWork
-from coopstreams.spark.outbox import cluster_of, marks_spec
+from coopstreams.spark.outbox import announce
 from coopstreams.spark.plan import Plan, Stage
 from coopstreams.spark.preparing import Options, as_planned, begin, load_plan, oldest_ms
 from coopstreams.spark.progress import TaskProgress, Watch
@@ -40,6 +40,7 @@ from coopstreams.spark.session import session_or_local
 from coopstreams.spark.shipping import ship
 from coopstreams.spark.table_outputs import absolute, stage_folder
 from coopstreams.spark.task import TaskResult, TaskWork
+from coopstreams.spark.unchanged import check_resumable
 from coopstreams.state.places import Place
 from coopstreams.topology import errors
 from coopstreams.topology.errors import ConfigError
@@ -100,9 +101,29 @@ def backfill(
     """
     config = Config.of(settings, topology.application_id)
     wanted, histories = options or Options(), dict(sources or {})
-    plan = begin(topology, config, histories, wanted) if resume is None else load_plan(wanted.work, resume, topology, config)
+    plan = begin(topology, config, histories, wanted) if resume is None else taken_up(topology, config, wanted.work, resume)
     with session_or_local(spark, f"backfill of {plan.application}") as session:
         return carry_out(session, topology, config, plan, histories, wanted.work, on_stage, on_progress)
+
+
+def taken_up(topology: Topology, config: Config, work: str, run: str) -> Plan:
+    """Return the plan of a run that is to go on.
+
+    Raises:
+        ConfigError: there is no such run, it is of another topology, or what it counts on is not there any more.
+    """
+    plan = load_plan(work, run, topology, config)
+    check_resumable(config, plan, finished=finished(plan, work))
+    return plan
+
+
+def finished(plan: Plan, work: str) -> bool:
+    """Return whether all stages of a plan have run."""
+    return all(_has_run(Place(work), plan, stage) for stage in plan.stages)
+
+
+def _has_run(place: Place, plan: Plan, stage: Stage) -> bool:
+    return place.read(f"{stage_folder(plan.run, stage)}/_SUCCESS") is not None
 
 
 def carry_out(
@@ -122,12 +143,8 @@ def carry_out(
         PySparkException: Spark itself failed.
     """
     running = as_planned(topology, config, plan)
-    if plan.seed:
-        cluster = cluster_of(config)
-        try:
-            cluster.create_topics([marks_spec(plan.application, plan.run, plan.tasks, config["replication.factor"])])
-        finally:
-            cluster.close()
+    if plan.seed and not finished(plan, work):
+        announce(config, plan.run, plan.tasks)
     run = _Run(running, config, plan, histories, work, on_progress)
     try:
         went = [(stage, run.stage(spark, stage, on_stage)) for stage in plan.stages]
@@ -158,7 +175,7 @@ class _Run:
     def stage(self, spark: SparkSession, stage: Stage, on_stage: Callable[[Stage], None] | None) -> list[TaskResult]:
         """Run the tasks of a sub-topology, unless they have run; return how they went."""
         folder = self._output(stage)
-        if self._place.read(f"{stage_folder(self._plan.run, stage)}/_SUCCESS") is None:
+        if not _has_run(self._place, self._plan, stage):
             if on_stage is not None:
                 on_stage(stage)
             with self._watched(stage) as reports:

@@ -330,7 +330,8 @@ class Running:
                 if timestamp < oldest:
                     raise LogError(
                         f'the changelog of "{spec.name}" would lose what it is seeded with: the broker deletes records from before {oldest} there, '
-                        f"and one is of {timestamp}. Raise the retention= of the store, or keep the state in snapshots and seed nothing."
+                        f"and one is of {timestamp}. Raise retention.ms of {internal_topic(self._application, changelog_topic(spec.name))} and resume the "
+                        "run; or give the store a longer retention=, and begin anew."
                     )
                 yield layout.changelog_key(spec.kind, key), value, timestamp
 
