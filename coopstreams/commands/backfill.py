@@ -70,28 +70,31 @@ def backfill(
     configure_logging(verbose)
     try:
         from coopstreams.spark import preparing, running
-        from coopstreams.spark.history import KafkaHistory
-        from coopstreams.spark.plan import sources
         from coopstreams.spark.session import session_or_local
     except ImportError as error:
         raise ConfigError(f'a backfill needs Spark: pip install "coopstreams[spark]" ({error})') from error
     options = preparing.Options(
-        ranges=ranges, snapshots=snapshots, outputs=_outputs(outputs, table), table=table, work=work, connector=_connector(connector), native=native
+        ranges=ranges,
+        snapshots=snapshots,
+        outputs=_outputs(outputs, table),
+        table=table,
+        work=work,
+        connector=_connector(connector),
+        native=native,
+        until=None if until is None else until.replace(tzinfo=UTC) if until.tzinfo is None else until,
     )
     topology = load_topology(target)
     checked = Config.of(settings_of(config, os.environ, flags(set_, {"bootstrap.servers": bootstrap_servers})), topology.application_id)
-    at = None if until is None else until.replace(tzinfo=UTC) if until.tzinfo is None else until
-    histories = {topic: KafkaHistory(until=at) for topic in sources(topology)}
     if resume is not None:
         plan = running.taken_up(topology, checked, work, resume)
     else:
-        plan = (partial(preparing.make_plan, create=False) if dry_run else preparing.begin)(topology, checked, histories, options)
+        plan = (partial(preparing.make_plan, create=False) if dry_run else preparing.begin)(topology, checked, {}, options)
     typer.echo(str(plan))
     if dry_run:
         return
     again = f"coopstreams backfill {target} --resume {plan.run}" + ("" if work == WORK else f" --work {work}")
     with _saying(again), session_or_local(None, f"backfill of {plan.application}", cores=cores, remote=remote) as spark, TaskBars(Console()) as bars:
-        done = running.carry_out(spark, topology, checked, plan, histories, work, _say, bars.show)
+        done = running.carry_out(spark, topology, checked, plan, {}, work, _say, bars.show)
     _report(done)
     if publish:
         _publish(done, topology, checked)
@@ -135,7 +138,7 @@ def _publish(done: Backfilled, topology: Topology, config: Config) -> None:
 
 
 def _say(stage: Stage) -> None:
-    typer.echo(f"sub-topology {stage.subtopology}: {stage.tasks} tasks")
+    typer.echo(f"{stage.name}: {stage.tasks} tasks")
 
 
 def _report(done: Backfilled) -> None:

@@ -18,6 +18,7 @@ from coopstreams.config import Config
 from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.log.log import Log, Position, TopicSpec
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import UnknownTopicError
 from coopstreams.topology.naming import MARKS
 from coopstreams.topology.outputs import Output
 
@@ -51,6 +52,22 @@ def cluster_of(config: Config) -> KafkaLog:
     return KafkaLog(settings, timeout_s=config["connect.timeout.ms"] / 1000)
 
 
+def partitions_of(config: Config, topic: str) -> int:
+    """Return how many partitions a topic has now.
+
+    Raises:
+        UnknownTopicError: it does not exist.
+    """
+    cluster = cluster_of(config)
+    try:
+        count = cluster.partitions([topic]).get(topic)
+    finally:
+        cluster.close()
+    if count is None:
+        raise UnknownTopicError(f'the application writes to "{topic}", which does not exist. Create it, and resume the run.')
+    return count
+
+
 @dataclass(frozen=True, slots=True)
 class Seeds:
     """Rows of a changelog partition: what a live task would have written to it by now."""
@@ -77,7 +94,7 @@ class Outbox:
 
     def write(self, output: Output) -> None:
         """Write what the task forwarded to a topic."""
-        self._writer.append(output.topic, output.keys, output.values, output.timestamps, headers=output.headers)
+        self._writer.append(output.topic, output.keys, output.values, output.timestamps, partitions=output.partitions, headers=output.headers)
 
     def seed(self, seeds: Seeds) -> int:
         """Write the rows of a changelog; return how many there were."""

@@ -3,8 +3,8 @@
 A Spark partition holds the records of one topic partition in offset order. `make_runs`, which both readers of a log use, does the rest:
 so the rules cannot differ between a live run and a backfill.
 
-Invariant: within a source, the order by stream time and then offset is the order by offset; so sorting a task's rows by (stream time, source,
-offset) is exactly the order in which `SourceQueues` takes records that are all there.
+Invariant: within a source, the order by time and then offset is the order by offset; so sorting a task's rows by (time, source, offset), where
+time is stream time, is exactly the order in which `SourceQueues` takes records that are all there. For topics that are placed, see `rounds`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pyarrow as pa
 from coopstreams.log.log import NO_STREAM_TIME, Run
 from coopstreams.log.runs import Routes, make_runs
 from coopstreams.spark.progress import Reporter
+from coopstreams.spark.rounds import turn_of
 from coopstreams.spark.rows import END, ROUTED, batch, columns_of, record_columns
 from coopstreams.spark.shipping import unship
 from coopstreams.topology.columns import TopicPartition
@@ -42,14 +43,17 @@ class Routing:
     """By partition the offsets [start, end), if that is known."""
     reports: str | None = None
     """Where to say how far it is."""
+    round: int = 1
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the tasks, and a last one for each of them that says what time it is."""
         topology = unship(self.shipped)
-        program = compile_subtopology(topology, topology.subtopologies[self.subtopology])
+        turn = turn_of(topology, self.subtopology, self.round)
+        program = compile_subtopology(topology, turn.part)
         source = program.subtopology.topics.index(self.topic)
         routes = Routes(KeyRange.split(self.ranges), program.timestamp_of.get(self.topic), program.clocks_of(self.topic))
         partition, reporter, stream_time, next_offset = None, None, NO_STREAM_TIME, 0
+        place = NO_STREAM_TIME
         for rows in batches:
             if not rows.num_rows:
                 continue
@@ -64,28 +68,32 @@ class Routing:
             next_offset = offsets[-1] + 1
             runs = make_runs(partition, columns_of(rows, offsets), routes, stream_time, next_offset, at_end=False)
             stream_time = runs[0].stream_time
+            # What is placed has its time where others have their offset.
+            places = dict(zip(offsets, rows.column("offset").to_pylist(), strict=True)) if self.topic in turn.placed else None
+            place = stream_time if places is None else places[offsets[-1]]
             for run in runs:
                 if len(run.columns):
-                    yield self._records(source, run)
+                    yield self._records(source, run, places)
             reporter.took(0, rows.num_rows, next_offset)
         if partition is not None and reporter is not None:
             reporter.end()
-            yield self._ends(source, partition.partition, stream_time, routes.now)
+            yield self._ends(source, partition.partition, place, stream_time, routes.now)
 
     def _reporter(self, at: TopicPartition) -> Reporter:
         return Reporter(self.reports, "history", str(at), str(at), [None if self.cut is None else self.cut[at.partition]])
 
-    def _records(self, source: int, run: Run) -> pa.RecordBatch:
+    def _records(self, source: int, run: Run, places: Mapping[int, int] | None) -> pa.RecordBatch:
         columns, count = run.columns, len(run.columns)
         clocks: Any = [list(row) for row in zip(*columns.clocks, strict=True)] if columns.clocks else pa.nulls(count, ROUTED.field("clocks").type)
         task = run.partition.partition * self.ranges + run.slot
-        return batch(ROUTED, [[task] * count, [source] * count, columns.stream_times, columns.offsets, *record_columns(columns), clocks])
+        times = columns.stream_times if places is None else [places[offset] for offset in columns.offsets]
+        return batch(ROUTED, [[task] * count, [source] * count, times, columns.stream_times, columns.offsets, *record_columns(columns), clocks])
 
-    def _ends(self, source: int, partition: int, stream_time: int, clocks: list[int]) -> pa.RecordBatch:
+    def _ends(self, source: int, partition: int, place: int, stream_time: int, clocks: list[int]) -> pa.RecordBatch:
         count = self.ranges
-        nothing = [pa.nulls(count, field.type) for field in list(ROUTED)[4:-1]]
+        nothing = [pa.nulls(count, field.type) for field in list(ROUTED)[5:-1]]
         tasks = [partition * self.ranges + slot for slot in range(count)]
-        return batch(ROUTED, [tasks, [source] * count, [stream_time] * count, [END] * count, *nothing, [clocks] * count])
+        return batch(ROUTED, [tasks, [source] * count, [place] * count, [stream_time] * count, [END] * count, *nothing, [clocks] * count])
 
 
 def _only_partition(rows: pa.RecordBatch) -> TopicPartition:

@@ -32,7 +32,7 @@ from coopstreams.spark.native_frames import Folding
 from coopstreams.spark.native_task import NativeWork
 from coopstreams.spark.outbox import announce
 from coopstreams.spark.plan import Plan, Stage
-from coopstreams.spark.preparing import Options, begin, load_plan, oldest_ms
+from coopstreams.spark.preparing import Options, as_planned, begin, load_plan, oldest_ms
 from coopstreams.spark.progress import TaskProgress, Watch
 from coopstreams.spark.routing import Routing
 from coopstreams.spark.rows import BEGIN, RESULTS, ROUTED, ddl
@@ -112,7 +112,7 @@ def taken_up(topology: Topology, config: Config, work: str, run: str) -> Plan:
     Raises:
         ConfigError: there is no such run, it is of another topology, or what it counts on is not there any more.
     """
-    plan = load_plan(work, run, topology)
+    plan = load_plan(work, run, topology, config)
     check_resumable(config, plan, finished=finished(plan, work))
     return plan
 
@@ -123,7 +123,7 @@ def finished(plan: Plan, work: str) -> bool:
 
 
 def _has_run(place: Place, plan: Plan, stage: Stage) -> bool:
-    return place.read(f"{plan.run}/stage-{stage.subtopology}/_SUCCESS") is not None
+    return place.read(f"{stage_folder(plan.run, stage)}/_SUCCESS") is not None
 
 
 def carry_out(
@@ -142,11 +142,13 @@ def carry_out(
         ProcessingError, LogError, ...: what a task raised; `--resume` goes on where it failed.
         PySparkException: Spark itself failed.
     """
+    running = as_planned(topology, config, plan)
     if plan.seed and not finished(plan, work):
         announce(config, plan.run, plan.tasks)
-    run = _Run(topology, config, plan, histories, work, on_progress)
+    run = _Run(running, config, plan, histories, work, on_progress)
     try:
-        results = tuple(result for stage in plan.stages for result in run.stage(spark, stage, on_stage))
+        went = [(stage, run.stage(spark, stage, on_stage)) for stage in plan.stages]
+        results = tuple(result for stage, each in went if stage.is_last for result in each)
         if plan.table is not None:
             table_outputs.write(spark, plan, run.folder, Place(work))
         return Backfilled(plan, results, run.folder)
@@ -167,7 +169,7 @@ class _Run:
         self._histories = histories
         self._on_progress = on_progress
         self._place = Place(work)
-        self._oldest_ms = oldest_ms(topology, config) if plan.seed else ()
+        self._oldest_ms = oldest_ms(topology, config, plan) if plan.seed else ()
         self.folder = f"{absolute(work)}/{plan.run}"
 
     def stage(self, spark: SparkSession, stage: Stage, on_stage: Callable[[Stage], None] | None) -> list[TaskResult]:
@@ -183,7 +185,7 @@ class _Run:
         found = spark.read.parquet(folder).where("result is not null").select("task", "result").collect()
         if missing := planning.gaps(stage, [row.task for row in found]):
             raise RuntimeError(
-                f"sub-topology {stage.subtopology}: tasks {missing} gave no result, or several; run {self._plan.run} is of no use. "
+                f"{stage.name}: tasks {missing} gave no result, or several; run {self._plan.run} is of no use. "
                 f"Do the driver and all workers share {self.folder}?"
             )
         return [msgspec.json.decode(row.result, type=TaskResult) for row in found]
@@ -194,7 +196,7 @@ class _Run:
         if self._on_progress is None:
             yield None
             return
-        reports = f"{self.folder}/progress-{stage.subtopology}-{uuid4().hex[:8]}"  # those of an earlier driver are not ours
+        reports = f"{self.folder}/progress-{stage.subtopology}-{stage.round}-{uuid4().hex[:8]}"  # those of an earlier driver are not ours
         with Watch(reports, partial(self._on_progress, stage)):
             yield reports
 
@@ -207,13 +209,14 @@ class _Run:
             first=stage.first,
             config=self._config,
             forwarded=stage.forwarded,
-            outputs=self._plan.outputs,
-            seed=self._plan.seed,
+            outputs=self._plan.outputs if stage.is_last else "none",
+            seed=self._plan.seed and stage.is_last,
             oldest_ms=self._oldest_ms,
-            snapshots=self._plan.snapshots,
+            snapshots=self._plan.snapshots if stage.is_last else None,
             cut={topic: bounds for topic, bounds in self._plan.cut.items() if topic not in self._plan.tables},
             global_tables=self._plan.global_tables,
             reports=reports,
+            round=stage.round,
         )
 
     def _folded(self, spark: SparkSession, stage: Stage, reports: str | None) -> tuple[NativeWork, DataFrame] | None:
@@ -234,14 +237,14 @@ class _Run:
 
     def _routed(self, spark: SparkSession, stage: Stage, reports: str | None) -> DataFrame:
         """Return the rows of a stage's tasks, from all their sources, in the order in which they take them."""
-        begins = [(task, source, -1, BEGIN, *([None] * (len(ROUTED) - 4))) for task in range(stage.tasks) for source in range(len(stage.topics))]
+        begins = [(task, source, -1, -1, BEGIN, *([None] * (len(ROUTED) - 5))) for task in range(stage.tasks) for source in range(len(stage.topics))]
         rows = spark.createDataFrame(begins, ddl(ROUTED))
         for topic in stage.topics:
             numbered = self._numbered(topic)
             cut = self._plan.cut[topic] if numbered else None
-            routing = Routing(self._shipped, stage.subtopology, topic, stage.ranges, numbered, cut, reports)
+            routing = Routing(self._shipped, stage.subtopology, topic, stage.ranges, numbered, cut, reports, stage.round)
             rows = rows.unionAll(self._history(spark, topic).mapInArrow(_function(routing), ddl(ROUTED)))
-        return rows.repartitionById(stage.tasks, "task").sortWithinPartitions("stream_time", "source", "offset")
+        return rows.repartitionById(stage.tasks, "task").sortWithinPartitions("time", "source", "offset")
 
     def _history(self, spark: SparkSession, topic: str, *, ordered: bool = True) -> DataFrame:
         partitions, history = self._plan.partitions[topic], self._histories.get(topic)

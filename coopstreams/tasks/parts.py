@@ -212,7 +212,7 @@ class Parts:
         positions = Positions(self.log, member, self.follower, self.sources, self.config["auto.offset.reset"], self.transactional_id(0))
         place = self.config["snapshots.dir"]
         snapshots = Snapshots(place, self.application, self.directory.folder / "snapshots") if place else None
-        restoring = Restoring(self.log, self.changelog, self.metrics.restored, snapshots, self.metrics.picked_up, listener)
+        restoring = Restoring(self.log, self.changelog, snapshots, self.metrics, listener)
         # The whole form: the id of another application may begin like ours.
         form = re.compile(re.escape(self.application) + r"-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}-\d+")
         return Opener(member, self.follower, positions, restoring, self.rooms, lambda name: form.fullmatch(name) is not None, emit)
