@@ -80,6 +80,33 @@ def test_counts_windows_joins_and_repartitions_are_those_of_one_thread(spark: Sp
     assert done.records == len(records)
 
 
+def exchanging() -> Topology:
+    """Each of two streams is counted together with the other one, by the value of that."""
+    builder = StreamsBuilder("exchanging")
+    streams = {topic: builder.stream(topic, key=serdes.text, value=serdes.text) for topic in ("left", "right")}
+    for topic, other in (("left", "right"), ("right", "left")):
+        moved = streams[other].select_key(lambda _, value: value, key=serdes.text).repartition(name=f"to-{topic}")
+        streams[topic].merge(moved).group_by_key().count(store=topic)
+    return builder.build()
+
+
+def test_streams_that_wait_for_each_other_are_exchanged_in_rounds(spark: SparkSession, tmp_path: Path) -> None:
+    generator = random.Random(2)
+    records = [(generator.choice(["left", "right"]), f"k{generator.randrange(9)}", f"k{generator.randrange(9)}", at) for at in range(400)]
+    with TopologyTestDriver(exchanging()) as driver:
+        for topic, key, value, at in records:
+            driver.input(topic, serdes.text, serdes.text).send(key, value, timestamp=at)
+        stored = {name: {row.key: row.value for row in driver.store(name).all()} for name in ("left", "right")}
+    rows = spark.createDataFrame(
+        [(topic, key.encode(), value.encode(), at) for topic, key, value, at in records], "topic string, key binary, value binary, timestamp bigint"
+    )
+    histories = {topic: TableHistory(rows.where(rows.topic == topic)) for topic in ("left", "right")}
+    done = run(spark, exchanging(), histories, 2, 2, tmp_path)
+    found = changelogs_of(exchanging(), tmp_path / "snapshots", done.results)
+    assert {name: {key.decode(): serdes.int64.decode(value) for key, (value, _) in each.items()} for name, each in found.items()} == stored
+    assert done.records == len(records)
+
+
 def closing() -> Topology:
     """Clicks in sessions, and in seconds that are told once, when they are over."""
     builder = StreamsBuilder("closing")

@@ -116,7 +116,7 @@ def plan_with_table(topology: Topology, partitions: int, ranges: int, folder: Pa
 def test_tables_and_all_their_updates_are_those_of_answers_that_come_at_once(
     spark: SparkSession, tmp_path: Path, left: bool, partitions: int, ranges: int
 ) -> None:
-    topology, events = topology_of(left=left), events_of(3, 2500, late=False)
+    topology, events = topology_of(left=left), events_of(3, 1200, late=False)
     expected, told = driven(topology, events)
     done = run(spark, plan_with_table(topology, partitions, ranges, tmp_path), topology, events, partitions, tmp_path, 0)
     assert done.records == len(events)
@@ -129,7 +129,7 @@ def test_tables_and_all_their_updates_are_those_of_answers_that_come_at_once(
 
 
 def test_late_rows_are_answered_and_the_record_cache_holds_no_question_back(spark: SparkSession, tmp_path: Path) -> None:
-    topology, events = topology_of(left=True), events_of(4, 1500, late=True)
+    topology, events = topology_of(left=True), events_of(4, 1000, late=True)
     expected, _ = driven(topology, events)
     done = run(spark, plan_with_table(topology, 2, 3, tmp_path), topology, events, 2, tmp_path, 10 << 20)
     assert tables(topology, tmp_path, done) == expected
@@ -165,12 +165,12 @@ def test_a_run_that_died_between_rounds_is_resumed_and_a_live_application_asks_a
     partitions = {"orders": 2, "people": 3, "countries": 1, "clicks": 2, "placed": 1, "seen": 1}
     topics = {name: kafka.topic(name, count, retention_ms="-1") for name, count in partitions.items()}
     topology = topology_of(left=True, application=kafka.unique("foreign"), topics=topics)
-    events = [(topics[topic], key, value, at) for topic, key, value, at in events_of(6, 3000, late=True)]
+    events = [(topics[topic], key, value, at) for topic, key, value, at in events_of(6, 1800, late=True)]
     with TopologyTestDriver(topology) as driver:
         for topic, key, value, at in events:
             driver.input(topic, serdes.text, serdes.json).send(key, value, timestamp=at)
         expected = {name: {row.key: row.value for row in driver.store(name).all()} for name in TABLES}
-    write(kafka, events[:2000])
+    write(kafka, events[:1200])
     settings = {"bootstrap.servers": kafka.bootstrap}
     options = Options(ranges=2, work=str(tmp_path / "work"), outputs="topic")
     begun = list[str]()
@@ -183,11 +183,11 @@ def test_a_run_that_died_between_rounds_is_resumed_and_a_live_application_asks_a
     with pytest.raises(KeyboardInterrupt):
         backfill(topology, settings, spark=spark, options=options, on_stage=die)
     assert begun == ["sub-topology 0, round 1 of 3", "sub-topology 1", "sub-topology 0, round 2 of 3"]
-    write(kafka, events[2000:])  # behind the cut, which was taken
+    write(kafka, events[1200:])  # behind the cut, which was taken
     (resumed,) = [folder.name for folder in (tmp_path / "work").iterdir()]
     done = backfill(topology, settings, spark=spark, options=options, resume=resumed, on_stage=lambda stage: begun.append(stage.name))
     assert begun[3:] == ["sub-topology 0, round 2 of 3", "sub-topology 2", "sub-topology 0, round 3 of 3", "sub-topology 3"]
-    assert done.records == 2000
+    assert done.records == 1200
     publish(done, topology, settings)
     live = {**settings, "state.dir": str(tmp_path / "state"), "commit.interval.ms": 100, "ranges.per.partition": 3, **PATIENT}
     with CoopStreams(topology, live) as app, QueryClient(str(app.url), deadline_s=60) as client:
