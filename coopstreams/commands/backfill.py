@@ -116,7 +116,7 @@ def _publish(done: Backfilled, topology: Topology, config: Config) -> None:
 
 
 def _say(stage: Stage) -> None:
-    typer.echo(f"sub-topology {stage.subtopology}: {stage.tasks} tasks")
+    typer.echo(f"sub-topology {stage.subtopology}: {len(stage.running)} tasks")
 
 
 def _report(done: Backfilled) -> None:

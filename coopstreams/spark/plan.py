@@ -8,12 +8,13 @@ Invariant: a sub-topology comes after all that write to a repartition topic it r
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 
+from coopstreams.spark.committed import Rebuild
 from coopstreams.spark.native import translated
 from coopstreams.state.manifest import shape_of
 from coopstreams.topology.errors import TopologyError
@@ -42,11 +43,18 @@ class Stage:
     """Whether Spark SQL folds it, if nothing in the records speaks against it."""
     why: str = ""
     """What keeps it in Python, if native plans were asked for."""
+    only: tuple[int, ...] | None = None
+    """The tasks that run; None: all of them."""
 
     @property
     def tasks(self) -> int:
         """How many tasks it has."""
         return self.partitions * self.ranges
+
+    @property
+    def running(self) -> Sequence[int]:
+        """The numbers of the tasks that run."""
+        return range(self.tasks) if self.only is None else self.only
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,8 @@ class Plan:
     """Of their topics, the offsets [start, end) that every task reads."""
     connector: Connector = "python"
     """What reads Kafka: our own data source, or the connector of Spark."""
+    rebuild: Rebuild | None = None
+    """What is made right in an application that has run; None: a backfill of one that has not."""
 
     @property
     def tasks(self) -> int:
@@ -183,6 +193,18 @@ def stages(topology: Topology, partitions: Mapping[str, int], ranges: int, *, na
     return tuple(result)
 
 
+def leading_to(topology: Topology, stores: Collection[str]) -> dict[int, bool]:
+    """Return the sub-topologies that have some of these stores, and all whose records come there; with whether another one needs its records."""
+    found: dict[int, bool] = {}
+    wanted: set[str] = set()
+    for part in reversed(ordered(topology)):
+        needed = bool(wanted.intersection(forwarded(part)))
+        if needed or any(store.name in stores for store in part.stores):
+            found[part.id] = needed
+            wanted.update(part.topics)
+    return found
+
+
 def digest(topology: Topology) -> str:
     """Return a digest of what a resumed run must share with the one before: nodes, topics, shapes of stores. Functions are not in it."""
     shape = [
@@ -210,4 +232,4 @@ def positions(
 
 def gaps(stage: Stage, results: Sequence[int]) -> list[int]:
     """Return the tasks of a stage that gave no result, or several: none may be missing."""
-    return sorted(task for task in range(stage.tasks) if list(results).count(task) != 1)
+    return sorted(task for task in stage.running if list(results).count(task) != 1)

@@ -62,11 +62,11 @@ def begin(topology: Topology, config: Config, histories: Mapping[str, History], 
     return plan
 
 
-def load_plan(work: str, run: str, topology: Topology) -> Plan:
-    """Return the plan of a run.
+def load_plan(work: str, run: str, topology: Topology, *, rebuild: bool = False) -> Plan:
+    """Return the plan of a run: of a backfill, or of a rebuild from the source.
 
     Raises:
-        ConfigError: there is no such run here, or it is of another topology.
+        ConfigError: there is no such run here, it is of the other kind, or of another topology.
     """
     data = Place(work).read(f"{run}/plan.json")
     if data is None:
@@ -74,6 +74,9 @@ def load_plan(work: str, run: str, topology: Topology) -> Plan:
     plan = Plan.from_json(data)
     if (plan.application, plan.topology) != (topology.application_id, planning.digest(topology)):
         raise ConfigError(f'run "{run}" is of another topology, or of an older form of "{plan.application}": start a new one')
+    if (plan.rebuild is not None) != rebuild:
+        kind = "backfill" if rebuild else "rebuild --from source"
+        raise ConfigError(f'run "{run}" is a {kind}: go on with it by coopstreams {kind} --resume {run}')
     return plan
 
 
