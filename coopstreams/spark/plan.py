@@ -127,6 +127,9 @@ class Plan:
                     lines.append(f"    {topic}: {', '.join(f'{p}: {start}..{end}' for p, (start, end) in bounds.items())}")
         for topic, bounds in self.global_tables.items():
             lines.append(f"  global table {topic}: {', '.join(f'{p}: {start}..{end}' for p, (start, end) in bounds.items())}, for every task")
+        if self.rebuild is not None:
+            written = "differences go to the changelogs" if self.seed else "differences are counted"
+            return "\n".join([*lines, f"  stores {', '.join(self.rebuild.stores)}, key groups {self.rebuild.key_range}: {written}"])
         state = [*(["changelogs"] if self.seed else []), *([self.snapshots] if self.snapshots else [])]
         outputs = self.outputs if self.table is None else f"{self.outputs} at {self.table}"
         return "\n".join([*lines, f"  state goes to: {', '.join(state) or 'nowhere'}; outputs: {outputs}"])

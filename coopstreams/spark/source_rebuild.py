@@ -79,12 +79,18 @@ def rebuild_from_source(
     """
     config = Config.of(settings, topology.application_id)
     optimized = topology.optimized(config["topology.optimization"])
-    if resume is None:
-        plan = begin_rebuild(optimized, config, wanted or Wanted(), ranges=ranges, dry_run=dry_run, incomplete=incomplete, work=work)
-    else:
-        plan = load_plan(work, resume, optimized, rebuild=True)
+    plan = plan_rebuild(optimized, config, wanted or Wanted(), ranges=ranges, dry_run=dry_run, incomplete=incomplete, work=work, resume=resume)
     with session_or_local(spark, f"rebuild of {plan.application}") as session:
         return carry_out_rebuild(session, optimized, config, plan, work, on_stage, on_progress)
+
+
+def plan_rebuild(
+    topology: Topology, config: Config, wanted: Wanted, *, ranges: int, dry_run: bool, incomplete: bool, work: str, resume: str | None
+) -> Plan:
+    """Return the plan of a new run, or of the one that is resumed: then nothing else that is given counts, but for where it lies."""
+    if resume is not None:
+        return load_plan(work, resume, topology, rebuild=True)
+    return begin_rebuild(topology, config, wanted, ranges=ranges, dry_run=dry_run, incomplete=incomplete, work=work)
 
 
 def carry_out_rebuild(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import accumulate
 from pathlib import Path
@@ -13,24 +14,32 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
 from coopstreams import CoopStreams, StreamsBuilder, TimeWindows, Topology, serdes, until_window_closes
+from coopstreams.cli import app as app_of_commands
 from coopstreams.commit.record import CommitKey, Committed, CommitValue, Segment, encode_key, encode_value
 from coopstreams.config import Config
 from coopstreams.consumer.offsets import individual_commits
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.spark.committed import end_of
+from coopstreams.spark.plan import Stage
 from coopstreams.spark.repairing import Differences
 from coopstreams.spark.source_planning import stands
 from coopstreams.spark.source_rebuild import RebuiltFromSource, rebuild_from_source
+from coopstreams.tasks.rebuild import Wanted
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.keys import KeyRange, key_hash
+from coopstreams.topology.errors import ConfigError, GroupError, OffsetOutOfRangeError
+from coopstreams.topology.keys import KeyRange, key_hash, partition_of
 from tests.broker import law
-from tests.broker.counting import PATIENT
+from tests.broker.counting import PATIENT, Counting, await_table, metric, table
 from tests.broker.reading import latest, read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
+from tests.spark.test_command import PROGRAM
+from tests.spark.test_hand_over import clean_cut
+from tests.spark.test_resume import stumble
 
 pytestmark = pytest.mark.broker
 
@@ -187,17 +196,17 @@ def right(found: RebuiltFromSource) -> None:
 def test_state_is_the_fold_of_what_each_key_range_has_committed(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
     shop = Shop.make(kafka)
     records = law.law_input(seed=3, orders=2000, partitions=PARTITIONS)
-    first, behind = records[:1600], records[1600:]
+    first = records[: clean_cut(records)]
     shop.write(first)
     shop.run(tmp_path / "before", first, ranges=2)
     assert shop.tables() == fold(first)
 
     # The lower half of partition 0 has committed half of it only.
     half: dict[tuple[str, int], int] = {}
-    for place, mine in shop.partitions(first).items():
+    for place, mine in shop.partitions(first[: clean_cut(first)]).items():
         if place.partition == 0:
-            position = half[mine[0].topic, 0] = len(mine) // 2
-            shop.put_back(place, LOWER, position, max(record.timestamp for record in mine[:position]))
+            half[mine[0].topic, 0] = len(mine)
+            shop.put_back(place, LOWER, len(mine), max(record.timestamp for record in mine))
 
     def done(record: law.Input, offset: int) -> bool:
         below = half.get((record.topic, record.partition))
@@ -223,7 +232,162 @@ def test_state_is_the_fold_of_what_each_key_range_has_committed(kafka: Kafka, sp
     assert repaired.stores == audit.stores
     assert shop.tables() == expected
 
-    shop.write(behind)
+    shop.write(records[len(first) :])
     shop.run(tmp_path / "after", records, ranges=3)
     assert shop.tables() == fold(records)
     right(shop.rebuild(spark, tmp_path, dry_run=True))
+
+
+def damage(counting: Counting, keys: Iterable[str], value: bytes | None) -> None:
+    """Write this value for these keys into the changelog."""
+    for key in keys:
+        place = TopicPartition(counting.changelog, partition_of(key.encode(), 2))
+        produce(counting.kafka, place, {key.encode(): value})
+
+
+def counts(counting: Counting, store: str = "counts") -> dict[str, int]:
+    """Return what the changelog says."""
+    topic = f"{counting.application}-{store}-changelog"
+    return {key.decode(): serdes.int64.decode(value) for key, value in latest(read_topic(counting.kafka.bootstrap, topic)).items()}
+
+
+def settings_of(counting: Counting, **given: str) -> dict[str, str]:
+    return {"bootstrap.servers": counting.kafka.bootstrap, **{name.replace("_", "."): value for name, value in given.items()}}
+
+
+def has_run(counting: Counting, folder: Path, written: Mapping[str, int]) -> None:
+    """Let the application count what was written, and stop it."""
+    with counting.app(folder) as app:
+        await_table(app, dict(written))
+
+
+def test_some_partitions_and_key_groups_from_the_command_line_then_all_of_it_with_a_snapshot(
+    kafka: Kafka, spark: SparkSession, tmp_path: Path
+) -> None:
+    counting, url, local = Counting.make(kafka, 2), str(tmp_path / "snapshots"), tmp_path / "state"
+    written = counting.write(f"key-{number % 120}" for number in range(400))
+    has_run(counting, local, written)
+    wrong = {(partition_of(key.encode(), 2), key_hash(key.encode()) in LOWER): key for key in written}
+    assert len(wrong) == 4
+    damage(counting, wrong.values(), serdes.int64.encode(1000))
+    has_run(counting, local, {**written, **dict.fromkeys(wrong.values(), 1000)})  # the instance has the damage now
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(application=counting.application, source=counting.source, sink=counting.sink))
+
+    def rebuild(*options: str) -> str:
+        command = ["rebuild", str(program), "--from", "source", "--bootstrap-servers", kafka.bootstrap, "--work", str(tmp_path / "work")]
+        done = CliRunner().invoke(app_of_commands, [*command, *options])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    audit = rebuild("--dry-run", "--ranges", "2")
+    assert "store counts: 116 equal, 0 added, 4 changed, 0 deleted" in audit
+    assert "a dry run: nothing was written" in audit
+    right_here = wrong.pop((0, True))
+    assert "0 added, 1 changed, 0 deleted" in rebuild("--partitions", "0", "--groups", "0-127", "--ranges", "2", "--store", "counts")
+    assert counts(counting) == {**written, **dict.fromkeys(wrong.values(), 1000)}
+    assert counts(counting)[right_here] == written[right_here]
+    assert "117 equal, 0 added, 3 changed, 0 deleted" in rebuild("--ranges", "3", "--snapshots", url)
+    assert counts(counting) == written
+
+    written += counting.write(list(written)[:50])
+    has_run(counting, local, written)  # replays what was made right
+    with counting.app(tmp_path / "new", snapshots_dir=url) as app:
+        await_table(app, written)
+        assert metric(app, "coopstreams_picked_up_keys_total") == 120
+    assert not [topic for topic in topics(kafka) if topic.startswith(f"{counting.application}-backfill-")]
+
+
+def topics(kafka: Kafka) -> set[str]:
+    with closing(KafkaLog({"bootstrap.servers": kafka.bootstrap})) as cluster:
+        return set(cluster.partitions())
+
+
+def test_a_changelog_that_was_deleted_is_written_again(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
+    counting = Counting.make(kafka, 2)
+    written = counting.write(f"key-{number % 60}" for number in range(300))
+    has_run(counting, tmp_path / "state", written)
+    with closing(KafkaLog({"bootstrap.servers": kafka.bootstrap})) as cluster:
+        cluster.delete_topics([counting.changelog])
+    eventually(lambda: counting.changelog not in topics(kafka), 60, lambda: "the topic is still there")
+    given: dict[str, Any] = {"spark": spark, "ranges": 1, "work": str(tmp_path / "work")}
+    audit = rebuild_from_source(counting.topology, settings_of(counting), dry_run=True, **given)
+    assert audit.stores == {"counts": Differences(added=60)}
+    assert counting.changelog not in topics(kafka), "a dry run has made a topic"
+    assert rebuild_from_source(counting.topology, settings_of(counting), **given).stores == audit.stores
+    assert counts(counting) == written
+    written += counting.write(list(written)[:50])
+    has_run(counting, tmp_path / "state", written)
+    assert counts(counting) == written
+
+
+def two_stages(counting: Counting) -> Counting:
+    """Counts by key, and by the last character of the key behind a repartition topic. The first attempt of some tasks fails in Spark."""
+    builder = StreamsBuilder(counting.application)
+    stream = builder.stream(counting.source, key=serdes.text, value=serdes.raw).peek(stumble)
+    stream.group_by_key().count(store="counts")
+    stream.select_key(lambda key, _: key[-1], key=serdes.text).repartition(name="by-digit").group_by_key().count(store="digits")
+    return replace(counting, topology=builder.build())
+
+
+def test_a_store_behind_a_repartition_is_rebuilt_once_all_was_read_there_and_no_attempt_writes_twice(
+    kafka: Kafka, spark: SparkSession, tmp_path: Path
+) -> None:
+    counting = two_stages(Counting.make(kafka, 2))
+    written = counting.write(f"key-{number % 70}" for number in range(500))
+    digits: Counter[str] = Counter()
+    for key, count in written.items():
+        digits[key[-1]] += count
+    with counting.app(tmp_path / "state") as app:
+        eventually(lambda: table(app, "digits") == digits, 120, lambda: f"{table(app, 'digits')} is not {digits}")
+    given: dict[str, Any] = {"spark": spark, "ranges": 2, "work": str(tmp_path / "work")}
+    for store in ("counts", "digits"):
+        for key in ("7", "key-7"):
+            produce(kafka, TopicPartition(f"{counting.application}-{store}-changelog", partition_of(key.encode(), 2)), {key.encode(): bytes(8)})
+    only = rebuild_from_source(counting.topology, settings_of(counting), wanted=Wanted(["digits"]), **given)
+    assert only.stores == {"digits": Differences(len(digits) - 1, changed=1, deleted=1)}
+    assert counts(counting, "digits") == digits
+    assert counts(counting)["key-7"] == counts(counting)["7"] == 0, "the other store was not asked for"
+
+    before = len(read_topic(kafka.bootstrap, counting.changelog))
+    both = rebuild_from_source(counting.topology, settings_of(counting), **given)
+    assert both.stores == {"counts": Differences(len(written) - 1, changed=1, deleted=1), "digits": Differences(len(digits))}
+    assert counts(counting) == written
+    assert len(read_topic(kafka.bootstrap, counting.changelog)) == before + 2
+
+    produce(kafka, TopicPartition(f"{counting.application}-by-digit-repartition", 1), {b"1": b"x"})
+    with pytest.raises(ConfigError, match=r"by-digit-repartition-1 has 1 records that the application has written to itself and not read"):
+        rebuild_from_source(counting.topology, settings_of(counting), **given)
+    rebuild_from_source(counting.topology, settings_of(counting), wanted=Wanted(["counts"]), **given)
+
+
+def test_what_would_give_another_state_is_refused(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
+    counting = Counting.make(kafka, 2)
+    given: dict[str, Any] = {"spark": spark, "ranges": 1, "work": str(tmp_path / "work")}
+    with pytest.raises(ConfigError, match="has committed nothing of what it reads"):
+        rebuild_from_source(counting.topology, settings_of(counting), **given)
+    written = counting.write(f"key-{number % 60}" for number in range(300))
+    with counting.app(tmp_path / "state") as app:
+        await_table(app, written)
+        with pytest.raises(GroupError, match="has 1 members"):
+            rebuild_from_source(counting.topology, settings_of(counting), **given)
+    with pytest.raises(ConfigError, match="nobody knows where that was"):
+        rebuild_from_source(counting.topology, settings_of(counting, auto_offset_reset="latest"), **given)
+    with pytest.raises(ConfigError, match="no such store with a changelog; there are counts"):
+        rebuild_from_source(counting.topology, settings_of(counting), wanted=Wanted(["count"]), **given)
+
+    def run(_: Stage) -> None:
+        nonlocal written
+        written += counting.write(["key-1"])
+        has_run(counting, tmp_path / "state", written)
+
+    with pytest.raises(GroupError, match="was planned: what was written is of an older state"):
+        rebuild_from_source(counting.topology, settings_of(counting), on_stage=run, **given)
+    assert rebuild_from_source(counting.topology, settings_of(counting), **given).stores["counts"].equal == 60
+
+    with closing(KafkaLog({"bootstrap.servers": kafka.bootstrap})) as cluster:
+        cluster.delete_before(TopicPartition(counting.source, 1), 10)
+    with pytest.raises(OffsetOutOfRangeError, match=rf"records are gone: {counting.source}-1 begins at 10\b.*--incomplete"):
+        rebuild_from_source(counting.topology, settings_of(counting), **given)
+    lost = rebuild_from_source(counting.topology, settings_of(counting), dry_run=True, incomplete=True, **given)
+    assert lost.stores["counts"].wrong > 0
