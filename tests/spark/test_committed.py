@@ -12,7 +12,7 @@ from coopstreams import Processor, StreamsBuilder, Topology, key_value_store, se
 from coopstreams.commit.ranges import normalise
 from coopstreams.commit.record import Segment
 from coopstreams.spark import plan as planning
-from coopstreams.spark.committed import Cut, Rebuild, aligned, end_of, is_done
+from coopstreams.spark.committed import Cut, Rebuild, Stands, aligned, end_of, is_done
 from coopstreams.spark.plan import Plan
 from coopstreams.spark.repairing import Differences, differences
 from coopstreams.spark.source_planning import stages_of
@@ -128,7 +128,7 @@ def stages(rebuild: Rebuild, ranges: int = 2) -> list[tuple[tuple[str, ...], int
 def test_the_sub_topologies_run_that_a_store_needs_and_the_last_one_in_part() -> None:
     at, apart = (Segment(WHOLE, 5),), (Segment(KeyRange.of_groups(0, 84), 3), Segment(KeyRange.of_groups(85, 255), 5))
     (repartition,) = (topic for part in chain().subtopologies for topic in planning.forwarded(part))
-    stands = {"words": {0: at, 1: apart}, repartition: {0: at, 1: at}, "others": {0: at}}
+    stands: Stands = {"words": {0: at, 1: apart}, repartition: {0: at, 1: at}, "others": {0: at}}
     assert stages(Rebuild(("others",), None, WHOLE, stands, {})) == [(("others",), 2, 0, (0, 1))]
     # The first is needed as a whole, and its key ranges are cut at a third.
     both = stages(Rebuild(("by-value",), (1,), KeyRange.of_groups(0, 127), stands, {}))

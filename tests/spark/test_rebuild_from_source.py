@@ -23,10 +23,11 @@ from coopstreams.config import Config
 from coopstreams.consumer.offsets import individual_commits
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.spark import Options, backfill
 from coopstreams.spark.committed import end_of
-from coopstreams.spark.plan import Stage
+from coopstreams.spark.plan import Plan, Stage
 from coopstreams.spark.repairing import Differences
-from coopstreams.spark.source_planning import stands
+from coopstreams.spark.source_planning import begin_rebuild, stands
 from coopstreams.spark.source_rebuild import RebuiltFromSource, rebuild_from_source
 from coopstreams.tasks.rebuild import Wanted
 from coopstreams.topology.columns import TopicPartition
@@ -255,6 +256,12 @@ def settings_of(counting: Counting, **given: str) -> dict[str, str]:
     return {"bootstrap.servers": counting.kafka.bootstrap, **{name.replace("_", "."): value for name, value in given.items()}}
 
 
+def plan_of(counting: Counting, folder: Path, wanted: Wanted | None = None, *, dry_run: bool = False, incomplete: bool = False, **given: str) -> Plan:
+    """Return what a rebuild would do."""
+    config = Config.of(settings_of(counting, **given), counting.application)
+    return begin_rebuild(counting.topology, config, wanted or Wanted(), ranges=1, dry_run=dry_run, incomplete=incomplete, work=str(folder / "work"))
+
+
 def has_run(counting: Counting, folder: Path, written: Mapping[str, int]) -> None:
     """Let the application count what was written, and stop it."""
     with counting.app(folder) as app:
@@ -310,11 +317,10 @@ def test_a_changelog_that_was_deleted_is_written_again(kafka: Kafka, spark: Spar
     with closing(KafkaLog({"bootstrap.servers": kafka.bootstrap})) as cluster:
         cluster.delete_topics([counting.changelog])
     eventually(lambda: counting.changelog not in topics(kafka), 60, lambda: "the topic is still there")
-    given: dict[str, Any] = {"spark": spark, "ranges": 1, "work": str(tmp_path / "work")}
-    audit = rebuild_from_source(counting.topology, settings_of(counting), dry_run=True, **given)
-    assert audit.stores == {"counts": Differences(added=60)}
+    plan_of(counting, tmp_path, dry_run=True)
     assert counting.changelog not in topics(kafka), "a dry run has made a topic"
-    assert rebuild_from_source(counting.topology, settings_of(counting), **given).stores == audit.stores
+    made = rebuild_from_source(counting.topology, settings_of(counting), spark=spark, ranges=1, work=str(tmp_path / "work"))
+    assert made.stores == {"counts": Differences(added=60)}
     assert counts(counting) == written
     written += counting.write(list(written)[:50])
     has_run(counting, tmp_path / "state", written)
@@ -340,7 +346,7 @@ def test_a_store_behind_a_repartition_is_rebuilt_once_all_was_read_there_and_no_
         digits[key[-1]] += count
     with counting.app(tmp_path / "state") as app:
         eventually(lambda: table(app, "digits") == digits, 120, lambda: f"{table(app, 'digits')} is not {digits}")
-    given: dict[str, Any] = {"spark": spark, "ranges": 2, "work": str(tmp_path / "work")}
+    given: dict[str, Any] = {"spark": spark, "ranges": 1, "work": str(tmp_path / "work")}
     for store in ("counts", "digits"):
         for key in ("7", "key-7"):
             produce(kafka, TopicPartition(f"{counting.application}-{store}-changelog", partition_of(key.encode(), 2)), {key.encode(): bytes(8)})
@@ -357,37 +363,54 @@ def test_a_store_behind_a_repartition_is_rebuilt_once_all_was_read_there_and_no_
 
     produce(kafka, TopicPartition(f"{counting.application}-by-digit-repartition", 1), {b"1": b"x"})
     with pytest.raises(ConfigError, match=r"by-digit-repartition-1 has 1 records that the application has written to itself and not read"):
-        rebuild_from_source(counting.topology, settings_of(counting), **given)
-    rebuild_from_source(counting.topology, settings_of(counting), wanted=Wanted(["counts"]), **given)
+        plan_of(counting, tmp_path)
+    assert [stage.stores for stage in plan_of(counting, tmp_path, Wanted(["counts"])).stages] == [("counts",)]
 
 
 def test_what_would_give_another_state_is_refused(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
     counting = Counting.make(kafka, 2)
-    given: dict[str, Any] = {"spark": spark, "ranges": 1, "work": str(tmp_path / "work")}
     with pytest.raises(ConfigError, match="has committed nothing of what it reads"):
-        rebuild_from_source(counting.topology, settings_of(counting), **given)
+        plan_of(counting, tmp_path)
     written = counting.write(f"key-{number % 60}" for number in range(300))
     with counting.app(tmp_path / "state") as app:
         await_table(app, written)
         with pytest.raises(GroupError, match="has 1 members"):
-            rebuild_from_source(counting.topology, settings_of(counting), **given)
+            plan_of(counting, tmp_path)
     with pytest.raises(ConfigError, match="nobody knows where that was"):
-        rebuild_from_source(counting.topology, settings_of(counting, auto_offset_reset="latest"), **given)
+        plan_of(counting, tmp_path, auto_offset_reset="latest")
     with pytest.raises(ConfigError, match="no such store with a changelog; there are counts"):
-        rebuild_from_source(counting.topology, settings_of(counting), wanted=Wanted(["count"]), **given)
+        plan_of(counting, tmp_path, Wanted(["count"]))
+    with pytest.raises(ConfigError, match="there is no partition 2"):
+        plan_of(counting, tmp_path, Wanted(partitions=[2]))
 
     def run(_: Stage) -> None:
-        nonlocal written
-        written += counting.write(["key-1"])
-        has_run(counting, tmp_path / "state", written)
+        has_run(counting, tmp_path / "state", written + counting.write(["key-1"]))
 
     with pytest.raises(GroupError, match="was planned: what was written is of an older state"):
-        rebuild_from_source(counting.topology, settings_of(counting), on_stage=run, **given)
-    assert rebuild_from_source(counting.topology, settings_of(counting), **given).stores["counts"].equal == 60
+        rebuild_from_source(counting.topology, settings_of(counting), spark=spark, ranges=1, work=str(tmp_path / "work"), on_stage=run)
 
     with closing(KafkaLog({"bootstrap.servers": kafka.bootstrap})) as cluster:
         cluster.delete_before(TopicPartition(counting.source, 1), 10)
     with pytest.raises(OffsetOutOfRangeError, match=rf"records are gone: {counting.source}-1 begins at 10\b.*--incomplete"):
-        rebuild_from_source(counting.topology, settings_of(counting), **given)
-    lost = rebuild_from_source(counting.topology, settings_of(counting), dry_run=True, incomplete=True, **given)
-    assert lost.stores["counts"].wrong > 0
+        plan_of(counting, tmp_path)
+    assert plan_of(counting, tmp_path, incomplete=True).cut[counting.source][1][0] == 10
+
+
+def test_a_run_is_resumed_as_what_it_is(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
+    counting = Counting.make(kafka, 2)
+    written = counting.write(f"key-{number % 60}" for number in range(300))
+    has_run(counting, tmp_path / "state", written)
+    damage(counting, ["key-1"], serdes.int64.encode(1000))
+    given: dict[str, Any] = {"spark": spark, "work": str(tmp_path / "work")}
+
+    def die(_: Stage) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rebuild_from_source(counting.topology, settings_of(counting), ranges=1, on_stage=die, **given)
+    (run,) = [folder.name for folder in (tmp_path / "work").iterdir()]
+    with pytest.raises(ConfigError, match=f"is a rebuild --from source: go on with it by coopstreams rebuild --from source --resume {run}"):
+        backfill(counting.topology, settings_of(counting), spark=spark, options=Options(work=str(tmp_path / "work")), resume=run)
+    done = rebuild_from_source(counting.topology, settings_of(counting), resume=run, **given)
+    assert done.stores == {"counts": Differences(59, changed=1)}
+    assert counts(counting) == written
