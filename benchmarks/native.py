@@ -5,7 +5,9 @@ machines differ. Each case is run by turns; what both leave must be as many keys
 
     count           of each key
     sum             of an integer field of a flat JSON object, of each key
+    filtered sum    the same of the orders that two conditions on fields let through, three in ten
     count by day    in windows, with a day of grace; nothing is late
+    count by month  in windows of 30 days that begin every 10: three windows a record
 """
 
 from __future__ import annotations
@@ -41,12 +43,27 @@ def total(orders: KStream[str, object]) -> object:
     return orders.map_values(field("amount"), value=serdes.int64).group_by_key().reduce(operator.add, store="kept")
 
 
+def filtered(orders: KStream[str, object]) -> object:
+    return total(orders.filter((field("amount") > 399) & (field("currency") == "EUR")))
+
+
 def by_day(orders: KStream[str, object]) -> object:
     windows = TimeWindows(days=1, grace=DAY_MS)
     return orders.group_by_key().windowed_by(windows).count(store="kept", retention=400 * DAY_MS)
 
 
-CASES: dict[str, Callable[[KStream[str, object]], object]] = {"count": count, "sum": total, "count by day": by_day}
+def by_month(orders: KStream[str, object]) -> object:
+    windows = TimeWindows(days=30, advance=10 * DAY_MS)
+    return orders.group_by_key().windowed_by(windows).count(store="kept", retention=400 * DAY_MS)
+
+
+CASES: dict[str, Callable[[KStream[str, object]], object]] = {
+    "count": count,
+    "sum": total,
+    "filtered sum": filtered,
+    "count by day": by_day,
+    "count by month": by_month,
+}
 
 
 def topology_of(case: str) -> Topology:
@@ -60,7 +77,7 @@ def write_history(spark: SparkSession, folder: str, records: int, keys: int) -> 
     rows = spark.range(records).selectExpr(
         f"cast(pmod(xxhash64(id), {keys}) as string) as customer", "id", f"1700000000000 + id * {30 * DAY_MS} div {records} as timestamp"
     )
-    value = """'{"amount":', cast(id % 1000 as string), ',"currency":"EUR","order":', cast(id as string), '}'"""
+    value = """'{"amount":', cast(id % 1000 as string), ',"currency":"', if(id % 2 = 0, 'EUR', 'USD'), '","order":', cast(id as string), '}'"""
     made = rows.selectExpr(
         "cast(customer as binary) as key",
         f"cast(concat({value}) as binary) as value",

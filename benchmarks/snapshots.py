@@ -72,7 +72,7 @@ def opened(cluster: KafkaLog, topology: Topology, folder: Path, key_range: KeyRa
     task = TaskId(0, 0, key_range)
     started = time.perf_counter()
     with closing(Database(Rocks(folder / "database"), subtopology.stores)) as database:
-        with closing(Restoring(cluster, lambda _: CHANGELOG, lambda *_: None, snapshots, lambda *_: None)) as restoring:
+        with closing(Restoring(cluster, lambda _: CHANGELOG, snapshots)) as restoring:
             restoring.add(task, subtopology.stores, database, {})
             while not restoring.finished():
                 restoring.step()

@@ -70,6 +70,8 @@ class Metrics:
         self._produced = self._counter("produced_records", "Records a task has written, changelogs included.", "task", "topic")
         self._dropped = self._counter("dropped_records", "Records left out, by reason: late, null-key, deserialization, ...", "task", "reason")
         self._restored = self._counter("restored_records", "Changelog records read to restore a store.", "task", "store")
+        self._fetched = self._counter("fetched_bytes", "Bytes of snapshots that have come.", "task", "store")
+        self._to_fetch = self._gauge("fetch_remaining_bytes", "Bytes of a snapshot yet to come until it can be picked up.", "task", "store")
         self._picked_up = self._counter("picked_up_keys", "Keys that came from a snapshot instead of a changelog.", "task", "store")
         self._lag = self._gauge("lag_records", "Records between what a task has committed and the end of its topic.", "task", "topic")
         self._remaining = self._gauge("restore_remaining_records", "Changelog records yet to be read until a store is restored.", "task", "store")
@@ -118,6 +120,11 @@ class Metrics:
         self._restored.of(task, store).inc(records)
         if remaining is not None:
             self._remaining.of(task, store).set(remaining)
+
+    def fetched(self, task: TaskId, store: str, bytes_: int, remaining: int) -> None:
+        """Count bytes of a snapshot that have come; set how many are to come."""
+        self._fetched.of(task, store).inc(bytes_)
+        self._to_fetch.of(task, store).set(remaining)
 
     def picked_up(self, task: TaskId, store: str, keys: int) -> None:
         """Count keys that came from a snapshot."""

@@ -1,7 +1,7 @@
 """The rows of a global store that a processor of the user's keeps: it is given every record of the topic, on every instance, at each start.
 
-It works on drafts. What it has put is published when it is done with a record, or before it scans: so the threads of tasks, which look up
-meanwhile, see rows and never halves of them.
+It works on drafts, which only it sees. What it has put for a record is published when it is done with it, all or nothing: so the threads of
+tasks, which look up meanwhile, see no rows that a failing record would have left behind.
 
 Invariant: the rows are what the processor makes of the topic from its beginning. There is no other way to restore them, so it may compute.
 Turned down: restoring past the processor, as Kafka Streams did before KAFKA-7663 (rows after a restart would be others than before).
@@ -86,17 +86,21 @@ class _Drafts(GlobalRows):
 
     def scan(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, Entry]]:
         """Yield the entries with start <= key < end in key order."""
-        self.publish()
-        return ((key, _copy(entry)) for key, entry in self._rows.scan(start, end))
+        rows = {key: _copy(entry) for key, entry in self._rows.scan(start, end)}
+        rows |= {key: entry for key, entry in self._changed.items() if (start is None or key >= start) and (end is None or key < end)}
+        return iter([(key, entry) for key, entry in sorted(rows.items()) if entry.value is not None])
 
     def publish(self) -> None:
-        """Let everybody see what has changed."""
+        """Let everybody see what has changed; nothing of it, if a value is not of the store's serde."""
         write = self.spec.value.serialize
-        for key, entry in self._changed.items():
-            if entry.value is None:
+        rows = [
+            (key, None if entry.value is None else Entry(entry.value, entry.timestamp, write(entry.value))) for key, entry in self._changed.items()
+        ]
+        for key, row in rows:
+            if row is None:
                 self._rows.entries.pop(key, None)
             else:
-                self._rows.entries[key] = Entry(entry.value, entry.timestamp, write(entry.value))
+                self._rows.entries[key] = row
         self.forget()
 
     def forget(self) -> None:

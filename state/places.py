@@ -11,12 +11,27 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from coopstreams.topology.errors import SnapshotError
 
 _BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "az", "oci", "oss"})
 """Protocols without folders. What would be made there is the bucket, and that is not ours to make."""
+
+_CHUNK = 1 << 20
+
+Heard: TypeAlias = Callable[[int], None]
+"""Told how many bytes have come, again and again. It raises `GivenUpError` when nobody wants the rest any more."""
+
+
+class GivenUpError(SnapshotError):
+    """Nobody waits any more for what was being downloaded."""
+
+
+def nobody(_: int) -> None:
+    """Hear of nothing, and want everything."""
 
 
 class Place:
@@ -72,12 +87,21 @@ class Place:
         except Exception as error:
             raise self._error("write", name, error) from error
 
-    def download(self, name: str, file: Path) -> bool:
-        """Copy what is under a name to a local file; False if there is nothing."""
+    def download(self, name: str, file: Path, heard: Heard = nobody) -> bool:
+        """Copy what is under a name to a local file; False if there is nothing.
+
+        Raises:
+            GivenUpError: `heard` said so; half of the file may be there.
+        """
         try:
-            self._files.get_file(self._path(name), str(file))
+            if self._local:  # fsspec says nothing while it copies a local file, and a mounted folder may be far away
+                _copy(Path(self._path(name)), file, heard)
+            else:
+                self._files.get_file(self._path(name), str(file), callback=_callback(heard))
         except FileNotFoundError:
             return False
+        except GivenUpError:
+            raise
         except Exception as error:
             raise self._error("read", name, error) from error
         return True
@@ -112,6 +136,24 @@ class Place:
 
     def _error(self, verb: str, name: str, error: Exception) -> SnapshotError:
         return SnapshotError(f'cannot {verb} "{name}" at {self.url}: {type(error).__name__}: {error}')
+
+
+def _callback(heard: Heard) -> Any:
+    """Return what fsspec calls for each piece that has come."""
+    from fsspec.callbacks import Callback
+
+    class Pieces(Callback):  # type: ignore[misc]
+        def relative_update(self, inc: int = 1) -> None:
+            heard(inc)
+
+    return Pieces()
+
+
+def _copy(source: Path, target: Path, heard: Heard) -> None:
+    with source.open("rb") as old, target.open("wb") as new:
+        while data := old.read(_CHUNK):
+            new.write(data)
+            heard(len(data))
 
 
 def _write_whole(path: Path, data: bytes) -> None:

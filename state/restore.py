@@ -18,10 +18,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TypeAlias
 
 from coopstreams.state import layout
-from coopstreams.state.checkpoints import NOTHING_OBSERVED, NOW, Checkpoint
+from coopstreams.state.checkpoints import NOTHING_OBSERVED, NOW, Checkpoint, Checkpoints
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Change
 from coopstreams.state.layout import GROUP_SHIFT, PREFIXES
@@ -33,12 +32,28 @@ from coopstreams.topology.stores import StoreSpec
 log = logging.getLogger(__name__)
 
 TOMBSTONES_MS = 24 * 60 * 60 * 1000
-"""Kafka's default `delete.retention.ms`: a checkpoint older than that may have missed a tombstone that compaction has removed since."""
+"""Kafka's default `delete.retention.ms`: so long compaction keeps a tombstone."""
+MARGIN_MS = 60 * 60 * 1000
+"""What is left for a replay at most: it has to come past a tombstone before that is removed."""
+
+TRUSTED_MS = TOMBSTONES_MS - MARGIN_MS
+"""For how long a checkpoint can be continued from if nobody knows how its changelog is set."""
 
 NO_STOPS: Mapping[KeyRange, int] = {}
 
 _NEVER = 1 << 63
 _EVER = -(1 << 63)
+
+
+def trusted_ms(settings: Mapping[str, str]) -> int:
+    """Return for how long a checkpoint can be continued from, given the settings of the changelog.
+
+    What is older may have missed a tombstone that compaction has removed since. A tenth of the time, an hour at most, is for the replay.
+    What a changelog of windows deletes besides, by age, moves its start: a checkpoint below that is refused whatever its age.
+    Source: KIP-534; Kafka's `delete.retention.ms`.
+    """
+    kept_ms = int(settings.get("delete.retention.ms", TOMBSTONES_MS))
+    return kept_ms - min(kept_ms // 10, MARGIN_MS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +75,9 @@ class Bounds:
         return ""
 
 
-PickUp: TypeAlias = Callable[[Sequence[int], Bounds], Iterable[Checkpoint]]
-"""Fills key groups (ascending) from elsewhere, as far as it can: their keys and checkpoints are in the database when it returns. It takes
-nothing that lies outside the bounds."""
+def lacking(known: Checkpoints, key_range: KeyRange, bounds: Bounds) -> list[int]:
+    """Return the key groups of a range, ascending, that a restore cannot go on from: without a checkpoint, or with one out of bounds."""
+    return [group for group in _groups(key_range) if (at := known.at(group)) is None or bounds.refusal(at)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +101,11 @@ class Restore:
     """Restores some key ranges of one store of a database. One thread.
 
     Making one looks at the checkpoints. Key groups whose checkpoint cannot be continued from are emptied and start at the log start: below
-    the log start, above the log end (the topic was made anew), older than the changelog keeps tombstones, or none at all. But first `pick_up`
-    is asked for them.
+    the log start, above the log end (the topic was made anew), older than the changelog keeps tombstones, or none at all.
 
     Shape: `log_start` and `target` are offsets of the changelog partition: the first it has, and the end to reach. `stops` are the ranges
     that end before the target, and where.
+    Units: `trusted_ms` as of the function of that name.
     """
 
     def __init__(
@@ -102,8 +117,7 @@ class Restore:
         log_start: int,
         target: int,
         stops: Mapping[KeyRange, int] = NO_STOPS,
-        pick_up: PickUp | None = None,
-        tombstones_ms: int = TOMBSTONES_MS,
+        trusted_ms: int = TRUSTED_MS,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -111,8 +125,7 @@ class Restore:
         self.target = target
         self._database = database
         self._log_start = log_start
-        self._pick_up = pick_up
-        self._tombstones_ms = tombstones_ms
+        self._trusted_ms = trusted_ms
         self._clock, self._wall_clock = clock, wall_clock
         self._need = [_NEVER] * GROUPS
         """The next offset that each group needs; never, for those that are not restored."""
@@ -250,19 +263,15 @@ class Restore:
     def _admit(self, groups: Sequence[int]) -> None:
         """Learn from the checkpoints what these groups need; empty those that cannot go on from there."""
         known = self._database.checkpoints(self.spec.name)
-        bounds = Bounds(self._log_start, self.target, self._now_ms() - self._tombstones_ms)
+        bounds = Bounds(self._log_start, self.target, self._now_ms() - self._trusted_ms)
         reasons: dict[int, str] = {}
         for group in groups:
             at = known.at(group)
-            if at is None or (reason := self._refusal(group, at, bounds)):
-                reasons[group] = "" if at is None else reason
+            reason = "" if at is None else self._refusal(group, at, bounds)
+            if at is None or reason:
+                reasons[group] = reason
             else:
-                self._stand(group, at)
-        if reasons and self._pick_up is not None:
-            for at in self._pick_up(sorted(reasons), bounds):
-                for group in range(at.first, at.last + 1):
-                    del reasons[group]
-                    self._stand(group, at)
+                self._need[group], self._seen[group], self._true_ms[group] = at.offset, at.observed, at.true_ms
         for reason, of_reason in groupby(sorted(reasons, key=lambda group: (reasons[group], group)), key=reasons.__getitem__):
             for run in _runs(list(of_reason)):
                 self._empty(run, reason)
@@ -271,9 +280,6 @@ class Restore:
         if self.spec.source is not None and at.offset > self._stops[group]:
             return f"its checkpoint {at.offset} is above the position {self._stops[group]} of its task: were the offsets of the group reset?"
         return bounds.refusal(at)
-
-    def _stand(self, group: int, at: Checkpoint) -> None:
-        self._need[group], self._seen[group], self._true_ms[group] = at.offset, at.observed, at.true_ms
 
     def _empty(self, groups: Sequence[int], reason: str) -> None:
         first, last = groups[0], groups[-1]

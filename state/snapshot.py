@@ -24,7 +24,7 @@ from coopstreams.state.checkpoints import Checkpoint
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Rows
 from coopstreams.state.manifest import File, Manifest, Slice, cut
-from coopstreams.state.places import Place
+from coopstreams.state.places import Heard, Place, nobody
 from coopstreams.state.sst import read_sst, sha256_of, write_sst
 from coopstreams.topology.errors import SnapshotError, StateCorruptError
 from coopstreams.topology.keys import KeyRange
@@ -137,15 +137,21 @@ class Fetched:
     path: Path
 
 
-def fetch(place: Place, application: str, file: File, folder: Path) -> Fetched:
+def fetch(place: Place, application: str, file: File, folder: Path, heard: Heard = nobody) -> Fetched:
     """Copy a file of a snapshot into a folder and check it.
 
     Raises:
+        GivenUpError: `heard` said so.
         SnapshotError: it is gone, or its bytes are not those that were written. RocksDB itself reads past a flipped byte without a word (seen).
     """
     path = folder / f"{uuid.uuid4().hex}.sst"
     where = f'"{application}/{file.name}" at {place.url}'
-    if not place.download(f"{application}/{file.name}", path):
+    try:
+        found = place.download(f"{application}/{file.name}", path, heard)
+    except SnapshotError:
+        path.unlink(missing_ok=True)
+        raise
+    if not found:
         raise SnapshotError(f"{where} is missing")
     size = path.stat().st_size
     if size != file.bytes or sha256_of(path) != file.sha256:

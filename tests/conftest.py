@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from _pytest.capture import CaptureManager
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 from hypothesis import settings
 from rich.console import Console
@@ -61,6 +61,12 @@ class Kafka:
         self._admin.delete_topics([topic])[topic].result(60)
         while topic in self._admin.list_topics(timeout=60).topics:
             time.sleep(0.05)
+
+    def configure(self, topic: str, **config: str) -> None:
+        """Change settings of a topic, dots written as underscores; the brokers follow soon."""
+        entries = [ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET) for name, value in config.items()]
+        for answer in self._admin.incremental_alter_configs([ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)]).values():
+            answer.result(60)
 
     def _is_led(self, topic: str, partitions: int) -> bool:
         """Whether all partitions of a topic can be read and written."""

@@ -13,6 +13,7 @@ from operator import or_
 from types import FunctionType
 from typing import Any, TypeAlias
 
+from coopstreams.topology.fields import Condition
 from coopstreams.topology.join_nodes import ForeignKeyResult, StreamGlobalJoin, StreamStreamJoin, TableTableJoin
 from coopstreams.topology.nodes import (
     Aggregate,
@@ -144,7 +145,7 @@ class Analysis:
     def join_reads(self, node: StreamTableJoin) -> Reads:
         """Return what a join reads of the stream record: its joiner, and the view it looks through."""
         own = reads_pair(node.joiner) if node.with_key else Reads(key=False, value=reads_argument(node.joiner, 0))
-        looks = any(reads_view_key(step) for step in self.view(node.parents[1]))
+        looks = any(reads_step_key(step) for step in self.view(node.parents[1]))
         return Reads(own.key or looks, own.value)
 
     def view(self, name: str) -> list[Filter | MapValues]:
@@ -166,7 +167,7 @@ class Analysis:
             case Filter(predicate=function) | Peek(action=function):
                 return reads_pair(function) | self.below(node, key, value)
             case MapValues(mapper=function, with_key=with_key) | FlatMapValues(mapper=function, with_key=with_key):
-                own = reads_pair(function) if with_key else Reads(key=False, value=reads_argument(function, 0))
+                own = reads_pair(function) if with_key else Reads(key=False, value=reads_argument(function, 0, 1))
                 return own | Reads(self.below(node, key, None).key, value=False)
             case SelectKey(mapper=function):
                 return reads_pair(function) | Reads(key=False, value=self.below(node, None, value).value)
@@ -193,7 +194,7 @@ class Analysis:
             case StreamStreamJoin():
                 return Reads(node.key != key, value=True)
             case TableTableJoin():
-                looks = any(reads_view_key(step) for parent in node.parents for step in self.view(parent))
+                looks = any(reads_step_key(step) for parent in node.parents for step in self.view(parent))
                 return Reads(looks or node.key != key or self.below(node, key, None).key, value=True)
             case _:
                 return Reads(key=True, value=True)
@@ -223,16 +224,26 @@ def aggregate_reads(node: Aggregate) -> Reads:
     return reads_pair(node.aggregator) if node.initializer is not None else Reads(key=False, value=True)
 
 
-def reads_view_key(step: Filter | MapValues) -> bool:
-    """Return whether a filter or mapper of a table reads the key."""
-    return reads_argument(step.predicate, 0) if isinstance(step, Filter) else step.with_key and reads_argument(step.mapper, 0)
+def reads_step_key(step: Node) -> bool:
+    """Return whether a filter, a mapper of values or a choice of branches reads the key."""
+    match step:
+        case Filter(predicate=function):
+            return reads_argument(function, 0)
+        case MapValues(mapper=function, with_key=with_key) | FlatMapValues(mapper=function, with_key=with_key):
+            return with_key and reads_argument(function, 0)
+        case Split(predicates=predicates):
+            return any(reads_argument(function, 0) for function in predicates)
+        case _:
+            return False
 
 
-def reads_argument(function: Callable[..., Any], position: int) -> bool:
-    """Return False only if the function provably never looks at this positional argument, as in `lambda _, value: value.name`.
+def reads_argument(function: Callable[..., Any], position: int, arguments: int = 2) -> bool:
+    """Return False only if the function, given so many arguments, provably never looks at this one, as in `lambda _, value: value.name`.
 
-    Then the caller may pass None instead of deserialising something. Only plain Python functions can prove it.
+    Then the caller may pass None instead of deserialising something. Only plain Python functions and conditions on fields can prove it.
     """
+    if isinstance(function, Condition):
+        return position == arguments - 1
     if not isinstance(function, FunctionType):
         return True
     code = function.__code__

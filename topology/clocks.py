@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, TypeAlias
 
-from coopstreams.topology.analysis import Analysis, Edge
+from coopstreams.topology.analysis import Analysis, Edge, reads_step_key
 from coopstreams.topology.columns import Columns
 from coopstreams.topology.nodes import (
     Aggregate,
@@ -65,13 +65,14 @@ def _reaches(source: Source, analysis: Analysis, name: str) -> Callable[[Columns
     """Return the function that gives the timestamps of records that reach a node, or the first node before it that knows more than they say."""
     ways = list(dict.fromkeys(_told(way) for way in _ways(source, analysis.named(name), analysis)))
     steps = any(isinstance(node, _NEEDS_VALUE) for way in ways for node in way[:-1])
+    reading = [(way, any(map(reads_step_key, way[:-1]))) for way in ways]
     drops_keys, drops_values = all(_drops_null_keys(way[-1]) for way in ways), all(_drops_null_values(way[-1]) for way in ways)
 
     def times(records: Columns) -> list[int]:
         if not steps and not (drops_keys and None in records.keys) and not (drops_values and None in records.values):
             return list(records.timestamps)
         return [
-            timestamp if any(_arrives(source, way, key, value) for way in ways) else -1
+            timestamp if any(_arrives(source, way, key, value, reads_key=reads_key) for way, reads_key in reading) else -1
             for key, value, timestamp in zip(records.keys, records.values, records.timestamps, strict=True)
         ]
 
@@ -104,11 +105,12 @@ def _drops_null_values(node: Node) -> bool:
     return isinstance(node, StreamTableJoin) or (isinstance(node, Aggregate) and node.drops_null_values)
 
 
-def _arrives(source: Source, way: _Chain, key: bytes | None, value: bytes | None) -> bool:
+def _arrives(source: Source, way: _Chain, key: bytes | None, value: bytes | None, *, reads_key: bool) -> bool:
     if key is None and _drops_null_keys(way[-1]):
         return False
     try:
-        values = _survivors(way[:-1], source, key, value)
+        # As in the task, a key that no function reads is not deserialised.
+        values = _survivors(way[:-1], source, key if reads_key else None, value)
     except Exception:  # noqa: BLE001 the task that owns the record reports it; here it just does not arrive
         return False
     return any(value is not None for value in values) if _drops_null_values(way[-1]) else bool(values)

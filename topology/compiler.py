@@ -92,7 +92,7 @@ class Compiler:
 
     def call_of(self, function: Function, label: str, called: UserFunction, record: Record, parts: tuple[str, ...]) -> str:
         """Return the call of a user function with these parts of the record. What it provably never reads is passed as None."""
-        read = [part if part not in ("key", "value") else self._part(function, record, part, called, at) for at, part in enumerate(parts)]
+        read = [part if part not in ("key", "value") else self._part(function, record, part, called, at, len(parts)) for at, part in enumerate(parts)]
         return f"{self.unit.constant(label, called)}({', '.join(read)})"
 
     def stream_time(self, function: Function, node: Node, record: Record) -> str:
@@ -128,8 +128,8 @@ class Compiler:
             self.unit.clocks[clock].stores.append(name)
         return name
 
-    def _part(self, function: Function, record: Record, part: str, called: UserFunction, position: int) -> str:
-        if not reads_argument(called, position):
+    def _part(self, function: Function, record: Record, part: str, called: UserFunction, position: int, arguments: int) -> str:
+        if not reads_argument(called, position, arguments):
             return "None"
         return function.key(record) if part == "key" else function.value(record)
 

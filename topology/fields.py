@@ -1,20 +1,67 @@
-"""`field("amount")`: a part of a value, as a function whose meaning can be read.
+"""`field("amount")`: a part of a value; `field("amount") > 100`: a condition on one. Functions whose meaning can be read.
 
-It is called like any other function; whoever looks at it (a native plan of a backfill) knows what it returns without calling it.
+They are called like any other function; whoever looks at them (a native plan of a backfill) knows what they return without calling them.
+Comparisons with constants, `&`, `|` and `~` are all the operators there are. They were turned down once, as a second language beside Python of
+which a backfill could translate little; but these few it translates whole, and a filter in front of a fold is what most programs have.
 
-Turned down: expressions with operators (a second language beside Python, of which a backfill could translate little).
+Invariant: they are values: nothing changes them, and calling one again gives the same.
+Turned down: arithmetic, functions, one field compared with another (of these the old reason is still true); and `and`, `or`, `not`, `if`:
+Python asks for their truth while the program is built, so that nothing is left to read. They raise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Literal, NoReturn
+
+Comparing = Literal["==", "!=", "<", "<=", ">", ">="]
+
+_COMPARE: Final[Mapping[Comparing, Callable[[Any, Any], Any]]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 
 
-@dataclass(frozen=True, slots=True)
-class field:  # noqa: N801 used as a function
+class Condition:
+    """What is true of a value or not: a function of `(value)` or `(key, value)`, of which it looks at the last only.
+
+    `one & other` and `one | other` ask the other only if it still matters, as `and` and `or` do; `~one` is the opposite.
+    """
+
+    __slots__ = ()
+
+    def __call__(self, *record: Any) -> Any:
+        """Return what holds for the last argument."""
+        raise NotImplementedError
+
+    def __and__(self, other: Condition) -> Both:
+        return Both(self, _condition("&", other))
+
+    def __or__(self, other: Condition) -> Either:
+        return Either(self, _condition("|", other))
+
+    def __invert__(self) -> Not:
+        return Not(self)
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError(
+            f"{self!r} is true or false of a value, which is not here yet. Instead of `and`, `or`, `not` and `a < b < c` write `&`, `|` and `~`, "
+            "with each comparison in parentheses."
+        )
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class field(Condition):  # noqa: N801 used as a function
     """Return the part of a value that has this name: `map_values(field("amount"))`, `select_key(field("carrier"))`.
+
+    Compared with a constant it is a condition: `filter((field("amount") > 100) & (field("country") == "DE"))`. By itself it is one, too: whether
+    the part is true.
 
     Shape: called with `(value)` or `(key, value)`; a dict's item, or the attribute of a typed value.
 
@@ -28,3 +75,104 @@ class field:  # noqa: N801 used as a function
         """Return the part of the last argument."""
         value = record[-1]
         return value[self.name] if isinstance(value, Mapping) else getattr(value, self.name)
+
+    def __eq__(self, other: object) -> Any:
+        """Return a condition; of two fields, whether they are the same."""
+        return self.name == other.name if isinstance(other, field) else self._compared("==", other)
+
+    def __ne__(self, other: object) -> Any:
+        return self.name != other.name if isinstance(other, field) else self._compared("!=", other)
+
+    def __lt__(self, other: object) -> Comparison:
+        return self._compared("<", other)
+
+    def __le__(self, other: object) -> Comparison:
+        return self._compared("<=", other)
+
+    def __gt__(self, other: object) -> Comparison:
+        return self._compared(">", other)
+
+    def __ge__(self, other: object) -> Comparison:
+        return self._compared(">=", other)
+
+    def __hash__(self) -> int:
+        return hash((field, self.name))
+
+    def __repr__(self) -> str:
+        return f"field({self.name!r})"
+
+    def _compared(self, comparing: Comparing, other: object) -> Comparison:
+        if isinstance(other, Condition):
+            raise TypeError(f"{self!r} {comparing} {other!r}: a field is compared with a constant. Write a function of your own for anything else.")
+        hash(other)  # a constant that could change raises here
+        return Comparison(self, comparing, other)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Comparison(Condition):
+    """Whether a part of a value compares with a constant in this way, as Python compares them."""
+
+    part: field
+    comparing: Comparing
+    constant: Any
+
+    def __call__(self, *record: Any) -> bool:
+        """Return whether it does.
+
+        Raises:
+            TypeError: no order between the part and the constant.
+        """
+        return bool(_COMPARE[self.comparing](self.part(*record), self.constant))
+
+    def __repr__(self) -> str:
+        return f"({self.part!r} {self.comparing} {self.constant!r})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Both(Condition):
+    """Whether two conditions are true; the second is not asked if the first is false."""
+
+    one: Condition
+    other: Condition
+
+    def __call__(self, *record: Any) -> bool:
+        """Return whether they are."""
+        return bool(self.one(*record)) and bool(self.other(*record))
+
+    def __repr__(self) -> str:
+        return f"({self.one!r} & {self.other!r})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Either(Condition):
+    """Whether one of two conditions is true; the second is not asked if the first is."""
+
+    one: Condition
+    other: Condition
+
+    def __call__(self, *record: Any) -> bool:
+        """Return whether one is."""
+        return bool(self.one(*record)) or bool(self.other(*record))
+
+    def __repr__(self) -> str:
+        return f"({self.one!r} | {self.other!r})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Not(Condition):
+    """Whether a condition is false."""
+
+    one: Condition
+
+    def __call__(self, *record: Any) -> bool:
+        """Return whether it is."""
+        return not bool(self.one(*record))
+
+    def __repr__(self) -> str:
+        return f"~{self.one!r}"
+
+
+def _condition(sign: str, other: object) -> Condition:
+    if isinstance(other, Condition):
+        return other
+    raise TypeError(f"{sign} takes conditions such as (field(...) > 1), each in parentheses, not {other!r}")

@@ -12,13 +12,17 @@ Source: Kafka Streams `InternalStreamsBuilder.newProcessorName`, `NamedInternal`
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from coopstreams.topology.errors import TopologyError
 
 MAX_NAME_LENGTH = 249
 """The longest topic name that a broker takes."""
+MARKS = "-backfill-"
+"""Between an application id and a run, in the name of the topic with the marks of a backfill."""
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
+_RUN = re.compile(r"\d{8}T\d{12}-[0-9a-f]{8}")  # as `new_run` of state/snapshot.py names them
 _GENERATED = re.compile(r"KSTREAM.*-[0-9]{10}")
 
 
@@ -106,3 +110,9 @@ def internal_topic(application_id: str, name: str) -> str:
         TopologyError: longer than a broker takes.
     """
     return check_name(f"{application_id}-{name}", "the internal topic")
+
+
+def backfill_runs(application_id: str, topics: Iterable[str]) -> list[str]:
+    """Return the backfills of an application that have begun and are not published, oldest first: each has a topic with their marks."""
+    before = f"{application_id}{MARKS}"
+    return sorted(topic.removeprefix(before) for topic in topics if topic.startswith(before) and _RUN.fullmatch(topic.removeprefix(before)))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
     from coopstreams.spark.plan import Connector, Outputs, Stage
     from coopstreams.spark.running import Backfilled
 
+
+WORK = "coopstreams-backfill"
+"""The folder of runs, unless another one is named."""
 
 Results: TypeAlias = Annotated[
     str, typer.Option(metavar="none|topic|table", help="Whether results are written: to the topics of the topology, or as Parquet.")
@@ -45,7 +51,7 @@ def backfill(
     outputs: Results = "none",
     table: Annotated[str | None, typer.Option(metavar="URL", help="Where results lie as a table: a folder or a URL that Spark writes to.")] = None,
     snapshots: Snapshots = None,
-    work: Work = "coopstreams-backfill",
+    work: Work = WORK,
     cores: Annotated[str, typer.Option(metavar="N", help="Cores that Spark uses; * is all.")] = "*",
     remote: Remote = None,
     connector: Reads = "python",
@@ -64,30 +70,46 @@ def backfill(
     configure_logging(verbose)
     try:
         from coopstreams.spark import preparing, running
-        from coopstreams.spark.history import KafkaHistory
-        from coopstreams.spark.plan import sources
         from coopstreams.spark.session import session_or_local
     except ImportError as error:
         raise ConfigError(f'a backfill needs Spark: pip install "coopstreams[spark]" ({error})') from error
     options = preparing.Options(
-        ranges=ranges, snapshots=snapshots, outputs=_outputs(outputs, table), table=table, work=work, connector=_connector(connector), native=native
+        ranges=ranges,
+        snapshots=snapshots,
+        outputs=_outputs(outputs, table),
+        table=table,
+        work=work,
+        connector=_connector(connector),
+        native=native,
+        until=None if until is None else until.replace(tzinfo=UTC) if until.tzinfo is None else until,
     )
     topology = load_topology(target)
     checked = Config.of(settings_of(config, os.environ, flags(set_, {"bootstrap.servers": bootstrap_servers})), topology.application_id)
-    at = None if until is None else until.replace(tzinfo=UTC) if until.tzinfo is None else until
-    histories = {topic: KafkaHistory(until=at) for topic in sources(topology)}
-    if dry_run:
-        typer.echo(str(preparing.make_plan(topology, checked, histories, options, create=False)))
-        return
-    plan = preparing.begin(topology, checked, histories, options) if resume is None else preparing.load_plan(work, resume, topology)
+    if resume is not None:
+        plan = running.taken_up(topology, checked, work, resume)
+    else:
+        plan = (partial(preparing.make_plan, create=False) if dry_run else preparing.begin)(topology, checked, {}, options)
     typer.echo(str(plan))
-    with session_or_local(None, f"backfill of {plan.application}", cores=cores, remote=remote) as spark, TaskBars(Console()) as bars:
-        done = running.carry_out(spark, topology, checked, plan, histories, work, _say, bars.show)
+    if dry_run:
+        return
+    again = f"coopstreams backfill {target} --resume {plan.run}" + ("" if work == WORK else f" --work {work}")
+    with _saying(again), session_or_local(None, f"backfill of {plan.application}", cores=cores, remote=remote) as spark, TaskBars(Console()) as bars:
+        done = running.carry_out(spark, topology, checked, plan, {}, work, _say, bars.show)
     _report(done)
     if publish:
         _publish(done, topology, checked)
     else:
-        typer.echo(f"not published yet: coopstreams backfill {target} --resume {plan.run} --publish")
+        typer.echo(f"not published yet: {again} --publish")
+
+
+@contextmanager
+def _saying(again: str) -> Iterator[None]:
+    """Say how to go on with a run that ends too early, by Ctrl-C or an error."""
+    try:
+        yield
+    except BaseException:
+        typer.echo(f"not done. What has not run yet is done by: {again}", err=True)
+        raise
 
 
 def _outputs(outputs: str, table: str | None) -> Outputs:
@@ -116,7 +138,7 @@ def _publish(done: Backfilled, topology: Topology, config: Config) -> None:
 
 
 def _say(stage: Stage) -> None:
-    typer.echo(f"sub-topology {stage.subtopology}: {len(stage.running)} tasks")
+    typer.echo(f"{stage.name}: {len(stage.running)} tasks")
 
 
 def _report(done: Backfilled) -> None:

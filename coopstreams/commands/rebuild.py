@@ -20,6 +20,7 @@ from coopstreams.config import Config, settings_of
 from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.state.manifest import Manifest, Slice
 from coopstreams.state.restore import RestoreProgress
+from coopstreams.tasks.reading import as_it_runs
 from coopstreams.tasks.rebuild import Piece, Rebuilder, Wanted
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.keys import GROUPS, KeyRange
@@ -90,7 +91,8 @@ def rebuild(
 
 def _alone(topology: Topology, config: Config, wanted: Wanted, *, afresh: bool) -> Manifest:
     with closing(KafkaLog(config.client, timeout_s=config["connect.timeout.ms"] / 1000)) as cluster:
-        rebuilder = Rebuilder(cluster, topology, config["application.id"], config["snapshots.dir"], afresh=afresh)
+        running = as_it_runs(topology, cluster.partitions(), config)
+        rebuilder = Rebuilder(cluster, running, config["application.id"], config["snapshots.dir"], afresh=afresh)
         return rebuilder.publish(_rebuilt(rebuilder, rebuilder.pieces(wanted)))
 
 

@@ -19,10 +19,10 @@ from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka_offsets import KafkaOffsets
 from coopstreams.log.log import Log
 from coopstreams.state.directory import instance_folders
+from coopstreams.tasks.reading import as_it_runs
 from coopstreams.tasks.reset import Reset, carry_out, check_stopped, plan_reset
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
-from coopstreams.topology.patterns import matched
 
 
 def reset(
@@ -44,7 +44,7 @@ def reset(
     application, time_ms = settings["application.id"], _time_ms(to)
     with cluster(settings.client) as log, GroupAdmin(settings.client, application) as coordinator:
         counts = log.partitions()
-        plan = plan_reset(matched(topology, counts).optimized(settings["topology.optimization"]), counts)
+        plan = plan_reset(as_it_runs(topology, counts, settings), counts)
         if time_ms is None:
             offsets = {at: log.start_offset(at) if to == "earliest" else log.end_offset(at) for at in plan.sources}
         else:
@@ -58,7 +58,7 @@ def reset(
         check_stopped(coordinator)
         if not yes:
             typer.confirm(f"Reset {application}? Its state is lost", abort=True)
-        carry_out(log, coordinator, plan, offsets, folders)
+        carry_out(log, coordinator, plan, offsets, folders, at_beginning=to == settings["auto.offset.reset"] == "earliest")
     typer.echo("done")
 
 

@@ -26,6 +26,7 @@ def configure_logging(verbose: bool, who: str = "", handler: logging.Handler | N
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("coopstreams").setLevel(logging.DEBUG if verbose else logging.INFO)
     logging.getLogger("kafka").setLevel(logging.ERROR)  # it reports what the membership already does, one line a request
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # of Spark: Ctrl-C is an error with two tracebacks to it
 
 
 def _pair(text: str) -> tuple[str, str]:

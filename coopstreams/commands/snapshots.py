@@ -15,6 +15,9 @@ from coopstreams.state.manifest import File, Manifest
 from coopstreams.state.places import Place
 from coopstreams.topology.errors import SnapshotError
 
+PIPE_WIDTH = 160
+"""Columns of a table that nobody looks at on a terminal: nothing is cut off."""
+
 app = typer.Typer(help="Snapshots of state: list, check, publish, clean up.", no_args_is_help=True)
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="Where snapshots lie: a folder or an fsspec URL.")]
@@ -27,12 +30,16 @@ def list_(url: Url) -> None:
     names = sorted({name.partition("/")[0] for name in Place(url).names() if "/" in name})
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for column in ("application", "run", "kind", "made", "stores", "keys", "size"):
-        table.add_column(column, justify="right" if column in ("keys", "size") else "left")
+        # A run is copied into other commands: it is never cut short, however narrow the terminal is.
+        table.add_column(column, justify="right" if column in ("keys", "size") else "left", no_wrap=column in ("application", "run"))
     for application in names:
         current = snapshot.current_run(url, application)
         for run in snapshot.runs(url, application):
             table.add_row(application, f"{run} *" if run == current else run, *_described(url, application, run))
-    Console().print(table if names else f"nothing at {url}")
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, PIPE_WIDTH)
+    console.print(table if names else f"nothing at {url}")
 
 
 @app.command()

@@ -43,7 +43,6 @@ def from_source(topology: Topology, config: Config, request: Request) -> None:
         from coopstreams.spark.source_rebuild import WORK, carry_out_rebuild, plan_rebuild
     except ImportError as error:
         raise ConfigError(f'--from source needs Spark: pip install "coopstreams[spark]" ({error})') from error
-    topology = topology.optimized(config["topology.optimization"])
     work = request.work or WORK
     plan = plan_rebuild(
         topology,
@@ -62,7 +61,7 @@ def from_source(topology: Topology, config: Config, request: Request) -> None:
 
 
 def _say(stage: Stage) -> None:
-    typer.echo(f"sub-topology {stage.subtopology}: {len(stage.running)} tasks")
+    typer.echo(f"{stage.name}: {len(stage.running)} tasks")
 
 
 def _report(done: RebuiltFromSource) -> None:

@@ -46,10 +46,15 @@ def status_table(report: dict[str, Any]) -> Table:
 
 
 def _task(task: dict[str, Any]) -> tuple[str, ...]:
-    restore = ", ".join(f"{store['store']} {store['remaining']:,} to go" for store in task.get("restore", ()))
+    waits = [f"{store['store']} {store['remaining']:,} to go" for store in task.get("restore", ())]
+    waits += [f"{store['store']} {_megabytes(store['fetched_bytes'])} of {_megabytes(store['total_bytes'])} MB" for store in task.get("pick_up", ())]
     state = task["state"] or "unknown"
-    told = f"{state} ({restore})" if restore else state
+    told = f"{state} ({', '.join(waits)})" if waits else state
     return task.get("id", "-"), told, _number(task.get("processed")), _number(task.get("rate")), _number(task.get("lag"))
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f}"
 
 
 def _number(value: float | None) -> str:

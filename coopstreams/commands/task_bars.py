@@ -27,9 +27,9 @@ class TaskBars:
         self._console = console
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[amount]}"), TimeElapsedColumn())
         self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._stages: dict[int, TaskID] = {}
+        self._stages: dict[str, TaskID] = {}
         self._running: dict[str, TaskID] = {}
-        self._said: set[str] = set()
+        self._said: set[tuple[str, str]] = set()
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -45,13 +45,13 @@ class TaskBars:
         done = sum(each.done for each in progress if each.kind == "task")
         if not self._console.is_terminal:
             for each in progress:
-                if each.done and each.name not in self._said:
-                    self._said.add(each.name)
+                if each.done and (stage.name, each.name) not in self._said:
+                    self._said.add((stage.name, each.name))
                     self._console.print(f"{label(each)}: {each.records:,} records", highlight=False, markup=False, soft_wrap=True)
             return
-        if stage.subtopology not in self._stages:
-            self._stages[stage.subtopology] = self._bars.add_task(f"sub-topology {stage.subtopology}", total=len(stage.running), amount="")
-        self._bars.update(self._stages[stage.subtopology], completed=done, amount=f"{done} of {len(stage.running)} tasks")
+        if stage.name not in self._stages:
+            self._stages[stage.name] = self._bars.add_task(stage.name, total=len(stage.running), amount="")
+        self._bars.update(self._stages[stage.name], completed=done, amount=f"{done} of {len(stage.running)} tasks")
         for each in progress:
             self._one(each)
 

@@ -15,7 +15,7 @@ Turned down: deleting the individual commits (terms would begin at 1 again, and 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.record import CommitKey, Committed, CommitValue, Segment, encode_key, encode_value
@@ -28,6 +28,8 @@ from coopstreams.topology.keys import WHOLE
 
 _FLUSH_S = 30.0
 _AUTHOR = "reset"
+_FIRST_TERM = 1
+"""The next term of a partition of which nobody has committed anything."""
 
 
 def reset_offsets(log: Log, coordinator: GroupAdmin, targets: Mapping[TopicPartition, int]) -> None:
@@ -63,3 +65,15 @@ def reset_offsets(log: Log, coordinator: GroupAdmin, targets: Mapping[TopicParti
 def reset_key(group: str, partition: TopicPartition, next_term: int) -> CommitKey:
     """Return as whom a reset speaks: for all hashes, one term above the next, which somebody who stalled before its claim may have chosen."""
     return CommitKey(group, *partition, WHOLE, next_term + 1, NO_GENERATION)
+
+
+def never_committed(log: Log, coordinator: GroupAdmin, partitions: Collection[TopicPartition]) -> bool:
+    """Return whether the group has never committed anything of these partitions, neither plainly nor for a key range."""
+    if any(coordinator.committed(partitions).values()):
+        return False
+    follower = Follower(log, coordinator.group)
+    try:
+        catch_up(follower)
+        return all(follower.next_term(partition, None) == _FIRST_TERM for partition in partitions)
+    finally:
+        follower.close()

@@ -188,6 +188,17 @@ class RestoreStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class PickUpStatus:
+    """How far a store has come from a snapshot. Units: bytes, bytes/s, seconds."""
+
+    store: str
+    fetched_bytes: int
+    total_bytes: int
+    rate: float
+    eta_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TaskStatus:
     """A task of this instance. Units: `rate` in records/s over the last seconds."""
 
@@ -198,6 +209,7 @@ class TaskStatus:
     rate: float = 0.0
     sources: tuple[SourceStatus, ...] = ()
     restore: tuple[RestoreStatus, ...] = ()
+    pick_up: tuple[PickUpStatus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

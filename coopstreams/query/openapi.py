@@ -172,6 +172,7 @@ def _group_schemas() -> Schema:
 def _status(health: Schema, place: Schema) -> Schema:
     source = {"topic": _STRING, "partition": _WHOLE, "position": _WHOLE, "committed": _MAYBE_WHOLE, "end": _MAYBE_WHOLE, "lag": _MAYBE_WHOLE}
     restore = {"store": _STRING, "restored": _WHOLE, "remaining": _WHOLE, "rate": _NUMBER, "eta_s": {"type": ["number", "null"]}}
+    pick_up = {"store": _STRING, "fetched_bytes": _WHOLE, "total_bytes": _WHOLE, "rate": _NUMBER, "eta_s": {"type": ["number", "null"]}}
     known = {
         "epoch": _WHOLE,
         "processed": _WHOLE,
@@ -179,6 +180,7 @@ def _status(health: Schema, place: Schema) -> Schema:
         "lag": _MAYBE_WHOLE,
         "sources": _list(_object(source)),
         "restore": _list(_object(restore)),
+        "pick_up": _list(_object(pick_up)),
     }
     task = _object({**place, "state": _MAYBE_STRING}, known)
     required = {"id": _STRING, "url": _MAYBE_STRING, "state": _STRING, **health, "tasks": _list(task)}

@@ -132,6 +132,16 @@ def _task(status: TaskStatus) -> Report:
             }
             for restore in status.restore
         ],
+        "pick_up": [
+            {
+                "store": pick_up.store,
+                "fetched_bytes": pick_up.fetched_bytes,
+                "total_bytes": pick_up.total_bytes,
+                "rate": round(pick_up.rate, 1),
+                "eta_s": pick_up.eta_s,
+            }
+            for pick_up in status.pick_up
+        ],
     }
 
 

@@ -20,7 +20,7 @@ def visible(database: Database, spec: StoreSpec, covered: KeyRange, observed: in
             yield key, row
 
 
-def record_of(spec: StoreSpec, key: bytes, row: bytes, oldest_ms: int) -> tuple[bytes, bytes, int]:
+def record_of(spec: StoreSpec, key: bytes, row: bytes, oldest_ms: int, changelog: str) -> tuple[bytes, bytes, int]:
     """Return key, value and timestamp of the changelog record of a row. `oldest_ms`: the earliest timestamp that the changelog keeps.
 
     Raises:
@@ -30,6 +30,6 @@ def record_of(spec: StoreSpec, key: bytes, row: bytes, oldest_ms: int) -> tuple[
     if timestamp < oldest_ms:
         raise LogError(
             f'the changelog of "{spec.name}" would lose what is written to it: the broker deletes records from before {oldest_ms} there, '
-            f"and one is of {timestamp}. Raise the retention= of the store, or keep the state in snapshots and seed nothing."
+            f"and one is of {timestamp}. Raise retention.ms of {changelog} and resume the run; or give the store a longer retention=, and begin anew."
         )
     return layout.changelog_key(spec.kind, key), value, timestamp

@@ -83,6 +83,14 @@ def aligned(wanted: int, stands: Iterable[Sequence[Segment]]) -> int | None:
     return None
 
 
+class Now(NamedTuple):
+    """What time it is: of the order in which a task takes records, of the stream, and on the clocks."""
+
+    time: int
+    stream_time: int
+    clocks: list[int]
+
+
 class Cut:
     """The records of one partition, in offset order, for the tasks of these ranges. `pieces` tile the hash space."""
 
@@ -94,19 +102,19 @@ class Cut:
             if (common := key_range.intersect(segment.range)) is not None
         ]
         self._until = [min(piece.segment.position for piece in self.pieces if piece.slot == slot) for slot in range(len(ranges))]
-        self.times: list[tuple[int, list[int]] | None] = [None] * len(ranges)
-        """By slot, the stream time and the clocks where the task ends; None: before the first record."""
+        self.ends: list[Now | None] = [None] * len(ranges)
+        """By slot, the time at which the task ends; None: before the first record."""
 
     def spans(self, offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Yield the half-open bounds of the records that come next, cut where a task ends."""
         cuts = sorted({0, len(offsets), *(bisect_left(offsets, until) for until in self._until)})
         yield from pairwise(cuts)
 
-    def tell(self, last: int, stream_time: int, clocks: list[int]) -> None:
+    def tell(self, last: int, now: Now) -> None:
         """Note what time it is behind a span that ends with this offset."""
         for slot, until in enumerate(self._until):
             if last < until:
-                self.times[slot] = (stream_time, clocks)
+                self.ends[slot] = now
 
     def committed(self, number: int, columns: Columns) -> Columns:
         """Return those records of a piece that count."""

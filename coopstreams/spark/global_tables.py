@@ -1,6 +1,7 @@
 """Global tables in a backfill: each task reads their topics whole, up to the cut, before its first record; as an instance does when it starts.
 
-Invariant: all tasks of a run see the same rows, whenever they run: those at the cut, which is in the plan.
+Invariant: all tasks of a run see the same rows, whenever they run: those at the cut, which is in the plan. What a processor of a global store
+takes for the clock stands at 0, as for any processor in a backfill.
 Turned down: Spark's broadcast (not there in Spark Connect; the rows would go through the driver), and a task that follows the topic while it
 works (live, the order between a global table and the records is chance, and chance gives no answer twice).
 """
@@ -14,7 +15,6 @@ from coopstreams.spark.kafka_source import KafkaParts, read_options
 from coopstreams.spark.rows import columns_of
 from coopstreams.state.global_table import GlobalRows
 from coopstreams.state.global_updates import rows_of
-from coopstreams.tasks.task import wall_clock_ms
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.failures import OnFailure
 from coopstreams.topology.global_tables import GlobalTable
@@ -37,7 +37,7 @@ def read_rows(settings: Mapping[str, Any], tables: Sequence[GlobalTable], cut: C
     Raises:
         LogError: a topic has lost records since the cut was taken, or a transaction is open below it.
     """
-    found = {table.store.name: rows_of(table, wall_clock_ms) for table in tables}
+    found = {table.store.name: rows_of(table, lambda: 0) for table in tables}
     for table in tables:
         bounds = {TopicPartition(table.topic, number): each for number, each in cut[table.topic].items()}
         parts = KafkaParts(read_options(settings, bounds))

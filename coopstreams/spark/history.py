@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
 from coopstreams.log.kafka_log import KafkaLog
@@ -131,18 +131,22 @@ def partitioned(history: TableHistory, partitions: int) -> DataFrame:
 def forwarded_frame(spark: SparkSession, folders: Sequence[str], topic: str, partitions: int) -> DataFrame:
     """Return what earlier stages wrote to a repartition topic, in an order that does not depend on who wrote it when.
 
-    By the time of the task that wrote it, so that nothing is later there than it was before; then by stage, task and number.
+    By the time of the task that wrote it, so that nothing is later there than it was before; then by stage, task and number. This time stands in
+    the place of an offset, which these records do not have.
     """
+    if not folders:  # whoever would write it reads nothing
+        return spark.createDataFrame([], ddl(HISTORY))
     stages = [spark.read.parquet(folder).withColumn("stage", F.lit(number)) for number, folder in enumerate(folders)]
     rows = stages[0]
     for other in stages[1:]:
         rows = rows.unionByName(other)
-    return _placed(rows.where(F.col("topic") == topic), topic, partitions, ("time", "stage", "task", "number"))
+    return _placed(rows.where(F.col("topic") == topic), topic, partitions, ("time", "stage", "task", "number"), offset=F.col("time"))
 
 
-def _placed(rows: DataFrame, topic: str, partitions: int, order_by: Sequence[str]) -> DataFrame:
+def _placed(rows: DataFrame, topic: str, partitions: int, order_by: Sequence[str], offset: Column | None = None) -> DataFrame:
     columns = ["partition", *(name for name in HISTORY.names if name in rows.columns and name not in ("topic", "partition", "offset"))]
     headers = [] if "headers" in rows.columns else [F.lit(None).cast(ddl(HISTORY).rpartition("`headers` ")[2]).alias("headers")]
     ordered = rows.repartitionById(partitions, F.col("partition")).sortWithinPartitions(*order_by)
-    shaped = ordered.select(F.lit(topic).alias("topic"), F.lit(0).cast("bigint").alias("offset"), *columns, *headers)
+    given = F.lit(0).cast("bigint") if offset is None else offset
+    shaped = ordered.select(F.lit(topic).alias("topic"), given.alias("offset"), *columns, *headers)
     return shaped.select(*HISTORY.names)

@@ -1,7 +1,7 @@
 """Which sub-topologies Spark SQL can fold as well as Python, with the very same rows in the end; and of the others, why not.
 
 Pure. What is known before anything is read is decided here: nodes, functions, serdes. What only the records tell (a number that is none, a
-sum that overflows) `native_frames` counts as doubts; then, as here, Python does it.
+condition on a text, a sum that overflows) `native_frames` counts as doubts; then, as here, Python does it.
 
 Invariant: a sub-topology is translated as a whole or not at all, and nothing in it runs a function that is not known here.
 Turned down: reading lambdas (bytecode proves nothing about the types it meets), typed JSON (msgspec checks each record against its type, Spark
@@ -10,14 +10,15 @@ would not), floats (their sum depends on its order).
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from coopstreams.topology import serdes
-from coopstreams.topology.fields import field
-from coopstreams.topology.nodes import Aggregate, MapValues, Node, Sink, Source, SubTopology, ToStream
+from coopstreams.topology.fields import Both, Comparing, Comparison, Condition, Either, Not, field
+from coopstreams.topology.nodes import Aggregate, Filter, MapValues, Node, Sink, Source, SubTopology, ToStream
 from coopstreams.topology.windows import TimeWindows
 
 Fold = Literal["count", "sum", "min", "max"]
@@ -25,6 +26,7 @@ Values = Literal["any", "int64", "json"]
 
 _REDUCERS: Final[tuple[tuple[Any, Fold], ...]] = ((operator.add, "sum"), (min, "min"), (max, "max"))
 _LONGEST_MS: Final = 1 << 61
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _NAME = re.compile(r'[^"\\\x00-\x1f\ud800-\udfff]+')
 
 
@@ -33,7 +35,8 @@ class Aggregation:
     """One store, as SQL sees it.
 
     Shape: `values` is how record values become integers: not at all, 8 bytes, or JSON; with `field` the JSON is an object that has it.
-    Units: `size_ms` and `close_ms` (size and grace) of tumbling windows; 0 without windows.
+    `where`: what the filters before it let through, None if there are none.
+    Units: `size_ms`, `advance_ms` and `close_ms` (size and grace) of windows; 0 without windows.
     """
 
     node: str
@@ -42,8 +45,15 @@ class Aggregation:
     values: Values
     field: str | None
     drops_null_values: bool
+    where: Condition | None = None
     size_ms: int = 0
+    advance_ms: int = 0
     close_ms: int = 0
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The fields that it reads."""
+        return tuple(dict.fromkeys([*fields_of(self.where), *([] if self.field is None else [self.field])]))
 
 
 def translated(part: SubTopology, outputs: str = "none") -> tuple[Aggregation, ...] | str:
@@ -62,21 +72,73 @@ def translated(part: SubTopology, outputs: str = "none") -> tuple[Aggregation, .
     return tuple(found)
 
 
+def fields_of(condition: Condition | None) -> tuple[str, ...]:
+    """Return the names of the fields that a condition is about."""
+    match condition:
+        case field(name) | Comparison(field(name)):
+            return (name,)
+        case Both(one, other) | Either(one, other):
+            return fields_of(one) + fields_of(other)
+        case Not(one):
+            return fields_of(one)
+        case _:
+            return ()
+
+
 def _other(node: Node, nodes: dict[str, Node]) -> str | None:
     """Return what keeps a node that is no aggregation from being translated; None if nothing does."""
     match node:
         case Source(timestamp=function):
             return None if function is None else "takes timestamps by a Python function"
         case MapValues(table=False, with_key=False, mapper=field()):
-            return None if isinstance(nodes[node.parents[0]], Source) else "stands behind another step"
+            return _step(node, nodes)
         case MapValues():
             return 'calls a Python function; field("...") could be read'
+        case Filter(table=False, predicate=Condition() as condition):
+            return unreadable(condition) or _step(node, nodes)
+        case Filter():
+            return 'calls a Python function; a condition as field("...") > 1 could be read' if not node.table else "filters a table"
         case ToStream():
             return None
+        case Sink(partitioner=function) if function is not None:
+            return "chooses partitions by a Python function"
         case Sink(internal=False):
             return None if _passes(node, nodes) else "writes rows with other serdes than their store's"
         case _:
             return f"is a {type(node).__name__}, which has no translation"
+
+
+def _step(node: Node, nodes: dict[str, Node]) -> str | None:
+    """Return what keeps a step on the way to an aggregation from being translated."""
+    if not isinstance(nodes[node.parents[0]], Source | Filter):
+        return "stands behind another step"
+    # SQL looks only at what a store needs; Python calls the function all the same, and may fail.
+    return None if any(node.name in other.parents for other in nodes.values()) else "leads nowhere"
+
+
+def unreadable(condition: Condition) -> str | None:
+    """Return why SQL might not decide a condition as Python does, whatever the records are; None if it does."""
+    match condition:
+        case field(name):
+            return None if _NAME.fullmatch(name) else f"reads the field {name!r}, which JSON may write in several ways"
+        case Comparison(part, comparing, constant):
+            return unreadable(part) or (None if _comparable(comparing, constant) else f"compares with {constant!r}, of which SQL may think otherwise")
+        case Both(one, other) | Either(one, other):
+            return unreadable(one) or unreadable(other)
+        case Not(one):
+            return unreadable(one)
+        case _:
+            return f"has a {type(condition).__name__}, which has no translation"
+
+
+def _comparable(comparing: Comparing, constant: Any) -> bool:
+    if type(constant) is int:
+        return abs(constant) < 1 << 63
+    if type(constant) is float:
+        return math.isfinite(constant)
+    if type(constant) is str:
+        return not _SURROGATE.search(constant)
+    return (constant is None or type(constant) is bool) and comparing in ("==", "!=")
 
 
 def _passes(node: Sink, nodes: dict[str, Node]) -> bool:
@@ -87,36 +149,43 @@ def _passes(node: Sink, nodes: dict[str, Node]) -> bool:
 
 
 def _aggregation(node: Aggregate, nodes: dict[str, Node]) -> Aggregation | str:
-    above, store = nodes[node.parents[0]], node.store
-    part = above.mapper if isinstance(above, MapValues) else None
-    source = nodes[above.parents[0]] if isinstance(above, MapValues) else above
-    fold = _fold(node)
+    store, fold, windows = node.store, _fold(node), node.windows
     if fold is None:
         return "calls a Python function; reduce(operator.add), reduce(min), reduce(max) and count() could be read"
-    if not isinstance(source, Source) or (part is not None and not isinstance(part, field)):
+    way = _way(nodes[node.parents[0]], nodes)
+    if way is None:
         return "stands behind another step"
+    source, where, part = way
     more = {
         "is told once a window closes": node.emit_on_close,
         "is cogrouped": node.cogrouped,
         "says what a row was before": node.sends_old,
         "keeps the past of its rows": store.history_ms is not None,
+        "has windows that follow the records, or are of your own": windows is not None and not isinstance(windows, TimeWindows),
+        "writes keys with another serde than they are read with": store.key != source.key,
     }
     if any(more.values()):
         return next(why for why, holds in more.items() if holds)
-    windows = node.windows
-    if windows is not None and not (isinstance(windows, TimeWindows) and windows.tumbles):
-        return "has windows that overlap, or follow the records"
-    if isinstance(windows, TimeWindows) and windows.size_ms + windows.grace_ms > _LONGEST_MS:
+    sizes = (windows.size_ms, windows.advance_ms, windows.size_ms + windows.grace_ms) if isinstance(windows, TimeWindows) else (0, 0, 0)
+    if max(sizes) > _LONGEST_MS:
         return "has a grace that leaves 64 bits"
-    if store.key != source.key:
-        return "writes keys with another serde than they are read with"
     if store.value not in (serdes.int64, serdes.json):
         return f"keeps values as {store.value}; int64 or plain JSON have one form for an integer"
-    values = _values(source, part, fold)
+    values = _values(source, where, part, fold)
     if values is None:
         return f'folds values of {source.value}; int64, plain JSON, or field("...") of plain JSON have integers that SQL can read'
-    sizes = (windows.size_ms, windows.size_ms + windows.grace_ms) if isinstance(windows, TimeWindows) else (0, 0)
-    return Aggregation(node.name, store.name, fold, values, None if part is None else part.name, node.drops_null_values, *sizes)
+    return Aggregation(node.name, store.name, fold, values, None if part is None else part.name, node.drops_null_values, where, *sizes)
+
+
+def _way(above: Node, nodes: dict[str, Node]) -> tuple[Source, Condition | None, field | None] | None:
+    """Return where the records of an aggregation come from, which of them, and what of their values; None if that cannot be told."""
+    part, where = None, None
+    if isinstance(above, MapValues) and isinstance(above.mapper, field):
+        part, above = above.mapper, nodes[above.parents[0]]
+    while isinstance(above, Filter) and isinstance(above.predicate, Condition):
+        condition = ~above.predicate if above.negate else above.predicate
+        where, above = condition if where is None else condition & where, nodes[above.parents[0]]
+    return (above, where, part) if isinstance(above, Source) else None
 
 
 def _fold(node: Aggregate) -> Fold | None:
@@ -125,9 +194,13 @@ def _fold(node: Aggregate) -> Fold | None:
     return next((fold for function, fold in _REDUCERS if node.aggregator is function and node.initializer is None), None)
 
 
-def _values(source: Source, part: field | None, fold: Fold) -> Values | None:
+def _values(source: Source, where: Condition | None, part: field | None, fold: Fold) -> Values | None:
+    if (where is not None or part is not None) and source.value != serdes.json:
+        return None
     if part is not None:
-        return "json" if source.value == serdes.json and _NAME.fullmatch(part.name) else None
+        return "json" if _NAME.fullmatch(part.name) else None
     if fold == "count":
         return "any"
+    if where is not None:
+        return None  # conditions are about objects
     return "json" if source.value == serdes.json else "int64" if source.value == serdes.int64 else None

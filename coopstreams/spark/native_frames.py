@@ -1,14 +1,14 @@
 """The history of a sub-topology, folded by Spark SQL: the rows of its stores, and what a task of the Python path would have counted.
 
-    records     task and number of each record; those of windows in order, with the stream time that they met
+    records     task and number of each record, and whether filters let it through
+    windowed    the same in order, a row for each window of a record, with the stream time that it met
     groups      one row a task, key and window: value, timestamp, and how many records were taken, dropped, in doubt
     native      the groups as rows for `native_task`, if no record is in doubt
 
 A *doubt* is a record that SQL and Python might understand differently, or a sum that leaves 64 bits. One is enough: the stage is Python's then.
 
-Invariant: whatever is not proved to be the same is in doubt: JSON other than one flat object without escapes, numbers of more than 18 digits,
-negative timestamps.
-Turned down: from_json and get_json_object (a lenient parser: it takes what the serde refuses, and the first of two equal names).
+Invariant: whatever is not proved to be the same is in doubt: what `native_values` says, and negative timestamps.
+Turned down: taking records out where SQL filters (they are read, and move the stream time of their topic).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
 from coopstreams.spark.native import Aggregation
+from coopstreams.spark.native_values import Judged, judged, numbers, token
 from coopstreams.spark.plan import Stage
 from coopstreams.spark.rows import ddl
 from coopstreams.topology.keys import GROUPS, KeyRange
@@ -35,16 +36,11 @@ NATIVE = pa.schema(
 
 log = logging.getLogger(__name__)
 
-GROUP: Final = ("store", "task", "key", "start", "value", "timestamp", "taken", "valueless", "late", "doubts", "read", "newest")
+GROUP: Final = ("store", "task", "key", "start", "value", "timestamp", "taken", "keyless", "valueless", "late", "doubts", "read", "newest")
 """The columns of a group: what it is, and how many records were taken, dropped, in doubt."""
 
 _DROPS: Final = ("null key", "null value", "late")
 _GOES_ON: Final = "sub-topology %d goes on in Python: SQL may understand %d of its records in another way, or adds up to more than 64 bits"
-_SPACE: Final = r"[ \t\n\r]*+"
-_INTEGER: Final = r"(0|-?[1-9][0-9]{0,17})"
-_STRING: Final = r'"[^"\\\x00-\x1f]*+"'
-_SCALAR: Final = rf"(?:{_STRING}|-?(?:0|[1-9][0-9]{{0,17}})(?:\.[0-9]{{1,17}})?|true|false|null)"
-_LONGEST: Final = 10_000
 _ROW: Final = (1 << 33) - 1
 """What of `monotonically_increasing_id` counts the rows of a Spark partition."""
 
@@ -82,35 +78,58 @@ class Folding:
 
 def groups(history: DataFrame, aggregation: Aggregation, stage: Stage, *, numbered: bool) -> DataFrame:
     """Return the groups of an aggregation over HISTORY rows, one topic partition in a Spark partition in order if it has windows."""
+    records = _records(history, aggregation, stage, numbered=numbered)
+    records = _windowed(records, aggregation) if aggregation.size_ms else records.withColumns({"first": F.lit(True), "late": F.lit(False)})
+    begin = F.col("start") if aggregation.size_ms else F.lit(None).cast("bigint")
+    made = _folded(records, aggregation, ["task", "key", *(["start"] if aggregation.size_ms else [])])
+    return made.withColumns({"start": begin, "store": F.lit(stage.stores.index(aggregation.store))}).select(*GROUP)
+
+
+def _records(history: DataFrame, aggregation: Aggregation, stage: Stage, *, numbered: bool) -> DataFrame:
+    """Return what an aggregation needs of the records: those that filters take out are there without a key, since they count as read."""
     key, timestamp = F.col("key"), F.col("timestamp")
-    ranges, (number, doubt) = stage.ranges, numbers(aggregation)
-    slots = [slot for slot, piece in enumerate(KeyRange.split(ranges)) for _ in range(piece.first_group, piece.last_group + 1)]
-    group = F.shiftrightunsigned(F.xxhash64(key), 64 - (GROUPS - 1).bit_length()).cast("int")
-    # A record without a key is dropped, and counted by the first task of its partition.
-    slot = F.lit(0) if ranges == 1 else F.when(key.isNull(), 0).otherwise(F.element_at(F.array(*map(F.lit, slots)), group + 1))
+    names = {name: f"token_{number}" for number, name in enumerate(aggregation.reads)}
+    token_of = {name: F.col(column) for name, column in names.items()}
+    number, unread = numbers(aggregation, token_of)
+    where = Judged(F.lit(True), F.lit(False)) if aggregation.where is None else judged(aggregation.where, token_of)
     offset = F.col("offset") if numbered else F.monotonically_increasing_id().bitwiseAND(F.lit(_ROW))
-    records = history.select(
+    seen = history.withColumns({column: token(name) for name, column in names.items()})
+    records = seen.select(
         "partition",
         *([offset.alias("offset")] if aggregation.size_ms else []),
-        (F.col("partition") * ranges + slot).cast("int").alias("task"),
+        (F.col("partition") * stage.ranges + _slot(key, stage.ranges)).cast("int").alias("task"),
         key,
         timestamp,
         F.col("value").isNotNull().alias("valued"),
         number.alias("number"),
-        (doubt | F.coalesce(timestamp < 0, F.lit(True))).alias("doubt"),
+        where.true.alias("arrives"),
+        (where.doubt | (where.true & unread) | F.coalesce(timestamp < 0, F.lit(True))).alias("doubt"),
     )
-    late, start = F.lit(False), []
-    if aggregation.size_ms:
-        reached = F.max(F.when(key.isNotNull(), timestamp)).over(
-            Window.partitionBy("partition").orderBy("offset").rowsBetween(Window.unboundedPreceding, Window.currentRow)
-        )
-        begin = timestamp - F.pmod(timestamp, F.lit(aggregation.size_ms))
-        records = records.withColumn("start", begin).withColumn("late", key.isNotNull() & (F.col("start") + aggregation.close_ms <= reached))
-        late, start = F.col("late"), ["start"]
-    valueless = key.isNotNull() & ~F.col("valued") if aggregation.drops_null_values else F.lit(False)
-    made = _folded(records.withColumns({"late": late, "valueless": valueless}), aggregation, ["task", "key", *start])
-    begin = F.col("start") if aggregation.size_ms else F.lit(None).cast("bigint")
-    return made.withColumns({"start": begin, "store": F.lit(stage.stores.index(aggregation.store))}).select(*GROUP)
+    valueless = F.col("key").isNotNull() & ~F.col("valued") if aggregation.drops_null_values else F.lit(False)
+    keyless = F.col("arrives") & F.col("key").isNull()
+    return records.withColumns({"key": F.when(F.col("arrives"), F.col("key")), "keyless": keyless, "valueless": valueless})
+
+
+def _slot(key: Column, ranges: int) -> Column:
+    """Return the number of the range that has a key. A record without one is dropped, and counted by the first task of its partition."""
+    slots = [slot for slot, piece in enumerate(KeyRange.split(ranges)) for _ in range(piece.first_group, piece.last_group + 1)]
+    group = F.shiftrightunsigned(F.xxhash64(key), 64 - (GROUPS - 1).bit_length()).cast("int")
+    return F.lit(0) if ranges == 1 else F.when(key.isNull(), 0).otherwise(F.element_at(F.array(*map(F.lit, slots)), group + 1))
+
+
+def _windowed(records: DataFrame, aggregation: Aggregation) -> DataFrame:
+    """Return records in windows: `start`, whether it is too `late` there, and whether it is the `first` row of its record."""
+    size, advance = F.lit(aggregation.size_ms), F.lit(aggregation.advance_ms).cast("bigint")
+    keyed, time = F.col("key").isNotNull(), F.greatest(F.col("timestamp"), F.lit(0))
+    before = Window.partitionBy("partition").orderBy("offset").rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    timed = records.withColumn("reached", F.max(F.when(keyed, time)).over(before))
+    if aggregation.advance_ms == aggregation.size_ms:
+        timed = timed.withColumns({"start": F.when(keyed, time - F.pmod(time, size)), "first": F.lit(True)})
+    else:
+        earliest = F.greatest(time - (aggregation.size_ms - aggregation.advance_ms), F.lit(0))
+        starts = F.when(keyed, F.sequence(earliest - F.pmod(earliest, advance), time, advance))
+        timed = timed.select("*", F.posexplode_outer(starts).alias("at", "start")).withColumn("first", F.coalesce(F.col("at") == 0, F.lit(True)))
+    return timed.withColumn("late", F.coalesce(F.col("start") <= F.col("reached") - aggregation.close_ms, F.lit(False)))
 
 
 def _folded(records: DataFrame, aggregation: Aggregation, by: list[str]) -> DataFrame:
@@ -124,10 +143,11 @@ def _folded(records: DataFrame, aggregation: Aggregation, by: list[str]) -> Data
         value.alias("value"),
         F.max(F.when(taken, F.col("timestamp"))).alias("timestamp"),
         count.alias("taken"),
+        F.count_if("keyless").alias("keyless"),
         F.count_if("valueless").alias("valueless"),
         F.count_if("late").alias("late"),
-        (F.count_if("doubt") + F.when(overflow & (count > 0), 1).otherwise(0)).alias("doubts"),
-        F.count(F.lit(1)).alias("read"),
+        (F.count_if(F.col("doubt") & F.col("first")) + F.when(overflow & (count > 0), 1).otherwise(0)).alias("doubts"),
+        F.count_if("first").alias("read"),
         F.max("timestamp").alias("newest"),
     )
 
@@ -140,7 +160,7 @@ def counts(made: DataFrame) -> list[Row]:
         F.sum("doubts").alias("doubts"),
         F.max("newest").alias("newest"),
         F.max(F.when(keyed, F.col("newest"))).alias("clock"),
-        F.sum(F.when(~keyed, F.col("read")).otherwise(0)).alias("null key"),
+        F.sum("keyless").alias("null key"),
         F.sum("valueless").alias("null value"),
         F.sum("late").alias("late"),
     )
@@ -154,7 +174,11 @@ def facts(told: Sequence[Row], aggregations: Sequence[Aggregation], stage: Stage
     for partition in {row["task"] // stage.ranges for row in told}:
         rows = [row for row in told if row["task"] // stage.ranges == partition]
         newest = max(row["newest"] for row in rows)
-        clocks = {stage.stores[store]: max((row["clock"] for row in rows if row["clock"] is not None), default=-1) for store in node_of}
+        # Each operator has a time of its own: that of the records which its filters let through.
+        clocks = {
+            stage.stores[store]: max((row["clock"] for row in rows if row["store"] == store and row["clock"] is not None), default=-1)
+            for store in node_of
+        }
         for task in range(partition * stage.ranges, (partition + 1) * stage.ranges):
             own = [row for row in rows if row["task"] == task]
             dropped = {f"{node_of[row['store']]}: {why}": row[why] for row in own for why in _DROPS if row[why]}
@@ -166,30 +190,3 @@ def native_rows(spark: SparkSession, made: DataFrame, stage: Stage) -> DataFrame
     """Return the groups as NATIVE rows, and a row for each task."""
     begins = spark.createDataFrame([(task, *([None] * (len(NATIVE) - 1))) for task in range(stage.tasks)], ddl(NATIVE))
     return begins.unionAll(made.where(F.col("key").isNotNull() & (F.col("taken") > 0)).select(*NATIVE.names))
-
-
-def numbers(aggregation: Aggregation) -> tuple[Column, Column]:
-    """Return the integer of a record, and whether the record is in doubt."""
-    value, nothing = F.col("value"), F.lit(None).cast("bigint")
-    if aggregation.values == "any":
-        return nothing, F.lit(False)
-    if aggregation.values == "int64":
-        whole = F.when(F.length(value) == 8, F.conv(F.hex(value), 16, -10).cast("bigint"))
-        number = F.when(whole > -(1 << 63), whole)
-    else:
-        text = value.cast("string")
-        safe = (F.length(value) <= _LONGEST) & F.is_valid_utf8(text)
-        number = F.when(safe, F.regexp_extract(text, _pattern(aggregation.field), 1)).try_cast("bigint")
-    # The Python path drops what has no value before it looks at it, unless a function stands before.
-    unseen = value.isNull() if aggregation.drops_null_values and aggregation.field is None else F.lit(False)
-    return number, number.isNull() & ~unseen
-
-
-def _pattern(name: str | None) -> str:
-    """Return the expression that finds the only integer, or the integer under this name in a flat object that has it once."""
-    if name is None:
-        return rf"\A{_SPACE}{_INTEGER}{_SPACE}\z"
-    key = rf'"\Q{name}\E"'
-    other = rf"(?!{key}){_STRING}{_SPACE}:{_SPACE}{_SCALAR}{_SPACE}"
-    found = rf"{key}{_SPACE}:{_SPACE}{_INTEGER}{_SPACE}"
-    return rf"\A{_SPACE}\{{{_SPACE}(?:{other},{_SPACE})*+{found}(?:,{_SPACE}{other})*+\}}{_SPACE}\z"

@@ -18,6 +18,8 @@ from coopstreams.config import Config
 from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.log.log import Log, Position, TopicSpec
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import UnknownTopicError
+from coopstreams.topology.naming import MARKS
 from coopstreams.topology.outputs import Output
 
 TRANSACTION_TIMEOUT_MS = 900_000
@@ -27,7 +29,7 @@ BATCH = 10_000
 
 def marks_topic(application: str, run: str) -> str:
     """Return the name of the topic with the marks of a run."""
-    return f"{application}-backfill-{run}"
+    return f"{application}{MARKS}{run}"
 
 
 def marks_spec(application: str, run: str, tasks: int, replication: int) -> TopicSpec:
@@ -35,10 +37,35 @@ def marks_spec(application: str, run: str, tasks: int, replication: int) -> Topi
     return TopicSpec(marks_topic(application, run), tasks, {"cleanup.policy": "compact", "retention.ms": "-1"}, replication)
 
 
+def announce(config: Config, run: str, tasks: int) -> None:
+    """Make the topic with the marks of a run, unless it is there: from now on the cluster knows that the run has begun."""
+    cluster = cluster_of(config)
+    try:
+        cluster.create_topics([marks_spec(config["application.id"], run, tasks, config["replication.factor"])])
+    finally:
+        cluster.close()
+
+
 def cluster_of(config: Config) -> KafkaLog:
     """Return the cluster of a configuration, its transactions as long as the brokers allow."""
     settings = {"producer.transaction.timeout.ms": TRANSACTION_TIMEOUT_MS, **config.client}
     return KafkaLog(settings, timeout_s=config["connect.timeout.ms"] / 1000)
+
+
+def partitions_of(config: Config, topic: str) -> int:
+    """Return how many partitions a topic has now.
+
+    Raises:
+        UnknownTopicError: it does not exist.
+    """
+    cluster = cluster_of(config)
+    try:
+        count = cluster.partitions([topic]).get(topic)
+    finally:
+        cluster.close()
+    if count is None:
+        raise UnknownTopicError(f'the application writes to "{topic}", which does not exist. Create it, and resume the run.')
+    return count
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +94,7 @@ class Outbox:
 
     def write(self, output: Output) -> None:
         """Write what the task forwarded to a topic."""
-        self._writer.append(output.topic, output.keys, output.values, output.timestamps, headers=output.headers)
+        self._writer.append(output.topic, output.keys, output.values, output.timestamps, partitions=output.partitions, headers=output.headers)
 
     def seed(self, seeds: Seeds) -> int:
         """Write the rows of a changelog; return how many there were."""

@@ -2,7 +2,7 @@
 
 Pure. `running.py` asks Kafka, calls this, writes the plan down, and carries it out; `--resume` reads it again and decides nothing anew.
 
-Invariant: a sub-topology comes after all that write to a repartition topic it reads.
+Invariant: a sub-topology comes after all that write to a repartition topic it reads. Where two wait for each other, `rounds` has the order.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import msgspec
 
 from coopstreams.spark.committed import Rebuild
 from coopstreams.spark.native import translated
+from coopstreams.spark.rounds import turns
 from coopstreams.state.manifest import shape_of
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.nodes import DynamicSink, Sink, Source, SubTopology, Topology
+from coopstreams.topology.nodes import Source, Topology
+from coopstreams.topology.patterns import unmatched
 
 Outputs = Literal["none", "topic", "table"]
 Connector = Literal["python", "jvm"]
@@ -26,10 +28,10 @@ Connector = Literal["python", "jvm"]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A sub-topology and its tasks.
+    """A sub-topology, or a round of one, and its tasks.
 
     Shape: task = partition * ranges + number of the range; `first` is the number of its first task within the run. `forwarded` are the
-    repartition topics it writes, with their partition counts.
+    repartition topics it writes, with their partition counts. Only the last of the `rounds` counts: the others forward and leave nothing behind.
     """
 
     subtopology: int
@@ -43,8 +45,20 @@ class Stage:
     """Whether Spark SQL folds it, if nothing in the records speaks against it."""
     why: str = ""
     """What keeps it in Python, if native plans were asked for."""
+    round: int = 1
+    rounds: int = 1
     only: tuple[int, ...] | None = None
     """The tasks that run; None: all of them."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return f"sub-topology {self.subtopology}" + (f", round {self.round} of {self.rounds}" if self.rounds > 1 else "")
+
+    @property
+    def is_last(self) -> bool:
+        """Whether what it does counts."""
+        return self.round == self.rounds
 
     @property
     def tasks(self) -> int:
@@ -82,6 +96,8 @@ class Plan:
     """Of their topics, the offsets [start, end) that every task reads."""
     connector: Connector = "python"
     """What reads Kafka: our own data source, or the connector of Spark."""
+    ids: Mapping[str, str] = field(default_factory=dict)
+    """Of its topics in Kafka: one that is deleted and made anew has another."""
     rebuild: Rebuild | None = None
     """What is made right in an application that has run; None: a backfill of one that has not."""
 
@@ -108,9 +124,12 @@ class Plan:
         """For people: what `--dry-run` prints."""
         lines = [f"run {self.run} of {self.application}: {self.records} offsets of Kafka, {self.tasks} tasks"]
         for stage in self.stages:
-            lines.append(
-                f"  sub-topology {stage.subtopology}: {stage.partitions} partitions x {stage.ranges} key ranges; stores {', '.join(stage.stores) or 'none'}"
+            leaves = (
+                f"stores {', '.join(stage.stores) or 'none'}"
+                if stage.is_last
+                else f"only asks, by {', '.join(topic for topic, _ in stage.forwarded)}"
             )
+            lines.append(f"  {stage.name}: {stage.partitions} partitions x {stage.ranges} key ranges; {leaves}")
             if stage.native:
                 lines.append("    in Spark SQL, if all its records are understood there")
             elif stage.why:
@@ -139,57 +158,40 @@ def check(topology: Topology) -> None:
     """Do nothing if a backfill can run the topology.
 
     Raises:
-        TopologyError: it has partitioners, topics by pattern, or sub-topologies that wait for each other (foreign-key joins).
+        TopologyError: no topic matches its patterns, or a topic is written because of its own records.
     """
-    nodes = [node for subtopology in topology.subtopologies for node in subtopology.nodes]
-    if any(isinstance(node, Sink | DynamicSink) and node.partitioner is not None for node in nodes):
-        raise TopologyError("a backfill writes where keys belong: it cannot run partitioner=. Leave it out, or start the application live")
-    if any(isinstance(node, Source) and node.pattern is not None for node in nodes):
-        raise TopologyError("a backfill reads topics by name, not by pattern, of which others may come: name them, or start the application live")
-    ordered(topology)
-
-
-def ordered(topology: Topology) -> list[SubTopology]:
-    """Return the sub-topologies, each after those whose records it reads.
-
-    Raises:
-        TopologyError: some wait for each other.
-    """
-    waiting, result = list(topology.subtopologies), list[SubTopology]()
-    while waiting:
-        written = {topic for part in waiting for topic in forwarded(part)}
-        ready = [part for part in waiting if not written & set(part.topics)]
-        if not ready:
-            parts = " and ".join(str(part.id) for part in waiting)
-            raise TopologyError(
-                f"a backfill runs sub-topologies one after the other, but {parts} each wait for records of another, as a foreign-key join does: "
-                "start the application live"
-            )
-        result += ready
-        waiting = [part for part in waiting if part not in ready]
-    return result
-
-
-def forwarded(part: SubTopology) -> tuple[str, ...]:
-    """Return the repartition topics that a sub-topology writes."""
-    return tuple(dict.fromkeys(node.topic for node in part.nodes if isinstance(node, Sink) and node.internal))
+    if not sources(topology) and (waiting := unmatched(topology)):
+        patterns = " or ".join(f'"{pattern}"' for pattern in waiting)
+        raise TopologyError(
+            f"no topic matches {patterns}: there is no history. Correct the pattern, or start the application live, where it waits for one"
+        )
+    turns(topology)
 
 
 def stages(topology: Topology, partitions: Mapping[str, int], ranges: int, *, native: bool = False, outputs: Outputs = "none") -> tuple[Stage, ...]:
-    """Return the sub-topologies with their tasks, in the order in which they run. `native`: by Spark SQL, where that is the same."""
+    """Return the sub-topologies with their tasks, in the order in which they run. `native`: by Spark SQL, where that is the same.
+
+    One that reads nothing has no tasks, and is no stage: no topic matches its pattern yet.
+    """
     result, first = list[Stage](), 0
-    for part in ordered(topology):
-        found = translated(part, outputs) if native else ""
+    for turn in turns(topology):
+        part = turn.part
+        count = max((partitions[topic] for topic in part.topics), default=0)
+        if not count:
+            continue
+        found = translated(part, outputs) if native and turn.rounds == 1 else ("it runs in rounds" if native else "")
         stage = Stage(
             part.id,
-            max(partitions[topic] for topic in part.topics),
+            count,
             ranges if part.divisible else 1,
             first,
             part.topics,
-            tuple((topic, partitions[topic]) for topic in forwarded(part)),
+            tuple((topic, partitions[topic]) for topic in turn.forwards),
             tuple(store.name for store in part.stores),
             native=not isinstance(found, str),
             why=found if isinstance(found, str) else "",
+            round=turn.round,
+            rounds=turn.rounds,
         )
         result.append(stage)
         first += stage.tasks
@@ -200,18 +202,26 @@ def leading_to(topology: Topology, stores: Collection[str]) -> dict[int, bool]:
     """Return the sub-topologies that have some of these stores, and all whose records come there; with whether another one needs its records."""
     found: dict[int, bool] = {}
     wanted: set[str] = set()
-    for part in reversed(ordered(topology)):
-        needed = bool(wanted.intersection(forwarded(part)))
-        if needed or any(store.name in stores for store in part.stores):
-            found[part.id] = needed
-            wanted.update(part.topics)
+    for turn in reversed(turns(topology)):
+        needed = found.get(turn.part.id, False) or bool(wanted.intersection(turn.forwards))
+        if needed or any(store.name in stores for store in turn.part.stores):
+            found[turn.part.id] = needed
+            wanted.update(turn.part.topics)
     return found
 
 
 def digest(topology: Topology) -> str:
-    """Return a digest of what a resumed run must share with the one before: nodes, topics, shapes of stores. Functions are not in it."""
+    """Return a digest of what a resumed run must share with the one before: nodes, topics, shapes of stores. Functions are not in it.
+
+    The topology is one as it runs: what its patterns match, and what `topology.optimization` makes of its stores, is in the digest.
+    """
     shape = [
-        [part.id, [(type(node).__name__, node.name, node.parents) for node in part.nodes], part.topics, [shape_of(store) for store in part.stores]]
+        [
+            part.id,
+            [(type(node).__name__, node.name, node.parents) for node in part.nodes],
+            part.topics,
+            [(store.name, shape_of(store), store.logged, store.source) for store in part.stores],
+        ]
         for part in topology.subtopologies
     ]
     tables = [[table.topic, shape_of(table.store)] for table in topology.global_tables]

@@ -7,9 +7,11 @@ Invariant: nothing but internal topics, empty ones, has been made when a plan is
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from coopstreams.commit.record import Committed
 from coopstreams.config import Config
@@ -17,17 +19,21 @@ from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.log.kafka_offsets import KafkaOffsets
 from coopstreams.spark import plan as planning
 from coopstreams.spark.history import History, KafkaHistory, TableHistory, cut_of
-from coopstreams.spark.outbox import cluster_of
+from coopstreams.spark.outbox import announce, cluster_of
 from coopstreams.spark.plan import Connector, Outputs, Plan
 from coopstreams.spark.table_outputs import absolute
+from coopstreams.spark.unchanged import ids_of
 from coopstreams.state.places import Place
 from coopstreams.state.snapshot import new_run
-from coopstreams.tasks.topics import prepare_topics
+from coopstreams.tasks.reading import as_it_runs
+from coopstreams.tasks.topics import check_topics, prepare_topics
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
-from coopstreams.topology.naming import changelog_topic, internal_topic
+from coopstreams.topology.naming import backfill_runs, changelog_topic, internal_topic
 from coopstreams.topology.nodes import Topology
-from coopstreams.topology.partitions import check_partitions
+from coopstreams.topology.patterns import unmatched
+
+log = logging.getLogger(__name__)
 
 BACKFILLED = 0
 """The term of the offsets that a backfill leaves: every live task has a higher one."""
@@ -42,7 +48,7 @@ class Options:
     results are written where a live application would; or `table`: `Backfilled.outputs` hands them back, and they lie at `table` (a URL of
     Spark's) as Parquet, if that is given. `work`: a folder that driver and workers share, for what goes from one stage to the next, and for
     `resume`. `connector`: what reads Kafka, `python`, or `jvm` in a session that has the connector of Spark. `native`: Spark SQL folds what it
-    can, with the same state in the end; the plan says what it cannot, and why.
+    can, with the same state in the end; the plan says what it cannot, and why. `until`: the cut of the topics for which no history is given.
     """
 
     ranges: int = 4
@@ -53,16 +59,19 @@ class Options:
     work: str = "coopstreams-backfill"
     connector: Connector = "python"
     native: bool = False
+    until: datetime | None = None
 
 
 def begin(topology: Topology, config: Config, histories: Mapping[str, History], options: Options) -> Plan:
-    """Return the plan of a new run, written down in its folder."""
+    """Return the plan of a new run, written down in its folder; from now on it is known in Kafka, and no other can begin."""
     plan = make_plan(topology, config, histories, options)
     Place(options.work).write(f"{plan.run}/plan.json", plan.to_json())
+    if plan.seed:
+        announce(config, plan.run, plan.tasks)
     return plan
 
 
-def load_plan(work: str, run: str, topology: Topology, *, rebuild: bool = False) -> Plan:
+def load_plan(work: str, run: str, topology: Topology, config: Config, *, rebuild: bool = False) -> Plan:
     """Return the plan of a run: of a backfill, or of a rebuild from the source.
 
     Raises:
@@ -72,48 +81,60 @@ def load_plan(work: str, run: str, topology: Topology, *, rebuild: bool = False)
     if data is None:
         raise ConfigError(f'there is no run "{run}" in {work}')
     plan = Plan.from_json(data)
-    if (plan.application, plan.topology) != (topology.application_id, planning.digest(topology)):
-        raise ConfigError(f'run "{run}" is of another topology, or of an older form of "{plan.application}": start a new one')
     if (plan.rebuild is not None) != rebuild:
         kind = "backfill" if rebuild else "rebuild --from source"
         raise ConfigError(f'run "{run}" is a {kind}: go on with it by coopstreams {kind} --resume {run}')
+    as_planned(topology, config, plan)
     return plan
 
 
-def make_plan(topology: Topology, config: Config, histories: Mapping[str, History], options: Options, *, create: bool = True) -> Plan:
-    """Return what a run will do: the cut is taken now. `create`: make the internal topics that are missing.
+def as_planned(built: Topology, config: Config, plan: Plan) -> Topology:
+    """Return the topology that a run runs: its patterns mean the topics of the plan, whatever has been made since.
+
+    Raises:
+        ConfigError: the run is of another topology.
+    """
+    running = as_it_runs(built, plan.cut, config)
+    if (plan.application, plan.topology) != (running.application_id, planning.digest(running)):
+        raise ConfigError(
+            f'run "{plan.run}" is of another topology, or of an older form of "{plan.application}", or was begun with another topology.optimization: '
+            "start a new one"
+        )
+    return running
+
+
+def make_plan(built: Topology, config: Config, histories: Mapping[str, History], options: Options, *, create: bool = True) -> Plan:
+    """Return what a run will do: patterns are looked up and the cut is taken now. `create`: make the internal topics that are missing.
 
     Raises:
         TopologyError: a backfill cannot run this topology, or the topics do not fit it.
-        ConfigError: a history is of no source, or the application has run before.
+        ConfigError: a history is of no source, or cannot be one, or the application has run before.
+        SnapshotError: the place for snapshots is none.
     """
-    planning.check(topology)
-    topics = planning.sources(topology)
-    if unknown := sorted(set(histories) - set(topology.source_topics)):
-        raise ConfigError(f"{', '.join(unknown)} is no source of the topology; it reads {', '.join(topology.source_topics)}")
     if options.outputs == "topic" and not options.seed:
         raise ConfigError("a trial writes nothing to Kafka: outputs must be none or table")
     if options.table is not None and options.outputs != "table":
         raise ConfigError(f'a place for a table, {options.table}, but outputs are "{options.outputs}": say outputs="table"')
-    chosen = {topic: histories.get(topic, KafkaHistory()) for topic in topics}
-    known = {table.topic: histories.get(table.topic, KafkaHistory()) for table in topology.global_tables}
-    if tables := [topic for topic, history in known.items() if isinstance(history, TableHistory)]:
-        raise ConfigError(f"{', '.join(tables)}: a global table is read from its topic in Kafka, by every task; give it no other history")
-    for topic, history in chosen.items():
-        if isinstance(history, TableHistory):
-            history.check(topic)
+    if options.snapshots is not None:
+        Place(options.snapshots)  # a driver that is missing is found now, not by the tasks
     cluster = KafkaLog(config.client, timeout_s=config["connect.timeout.ms"] / 1000)
     offsets = KafkaOffsets(config.client, config["application.id"])
     try:
-        resolved = prepare_topics(cluster, topology, config) if create else check_partitions(topology, cluster.partitions())
+        topology = as_it_runs(built, cluster.partitions(), config)
+        planning.check(topology)
+        chosen, known = _histories(topology, histories, options.until)
+        resolved = (prepare_topics if create else check_topics)(cluster, topology, config)
         check_unused(cluster, offsets, topology, resolved.partitions)
         cut, globally = (
             {topic: cut_of(cluster, offsets, topic, history, resolved.partitions[topic]) for topic, history in each.items()}
             for each in (chosen, known)
         )
+        ids = ids_of(cluster, topology)
     finally:
         offsets.close()
         cluster.close()
+    for pattern in unmatched(topology):
+        log.warning('no topic matches "%s" yet: those that are made from now on are the live application\'s, from their beginning', pattern)
     return Plan(
         run=new_run(),
         application=topology.application_id,
@@ -124,37 +145,71 @@ def make_plan(topology: Topology, config: Config, histories: Mapping[str, Histor
         tables=tuple(topic for topic, history in chosen.items() if isinstance(history, TableHistory)),
         outputs=options.outputs,
         seed=options.seed,
-        snapshots=options.snapshots,
+        snapshots=None if options.snapshots is None else absolute(options.snapshots),
         table=None if options.table is None else absolute(options.table),
         global_tables=globally,
         connector=options.connector,
+        ids=ids,
     )
+
+
+def _histories(topology: Topology, given: Mapping[str, History], until: datetime | None) -> tuple[dict[str, History], dict[str, History]]:
+    """Return the history of each source, and of each topic of a global table.
+
+    Raises:
+        ConfigError: one is of no source, or cannot be its history.
+    """
+    if unknown := sorted(set(given) - set(topology.source_topics)):
+        raise ConfigError(f"{', '.join(unknown)} is no source of the topology; it reads {', '.join(topology.source_topics)}")
+    chosen = {topic: given.get(topic, KafkaHistory(until)) for topic in planning.sources(topology)}
+    known = {table.topic: given.get(table.topic, KafkaHistory()) for table in topology.global_tables}
+    if tables := [topic for topic, history in known.items() if isinstance(history, TableHistory)]:
+        raise ConfigError(f"{', '.join(tables)}: a global table is read from its topic in Kafka, by every task; give it no other history")
+    restored = {store.source: store.name for part in topology.subtopologies for store in part.stores}
+    for topic, history in chosen.items():
+        if isinstance(history, TableHistory):
+            history.check(topic)
+            if topic in restored:
+                raise ConfigError(
+                    f'the table "{restored[topic]}" is restored from its topic "{topic}" (topology.optimization), which does not have the rows of the '
+                    "table that is given as its history. Leave out reuse.ktable.source.topics."
+                )
+    return chosen, known
 
 
 def check_unused(cluster: KafkaLog, offsets: KafkaOffsets, topology: Topology, partitions: Mapping[str, int]) -> None:
     """Do nothing if the application has never run: its state and its progress would be mixed with those of the backfill.
 
     Raises:
-        ConfigError: it has; says what was found and what to do.
+        ConfigError: it has, or another backfill has begun; says what was found and what to do.
     """
     known = cluster.partitions()
-    cure = f'Give the program another application id; or, to go on with a backfill, resume it; or delete what "{topology.application_id}" has.'
+    if begun := backfill_runs(topology.application_id, known):
+        raise ConfigError(
+            f'run {begun[-1]} of "{topology.application_id}" has begun and is not published: go on with it (--resume {begun[-1]}). To begin anew, '
+            "`coopstreams reset` the application, or give the program another id."
+        )
     for topic in topology.internal_topics:
         for number in range(known.get(topic.name, 0)):
             place = TopicPartition(topic.name, number)
             if cluster.end_offset(place) > cluster.start_offset(place):
-                raise ConfigError(f"{place} has records: the application has run, or a backfill has. {cure}")
+                raise ConfigError(
+                    f"{place} has records: the application has run, or a backfill has. Give the program another application id; or, if a backfill "
+                    "was all it had, `coopstreams reset` it."
+                )
     places = [TopicPartition(topic, number) for topic, count in partitions.items() for number in range(count if topic in known else 0)]
     for place, (offset, metadata) in offsets.committed(places).items():
         if Committed.parse(offset, metadata).term != BACKFILLED:
-            raise ConfigError(f"the group has committed offset {offset} of {place}: the application has run. {cure}")
+            raise ConfigError(
+                f"the group has committed offset {offset} of {place}: the application has run, or was reset. Give the program another application id: "
+                "what key ranges have committed under this one goes on to count"
+            )
 
 
-def oldest_ms(topology: Topology, config: Config) -> tuple[tuple[str, int], ...]:
-    """Return, for the stores whose changelogs forget, the earliest timestamp that they would keep now."""
-    forgetful = {
-        changelog_topic(store.name): store.name for part in topology.subtopologies for store in part.stores if store.logged and store.retention_ms
-    }
+def oldest_ms(topology: Topology, config: Config, plan: Plan) -> tuple[tuple[str, int], ...]:
+    """Return, for the stores of a run whose changelogs forget, the earliest timestamp that they would keep now."""
+    stores = (store for stage in plan.stages for store in topology.subtopologies[stage.subtopology].stores)
+    forgetful = {changelog_topic(store.name): store.name for store in stores if store.logged and store.retention_ms}
     now, cluster = int(time.time() * 1000), cluster_of(config)
     try:
         kept = {

@@ -21,8 +21,9 @@ from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.log.kafka_offsets import KafkaOffsets
 from coopstreams.spark import plan as planning
 from coopstreams.spark.outbox import marks_topic
-from coopstreams.spark.preparing import BACKFILLED
+from coopstreams.spark.preparing import BACKFILLED, as_planned
 from coopstreams.spark.running import Backfilled
+from coopstreams.spark.unchanged import check_topics
 from coopstreams.state import snapshot
 from coopstreams.state.manifest import Manifest, Slice, StoreSlices, placed, shape_of
 from coopstreams.topology.columns import TopicPartition
@@ -36,19 +37,22 @@ def publish(done: Backfilled, topology: Topology, settings: Config | Mapping[str
 
     Raises:
         GroupError: it runs, or has run.
-        ConfigError: the run wrote no changelogs; a live application would have no state.
+        ConfigError: the run wrote no changelogs, or they are not there any more, so that a live application would have no state; or it is of
+            another topology.
     """
     if not done.plan.seed:
         raise ConfigError(f"run {done.plan.run} was a trial: it wrote no changelogs, and a live application would go on without state")
     config = Config.of(settings, topology.application_id)
+    running = as_planned(topology, config, done.plan)
     cluster = KafkaLog(config.client, timeout_s=config["connect.timeout.ms"] / 1000)
     offsets = KafkaOffsets(config.client, config["application.id"])
     try:
+        check_topics(cluster, done.plan)
         goes_on = _positions(done, cluster)
         _check_unused(offsets, goes_on)
         # Before the offsets, which the broker refuses to set while the group has members: behind them an application may have started,
         # and the ends of its changelogs are no longer where the snapshot ends.
-        manifest = _manifest(done, topology, cluster)
+        manifest = _manifest(done, running, cluster)
         if done.plan.snapshots is not None:
             snapshot.store_manifest(done.plan.snapshots, manifest)
         offsets.commit({place: (at.offset, at.metadata) for place, at in goes_on.items()})
@@ -96,7 +100,7 @@ def _manifest(done: Backfilled, topology: Topology, cluster: KafkaLog) -> Manife
     for (topic, partition), at in stream_times(done).items():
         times[topic][partition] = at
     stores = {}
-    for part, spec in ((stage, store) for stage in plan.stages for store in topology.subtopologies[stage.subtopology].stores):
+    for part, spec in ((stage, store) for stage in plan.stages if stage.is_last for store in topology.subtopologies[stage.subtopology].stores):
         if not spec.logged:
             continue  # what has no changelog stays where it was made
         changelog = internal_topic(plan.application, changelog_topic(spec.name))

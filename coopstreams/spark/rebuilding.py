@@ -22,6 +22,7 @@ from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.spark.session import session_or_local
 from coopstreams.spark.shipping import ship, unship
 from coopstreams.state.manifest import Manifest, Slice
+from coopstreams.tasks.reading import as_it_runs
 from coopstreams.tasks.rebuild import Piece, Rebuilder, Wanted
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.nodes import Topology
@@ -52,10 +53,11 @@ def rebuild(
     if config["snapshots.dir"] is None:
         raise ConfigError("say where the snapshot is to lie: snapshots.dir")
     with closing(_cluster(config)) as cluster:
-        rebuilder = Rebuilder(cluster, topology, config["application.id"], config["snapshots.dir"], afresh=afresh)
+        running = as_it_runs(topology, cluster.partitions(), config)
+        rebuilder = Rebuilder(cluster, running, config["application.id"], config["snapshots.dir"], afresh=afresh)
         pieces = rebuilder.pieces(wanted or Wanted())
         with session_or_local(spark, f"rebuild of {config['application.id']}") as session:
-            found = _made(session, _Work(ship(topology), config, rebuilder.run, afresh, tuple(pieces)))
+            found = _made(session, _Work(ship(running), config, rebuilder.run, afresh, tuple(pieces)))
         return rebuilder.publish(found)
 
 

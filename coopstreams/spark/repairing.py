@@ -128,7 +128,7 @@ class Repair:
                     deque(changes, maxlen=0)
                 else:
                     changelog = TopicPartition(changelog_of(config, spec), rebuilt.task.partition)
-                    outbox.seed(Seeds(changelog, _records(spec, changes, oldest_ms.get(spec.name, 0))))
+                    outbox.seed(Seeds(changelog, _records(spec, changes, oldest_ms.get(spec.name, 0), changelog.topic)))
                 result[spec.name] = counted
         check_stopped(config)
         return result
@@ -149,7 +149,7 @@ class Repair:
     def _restore(self, config: Config, task: TaskId, specs: Sequence[StoreSpec], present: Database) -> None:
         ends = {spec.name: {task.range: end} for spec in specs if (end := self.rebuild.ends[spec.name][task.partition])}
         with closing(cluster_of(config)) as cluster:
-            restoring = Restoring(cluster, partial(changelog_of, config), lambda *_: None, None, lambda *_: None)
+            restoring = Restoring(cluster, partial(changelog_of, config))
             with closing(restoring):
                 restoring.add(task, [spec for spec in specs if spec.name in ends], present, ends)
                 finish(restoring, task, self.stores, lambda: None)
@@ -160,7 +160,11 @@ def changelog_of(config: Config, spec: StoreSpec) -> str:
     return internal_topic(config["application.id"], changelog_topic(spec.name))
 
 
-def _records(spec: StoreSpec, changes: Iterator[tuple[bytes, bytes | None]], oldest_ms: int) -> Iterator[tuple[bytes, bytes | None, int]]:
+def _records(
+    spec: StoreSpec, changes: Iterator[tuple[bytes, bytes | None]], oldest_ms: int, changelog: str
+) -> Iterator[tuple[bytes, bytes | None, int]]:
     """Yield the changelog records of changes. A tombstone is of now: one with the time of its row could be forgotten before the row is."""
     for key, row in changes:
-        yield (layout.changelog_key(spec.kind, key), None, int(time.time() * 1000)) if row is None else record_of(spec, key, row, oldest_ms)
+        yield (
+            (layout.changelog_key(spec.kind, key), None, int(time.time() * 1000)) if row is None else record_of(spec, key, row, oldest_ms, changelog)
+        )

@@ -3,8 +3,8 @@
 A Spark partition holds the records of one topic partition in offset order. `make_runs`, which both readers of a log use, does the rest:
 so the rules cannot differ between a live run and a backfill.
 
-Invariant: within a source, the order by stream time and then offset is the order by offset; so sorting a task's rows by (stream time, source,
-offset) is exactly the order in which `SourceQueues` takes records that are all there.
+Invariant: within a source, the order by time and then offset is the order by offset; so sorting a task's rows by (time, source, offset), where
+time is stream time, is exactly the order in which `SourceQueues` takes records that are all there. For topics that are placed, see `rounds`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import pyarrow as pa
 from coopstreams.commit.record import Segment
 from coopstreams.log.log import NO_STREAM_TIME
 from coopstreams.log.runs import Routes, make_runs
-from coopstreams.spark.committed import ALL, Cut
+from coopstreams.spark.committed import ALL, Cut, Now
 from coopstreams.spark.progress import Reporter
+from coopstreams.spark.rounds import turn_of
 from coopstreams.spark.rows import END, ROUTED, batch, columns_of, record_columns
 from coopstreams.spark.shipping import unship
 from coopstreams.topology.columns import Columns, TopicPartition
@@ -45,13 +46,15 @@ class Routing:
     """By partition the offsets [start, end), if that is known."""
     reports: str | None = None
     """Where to say how far it is."""
+    round: int = 1
     committed: Mapping[int, tuple[Segment, ...]] | None = None
     """By partition what counts, and where the time of a task ends; None: all of it."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the tasks, and a last one for each of them that says what time it is."""
         topology = unship(self.shipped)
-        program = compile_subtopology(topology, topology.subtopologies[self.subtopology])
+        turn = turn_of(topology, self.subtopology, self.round)
+        program = compile_subtopology(topology, turn.part)
         source = program.subtopology.topics.index(self.topic)
         filled = (rows for rows in batches if rows.num_rows)
         first = next(filled, None)
@@ -68,15 +71,17 @@ class Routing:
             if offsets[0] < next_offset:
                 raise ValueError(f"{partition}: offset {offsets[0]} comes after {next_offset - 1}; a source must give a partition in offset order")
             next_offset = offsets[-1] + 1
+            # What is placed has its time where others have their offset.
+            places = dict(zip(offsets, rows.column("offset").to_pylist(), strict=True)) if self.topic in turn.placed else None
             for start, end in cut.spans(offsets):
                 columns = columns_of(rows.slice(start, end - start), offsets[start:end])
                 runs = make_runs(partition, columns, routes, stream_time, offsets[end - 1] + 1, at_end=False)
-                stream_time = runs[0].stream_time
-                cut.tell(offsets[end - 1], stream_time, routes.now)
+                stream_time, last = runs[0].stream_time, offsets[end - 1]
+                cut.tell(last, Now(stream_time if places is None else places[last], stream_time, routes.now))
                 for run in runs:
                     counted = cut.committed(run.slot, run.columns)
                     if len(counted):
-                        yield self._records(source, partition.partition * self.ranges + cut.pieces[run.slot].slot, counted)
+                        yield self._records(source, partition.partition * self.ranges + cut.pieces[run.slot].slot, counted, places)
             reporter.took(0, rows.num_rows, next_offset)
         reporter.end()
         yield self._ends(source, partition.partition, cut)
@@ -84,17 +89,18 @@ class Routing:
     def _reporter(self, at: TopicPartition) -> Reporter:
         return Reporter(self.reports, "history", str(at), str(at), [None if self.cut is None else self.cut[at.partition]])
 
-    def _records(self, source: int, task: int, columns: Columns) -> pa.RecordBatch:
+    def _records(self, source: int, task: int, columns: Columns, places: Mapping[int, int] | None) -> pa.RecordBatch:
         count = len(columns)
         clocks: Any = [list(row) for row in zip(*columns.clocks, strict=True)] if columns.clocks else pa.nulls(count, ROUTED.field("clocks").type)
-        return batch(ROUTED, [[task] * count, [source] * count, columns.stream_times, columns.offsets, *record_columns(columns), clocks])
+        times = columns.stream_times if places is None else [places[offset] for offset in columns.offsets]
+        return batch(ROUTED, [[task] * count, [source] * count, times, columns.stream_times, columns.offsets, *record_columns(columns), clocks])
 
     def _ends(self, source: int, partition: int, cut: Cut) -> pa.RecordBatch:
-        told = [(partition * self.ranges + slot, *time) for slot, time in enumerate(cut.times) if time is not None]
+        told = [(partition * self.ranges + slot, *now) for slot, now in enumerate(cut.ends) if now is not None]
         count = len(told)
-        nothing = [pa.nulls(count, field.type) for field in list(ROUTED)[4:-1]]
-        tasks, times, clocks = [list(column) for column in zip(*told, strict=True)] if told else ([], [], [])
-        return batch(ROUTED, [tasks, [source] * count, times, [END] * count, *nothing, clocks])
+        nothing = [pa.nulls(count, field.type) for field in list(ROUTED)[5:-1]]
+        tasks, times, stream_times, clocks = [list(column) for column in zip(*told, strict=True)] if told else [[], [], [], []]
+        return batch(ROUTED, [tasks, [source] * count, times, stream_times, [END] * count, *nothing, clocks])
 
 
 def _only_partition(rows: pa.RecordBatch) -> TopicPartition:

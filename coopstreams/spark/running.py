@@ -30,9 +30,9 @@ from coopstreams.spark.history import FRAMES, History, TableHistory, forwarded_f
 from coopstreams.spark.native import translated
 from coopstreams.spark.native_frames import Folding
 from coopstreams.spark.native_task import NativeWork
-from coopstreams.spark.outbox import cluster_of, marks_spec
+from coopstreams.spark.outbox import announce
 from coopstreams.spark.plan import Plan, Stage
-from coopstreams.spark.preparing import Options, begin, load_plan, oldest_ms
+from coopstreams.spark.preparing import Options, as_planned, begin, load_plan, oldest_ms
 from coopstreams.spark.progress import TaskProgress, Watch
 from coopstreams.spark.repairing import Repair
 from coopstreams.spark.routing import Routing
@@ -41,6 +41,7 @@ from coopstreams.spark.session import session_or_local
 from coopstreams.spark.shipping import ship
 from coopstreams.spark.table_outputs import absolute, stage_folder
 from coopstreams.spark.task import TaskResult, TaskWork
+from coopstreams.spark.unchanged import check_resumable
 from coopstreams.state.places import Place
 from coopstreams.topology import errors
 from coopstreams.topology.errors import ConfigError
@@ -101,9 +102,29 @@ def backfill(
     """
     config = Config.of(settings, topology.application_id)
     wanted, histories = options or Options(), dict(sources or {})
-    plan = begin(topology, config, histories, wanted) if resume is None else load_plan(wanted.work, resume, topology)
+    plan = begin(topology, config, histories, wanted) if resume is None else taken_up(topology, config, wanted.work, resume)
     with session_or_local(spark, f"backfill of {plan.application}") as session:
         return carry_out(session, topology, config, plan, histories, wanted.work, on_stage, on_progress)
+
+
+def taken_up(topology: Topology, config: Config, work: str, run: str) -> Plan:
+    """Return the plan of a run that is to go on.
+
+    Raises:
+        ConfigError: there is no such run, it is of another topology, or what it counts on is not there any more.
+    """
+    plan = load_plan(work, run, topology, config)
+    check_resumable(config, plan, finished=finished(plan, work))
+    return plan
+
+
+def finished(plan: Plan, work: str) -> bool:
+    """Return whether all stages of a plan have run."""
+    return all(_has_run(Place(work), plan, stage) for stage in plan.stages)
+
+
+def _has_run(place: Place, plan: Plan, stage: Stage) -> bool:
+    return place.read(f"{stage_folder(plan.run, stage)}/_SUCCESS") is not None
 
 
 def carry_out(
@@ -122,15 +143,13 @@ def carry_out(
         ProcessingError, LogError, ...: what a task raised; `--resume` goes on where it failed.
         PySparkException: Spark itself failed.
     """
-    if plan.seed:
-        cluster = cluster_of(config)
-        try:
-            cluster.create_topics([marks_spec(plan.application, plan.run, plan.tasks, config["replication.factor"])])
-        finally:
-            cluster.close()
-    run = _Run(topology, config, plan, histories, work, on_progress)
+    running = as_planned(topology, config, plan)
+    if plan.seed and not finished(plan, work):
+        announce(config, plan.run, plan.tasks)
+    run = _Run(running, config, plan, histories, work, on_progress)
     try:
-        results = tuple(result for stage in plan.stages for result in run.stage(spark, stage, on_stage))
+        went = [(stage, run.stage(spark, stage, on_stage)) for stage in plan.stages]
+        results = tuple(result for stage, each in went if stage.is_last for result in each)
         if plan.table is not None:
             table_outputs.write(spark, plan, run.folder, Place(work))
         return Backfilled(plan, results, run.folder)
@@ -151,13 +170,13 @@ class _Run:
         self._histories = histories
         self._on_progress = on_progress
         self._place = Place(work)
-        self._oldest_ms = oldest_ms(topology, config) if plan.seed else ()
+        self._oldest_ms = oldest_ms(topology, config, plan) if plan.seed else ()
         self.folder = f"{absolute(work)}/{plan.run}"
 
     def stage(self, spark: SparkSession, stage: Stage, on_stage: Callable[[Stage], None] | None) -> list[TaskResult]:
         """Run the tasks of a sub-topology, unless they have run; return how they went."""
         folder = self._output(stage)
-        if self._place.read(f"{self._plan.run}/stage-{stage.subtopology}/_SUCCESS") is None:
+        if not _has_run(self._place, self._plan, stage):
             if on_stage is not None:
                 on_stage(stage)
             with self._watched(stage) as reports:
@@ -167,7 +186,7 @@ class _Run:
         found = spark.read.parquet(folder).where("result is not null").select("task", "result").collect()
         if missing := planning.gaps(stage, [row.task for row in found]):
             raise RuntimeError(
-                f"sub-topology {stage.subtopology}: tasks {missing} gave no result, or several; run {self._plan.run} is of no use. "
+                f"{stage.name}: tasks {missing} gave no result, or several; run {self._plan.run} is of no use. "
                 f"Do the driver and all workers share {self.folder}?"
             )
         return [msgspec.json.decode(row.result, type=TaskResult) for row in found]
@@ -178,12 +197,13 @@ class _Run:
         if self._on_progress is None:
             yield None
             return
-        reports = f"{self.folder}/progress-{stage.subtopology}-{uuid4().hex[:8]}"  # those of an earlier driver are not ours
+        reports = f"{self.folder}/progress-{stage.subtopology}-{stage.round}-{uuid4().hex[:8]}"  # those of an earlier driver are not ours
         with Watch(reports, partial(self._on_progress, stage)):
             yield reports
 
     def _work(self, stage: Stage, reports: str | None) -> TaskWork:
         repair = None if self._plan.rebuild is None else Repair.of(stage, self._plan.rebuild)
+        counts = stage.is_last and (self._plan.rebuild is None or repair is not None)
         return TaskWork(
             shipped=self._shipped,
             subtopology=stage.subtopology,
@@ -192,14 +212,15 @@ class _Run:
             first=stage.first,
             config=self._config,
             forwarded=stage.forwarded,
-            outputs=self._plan.outputs,
-            seed=self._plan.seed and (self._plan.rebuild is None or repair is not None),
+            outputs=self._plan.outputs if stage.is_last else "none",
+            seed=self._plan.seed and counts,
             repair=repair,
             oldest_ms=self._oldest_ms,
-            snapshots=self._plan.snapshots if self._plan.rebuild is None or repair is not None else None,
+            snapshots=self._plan.snapshots if counts else None,
             cut={topic: bounds for topic, bounds in self._plan.cut.items() if topic not in self._plan.tables},
             global_tables=self._plan.global_tables,
             reports=reports,
+            round=stage.round,
         )
 
     def _folded(self, spark: SparkSession, stage: Stage, reports: str | None) -> tuple[NativeWork, DataFrame] | None:
@@ -220,17 +241,17 @@ class _Run:
 
     def _routed(self, spark: SparkSession, stage: Stage, reports: str | None) -> DataFrame:
         """Return the rows of a stage's tasks, from all their sources, in the order in which they take them."""
-        begins = [(task, source, -1, BEGIN, *([None] * (len(ROUTED) - 4))) for task in stage.running for source in range(len(stage.topics))]
+        begins = [(task, source, -1, -1, BEGIN, *([None] * (len(ROUTED) - 5))) for task in stage.running for source in range(len(stage.topics))]
         rows = spark.createDataFrame(begins, ddl(ROUTED))
         for topic in stage.topics:
             numbered = self._numbered(topic)
             cut = self._plan.cut[topic] if numbered else None
             committed = self._plan.rebuild.committed[topic] if numbered and self._plan.rebuild is not None else None
-            routing = Routing(self._shipped, stage.subtopology, topic, stage.ranges, numbered, cut, reports, committed)
+            routing = Routing(self._shipped, stage.subtopology, topic, stage.ranges, numbered, cut, reports, stage.round, committed)
             rows = rows.unionAll(self._history(spark, topic).mapInArrow(_function(routing), ddl(ROUTED)))
         if stage.only is not None:
             rows = rows.where(rows.task.isin(*stage.only))
-        return rows.repartitionById(stage.tasks, "task").sortWithinPartitions("stream_time", "source", "offset")
+        return rows.repartitionById(stage.tasks, "task").sortWithinPartitions("time", "source", "offset")
 
     def _history(self, spark: SparkSession, topic: str, *, ordered: bool = True) -> DataFrame:
         partitions, history = self._plan.partitions[topic], self._histories.get(topic)

@@ -18,26 +18,29 @@ from coopstreams.log.kafka_offsets import KafkaOffsets
 from coopstreams.spark import plan as planning
 from coopstreams.spark.committed import Rebuild, Stands, aligned, end_of
 from coopstreams.spark.history import KafkaHistory, cut_of
-from coopstreams.spark.outbox import cluster_of
+from coopstreams.spark.outbox import announce, cluster_of
 from coopstreams.spark.plan import Plan, Stage
 from coopstreams.spark.repairing import changelog_of
 from coopstreams.spark.standing import check_stopped, committed, unread
+from coopstreams.spark.table_outputs import absolute
+from coopstreams.spark.unchanged import ids_of
 from coopstreams.state.manifest import whole_slices
 from coopstreams.state.places import Place
 from coopstreams.state.snapshot import new_run
+from coopstreams.tasks.reading import as_it_runs
 from coopstreams.tasks.rebuild import Wanted, logged, pieces
-from coopstreams.tasks.topics import prepare_topics
+from coopstreams.tasks.topics import check_topics, prepare_topics
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import ConfigError, OffsetOutOfRangeError
+from coopstreams.topology.errors import ConfigError, OffsetOutOfRangeError, TopologyError
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.nodes import Topology
-from coopstreams.topology.partitions import ResolvedTopics, check_partitions
+from coopstreams.topology.partitions import ResolvedTopics
 from coopstreams.topology.task_id import TaskId
 
 _NOTHING = (Segment(WHOLE, 0),)
 
 
-def begin_rebuild(topology: Topology, config: Config, wanted: Wanted, *, ranges: int, dry_run: bool, incomplete: bool, work: str) -> Plan:
+def begin_rebuild(built: Topology, config: Config, wanted: Wanted, *, ranges: int, dry_run: bool, incomplete: bool, work: str) -> Plan:
     """Return the plan of a new run, written down in its folder.
 
     Raises:
@@ -46,7 +49,6 @@ def begin_rebuild(topology: Topology, config: Config, wanted: Wanted, *, ranges:
         OffsetOutOfRangeError: a source has lost records.
         GroupError: the application runs.
     """
-    planning.check(topology)
     if config["auto.offset.reset"] != "earliest":
         raise ConfigError(
             "auto.offset.reset=latest: the application began where its topics ended at the time, and nobody knows where that was. Its state "
@@ -54,7 +56,9 @@ def begin_rebuild(topology: Topology, config: Config, wanted: Wanted, *, ranges:
         )
     check_stopped(config)
     with closing(cluster_of(config)) as cluster, closing(KafkaOffsets(config.client, config["application.id"])) as offsets:
-        resolved = check_partitions(topology, cluster.partitions()) if dry_run else prepare_topics(cluster, topology, config)
+        topology = as_it_runs(built, cluster.partitions(), config)
+        planning.check(topology)
+        resolved = (check_topics if dry_run else prepare_topics)(cluster, topology, config)
         rebuild = _rebuild(topology, config, cluster, resolved, wanted)
         stages = stages_of(topology, resolved.partitions, rebuild, ranges)
         cut = _cut(topology, cluster, stages, rebuild.committed)
@@ -68,18 +72,21 @@ def begin_rebuild(topology: Topology, config: Config, wanted: Wanted, *, ranges:
         _check_read(cluster, offsets, stages, cut, rebuild.committed)
         tables = {table.topic: resolved.partitions[table.topic] for table in topology.global_tables}
         plan = Plan(
-            run=new_run(),
+            run=f"{new_run()}-rebuild",  # not the name of a backfill, which would keep the application out until it is published
             application=topology.application_id,
             topology=planning.digest(topology),
-            cut=cut,
+            cut={topic: cut.get(topic, {}) for topic in planning.sources(topology)},
             stages=stages,
             partitions=dict(resolved.partitions),
             seed=not dry_run,
-            snapshots=None if dry_run else config["snapshots.dir"],
+            snapshots=None if dry_run or config["snapshots.dir"] is None else absolute(config["snapshots.dir"]),
             global_tables={topic: cut_of(cluster, offsets, topic, KafkaHistory(), count) for topic, count in tables.items()},
             rebuild=rebuild,
+            ids=ids_of(cluster, topology),
         )
     Place(work).write(f"{plan.run}/plan.json", plan.to_json())
+    if plan.seed:
+        announce(config, plan.run, plan.tasks)
     return plan
 
 
@@ -89,12 +96,18 @@ def stages_of(topology: Topology, partitions: Mapping[str, int], rebuild: Rebuil
     Those whose records others need run whole; of the others, the tasks that have something to make right.
 
     Raises:
+        TopologyError: a sub-topology waits for another one.
         ConfigError: key ranges of one task stand at different positions, and it cannot be divided.
     """
     needed, first, result = planning.leading_to(topology, rebuild.stores), 0, list[Stage]()
     for stage in planning.stages(topology, partitions, ranges):
         if stage.subtopology not in needed:
             continue
+        if stage.rounds > 1:
+            raise TopologyError(
+                f"sub-topology {stage.subtopology} waits for another one, as a foreign-key join does: in which order its key ranges have asked and were "
+                "answered is in no topic any more. Rebuild its stores from the changelogs."
+            )
         part = topology.subtopologies[stage.subtopology]
         if part.stores:
             stands = [segments for topic in stage.topics for segments in rebuild.committed[topic].values() if topic in planning.sources(topology)]

@@ -25,13 +25,14 @@ from coopstreams.config import Config
 from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.spark.outbox import cluster_of, marks_topic
 from coopstreams.spark.plan import Plan, Stage
-from coopstreams.spark.preparing import load_plan
+from coopstreams.spark.preparing import as_planned, load_plan
 from coopstreams.spark.repairing import Differences
-from coopstreams.spark.running import OnProgress, carry_out
+from coopstreams.spark.running import OnProgress, carry_out, finished
 from coopstreams.spark.session import session_or_local
 from coopstreams.spark.source_planning import begin_rebuild, stands
 from coopstreams.spark.standing import check_stopped
 from coopstreams.spark.task import TaskResult
+from coopstreams.spark.unchanged import check_resumable
 from coopstreams.state.manifest import Slice
 from coopstreams.tasks.rebuild import Rebuilder, Wanted
 from coopstreams.topology.errors import GroupError
@@ -78,10 +79,9 @@ def rebuild_from_source(
         ProcessingError: a record failed and its handler says `fail`.
     """
     config = Config.of(settings, topology.application_id)
-    optimized = topology.optimized(config["topology.optimization"])
-    plan = plan_rebuild(optimized, config, wanted or Wanted(), ranges=ranges, dry_run=dry_run, incomplete=incomplete, work=work, resume=resume)
+    plan = plan_rebuild(topology, config, wanted or Wanted(), ranges=ranges, dry_run=dry_run, incomplete=incomplete, work=work, resume=resume)
     with session_or_local(spark, f"rebuild of {plan.application}") as session:
-        return carry_out_rebuild(session, optimized, config, plan, work, on_stage, on_progress)
+        return carry_out_rebuild(session, topology, config, plan, work, on_stage, on_progress)
 
 
 def plan_rebuild(
@@ -89,7 +89,9 @@ def plan_rebuild(
 ) -> Plan:
     """Return the plan of a new run, or of the one that is resumed: then nothing else that is given counts, but for where it lies."""
     if resume is not None:
-        return load_plan(work, resume, topology, rebuild=True)
+        plan = load_plan(work, resume, topology, config, rebuild=True)
+        check_resumable(config, plan, finished=finished(plan, work))
+        return plan
     return begin_rebuild(topology, config, wanted, ranges=ranges, dry_run=dry_run, incomplete=incomplete, work=work)
 
 
@@ -120,7 +122,7 @@ def carry_out_rebuild(
             for store, made in result.slices.items():
                 slices[store] += made
         if plan.snapshots is not None:
-            Rebuilder(cluster, topology, config["application.id"], plan.snapshots, run=plan.run).publish(slices)
+            Rebuilder(cluster, as_planned(topology, config, plan), config["application.id"], plan.snapshots, run=plan.run).publish(slices)
         if plan.seed:
             cluster.delete_topics([marks_topic(plan.application, plan.run)])
     return RebuiltFromSource(plan, stores, done.results)

@@ -29,7 +29,7 @@ def absolute(place: str) -> str:
 
 def stage_folder(folder: str, stage: Stage) -> str:
     """Return where the rows of a stage lie, in the folder of a run."""
-    return f"{folder}/stage-{stage.subtopology}"
+    return f"{folder}/stage-{stage.subtopology}" if stage.is_last else f"{folder}/stage-{stage.subtopology}-round-{stage.round}"
 
 
 def frame(spark: SparkSession, plan: Plan, folder: str) -> DataFrame:

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +28,12 @@ import pyarrow as pa
 from coopstreams.config import Config
 from coopstreams.spark.changelog_rows import record_of, visible
 from coopstreams.spark.global_tables import Cut, read_rows, tables_of
-from coopstreams.spark.outbox import Outbox, Seeds
+from coopstreams.spark.outbox import Outbox, Seeds, partitions_of
+from coopstreams.spark.placing import PlacedOutput
 from coopstreams.spark.plan import Outputs
 from coopstreams.spark.progress import Reporter
 from coopstreams.spark.repairing import Differences, Rebuilt, Repair
+from coopstreams.spark.rounds import turn_of
 from coopstreams.spark.rows import BEGIN, END, RESULTS, batch, columns_of, headers_column, runs_of
 from coopstreams.spark.shipping import unship
 from coopstreams.state.database import Database
@@ -40,10 +44,11 @@ from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.failures import handler
 from coopstreams.topology.columns import Headers, TopicPartition
 from coopstreams.topology.compile import compile_subtopology
+from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.keys import KeyRange, offset_hash, partition_of
 from coopstreams.topology.naming import changelog_topic, internal_topic
-from coopstreams.topology.outputs import Output
+from coopstreams.topology.outputs import ANY_PARTITION, Output
 from coopstreams.topology.program import BoundProgram
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
@@ -104,6 +109,8 @@ class TaskWork:
     """The same of the topics of global tables."""
     reports: str | None = None
     """Where tasks say how far they are."""
+    round: int = 1
+    """Which of the rounds of the sub-topology."""
 
     @property
     def writes(self) -> bool:
@@ -134,7 +141,8 @@ class Running:
 
     def __init__(self, work: TaskWork, number: int, closing: ExitStack) -> None:
         topology = unship(work.shipped)
-        program = compile_subtopology(topology, topology.subtopologies[work.subtopology])
+        turn = turn_of(topology, work.subtopology, work.round)
+        program = compile_subtopology(topology, turn.part)
         partition, slot = divmod(number, work.ranges)
         self._work, self._number = work, number
         self.id = TaskId(work.subtopology, partition, KeyRange.split(work.ranges)[slot])
@@ -154,22 +162,36 @@ class Running:
         self._dropped: Counter[str] = Counter()
         self._stream_times: dict[str, int] = {}
         self._times: dict[str, int] = {}
+        self._now = -1
+        self._at_hand: tuple[list[int], list[int]] = [], []
         self._dead_letters = Output(work.config["errors.dead.letter.queue.topic.name"] or "")
         on_failure = handler(self.id, work.config, self._count_failure, self._dead_letter)
-        caching = work.config["statestore.cache.max.bytes"] > 0
+        # A question or answer that waits for a flush would meet other rows than those it is about.
+        caching = work.config["statestore.cache.max.bytes"] > 0 and not turn.placed
         rows = read_rows(work.config.client, tables_of(topology, program.subtopology), work.global_tables, on_failure)
-        self._program: BoundProgram = program.bind({**self._state.stores, **rows}, on_failure, caching=caching, shared=not self.id.range.is_whole)
+        for each in rows.values():
+            closing.callback(each.close)
+        self._program: BoundProgram = program.bind(
+            {**self._state.stores, **rows},
+            on_failure,
+            caching=caching,
+            shared=not self.id.range.is_whole,
+            partitions=cache(self._partitions),
+            output=lambda topic: PlacedOutput(topic, self._time) if topic in turn.placed else Output(topic),
+        )
         closing.callback(self._program.close)
-        bounds = [work.cut[topic][partition] if topic in work.cut else None for topic in program.subtopology.topics]
+        self._counts = turn.is_last
+        bounds = [work.cut[topic].get(partition, (0, 0)) if topic in work.cut else None for topic in program.subtopology.topics]
         self._reporter = Reporter(work.reports, "task", str(number), str(self.id), bounds)
 
     def take(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Process rows of this task; yield what it forwards."""
         self._check(rows)
-        offsets = rows.column("offset").to_pylist()
+        offsets, times = rows.column("offset").to_pylist(), rows.column("time").to_pylist()
         pieces = [(source, offset == BEGIN, offset == END) for source, offset in zip(rows.column("source").to_pylist(), offsets, strict=True)]
         for start, end in runs_of(pieces):
             source, part = self._topics[pieces[start][0]], rows.slice(start, end - start)
+            self._now, self._at_hand = times[end - 1], (offsets[start:end], times[start:end])
             if offsets[start] == END:
                 self._advance(source, part)
             elif offsets[start] != BEGIN:
@@ -179,8 +201,17 @@ class Running:
         yield from self._relieve()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Give away the state; yield what is still forwarded, and how the task went."""
+        """Give away the state; yield what is still forwarded, and how the task went.
+
+        Raises:
+            TopologyError: a processor is called by time, and what it does then decides about what the task asks.
+        """
         self._write_state()
+        if not self._counts and self._program.punctuations["stream_time"].next_ms is not None:
+            raise TopologyError(
+                f"sub-topology {self.id.subtopology}: a processor that is called by stream time feeds a foreign-key join, or what waits for another "
+                "sub-topology: in the next round it would be called at other times. Start the application live."
+            )
         yield from self._forward()
         result = self._outbox.mark if self._outbox is not None else None
         if result is None:
@@ -202,6 +233,11 @@ class Running:
         if self._state.full:
             self._write_state()
             yield from self._forward()
+
+    def _time(self) -> int:
+        """Return what time it is for the task: that of the record at hand in the order in which it takes them."""
+        at, (offsets, times) = self._program.where(), self._at_hand
+        return self._now if at is None else times[bisect_left(offsets, at.offset)]
 
     def _process(self, source: TopicPartition, rows: pa.RecordBatch, offsets: list[int]) -> None:
         columns = columns_of(rows, offsets)
@@ -231,11 +267,7 @@ class Running:
     def _rows(self, output: Output) -> pa.RecordBatch:
         """Return records as rows, each with its place in an order that all tasks agree on: its time, then task, then number."""
         count, first = len(output), self._written[output.topic]
-        time, times = self._times.get(output.topic, -1), []
-        for timestamp in output.timestamps:
-            time = max(time, timestamp)
-            times.append(time)
-        self._times[output.topic] = time
+        times = output.times if isinstance(output, PlacedOutput) else self._reached(output)
         numbers = range(first, first + count)
         return batch(
             RESULTS,
@@ -253,15 +285,22 @@ class Running:
             ],
         )
 
+    def _reached(self, output: Output) -> list[int]:
+        """Return what time each record has brought to its topic."""
+        times = list(accumulate(output.timestamps, max, initial=self._times.get(output.topic, -1)))[1:]
+        self._times[output.topic] = times[-1]
+        return times
+
     def _places(self, output: Output, numbers: range) -> list[int | None]:
         """Return the partitions of forwarded records; None for those of a table, which has none."""
         partitions = self._forwarded.get(output.topic)
         if partitions is None:
             return [None] * len(output)
-        # As a producer: murmur2 of the key; a record without one goes anywhere, here always to the same place.
+        # Where a partitioner says, or as a producer: murmur2 of the key; a record without one goes anywhere, here always to the same place.
+        chosen = output.partitions or [ANY_PARTITION] * len(output)
         return [
-            partition_of(key, partitions) if key is not None else offset_hash(number) % partitions
-            for number, key in zip(numbers, output.keys, strict=True)
+            place if place != ANY_PARTITION else partition_of(key, partitions) if key is not None else offset_hash(number) % partitions
+            for number, key, place in zip(numbers, output.keys, chosen, strict=True)
         ]
 
     def _write_state(self) -> None:
@@ -283,7 +322,7 @@ class Running:
                 if self._work.seed and spec.logged and self._outbox is not None:
                     changelog = TopicPartition(internal_topic(self._application, changelog_topic(spec.name)), self.id.partition)
                     seeded[spec.name] = self._outbox.seed(Seeds(changelog, self._changelog_rows(spec)))
-                if writer is not None:
+                if writer is not None and spec.logged:  # what has no changelog is in no snapshot
                     slices[spec.name] = writer.export(self._database, spec, self.id.partition, self.id.range)
         self._dropped.update({f"{node}: {reason}": count for (node, reason), count in self._program.dropped.items()})
         counts = dict(self._read), dict(self._written), dict(self._dropped)
@@ -294,7 +333,11 @@ class Running:
     def _changelog_rows(self, spec: StoreSpec) -> Iterator[tuple[bytes, bytes, int]]:
         oldest = dict(self._work.oldest_ms).get(spec.name, 0)
         for key, row in visible(self._database, spec, self.id.range, self._state.stores[spec.name].observed):
-            yield record_of(spec, key, row, oldest)
+            yield record_of(spec, key, row, oldest, internal_topic(self._application, changelog_topic(spec.name)))
+
+    def _partitions(self, topic: str) -> int:
+        """Return how many partitions a topic has that the task writes to."""
+        return self._forwarded.get(topic) or partitions_of(self._work.config, topic)
 
     def _count_failure(self, phase: str) -> None:
         self._dropped[phase] += 1

@@ -3,7 +3,8 @@
 Every instance reads every partition of their topics, as nobody's member and without commits: after a restart the rows are read again.
 
 Invariant: when `load` has returned, the rows hold everything that was in the topics when it was called.
-A record that cannot be read is for the deserialisation handler, as elsewhere. Nobody commits here, so each start of each instance comes
+A record that cannot be read is for the deserialisation handler, as elsewhere; one that the processor of a global store does not bear is for
+the processing handler. Nobody commits here, so each start of each instance comes
 upon it anew: it is counted and logged, and a dead letter written, every time.
 """
 

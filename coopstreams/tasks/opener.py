@@ -13,7 +13,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from coopstreams.commit.barrier import Barrier
@@ -23,6 +23,7 @@ from coopstreams.commit.progress import Progress
 from coopstreams.group.holdings import Assigned
 from coopstreams.group.membership import GroupMember
 from coopstreams.state.database import Database
+from coopstreams.state.incoming import PickUpProgress
 from coopstreams.state.restore import RestoreProgress
 from coopstreams.tasks.events import Cancelled, Event, Failed, Opened
 from coopstreams.tasks.restoring import Restoring
@@ -35,6 +36,15 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.3
 """How long to wait after a question that was not answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a task that is not yet open waits for, in words; and how far each store is that is restored, or comes from a snapshot."""
+
+    why: str
+    restores: Sequence[RestoreProgress] = ()
+    pick_ups: Sequence[PickUpProgress] = ()
 
 
 @dataclass(slots=True)
@@ -94,16 +104,17 @@ class Opener:
         if self._thread.is_alive():
             self._thread.join(10)
 
-    def waits_for(self, task: TaskId) -> tuple[str, list[RestoreProgress]]:
-        """Return what a task that is not yet open waits for, in words, and how far its restore is. Any thread."""
+    def waits_for(self, task: TaskId) -> Waiting:
+        """Return what a task that is not yet open waits for. Any thread."""
         opening = self._openings.get(task)
         if not self._positions.sources(task):
-            return "topics that match a pattern: this process has not seen them yet", []
+            return Waiting("topics that match a pattern: this process has not seen them yet")
         if opening is None or opening.barrier is None:
-            return "its turn with the opener", []
+            return Waiting("its turn with the opener")
         if opening.database is None:
-            return f"the barrier: offset {opening.barrier} of {self._follower.partition}, known up to {self._follower.tail}", []
-        return "its state to be restored", self._restoring.progress(task)
+            return Waiting(f"the barrier: offset {opening.barrier} of {self._follower.partition}, known up to {self._follower.tail}")
+        restores, pick_ups = self._restoring.progress(task), self._restoring.picking_up(task)
+        return Waiting("its state to be picked up from a snapshot" if pick_ups else "its state to be restored", restores, pick_ups)
 
     def _run(self) -> None:
         try:
@@ -119,9 +130,9 @@ class Opener:
             log.debug("the opener ends", exc_info=True)
             self._emit(Failed(error, "opener"))
         finally:
+            self._restoring.close()
             for opening in self._openings.values():
                 self._leave(opening)
-            self._restoring.close()
             self._follower.close()
 
     def _take_requests(self) -> bool:

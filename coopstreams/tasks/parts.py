@@ -41,6 +41,7 @@ from coopstreams.tasks.roster import Roster
 from coopstreams.tasks.subscription import Subscription
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.tasks.thread import StreamThread
+from coopstreams.tasks.unpublished import check_published
 from coopstreams.tasks.watcher import Watcher
 from coopstreams.topology.clocks import ClockColumns
 from coopstreams.topology.columns import TopicPartition
@@ -78,7 +79,7 @@ class Parts:
         """Return the parts: brokers reached, topics checked and made, state folder locked.
 
         Raises:
-            ConfigError: a store is to be in an engine that is not there.
+            ConfigError: a store is to be in an engine that is not there; or a backfill waits to be published.
             LogError: the brokers cannot be reached within `connect.timeout.ms`.
             TopologyError, UnknownTopicError: the topics do not fit the topology.
             StateLockedError: another process uses the state folder.
@@ -91,6 +92,7 @@ class Parts:
             cluster = KafkaLog(_client(config), timeout_s=config["connect.timeout.ms"] / 1000)
             closing.callback(cluster.close)
             reading = look_up(cluster, topology, config)
+            check_published(config, cluster.partitions(), reading.topics.partitions)
             subtopologies = {subtopology.id: subtopology for subtopology in reading.topology.subtopologies}
             process = f"{directory.process_id[:8]}-{uuid.uuid4().hex[:8]}"
             tasks = sum(reading.topics.tasks) or 1
@@ -210,7 +212,7 @@ class Parts:
         positions = Positions(self.log, member, self.follower, self.sources, self.config["auto.offset.reset"], self.transactional_id(0))
         place = self.config["snapshots.dir"]
         snapshots = Snapshots(place, self.application, self.directory.folder / "snapshots") if place else None
-        restoring = Restoring(self.log, self.changelog, self.metrics.restored, snapshots, self.metrics.picked_up, listener)
+        restoring = Restoring(self.log, self.changelog, snapshots, self.metrics, listener)
         # The whole form: the id of another application may begin like ours.
         form = re.compile(re.escape(self.application) + r"-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}-\d+")
         return Opener(member, self.follower, positions, restoring, self.rooms, lambda name: form.fullmatch(name) is not None, emit)

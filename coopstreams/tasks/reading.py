@@ -5,7 +5,7 @@ Invariant: a `Reading` is complete before anybody has it: topics are checked, in
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from coopstreams.config import Config
@@ -38,12 +38,21 @@ class Reading:
         return frozenset(n for n, program in self.programs.items() if program.subtopology.topics != before.programs[n].subtopology.topics)
 
 
+def as_it_runs(built: Topology, names: Iterable[str], config: Config) -> Topology:
+    """Return the topology that runs, given the topics that exist: its patterns filled in, optimised as the settings say.
+
+    Raises:
+        TopologyError: see `matched`.
+    """
+    return matched(built, names).optimized(config["topology.optimization"])
+
+
 def look_up(cluster: Log, built: Topology, config: Config, known: Collection[str] = ()) -> Reading:
     """Return what an application reads now. `known`: topics that it reads already, whatever the cluster says.
 
     Raises:
-        UnknownTopicError, TopologyError: see `prepare_topics` and `matched`.
+        UnknownTopicError, TopologyError: see `prepare_topics` and `as_it_runs`.
     """
-    topology = matched(built, {*cluster.partitions(), *known}).optimized(config["topology.optimization"])
+    topology = as_it_runs(built, {*cluster.partitions(), *known}, config)
     topics = prepare_topics(cluster, topology, config)
     return Reading(topology, topics, {part.id: compile_subtopology(topology, part) for part in topology.subtopologies})

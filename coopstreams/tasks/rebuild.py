@@ -167,7 +167,7 @@ class Rebuilder:
 
     def _restore(self, piece: Piece, subtopology: SubTopology, database: Database, folder: Path, on_progress: OnProgress) -> None:
         snapshots = None if self._afresh else Snapshots(self._url, self._application, folder / "snapshots")
-        restoring = Restoring(self._log, self._changelog, lambda *_: None, snapshots, lambda *_: None)
+        restoring = Restoring(self._log, self._changelog, snapshots)
         try:
             restoring.add(piece.task, subtopology.stores, database, {})
             finish(restoring, piece.task, piece.stores, lambda: on_progress(piece, restoring.progress(piece.task)))

@@ -2,7 +2,7 @@
 
     state      of this host, if it is named: a cache, so the first to go
     offsets    of the topics that it reads, and of its repartition topics: at their beginning, because they are made anew
-    topics     changelogs and repartition topics, deleted; the next start makes them
+    topics     changelogs and repartition topics, deleted; the next start makes them. Marks of backfills that were not published, too
 
 Invariant: nothing but what the topology names is touched. What it writes for others stays: results are written again.
 Invariant: torn off after any step, doing it again finishes it. In between the application must not be started.
@@ -16,12 +16,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from coopstreams.consumer.reset import reset_offsets
+from coopstreams.consumer.reset import never_committed, reset_offsets
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.log import Log
 from coopstreams.state.directory import delete_folder
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import GroupError
+from coopstreams.topology.naming import MARKS, backfill_runs
 from coopstreams.topology.nodes import Topology
 from coopstreams.topology.partitions import looks_internal
 
@@ -49,10 +50,11 @@ def plan_reset(topology: Topology, counts: Mapping[str, int]) -> Reset:
     def partitions(topics: Sequence[str]) -> tuple[TopicPartition, ...]:
         return tuple(TopicPartition(topic, number) for topic in topics for number in range(counts.get(topic, 0)))
 
+    application = topology.application_id
     internal = {topic.name: topic.kind for topic in topology.internal_topics}
     tables = {table.topic for table in topology.global_tables}
     return Reset(
-        tuple(name for name in internal if name in counts),
+        (*(name for name in internal if name in counts), *(f"{application}{MARKS}{run}" for run in backfill_runs(application, counts))),
         partitions([topic for topic in topology.source_topics if topic not in tables]),
         partitions([name for name, kind in internal.items() if kind == "repartition"]),
         tuple(name for name in sorted(counts) if looks_internal(topology, name) and name not in internal),
@@ -73,8 +75,13 @@ def check_stopped(coordinator: GroupAdmin) -> None:
         )
 
 
-def carry_out(log: Log, coordinator: GroupAdmin, reset: Reset, offsets: Mapping[TopicPartition, int], folders: Iterable[Path]) -> None:
+def carry_out(
+    log: Log, coordinator: GroupAdmin, reset: Reset, offsets: Mapping[TopicPartition, int], folders: Iterable[Path], *, at_beginning: bool = False
+) -> None:
     """Have the application begin anew; `offsets` of all its sources, `folders` of local state that go as well.
+
+    `at_beginning`: the offsets are where a group begins that has none. Then one that has never committed is left without, as if it had never
+    been: after a backfill that came to nothing, say, which only a group without offsets can do again.
 
     Raises:
         GroupError: the group has members. Nothing is done, or, if they came in this moment, nothing but local state is gone.
@@ -85,6 +92,6 @@ def carry_out(log: Log, coordinator: GroupAdmin, reset: Reset, offsets: Mapping[
     for folder in folders:
         delete_folder(folder)
     targets = {**offsets, **dict.fromkeys(reset.begun_anew, 0)}
-    if targets:
+    if targets and not (at_beginning and never_committed(log, coordinator, targets)):
         reset_offsets(log, coordinator, targets)
     log.delete_topics(reset.topics)

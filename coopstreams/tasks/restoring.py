@@ -12,14 +12,16 @@ source topic ends where the task begins.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from typing import Protocol
 
 from coopstreams.log.log import Log, Position
 from coopstreams.state.database import Database
+from coopstreams.state.incoming import Downloads, Incoming, PickUpProgress
 from coopstreams.state.pickup import Changelog, Snapshots
-from coopstreams.state.restore import NO_STOPS, PickUp, Restore, RestoreProgress
+from coopstreams.state.restore import NO_STOPS, Bounds, Restore, RestoreProgress, lacking
+from coopstreams.tasks.changelogs import Changelogs
 from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import KeyRange
@@ -29,6 +31,46 @@ from coopstreams.topology.task_id import TaskId
 BATCH = 10_000
 PATIENCE_S = 0.3
 """A restore that does not move for so long is waiting for somebody's open transaction."""
+LOOK_S = 0.005
+"""How long a step waits for what it reads, or picks up."""
+
+
+class Counts(Protocol):
+    """Is told what restores do: the metrics of an instance."""
+
+    def restored(self, task: TaskId, store: str, records: int, remaining: int | None = None) -> None:
+        """So many changelog records were read."""
+
+    def fetched(self, task: TaskId, store: str, bytes_: int, remaining: int) -> None:
+        """So many bytes of a snapshot have come, and as many are to come."""
+
+    def picked_up(self, task: TaskId, store: str, keys: int) -> None:
+        """So many keys came from a snapshot."""
+
+
+class Uncounted:
+    """Counts nothing."""
+
+    def restored(self, task: TaskId, store: str, records: int, remaining: int | None = None) -> None:
+        """Nobody wants to know."""
+
+    def fetched(self, task: TaskId, store: str, bytes_: int, remaining: int) -> None:
+        """Nobody wants to know."""
+
+    def picked_up(self, task: TaskId, store: str, keys: int) -> None:
+        """Nobody wants to know."""
+
+
+@dataclass(slots=True)
+class _PickUp:
+    """One store that a task takes from a snapshot, and what follows then."""
+
+    incoming: Incoming
+    spec: StoreSpec
+    database: Database
+    target: int
+    bytes: int = 0
+    """That were counted."""
 
 
 @dataclass(slots=True)
@@ -53,23 +95,21 @@ class Restoring:
         self,
         log: Log,
         changelog: Callable[[StoreSpec], str],
-        counted: Callable[[TaskId, str, int, int], None],
-        snapshots: Snapshots | None,
-        picked_up: Callable[[TaskId, str, int], None],
+        snapshots: Snapshots | None = None,
+        counts: Counts | None = None,
         listener: RestoreListener | None = None,
     ) -> None:
-        self._log = log
+        self._changelogs = Changelogs(log)
         self._listener = listener or RestoreListener()
         self._changelog = changelog
-        self._counted = counted
+        self._counts: Counts = counts or Uncounted()
         self._snapshots = snapshots
-        self._picked_up = picked_up
+        self._downloads = Downloads()
         self._reader = log.reader()
         self._jobs: dict[TopicPartition, _Job] = {}
+        self._pick_ups: dict[tuple[TaskId, TopicPartition], _PickUp] = {}
         self._waiting: dict[TaskId, set[TopicPartition]] = {}
         self._done: list[TaskId] = []
-        self._known: dict[str, Changelog] = {}
-        """What the brokers said of changelogs since the last step: tasks that open together ask once."""
 
     def add(self, task: TaskId, stores: Iterable[StoreSpec], database: Database, positions: Mapping[str, Mapping[KeyRange, int]]) -> None:
         """Restore the stores of a task; it is `finished` at once if it has none that can be.
@@ -81,19 +121,25 @@ class Restoring:
         """
         topics = [(spec, spec.source or self._changelog(spec)) for spec in stores if spec.logged or spec.name in positions]
         changelogs = {TopicPartition(topic, task.partition): (spec, positions.get(spec.name, NO_STOPS)) for spec, topic in topics}
-        bounds = {changelog: self._bounds(changelog, stops) for changelog, (_, stops) in changelogs.items()}
-        pick_ups = {changelog: self._pick_up(task, changelog, spec, database) for changelog, (spec, _) in changelogs.items()}
+        targets = {changelog: max(stops.values()) if stops else self._changelogs.end(changelog) for changelog, (_, stops) in changelogs.items()}
+        bounds = {changelog: self._changelogs.bounds(changelog, target) for changelog, target in targets.items()}
+        missing = {changelog: self._missing(task, spec, database, bounds[changelog]) for changelog, (spec, _) in changelogs.items()}
+        known = {changelog: self._changelogs.topic(changelog.topic) for changelog, groups in missing.items() if groups}
         self._waiting[task] = set()  # only now: when the brokers do not answer, nothing is half added
         for changelog, (spec, stops) in changelogs.items():
-            self._join(task, changelog, spec, database, *bounds[changelog], stops, pick_ups[changelog])
-        if self._waiting[task]:
-            self._place()
-        else:
-            self._finish(task)
+            if changelog in known:
+                self._begin(task, changelog, spec, database, known[changelog], missing[changelog], bounds[changelog])
+            else:
+                self._join(task, changelog, spec, database, bounds[changelog], stops)
+        self._go_on(task)
 
     def cancel(self, task: TaskId) -> None:
         """Stop restoring for a task; what is in the database stays, with its checkpoint."""
         for changelog in self._waiting.pop(task, set()):
+            pick_up = self._pick_ups.pop((task, changelog), None)
+            if pick_up is not None:
+                pick_up.incoming.give_up()
+                continue
             job = self._jobs[changelog]
             del job.tasks[task]
             if job.tasks:
@@ -106,11 +152,22 @@ class Restoring:
         self._place()
 
     def step(self) -> bool:
-        """Read on once; return whether there is more to do."""
-        self._known.clear()
-        if not self._jobs:
-            return False
-        for run in self._reader.fetch(BATCH, 0.005):
+        """Read on once; return whether there is more to do.
+
+        Raises:
+            StateError: a database does not take what came from a snapshot.
+        """
+        self._changelogs.forget()
+        if self._pick_ups:
+            if not self._jobs:
+                self._downloads.ended.wait(LOOK_S)
+            self._look()
+        if self._jobs:
+            self._read()
+        return bool(self._jobs or self._pick_ups)
+
+    def _read(self) -> None:
+        for run in self._reader.fetch(BATCH, LOOK_S):
             job = self._jobs.get(run.partition)
             if job is None:
                 continue
@@ -122,9 +179,8 @@ class Restoring:
             if len(run.columns):
                 self._listener.on_batch_restored(run.partition, progress.store, progress.position, len(run.columns))
             for task in job.tasks:
-                self._counted(task, progress.store, len(run.columns), progress.remaining)
+                self._counts.restored(task, progress.store, len(run.columns), progress.remaining)
         self._complete()
-        return bool(self._jobs)
 
     def finished(self) -> list[TaskId]:
         """Return the tasks whose state is complete since the last call."""
@@ -140,12 +196,17 @@ class Restoring:
         jobs = [self._jobs.get(changelog) for changelog in list(self._waiting.get(task, ()))]
         return [job.restore.progress() for job in jobs if job is not None]
 
-    def close(self) -> None:
-        """Stop reading."""
-        self._reader.close()
+    def picking_up(self, task: TaskId) -> list[PickUpProgress]:
+        """Return how far each store is that a task takes from a snapshot."""
+        pick_ups = [self._pick_ups.get((task, changelog)) for changelog in list(self._waiting.get(task, ()))]
+        return [pick_up.incoming.progress() for pick_up in pick_ups if pick_up is not None]
 
-    def _bounds(self, changelog: TopicPartition, stops: Mapping[KeyRange, int]) -> tuple[int, int]:
-        return self._log.start_offset(changelog), max(stops.values()) if stops else self._log.end_offset(changelog)
+    def close(self) -> None:
+        """Stop reading, and give up what is on its way."""
+        for pick_up in self._pick_ups.values():
+            pick_up.incoming.give_up()
+        self._pick_ups.clear()
+        self._reader.close()
 
     def _join(
         self,
@@ -153,30 +214,58 @@ class Restoring:
         changelog: TopicPartition,
         spec: StoreSpec,
         database: Database,
-        log_start: int,
-        target: int,
+        bounds: Bounds,
         stops: Mapping[KeyRange, int],
-        pick_up: PickUp | None,
     ) -> None:
         job = self._jobs.get(changelog)
         if job is None:
-            job = _Job(Restore(database, spec, [task.range], log_start=log_start, target=target, stops=stops, pick_up=pick_up), {task: stops})
+            trusted = self._changelogs.trusted_ms(changelog.topic)
+            restore = Restore(database, spec, [task.range], log_start=bounds.log_start, target=bounds.target, stops=stops, trusted_ms=trusted)
+            job = _Job(restore, {task: stops})
             if job.restore.done:
                 return
-            self._listener.on_restore_start(changelog, spec.name, job.restore.position, target)
+            self._listener.on_restore_start(changelog, spec.name, job.restore.position, bounds.target)
         else:
             job.tasks[task] = stops
-            job.retarget(target)
+            job.retarget(max(bounds.target, job.restore.target))  # a task that was added later needs more, if this one was fetched meanwhile
         self._jobs[changelog] = job
         self._waiting[task].add(changelog)
 
-    def _pick_up(self, task: TaskId, changelog: TopicPartition, spec: StoreSpec, database: Database) -> PickUp | None:
+    def _missing(self, task: TaskId, spec: StoreSpec, database: Database, bounds: Bounds) -> list[int]:
+        """Return the key groups that a snapshot may have: a restore cannot go on from what is there."""
         if self._snapshots is None or spec.source is not None:  # a snapshot ends where a changelog does
-            return None
-        topic = changelog.topic
-        if topic not in self._known:
-            self._known[topic] = Changelog(topic, self._log.topic_id(topic), self._log.partitions([topic]).get(topic, 0))
-        return partial(self._snapshots.pick_up, database, spec, changelog.partition, self._known[topic], partial(self._picked_up, task, spec.name))
+            return []
+        return lacking(database.checkpoints(spec.name), task.range, bounds)
+
+    def _begin(
+        self, task: TaskId, changelog: TopicPartition, spec: StoreSpec, database: Database, known: Changelog, groups: Sequence[int], bounds: Bounds
+    ) -> None:
+        """Have a store fetched; what the snapshot does not have is restored behind that."""
+        assert self._snapshots is not None
+        incoming = Incoming(self._downloads, self._snapshots, database, spec, changelog.partition, known, groups, bounds)
+        self._pick_ups[task, changelog] = _PickUp(incoming, spec, database, bounds.target)
+        self._waiting[task].add(changelog)
+
+    def _look(self) -> None:
+        """Restore behind the pick-ups that have ended."""
+        self._downloads.ended.clear()
+        for (task, changelog), pick_up in list(self._pick_ups.items()):
+            ended, progress = pick_up.incoming.look(), pick_up.incoming.progress()
+            self._counts.fetched(task, progress.store, progress.fetched_bytes - pick_up.bytes, progress.total_bytes - progress.fetched_bytes)
+            pick_up.bytes = progress.fetched_bytes
+            if ended:
+                bounds = self._changelogs.bounds(changelog, pick_up.target)  # that took its time; if the brokers do not answer, it is asked again
+                self._counts.picked_up(task, progress.store, pick_up.incoming.keys)
+                del self._pick_ups[task, changelog]
+                self._waiting[task].discard(changelog)
+                self._join(task, changelog, pick_up.spec, pick_up.database, bounds, NO_STOPS)
+                self._go_on(task)
+
+    def _go_on(self, task: TaskId) -> None:
+        if self._waiting[task]:
+            self._place()
+        else:
+            self._finish(task)
 
     def _place(self) -> None:
         self._reader.assign({changelog: Position(job.restore.position) for changelog, job in self._jobs.items()})

@@ -16,6 +16,7 @@ from coopstreams.query.backend import (
     Health,
     NotOpen,
     OpenView,
+    PickUpStatus,
     Placement,
     Reason,
     RestoreStatus,
@@ -30,6 +31,7 @@ from coopstreams.query.catalog import stores_of
 from coopstreams.state.database import Database
 from coopstreams.state.views import GlobalView, StoreView
 from coopstreams.tasks.instance import Instance
+from coopstreams.tasks.opener import Waiting
 from coopstreams.tasks.roster import State
 from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import TopicPartition
@@ -164,17 +166,18 @@ class Serving:
 
     def _why(self, task: TaskId, state: State) -> str:
         if state is State.OPENING:
-            return f"task {task} waits for {self._instance.opener.waits_for(task)[0]}"
+            return f"task {task} waits for {self._instance.opener.waits_for(task).why}"
         return f"task {task} is {state.value}"
 
     def _task(self, id_: TaskId, state: State) -> TaskStatus:
         word: TaskState = {State.WAITING: "waiting", State.OPENING: "restoring", State.RUNNING: "running", State.CLOSING: "closing"}[state]  # type: ignore[assignment]
         task, sight = self._instance.tasks.get(id_), self._instance.watch.sights.get(id_)
-        restores = self._instance.opener.waits_for(id_)[1] if state is State.OPENING else []
-        restore = tuple(RestoreStatus(r.store, r.read, r.remaining, r.rate, r.eta_s) for r in restores)
+        waits = self._instance.opener.waits_for(id_) if state is State.OPENING else Waiting("")
+        restore = tuple(RestoreStatus(r.store, r.read, r.remaining, r.rate, r.eta_s) for r in waits.restores)
+        pick_up = tuple(PickUpStatus(p.store, p.fetched_bytes, p.total_bytes, p.rate, p.eta_s) for p in waits.pick_ups)
         if task is None:
-            return TaskStatus(id_, word, -1, restore=restore)
+            return TaskStatus(id_, word, -1, restore=restore, pick_up=pick_up)
         rate, ends = (sight.rate, sight.ends) if sight is not None else (0.0, {})
         # Positions as of now; ends as of the last look, which asks the brokers.
         sources = tuple(SourceStatus(source, at, at, ends.get(source)) for source in task.sources for at in [task.progress.durable(source)])
-        return TaskStatus(id_, word, task.progress.author.generation, task.processed, rate, sources, restore)
+        return TaskStatus(id_, word, task.progress.author.generation, task.processed, rate, sources, restore, pick_up)

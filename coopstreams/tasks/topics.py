@@ -17,6 +17,20 @@ def prepare_topics(cluster: Log, topology: Topology, config: Config) -> Resolved
     """Return the partition counts of everything; make the internal topics that do not exist yet.
 
     Raises:
+        See `check_topics`.
+    """
+    resolved = check_topics(cluster, topology, config)
+    specs = [TopicSpec(plan.name, plan.partitions, plan.config, config["replication.factor"]) for plan in resolved.missing]
+    if specs:
+        log.info("creating internal topics: %s", ", ".join(f"{spec.name} ({spec.partitions})" for spec in specs))
+        cluster.create_topics(specs)
+    return resolved
+
+
+def check_topics(cluster: Log, topology: Topology, config: Config) -> ResolvedTopics:
+    """Return the partition counts of everything, if the application can start.
+
+    Raises:
         ConfigError: a table is to be restored from a topic that the group may begin to read at its end.
         UnknownTopicError: a topic that users read, write or send dead letters to does not exist.
         TopologyError: topics of a join differ in partitions, an internal topic is of an older form of the topology, or its name is generated.
@@ -39,10 +53,6 @@ def prepare_topics(cluster: Log, topology: Topology, config: Config) -> Resolved
             "behind, what was kept in it is not in the new stores. Give stores names that stay, or delete the topic.",
             orphan,
         )
-    specs = [TopicSpec(plan.name, plan.partitions, plan.config, config["replication.factor"]) for plan in resolved.missing]
-    if specs:
-        log.info("creating internal topics: %s", ", ".join(f"{spec.name} ({spec.partitions})" for spec in specs))
-        cluster.create_topics(specs)
     return resolved
 
 

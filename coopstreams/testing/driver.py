@@ -221,17 +221,20 @@ class TopologyTestDriver:
 
     def _create_topics(self, more: Sequence[str]) -> tuple[int, ...]:
         """Return how many partitions each sub-topology has."""
-        counts = self._given_partitions if isinstance(self._given_partitions, Mapping) else {}
-        most = 1 if isinstance(self._given_partitions, Mapping) else self._given_partitions
         sinks = [node.topic for part in self._built.subtopologies for node in part.nodes if isinstance(node, Sink) and not node.internal]
         named = [*sinks, *self._dead_letters, *more]
         self.topology = matched(self._built, [*named, *self._partitions]).optimized(self._config["topology.optimization"])
-        given = self._partitions | {topic: counts.get(topic, most) for topic in [*self.topology.source_topics, *named]}
+        given = self._partitions | {topic: self._count(topic) for topic in [*self.topology.source_topics, *named]}
         resolved = check_partitions(self.topology, given)
         self._log.create_topics([TopicSpec(topic, count) for topic, count in given.items()])
         self._log.create_topics([TopicSpec(plan.name, plan.partitions, plan.config) for plan in resolved.internal])
         self._partitions = {topic: count for topic, count in (given | dict(resolved.partitions)).items() if count}
         return resolved.tasks
+
+    def _count(self, topic: str) -> int:
+        """Return how many partitions a topic has, or will have when something is written to it."""
+        given = self._given_partitions
+        return self._partitions.get(topic) or (given.get(topic, 1) if isinstance(given, Mapping) else given)
 
     def _open(self, part: SubTopology, partitions: int) -> None:
         """Open the tasks of a sub-topology: for each partition, one a key range, over one database. Those that were open end here."""
@@ -264,7 +267,7 @@ class TopologyTestDriver:
             shared=not task_id.range.is_whole,
             output=lambda topic: ordered(topic, order),
             clock=lambda: self.now_ms,
-            partitions=lambda topic: self._partitions.get(topic, 1),
+            partitions=self._count,
         )
         return _Task(task_id, program, bound, state, order)
 
@@ -342,8 +345,8 @@ class TopologyTestDriver:
     def _forward(self, topic: str, key: bytes | None, value: bytes | None, timestamp: int, headers: Headers | None, at: int = ANY_PARTITION) -> None:
         self._forwarded.append(OutputRecord(topic, key, value, timestamp, list(headers or ()), None if at == ANY_PARTITION else at))
         if topic not in self._partitions:
-            self._partitions[topic] = 1
-            self._log.create_topics([TopicSpec(topic, 1)])
+            self._partitions[topic] = self._count(topic)
+            self._log.create_topics([TopicSpec(topic, self._partitions[topic])])
         self._writer.append(topic, [key], [value], [timestamp], partitions=[at], headers=[headers])
 
     def _dead_letter(self, failure: Failure, headers: Headers) -> None:

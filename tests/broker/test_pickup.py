@@ -22,11 +22,12 @@ from coopstreams.state.manifest import Manifest, Slice, holes
 from coopstreams.state.pickup import Snapshots
 from coopstreams.state.rocks import Rocks
 from coopstreams.tasks.rebuild import Piece, Rebuilder, Wanted, logged, pieces
-from coopstreams.tasks.restoring import Restoring
+from coopstreams.tasks.restoring import Restoring, Uncounted
 from coopstreams.topology.errors import ConfigError, UnknownTopicError
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.nodes import SubTopology
 from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.task_id import TaskId
 from tests.broker.counting import PATIENT, Counting, await_running, await_table, groups_on_disk, groups_owned, metric
 from tests.broker.test_windows import topology_of
 from tests.broker.waiting import eventually
@@ -212,23 +213,30 @@ def lags(app: CoopStreams) -> list[str]:
     return [f"{task['id']}: {task['lag']}" for task in tasks if task["lag"] != 0]
 
 
+class PickedUp(Uncounted):
+    """Counts the keys that came from a snapshot."""
+
+    keys = 0
+
+    def picked_up(self, task: TaskId, store: str, keys: int) -> None:
+        self.keys += keys
+
+
 def restored(
     cluster: KafkaLog, application: str, whole: SubTopology, piece: Piece, folder: Path, url: str | None
 ) -> tuple[dict[str, list[tuple[bytes, bytes]]], int]:
     """Restore a piece into an empty database; return the visible rows of each store, and how many keys came from a snapshot."""
-    keys: list[int] = []
+    counts = PickedUp()
     at = folder / f"restored-{piece.task.subtopology}-{url is None}"
     at.mkdir()
     snapshots = None if url is None else Snapshots(url, application, at / "snapshots")
-    restoring = Restoring(
-        cluster, lambda spec: f"{application}-{spec.name}-changelog", lambda *_: None, snapshots, lambda task, store, count: keys.append(count)
-    )
+    restoring = Restoring(cluster, lambda spec: f"{application}-{spec.name}-changelog", snapshots, counts)
     (at / "database").mkdir()
     with closing(restoring), closing(Database(Rocks(at / "database"), whole.stores)) as database:
         restoring.add(piece.task, whole.stores, database, {})
         while not restoring.finished():
             restoring.step()
-        return {spec.name: visible(database, spec) for spec in whole.stores}, sum(keys)
+        return {spec.name: visible(database, spec) for spec in whole.stores}, counts.keys
 
 
 def visible(database: Database, spec: StoreSpec) -> list[tuple[bytes, bytes]]:

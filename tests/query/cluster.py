@@ -20,6 +20,7 @@ from coopstreams.query.backend import (
     Instance,
     NotOpen,
     OpenView,
+    PickUpStatus,
     Placement,
     Reason,
     RestoreStatus,
@@ -232,7 +233,8 @@ class Node:
         source = SourceStatus(TopicPartition("lines", 0), position=10, committed=8, end=12)
         restore = (RestoreStatus("counts", 50, 50, 25.0, 2.0),)
         running = [TaskStatus(task, "running", opening.epoch, 10, 2.5, (source,)) for task, opening in list(self.openings.items())]
-        pending = [TaskStatus(task, reason, 0, restore=restore) for task, reason in list(self.pending.items())]
+        pick_up = (PickUpStatus("counts", 10, 40, 5.0, 6.0),)
+        pending = [TaskStatus(task, reason, 0, restore=restore, pick_up=pick_up) for task, reason in list(self.pending.items())]
         return Status(self.application, "running", self.now, (*running, *pending), 12.5, {"threads": 2})
 
     def _database(self, partition: int) -> Database:

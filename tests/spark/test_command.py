@@ -13,7 +13,7 @@ from coopstreams import serdes
 from coopstreams.cli import app
 from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.errors import ConfigError, ProcessingError
 from tests.broker.counting import Counting
 from tests.broker.reading import latest, read_topic
 from tests.conftest import Kafka
@@ -59,9 +59,10 @@ def test_a_run_is_looked_at_done_and_published_and_then_refused(kafka: Kafka, sp
 
     again = backfill()
     assert isinstance(again.exception, ConfigError)
-    assert "has records: the application has run, or a backfill has" in str(again.exception)
-
-    (run,) = re.findall(r"--resume (\S+) --publish", done.stdout)
+    (run,) = re.findall(r"--resume (\S+) --work \S+ --publish", done.stdout)
+    assert f"run {run}" in str(again.exception)
+    assert "is not published: go on with it" in str(again.exception)
+    assert f"run {run} of {counting.application}: 900 offsets" in backfill("--resume", run, "--dry-run").stdout
     published = backfill("--resume", run, "--publish")
     assert published.exit_code == 0, published.output
     ends = re.findall(rf"{counting.source}-(\d): the application goes on at (\d+)", published.stdout)
@@ -71,6 +72,28 @@ def test_a_run_is_looked_at_done_and_published_and_then_refused(kafka: Kafka, sp
     }
     cluster.close()
     assert not [topic for topic in kafka_topics(kafka) if topic.startswith(f"{counting.application}-backfill-")]
+
+
+def test_a_run_that_fails_says_how_to_go_on_and_a_function_that_was_mended_does(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
+    counting = Counting.make(kafka)
+    written = counting.write(f"key-{number % 3}" for number in range(30))
+    program = tmp_path / "program.py"
+    good = PROGRAM.format(application=counting.application, source=counting.source, sink=counting.sink)
+
+    def backfill(*options: str) -> Result:
+        typed = ["backfill", str(program), "--bootstrap-servers", kafka.bootstrap, "--work", str(tmp_path / "work"), *options]
+        return CliRunner().invoke(app, typed)
+
+    program.write_text(good.replace(".group_by_key()", ".peek(lambda key, _: {}[key]).group_by_key()"))
+    failed = backfill("--ranges", "1")
+    assert isinstance(failed.exception, ProcessingError)
+    said = f"not done. What has not run yet is done by: coopstreams backfill {re.escape(str(program))} --resume (\\S+) --work"
+    (run,) = re.findall(said, failed.stderr)
+    program.write_text(good.replace(".group_by_key()", ".peek(lambda key, _: None).group_by_key()"))
+    mended = backfill("--resume", run, "--publish")
+    assert mended.exit_code == 0, mended.output
+    table = {key.decode(): serdes.int64.decode(value) for key, value in latest(read_topic(kafka.bootstrap, counting.changelog)).items()}
+    assert table == written
 
 
 def kafka_topics(kafka: Kafka) -> set[str]:

@@ -12,9 +12,10 @@ from coopstreams import Processor, StreamsBuilder, Topology, key_value_store, se
 from coopstreams.commit.ranges import normalise
 from coopstreams.commit.record import Segment
 from coopstreams.spark import plan as planning
-from coopstreams.spark.committed import Cut, Rebuild, Stands, aligned, end_of, is_done
+from coopstreams.spark.committed import Cut, Now, Rebuild, Stands, aligned, end_of, is_done
 from coopstreams.spark.plan import Plan
 from coopstreams.spark.repairing import Differences, differences
+from coopstreams.spark.rounds import forwarded
 from coopstreams.spark.source_planning import stages_of
 from coopstreams.topology.columns import Columns
 from coopstreams.topology.errors import ConfigError
@@ -73,7 +74,7 @@ def test_what_is_committed_counts_and_a_task_ends_where_its_segment_does(
         for first, last in cut.spans(part):
             span = part[first:last]
             seen += span
-            cut.tell(span[-1], span[-1], [])
+            cut.tell(span[-1], Now(span[-1], span[-1], []))
             for number, piece in enumerate(cut.pieces):
                 mine = [offset for offset in span if key_hash(keys[offset]) in piece.range]
                 columns = Columns([keys[offset] for offset in mine], [None] * len(mine), mine, mine, mine, None)
@@ -81,10 +82,10 @@ def test_what_is_committed_counts_and_a_task_ends_where_its_segment_does(
         assert seen == part
     right = [(offset, segment) for offset in offsets for segment in stand if key_hash(keys[offset]) in segment.range and is_done(segment, offset)]
     assert sorted(offset for offset, _ in counted) == [offset for offset, _ in right]
-    for slot, time in enumerate(cut.times):
+    for slot, time in enumerate(cut.ends):
         until = min(piece.segment.position for piece in cut.pieces if piece.slot == slot)
         below = [offset for offset in offsets if offset < until]
-        assert time == ((below[-1], []) if below else None)
+        assert time == (Now(below[-1], below[-1], []) if below else None)
     assert all(offset < end_of(stand) for offset, _ in counted)
 
 
@@ -118,7 +119,7 @@ def chain() -> Topology:
 
 def stages(rebuild: Rebuild, ranges: int = 2) -> list[tuple[tuple[str, ...], int, int, tuple[int, ...] | None]]:
     topology = chain()
-    (repartition,) = (topic for part in topology.subtopologies for topic in planning.forwarded(part))
+    (repartition,) = (topic for part in topology.subtopologies for topic in forwarded(part))
     made = stages_of(topology, {"words": 2, "others": 1, repartition: 2}, rebuild, ranges)
     plan = Plan("r", "chain", planning.digest(topology), {"words": {0: (0, 9), 1: (0, 9)}}, made, {"words": 2}, rebuild=rebuild)
     assert Plan.from_json(plan.to_json()) == plan
@@ -127,7 +128,7 @@ def stages(rebuild: Rebuild, ranges: int = 2) -> list[tuple[tuple[str, ...], int
 
 def test_the_sub_topologies_run_that_a_store_needs_and_the_last_one_in_part() -> None:
     at, apart = (Segment(WHOLE, 5),), (Segment(KeyRange.of_groups(0, 84), 3), Segment(KeyRange.of_groups(85, 255), 5))
-    (repartition,) = (topic for part in chain().subtopologies for topic in planning.forwarded(part))
+    (repartition,) = (topic for part in chain().subtopologies for topic in forwarded(part))
     stands: Stands = {"words": {0: at, 1: apart}, repartition: {0: at, 1: at}, "others": {0: at}}
     assert stages(Rebuild(("others",), None, WHOLE, stands, {})) == [(("others",), 2, 0, (0, 1))]
     # The first is needed as a whole, and its key ranges are cut at a third.

@@ -12,10 +12,13 @@ import pytest
 
 from coopstreams import KStream, Serde, SessionWindows, StreamsBuilder, TimeWindows, Topology, field, serdes, until_window_closes
 from coopstreams.spark import plan as planning
+from coopstreams.spark import rounds
 from coopstreams.spark.native import translated
 from coopstreams.spark.plan import Plan
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.nodes import SubTopology
+from coopstreams.topology.partitions import check_partitions
+from coopstreams.topology.patterns import matched
 from tests.broker import law
 
 TOPICS = law.Topics("law", "orders", "customers", "running", "windows", "cities")
@@ -29,7 +32,7 @@ def plan_of(topology: Topology, counts: dict[str, int], ranges: int) -> Plan:
 
 def test_stages_come_after_what_they_read_and_their_tasks_are_numbered_through() -> None:
     topology = law.law_topology(TOPICS)
-    (repartition,) = planning.forwarded(topology.subtopologies[0])
+    (repartition,) = rounds.forwarded(topology.subtopologies[0])
     counts = {"orders": 2, "customers": 2, repartition: 3}
     first, second = planning.stages(topology, counts, 4)
     assert (first.topics, first.tasks, first.first) == (("customers", "orders"), 8, 0)
@@ -45,7 +48,7 @@ def test_stages_come_after_what_they_read_and_their_tasks_are_numbered_through()
 
 def test_a_live_application_goes_on_at_the_ends_with_their_stream_times() -> None:
     topology = law.law_topology(TOPICS)
-    (repartition,) = planning.forwarded(topology.subtopologies[0])
+    (repartition,) = rounds.forwarded(topology.subtopologies[0])
     plan = plan_of(topology, {"orders": 2, "customers": 2, repartition: 1}, 1)
     found = planning.positions(plan, {("orders", 0): 77, (repartition, 0): 70}, {repartition: {0: 0}})
     assert found == {
@@ -69,32 +72,40 @@ def counting(topic: str, application: str = "app") -> Topology:
     return builder.build()
 
 
-def test_subtopologies_that_wait_for_each_other_are_refused() -> None:
-    builder = StreamsBuilder("foreign")
-    left = builder.table("left", key=serdes.text, value=serdes.text, store="left")
-    right = builder.table("right", key=serdes.text, value=serdes.text, store="right")
-    left.join(right, lambda one, other: one + other, foreign_key=lambda value: value, value=serdes.text, store="joined")
-    with pytest.raises(TopologyError, match="each wait for records of another"):
-        planning.check(builder.build())
-
-
 def test_the_digest_tells_topologies_apart_and_is_the_same_for_the_same() -> None:
     assert planning.digest(counting("orders")) == planning.digest(counting("orders"))
     assert planning.digest(counting("orders")) != planning.digest(counting("others"))
 
 
-def test_topics_by_pattern_are_refused() -> None:
+def by_patterns() -> Topology:
     builder = StreamsBuilder("app")
-    builder.stream(re.compile("orders-.*"), key=serdes.text, value=serdes.text).to("out")
-    with pytest.raises(TopologyError, match="by pattern"):
-        planning.check(builder.build())
+    for name in ("orders", "returns"):
+        stream = builder.stream(re.compile(f"{name}-.*"), key=serdes.text, value=serdes.text)
+        stream.repartition(name=name, partitions=3).group_by_key().count(store=name)
+    return builder.build()
 
 
-def test_partitioners_are_refused() -> None:
+def test_a_pattern_that_nothing_matches_is_no_stage_and_without_any_topic_there_is_no_history() -> None:
+    topology = matched(by_patterns(), ["orders-eu"])
+    planning.check(topology)
+    made = planning.stages(topology, check_partitions(topology, {"orders-eu": 2}).partitions, 1)
+    assert [(stage.topics, stage.tasks) for stage in made] == [
+        (("orders-eu",), 2),
+        (("app-orders-repartition",), 3),
+        (("app-returns-repartition",), 3),
+    ], "a topic with so many partitions as the program says is there all the same, and empty"
+    assert [stage.first for stage in made] == [0, 2, 5]
+    with pytest.raises(TopologyError, match=r'no topic matches "orders-\.\*" or "returns-\.\*": there is no history'):
+        planning.check(by_patterns())
+
+
+def test_the_digest_knows_what_patterns_match_and_how_stores_are_kept() -> None:
+    orders = {planning.digest(matched(by_patterns(), names)) for names in ([], ["orders-eu"], ["orders-eu", "orders-us"])}
+    assert len(orders) == 3
     builder = StreamsBuilder("app")
-    builder.stream("orders", key=serdes.text, value=serdes.text).to("out", partitioner=lambda _topic, _key, _value, _partitions: 0)
-    with pytest.raises(TopologyError, match="partitioner="):
-        planning.check(builder.build())
+    builder.table("people", key=serdes.text, value=serdes.text, store="people")
+    topology = builder.build()
+    assert planning.digest(topology.optimized("all")) != planning.digest(topology) == planning.digest(topology.optimized("none"))
 
 
 def reading(build: Callable[[KStream[str, Any]], object], values: Serde[Any] = serdes.json) -> SubTopology:
@@ -122,6 +133,7 @@ DAY = TimeWindows(days=1)
         (lambda orders: orders.group_by_key().windowed_by(DAY).count().suppress(until_window_closes()), "is a Suppress|says what a row was before"),
         (lambda orders: orders.group_by_key().count().to_stream().map_values(str, value=serdes.text).to("out"), "calls a Python function"),
         (lambda orders: orders.group_by_key().count().to_stream().to("out", value=serdes.json), "writes rows with other serdes"),
+        (lambda orders: orders.group_by_key().count().to_stream().to("out", partitioner=lambda *_: 0), "chooses partitions by a Python function"),
         (lambda orders: orders.to_table(store="orders"), "has no translation"),
         (lambda orders: orders.to("out"), "it has no store to fold into"),
     ],
@@ -148,7 +160,7 @@ def test_a_plan_says_what_sql_folds_and_why_not_the_rest() -> None:
     orders = builder.stream("orders", key=serdes.text, value=serdes.json)
     orders.select_key(field("city"), key=serdes.text).group_by_key().count(store="per-city")
     topology = builder.build()
-    (repartition,) = planning.forwarded(topology.subtopologies[0])
+    (repartition,) = rounds.forwarded(topology.subtopologies[0])
     counts = {"orders": 1, repartition: 1}
     for native in (False, True):
         made = planning.stages(topology, counts, 2, native=native)

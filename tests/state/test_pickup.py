@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,11 +21,12 @@ from coopstreams.state import layout, snapshot
 from coopstreams.state.checkpoints import Checkpoint
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Engine
+from coopstreams.state.incoming import Downloads, Incoming
 from coopstreams.state.manifest import Manifest, Slice, StoreSlices, shape_of
 from coopstreams.state.memory import Memory
 from coopstreams.state.pickup import Changelog, Snapshots, choose
 from coopstreams.state.places import Place
-from coopstreams.state.restore import TOMBSTONES_MS, Bounds, Restore
+from coopstreams.state.restore import TRUSTED_MS, Bounds, Restore, lacking
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot import SnapshotWriter
 from coopstreams.topology.errors import SnapshotError
@@ -61,6 +62,15 @@ def publish(url: str, database: Database, spec: StoreSpec = SPEC, key_range: Key
     return made
 
 
+def ended(incoming: Incoming, downloads: Downloads) -> Incoming:
+    """Return a pick-up when it has ended."""
+    give_up = time.monotonic() + 120
+    while not incoming.look():
+        assert time.monotonic() < give_up, f"it does not end: {incoming.progress()}"
+        downloads.ended.wait(0.01)
+    return incoming
+
+
 class PickingUp:
     """A database that is restored with a published snapshot at hand."""
 
@@ -71,10 +81,19 @@ class PickingUp:
         self._snapshots = Snapshots(url, "app", folder / "incoming")
         self._changelog = changelog
 
+    def take(self, groups: Sequence[int], bounds: Bounds) -> Incoming:
+        """Return a pick-up that has ended."""
+        downloads = Downloads(lambda: 0.0)  # a machine that stands still is no place that is silent
+        incoming = Incoming(downloads, self._snapshots, self.database, self.spec, PARTITION, self._changelog, groups, bounds)
+        return ended(incoming, downloads)
+
     def restore(self, log: Sequence[Record], target: int, ranges: Sequence[KeyRange] = (WHOLE,), log_start: int = 0) -> Restore:
         """Return a restore that is done; it says how much it replayed."""
-        pick_up = partial(self._snapshots.pick_up, self.database, self.spec, PARTITION, self._changelog, self.keys.append)
-        restore = Restore(self.database, self.spec, ranges, log_start=log_start, target=target, pick_up=pick_up)
+        bounds = Bounds(log_start, target, int(time.time() * 1000) - TRUSTED_MS)
+        for key_range in ranges:
+            if groups := lacking(self.database.checkpoints(self.spec.name), key_range, bounds):
+                self.keys += [keys] if (keys := self.take(groups, bounds).keys) else []
+        restore = Restore(self.database, self.spec, ranges, log_start=log_start, target=target)
         feed(restore, log, target, 1000)
         return restore
 
@@ -278,7 +297,7 @@ def test_slices_that_the_changelog_does_not_go_on_from_are_not_chosen(bounds: Bo
 def test_an_old_snapshot_is_not_trusted_once_tombstones_may_be_gone(tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture) -> None:
     log = some_log(500)
     database = restored(log, 600)
-    database.write([], {"counts": [replace(at, true_ms=at.true_ms - TOMBSTONES_MS - 1000) for at in database.checkpoints("counts")]})
+    database.write([], {"counts": [replace(at, true_ms=at.true_ms - TRUSTED_MS - 1000) for at in database.checkpoints("counts")]})
     publish(url, database)
     with caplog.at_level(logging.WARNING):
         assert PickingUp(url, Memory(), tmp_path).restore(log, 1000).progress().read == 500

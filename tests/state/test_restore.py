@@ -13,7 +13,7 @@ from coopstreams.state.checkpoints import Checkpoint
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Engine
 from coopstreams.state.memory import Memory
-from coopstreams.state.restore import TOMBSTONES_MS, Restore
+from coopstreams.state.restore import TRUSTED_MS, Restore
 from coopstreams.topology.columns import Columns
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 from coopstreams.topology.serdes import int64, text
@@ -184,7 +184,7 @@ def test_state_that_is_older_than_the_tombstones_of_its_changelog_is_not_trusted
     now = next(clock)
     database = Database(Memory(), [SPEC], clock=lambda: now)
     feed(Restore(database, SPEC, [WHOLE], log_start=0, target=2, wall_clock=lambda: now), log, 2)
-    soon, late = now + TOMBSTONES_MS // 1000 - 1, now + TOMBSTONES_MS // 1000 + 1
+    soon, late = now + TRUSTED_MS // 1000 - 1, now + TRUSTED_MS // 1000 + 1
     assert Restore(database, SPEC, [WHOLE], log_start=0, target=4, wall_clock=lambda: soon).position == 2
     # Key b was deleted, and compaction has removed its tombstone: the log does not say so any more.
     with caplog.at_level(logging.WARNING):

@@ -144,6 +144,37 @@ def test_an_error_of_the_processor_is_for_the_handler_and_what_it_has_put_for_th
     tables.stop()
 
 
+class Moving(Processor[str, str, Any, Any]):
+    """Keeps what it has scanned; puts two rows for a record and deletes a third, then refuses some records."""
+
+    seen: ClassVar[list[list[tuple[str, str]]]] = []
+
+    def process(self, record: Record[str, str]) -> None:
+        rows: KeyValueStore[str, str] = self.context.store("rows")
+        rows.put("b", record.value)
+        rows.put("c", record.value)
+        rows.delete("a")
+        self.seen.append(list(rows.range()))
+        if record.value == "refused":
+            raise ValueError(record.value)
+        rows.put("a", record.value)
+        rows.put("d", b"no text" if record.value == "unwritable" else record.value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", [b"refused", b"unwritable"])
+def test_of_a_record_that_is_left_out_no_row_is_seen_but_by_the_processor_itself(bad: bytes) -> None:
+    Moving.seen.clear()
+    update = GlobalUpdate("move", Moving, serdes.text, serdes.text)
+    table = GlobalTable("names", StoreSpec("rows", "key_value", serdes.text, serdes.text, logged=False), update)
+    reasons = list[str]()
+    tables = tables_of(written((b"k", b"good"), (b"k", bad)), reasons.append, [table], processing_exception_handler="continue")
+    tables.load(lambda: False)
+    assert {key: entry.value for key, entry in tables.rows["rows"].scan(None, None)} == dict.fromkeys((b"a", b"b", b"c", b"d"), "good")
+    assert reasons == ["processing"]
+    assert Moving.seen == [[("b", "good"), ("c", "good")], [("b", bad.decode()), ("c", bad.decode()), ("d", "good")]]
+    tables.stop()
+
+
 BAD = ((b"a", b"1"), (b"a", b"\xff"), (b"b", b"\xfe"), (b"b", b"2"))
 
 

@@ -19,11 +19,13 @@ def counting() -> Topology:
 
 def test_only_what_the_topology_names_is_deleted_and_what_it_reads_is_read_again() -> None:
     there = {"in": 2, "countries": 1, "out": 2, "app-n-repartition": 2, "app-n-changelog": 2, "app-2-n-changelog": 1, "app-older-repartition": 1}
+    marks = "app-backfill-20261122T022849608407-35596c9f"
+    there |= {marks: 8, "app-backfill-changelog": 1, "app-2-backfill-20261122T022849608407-35596c9f": 8}
     plan = plan_reset(counting(), there)
-    assert set(plan.topics) == {"app-n-repartition", "app-n-changelog"}
+    assert set(plan.topics) == {"app-n-repartition", "app-n-changelog", marks}
     assert plan.sources == (TopicPartition("in", 0), TopicPartition("in", 1)), "a global table has no offsets"
     assert plan.begun_anew == (TopicPartition("app-n-repartition", 0), TopicPartition("app-n-repartition", 1))
-    assert plan.left == ("app-2-n-changelog", "app-older-repartition")
+    assert plan.left == ("app-2-n-changelog", "app-backfill-changelog", "app-older-repartition")
 
 
 def test_what_is_not_there_has_no_part_in_it() -> None:

@@ -41,7 +41,7 @@ def cluster(records: int, partitions: int = 1) -> MemoryLog:
 
 
 def restoring(log: MemoryLog, listener: RestoreListener | None = None) -> Restoring:
-    return Restoring(log, lambda spec: f"{spec.name}-log", lambda *_: None, None, lambda *_: None, listener)
+    return Restoring(log, lambda spec: f"{spec.name}-log", listener=listener)
 
 
 def rows(database: Database, store: str, key_range: KeyRange) -> dict[bytes, bytes]:
@@ -145,7 +145,7 @@ def test_tasks_that_open_together_ask_once_what_their_changelog_is_now(tmp_path:
     log.create_topics([TopicSpec("counts-log", 1)])
     log.writer().append("counts-log", KEYS, KEYS, range(len(KEYS)), partitions=0)
     snapshots = Snapshots(str(tmp_path / "snapshots"), "app", tmp_path / "incoming")
-    reading = Restoring(log, lambda spec: f"{spec.name}-log", lambda *_: None, snapshots, lambda *_: None)
+    reading = Restoring(log, lambda spec: f"{spec.name}-log", snapshots)
     for opened, tasks in enumerate((KeyRange.split(8)[:5], KeyRange.split(8)[5:]), start=1):
         for part in tasks:
             reading.add(TaskId(0, 0, part), [COUNTS], database, {})

@@ -25,7 +25,7 @@ def ask(compiler: Compiler, function: Function, node: ForeignKeyAsk, record: Rec
     key, value = function.key(record), function.value(record)
     key_bytes, data = function.key_as_bytes(record, node.key, node), function.value_as_bytes(record, node.value, node)
     many, foreign_key, asked = (function.fresh(part) for part in ("questions", "foreign_key", "asked"))
-    make = compiler.unit.constant("questions", partial(questions, node.extract, node.foreign_key.serialize, node.left))
+    make = compiler.unit.constant("ask", partial(questions, node.extract, node.foreign_key.serialize, node.left))
     with function.guard("processing", node.name):
         function.line(f"{many} = {make}({key}, {key_bytes}, {value}, {data}, {record.old})")
     with function.loop(f"for {foreign_key}, {asked} in {many}:"):

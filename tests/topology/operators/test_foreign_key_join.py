@@ -75,6 +75,20 @@ def test_the_two_topics_follow_the_tables_they_go_to() -> None:
     assert table == {str(n): [f"p{n % 5}", n % 5] for n in range(20)}
 
 
+def test_the_result_of_a_join_names_rows_of_another_table() -> None:
+    builder = StreamsBuilder("app")
+    orders, people, countries = (builder.table(topic, key=serdes.text, value=serdes.json) for topic in ("orders", "people", "countries"))
+    owned = orders.join(people, lambda order, person: person, foreign_key=lambda order: order, value=serdes.json, store="owned")
+    owned.join(countries, lambda person, country: [person, country], foreign_key=lambda person: person, value=serdes.json, store="placed")
+    owned.to_stream().filter(lambda key, _: key != "").to("owned")
+    with TopologyTestDriver(builder.build()) as driver:
+        for topic, key, value in [("orders", "1", "ann"), ("people", "ann", "fr"), ("countries", "fr", "France"), ("countries", "de", "Germany")]:
+            driver.input(topic, serdes.text, serdes.json).send(key, value)
+        assert driver.store("placed").get("1") == ["fr", "France"]
+        driver.input("people", serdes.text, serdes.json).send("ann", "de")
+        assert driver.store("placed").get("1") == ["de", "Germany"]
+
+
 EVENTS = st.lists(
     st.tuples(st.just("orders"), st.sampled_from("123"), st.none() | st.sampled_from(["a,1", "a,2", "b,1", ",0"]))
     | st.tuples(st.just("people"), st.sampled_from("ab"), st.none() | st.integers(0, 3)),

@@ -1,0 +1,53 @@
+"""Whether what a run counts on is still there: topics can be deleted and made anew between its plan and its end, by `coopstreams reset` or by hand.
+
+A plan has the ids of its topics. A topic of the same name with another id has other records below the cut, or has lost what tasks wrote.
+
+Invariant: a run whose topics were made anew neither goes on nor is published.
+"""
+
+from __future__ import annotations
+
+from coopstreams.config import Config
+from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.spark.outbox import cluster_of, marks_topic
+from coopstreams.spark.plan import Plan
+from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.nodes import Topology
+
+
+def ids_of(cluster: KafkaLog, topology: Topology) -> dict[str, str]:
+    """Return the ids of the topics that a run reads and of those it keeps state in, as far as they exist."""
+    known = cluster.partitions()
+    names = (*topology.source_topics, *(topic.name for topic in topology.internal_topics))
+    return {name: cluster.topic_id(name) for name in dict.fromkeys(names) if name in known}
+
+
+def check_topics(cluster: KafkaLog, plan: Plan) -> None:
+    """Do nothing if the topics of a plan are still the same.
+
+    Raises:
+        ConfigError: some are gone, or others have their names.
+    """
+    known = cluster.partitions()
+    if changed := [name for name, found in plan.ids.items() if name not in known or cluster.topic_id(name) != found]:
+        raise ConfigError(
+            f"{', '.join(changed)}: deleted, or made anew, since run {plan.run} was planned; what it has done is of no use. Start a new run."
+        )
+
+
+def check_resumable(config: Config, plan: Plan, *, finished: bool) -> None:
+    """Do nothing if a run can go on. `finished`: all its stages have run; so only to be published, or published once more.
+
+    Raises:
+        ConfigError: its topics are not those of the plan any more, or it has been given up.
+    """
+    cluster = cluster_of(config)
+    try:
+        check_topics(cluster, plan)
+        if plan.seed and not finished and marks_topic(plan.application, plan.run) not in cluster.partitions():
+            raise ConfigError(
+                f"run {plan.run} cannot go on: {marks_topic(plan.application, plan.run)}, which says what its tasks have written, is gone. "
+                "Start a new run."
+            )
+    finally:
+        cluster.close()

@@ -1,0 +1,295 @@
+"""State on its way from a snapshot into a database, on threads of its own: whoever waits for it looks in from time to time.
+
+    choosing     the manifest is read, and what of it fits
+    fetching     slices come, several at a time, each checked
+    ingesting    what came goes into the database, with the checkpoints at which the changelog goes on
+    ended        the changelog has the rest; or it was given up, and nothing is there
+
+Invariant: what was given up touches no database any more, and leaves no file; who gives up waits for nobody's network.
+Invariant: a place that is silent for a minute is called off: what has come is used, and the changelog has the rest.
+Turned down: the executors of `concurrent.futures` (a process waits for their threads when it ends, and one of them may wait for ever); and
+ingesting over what a database has (a file's rows would win over newer ones).
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from pathlib import Path
+
+from coopstreams.state.database import Database
+from coopstreams.state.manifest import Slice
+from coopstreams.state.pickup import Changelog, Snapshots
+from coopstreams.state.places import GivenUpError
+from coopstreams.state.restore import Bounds
+from coopstreams.state.snapshot import Fetched
+from coopstreams.topology.errors import SnapshotError, StateError
+from coopstreams.topology.stores import StoreSpec
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 8
+"""Slices that are fetched at the same time: an object store answers late and many at once."""
+PATIENCE_S = 60.0
+"""How long a place may be silent. Drivers with time-outs of their own give up sooner; a mounted folder may have none."""
+
+Job = Callable[[], None]
+
+
+class Stage(Enum):
+    """How far one store is."""
+
+    CHOOSING = "choosing"
+    FETCHING = "fetching"
+    INGESTING = "ingesting"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class PickUpProgress:
+    """How far the slices of a store are on this machine.
+
+    Units: bytes, bytes per second, seconds; `eta_s` None: cannot be told yet. `total_bytes` is 0 until they are chosen.
+    """
+
+    store: str
+    fetched_bytes: int
+    total_bytes: int
+    rate: float
+    eta_s: float | None
+
+
+class Workers:
+    """Up to so many threads, which live while there are jobs. Any thread. Jobs raise nothing; nobody waits for their end.
+
+    All that have jobs get their turn, one job each: a big store does not make small ones wait until it is there.
+    """
+
+    def __init__(self, name: str, most: int) -> None:
+        self._name = name
+        self._most = most
+        self._lock = threading.Lock()
+        self._jobs: dict[object, deque[Job]] = {}
+        """Of each owner; whose turn it is comes first."""
+        self._working = 0
+
+    def put(self, owner: object, job: Job) -> None:
+        """Have a job done, behind the others of its owner."""
+        with self._lock:
+            self._jobs.setdefault(owner, deque()).append(job)
+            if self._working < self._most:
+                self._working += 1
+                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._jobs:
+                    self._working -= 1
+                    return
+                owner, jobs = next(iter(self._jobs.items()))
+                job = jobs.popleft()
+                del self._jobs[owner]
+                if jobs:
+                    self._jobs[owner] = jobs
+            job()
+
+
+class Downloads:
+    """The threads of all that is on its way to one instance, and when they last got on."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.choosing = Workers("manifest", 2)
+        self.fetching = Workers("snapshot", AT_ONCE)
+        self.ingesting = Workers("ingest", 1)
+        self.ended = threading.Event()
+        """Set when something has ended; whoever waits for it clears it."""
+        self._moved_at = clock()
+
+    def move(self) -> None:
+        """Something came, or is asked for."""
+        self._moved_at = self.clock()
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing has come for too long."""
+        return self.clock() - self._moved_at > PATIENCE_S
+
+
+class Incoming:
+    """What one task takes of one store: some key groups, ascending. It begins at once. One thread looks in; `progress` any."""
+
+    def __init__(
+        self,
+        downloads: Downloads,
+        snapshots: Snapshots,
+        database: Database,
+        spec: StoreSpec,
+        partition: int,
+        changelog: Changelog,
+        groups: Sequence[int],
+        bounds: Bounds,
+    ) -> None:
+        self.keys = 0
+        """Keys that are in the database now."""
+        self._downloads = downloads
+        self._snapshots = snapshots
+        self._database = database
+        self._spec = spec
+        self._where = f'store "{spec.name}", partition {partition}, key groups {groups[0]}..{groups[-1]}'
+        self._folder = snapshots.folder / uuid.uuid4().hex
+        self._lock = threading.Condition()
+        self._stage = Stage.CHOOSING
+        self._touching = False
+        """Whether a thread is in the database."""
+        self._error: BaseException | None = None
+        self._left = 0
+        self._good: list[tuple[Slice, list[Fetched]]] = []
+        self._bytes = self._total = 0
+        self._began = downloads.clock()
+        downloads.move()
+        self._put(downloads.choosing, partial(self._choose, partial(snapshots.chosen, spec, partition, changelog, groups, bounds, self._where)))
+
+    def look(self) -> bool:
+        """Return whether it has ended: whatever came is in the database. A place that is silent is called off.
+
+        Raises:
+            StateError: the database does not take it.
+        """
+        if self._downloads.silent:
+            self._call_off()
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            return self._stage is Stage.ENDED
+
+    def give_up(self) -> None:
+        """End it: nothing is in the database, or all that came."""
+        with self._lock:
+            while self._touching:  # local work, and soon done; the database may be closed when we return
+                self._lock.wait()
+            self._stage = Stage.ENDED
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def progress(self) -> PickUpProgress:
+        """Return how far it is."""
+        with self._lock:
+            fetched, total = min(self._bytes, self._total), self._total  # what was cut short comes twice
+        seconds = self._downloads.clock() - self._began
+        rate = fetched / seconds if seconds > 0 else 0.0
+        return PickUpProgress(self._spec.name, fetched, total, rate, (total - fetched) / rate if rate else None)
+
+    def _choose(self, chosen: Callable[[], list[Slice]]) -> None:
+        slices = chosen()
+        self._downloads.move()
+        with self._lock:
+            self._check(Stage.CHOOSING)
+            self._stage = Stage.FETCHING if slices else Stage.ENDED
+            self._left = len(slices)
+            self._total = sum(file.bytes for each in slices for file in each.files)
+            self._folder.mkdir(parents=True)
+        for each in slices:
+            self._put(self._downloads.fetching, partial(self._fetch, each))
+
+    def _fetch(self, wanted: Slice) -> None:
+        self._heard(0)
+        fetched: list[Fetched] | None = None
+        try:
+            fetched = self._snapshots.fetch(wanted, self._folder, self._heard)
+        except GivenUpError:
+            raise
+        except (StateError, OSError) as error:
+            self._heard(0)  # else it failed because the files were taken away
+            log.warning("%s: key groups %d..%d: %s. The changelog restores them.", self._where, wanted.first, wanted.last, error)
+        with self._lock:
+            self._check(Stage.FETCHING)
+            if fetched is not None:
+                self._good.append((wanted, fetched))
+            self._left -= 1
+            last = self._left == 0
+        if last:
+            self._ingest_soon()
+
+    def _heard(self, count: int) -> None:
+        with self._lock:
+            self._check(Stage.FETCHING)
+            self._bytes += count
+        self._downloads.move()
+
+    def _check(self, stage: Stage) -> None:
+        if self._stage is not stage:
+            raise GivenUpError(f"{self._where}: given up")
+
+    def _call_off(self) -> None:
+        with self._lock:
+            if self._stage not in (Stage.CHOOSING, Stage.FETCHING):
+                return
+            groups = sum(each.last - each.first + 1 for each, _ in self._good)
+        log.warning("%s: no byte has come for %g s. The changelog restores all but %d key groups.", self._where, PATIENCE_S, groups)
+        self._ingest_soon()
+
+    def _ingest_soon(self) -> None:
+        with self._lock:
+            if self._stage not in (Stage.CHOOSING, Stage.FETCHING):
+                return
+            self._stage = Stage.INGESTING
+        self._put(self._downloads.ingesting, self._ingest)
+
+    def _ingest(self) -> None:
+        with self._lock:
+            self._check(Stage.INGESTING)
+            self._touching = True
+        error: BaseException | None = None
+        try:
+            self._bring_in()
+        except BaseException as caught:  # whoever looks in raises it
+            log.debug("%s: failed", self._where, exc_info=True)
+            error = caught
+        shutil.rmtree(self._folder, ignore_errors=True)
+        with self._lock:
+            self._error, self._touching, self._stage = error, False, Stage.ENDED
+            self._lock.notify_all()
+
+    def _bring_in(self) -> None:
+        files: dict[str, list[Path]] = {}
+        keys = 0
+        for one in (one for _, fetched in self._good for one in fetched):
+            files.setdefault(one.file.family, []).append(one.path)
+            keys += one.file.entries
+        if self._good:
+            try:
+                self._database.ingest(self._spec.name, [each.checkpoint for each, _ in self._good], files)
+            except SnapshotError as error:  # these groups have no checkpoint now
+                log.warning("%s: %s. The changelog restores it.", self._where, error)
+                return
+        self.keys = keys
+        log.info("%s: %d keys in %d slices of a snapshot", self._where, keys, len(self._good))
+
+    def _put(self, workers: Workers, job: Job) -> None:
+        workers.put(self, partial(self._guarded, job))
+
+    def _guarded(self, job: Job) -> None:
+        """Do a job; whoever looks in learns what it fails of."""
+        try:
+            job()
+        except GivenUpError as error:
+            log.debug("%s", error)
+        except BaseException as error:
+            log.debug("%s: failed", self._where, exc_info=True)
+            with self._lock:
+                self._error, self._stage = error, Stage.ENDED
+        finally:
+            with self._lock:
+                ended = self._stage is Stage.ENDED
+            if ended:
+                shutil.rmtree(self._folder, ignore_errors=True)
+                self._downloads.ended.set()

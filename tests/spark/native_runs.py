@@ -1,0 +1,110 @@
+"""A backfill of records from a table, by Spark SQL and by Python; and all that is left behind, to be compared."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from coopstreams import Topology
+from coopstreams.config import Config
+from coopstreams.spark import plan as planning
+from coopstreams.spark.history import TableHistory
+from coopstreams.spark.plan import Plan
+from coopstreams.spark.running import Backfilled, carry_out
+from coopstreams.state.rocks import Rocks
+from coopstreams.topology.partitions import check_partitions
+
+Row = tuple[bytes | None, bytes | None, int, int]
+"""Key, value, timestamp, partition."""
+
+GOES_ON = "goes on in Python"
+GRACE = 700
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A backfill, and all that a live application would find: slices and their rows, stream times; and what was counted."""
+
+    done: Backfilled
+    slices: set[tuple[object, ...]]
+    rows: dict[tuple[str, int, str], list[tuple[bytes, bytes]]]
+    """By store, partition and family."""
+
+    @property
+    def counts(self) -> tuple[dict[str, int], dict[str, int], set[tuple[int, str, int]]]:
+        """Read by topic, dropped by reason, stream times by partition and topic."""
+        results = self.done.results
+        read, dropped = (sum((Counter(getattr(result, name)) for result in results), Counter()) for name in ("read", "dropped"))
+        return read, dropped, {(result.partition, topic, at) for result in results for topic, at in result.stream_times.items()}
+
+
+def backfilled(spark: SparkSession, topology: Topology, rows: list[Row], folder: Path, *, ranges: int, native: bool, partitions: int = 2) -> Ran:
+    numbered = [(*row, number) for number, row in enumerate(rows)]
+    table = spark.createDataFrame(numbered, "key binary, value binary, timestamp bigint, partition int, number bigint")
+    (topic,) = planning.sources(topology)
+    counts = check_partitions(topology, {topic: partitions}).partitions
+    stages = planning.stages(topology, counts, ranges, native=native)
+    cut = {topic: dict.fromkeys(range(partitions), (0, 0))}
+    plan = Plan("run-1", topology.application_id, planning.digest(topology), cut, stages, counts, (topic,), snapshots=str(folder / "snapshots"))
+    config = Config.of({"bootstrap.servers": "nowhere:1"}, topology.application_id)
+    done = carry_out(spark, topology, config, plan, {topic: TableHistory(table, ["number"])}, str(folder / "work"))
+    return Ran(done, *left_behind(done, folder))
+
+
+def left_behind(done: Backfilled, folder: Path) -> tuple[set[tuple[object, ...]], dict[tuple[str, int, str], list[tuple[bytes, bytes]]]]:
+    """Return the slices of a run, without the names of their files, and the rows in these."""
+    files: dict[tuple[str, int, str], list[Path]] = defaultdict(list)
+    slices = set[tuple[object, ...]]()
+    for store, each in ((store, each) for result in done.results for store, found in result.slices.items() for each in found):
+        held = tuple((file.family, file.entries, file.first_key, file.last_key) for file in each.files)
+        slices.add((store, each.partition, each.first, each.last, each.observed, held))
+        for file in each.files:
+            files[store, each.partition, file.family].append(folder / "snapshots" / done.plan.application / file.name)
+    database, rows = Rocks(folder / "read"), {}
+    try:
+        for place, paths in files.items():
+            database.create(str(place))
+            database.ingest(str(place), paths, move=False)
+            rows[place] = list(database.scan(str(place), b"", None))
+    finally:
+        database.close()
+    return slices, rows
+
+
+def same_state(one: Ran, other: Ran) -> bool:
+    assert one.slices == other.slices
+    assert one.rows == other.rows
+    assert one.counts == other.counts
+    return bool(one.rows)
+
+
+def both(spark: SparkSession, topology: Topology, rows: list[Row], folder: Path, ranges: int = 3) -> tuple[Ran, Ran]:
+    native, python = (backfilled(spark, topology, rows, folder / str(way), ranges=ranges, native=way) for way in (True, False))
+    return native, python
+
+
+def was_native(folder: Path, subtopology: int = 0) -> bool:
+    return (folder / "True" / "work" / "run-1" / f"stage-{subtopology}-native").exists()
+
+
+def flights(seed: int, records: int) -> list[Row]:
+    """Return records, some without a key, some late; spaces and fields in any order."""
+    generator, now, rows = random.Random(seed), 0, list[Row]()
+    for _ in range(records):
+        now += generator.randrange(12)
+        late = generator.randrange(3000) if generator.random() < 0.1 else 0
+        parts: list[tuple[str, Any]] = [
+            ("delay", generator.choice([0, generator.randrange(-90, 500), -(10**18) + 1 if generator.random() < 0.001 else 3]))
+        ]
+        parts += [("text", "a, \u00fc} {"), ("much", 1.5), ("none", None), ("yes", True)][: generator.randrange(5)]
+        generator.shuffle(parts)
+        text = json.dumps(dict(parts), ensure_ascii=False, indent=generator.choice([None, 1]))
+        key = None if generator.random() < 0.02 else f"key-{generator.randrange(20)}".encode()
+        rows.append((key, text.encode(), max(0, now - late), generator.randrange(2)))
+    return rows

@@ -1,0 +1,116 @@
+"""A run that is not published keeps others out, and does not outlive the topics that it was planned with. Spark has no part in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from coopstreams.cli import app
+from coopstreams.config import Config
+from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.log import TopicSpec
+from coopstreams.spark import Options
+from coopstreams.spark.outbox import marks_topic
+from coopstreams.spark.plan import Plan
+from coopstreams.spark.preparing import begin
+from coopstreams.spark.publishing import publish
+from coopstreams.spark.running import Backfilled, taken_up
+from coopstreams.topology.errors import ConfigError, SnapshotError
+from tests.broker.counting import Counting, await_table, failure_of
+from tests.conftest import Kafka
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture
+def cluster(kafka: Kafka) -> Iterator[KafkaLog]:
+    found = KafkaLog({"bootstrap.servers": kafka.bootstrap})
+    yield found
+    found.close()
+
+
+def config_of(counting: Counting) -> Config:
+    return Config.of({"bootstrap.servers": counting.kafka.bootstrap}, counting.application)
+
+
+def begun(counting: Counting, work: Path) -> Plan:
+    return begin(counting.topology, config_of(counting), {}, Options(work=str(work)))
+
+
+def made_anew(cluster: KafkaLog, topic: str, partitions: int) -> None:
+    cluster.delete_topics([topic])
+    cluster.create_topics([TopicSpec(topic, partitions, {}, 1)])
+
+
+def test_neither_another_run_nor_the_application_begins_behind_one_that_is_not_published(kafka: Kafka, cluster: KafkaLog, tmp_path: Path) -> None:
+    counting = Counting.make(kafka)
+    written = counting.write(["a", "b", "a"])
+    plan = begun(counting, tmp_path / "work")
+    with pytest.raises(ConfigError, match=f"run {plan.run} .* is not published: go on with it"):
+        begun(counting, tmp_path / "elsewhere")
+    refused = failure_of(counting.app(tmp_path / "state"))
+    assert isinstance(refused, ConfigError)
+    assert f"--resume {plan.run} --publish" in str(refused)
+
+    cluster.delete_topics([counting.changelog, marks_topic(plan.application, plan.run)])
+    with counting.app(tmp_path / "state") as running:
+        await_table(running, written)
+
+
+def test_a_reset_gives_a_run_up_and_another_can_begin(kafka: Kafka, tmp_path: Path) -> None:
+    counting = Counting.make(kafka)
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from coopstreams import StreamsBuilder, serdes\n"
+        f'builder = StreamsBuilder("{counting.application}")\n'
+        f'builder.stream("{counting.source}", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to("{counting.sink}")\n'
+        "topology = builder.build()\n"
+    )
+    counting.write(["a", "b", "a"])
+    plan = begun(counting, tmp_path / "work")
+    done = CliRunner().invoke(app, ["reset", str(program), "--bootstrap-servers", kafka.bootstrap, "--yes"])
+    assert done.exit_code == 0, done.output
+    assert f"delete topic {marks_topic(plan.application, plan.run)}" in done.output
+    another = begun(counting, tmp_path / "work")  # as if there had been none before it
+    assert another.cut == plan.cut
+    with pytest.raises(ConfigError, match=f"{counting.changelog}: deleted, or made anew, since run {plan.run} was planned"):
+        taken_up(counting.topology, config_of(counting), str(tmp_path / "work"), plan.run)
+    with pytest.raises(ConfigError, match="deleted, or made anew"):
+        publish(Backfilled(plan, (), str(tmp_path / "work")), counting.topology, config_of(counting))
+
+
+def test_a_run_does_not_go_on_with_another_source_of_the_same_name(kafka: Kafka, cluster: KafkaLog, tmp_path: Path) -> None:
+    counting = Counting.make(kafka, partitions=2)
+    counting.write(["a", "b", "a"])
+    plan = begun(counting, tmp_path)
+    assert taken_up(counting.topology, config_of(counting), str(tmp_path), plan.run) == plan
+    made_anew(cluster, counting.source, 2)
+    counting.write(["x", "y", "z"])
+    with pytest.raises(ConfigError, match=f"^{counting.source}: deleted, or made anew"):
+        taken_up(counting.topology, config_of(counting), str(tmp_path), plan.run)
+
+
+def test_a_run_without_its_marks_does_not_go_on(kafka: Kafka, cluster: KafkaLog, tmp_path: Path) -> None:
+    counting = Counting.make(kafka)
+    plan = begun(counting, tmp_path)
+    cluster.delete_topics([marks_topic(plan.application, plan.run)])
+    with pytest.raises(ConfigError, match="which says what its tasks have written, is gone"):
+        taken_up(counting.topology, config_of(counting), str(tmp_path), plan.run)
+
+
+def test_a_place_for_snapshots_that_cannot_be_is_found_before_anything_is_made(kafka: Kafka, cluster: KafkaLog, tmp_path: Path) -> None:
+    counting = Counting.make(kafka)
+    with pytest.raises(SnapshotError, match="is no place for snapshots"):
+        begin(counting.topology, config_of(counting), {}, Options(work=str(tmp_path / "work"), snapshots="nowhere://bucket/snapshots"))
+    assert counting.changelog not in cluster.partitions()
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_run_finds_its_snapshots_from_any_folder(kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    counting = Counting.make(kafka)
+    plan = begin(counting.topology, config_of(counting), {}, Options(snapshots="snapshots"))
+    assert plan.snapshots == str(tmp_path / "snapshots")

@@ -1,0 +1,63 @@
+"""A file system whose downloads come when a test lets them: `held:///folder`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+
+class Gate:
+    """Holds the downloads of a folder that `holds` says, each with half of its bytes here. Closed at first."""
+
+    def __init__(self, holds: Callable[[str], bool]) -> None:
+        self.holds = holds
+        self.opened = threading.Event()
+        self.held: list[str] = []
+        """What was asked for and is held."""
+
+
+class Held(LocalFileSystem):  # type: ignore[misc]
+    """Local files behind gates."""
+
+    protocol = "held"
+    gates: ClassVar[dict[str, Gate]] = {}
+
+    def get_file(self, path1: str, path2: str, callback: Any = None, **options: Any) -> None:
+        """Copy a file in two halves; between them, wait."""
+        gate = next(gate for folder, gate in list(self.gates.items()) if path1.startswith(folder))
+        data = Path(path1).read_bytes()
+        with Path(path2).open("wb") as file:
+            file.write(data[: len(data) // 2])
+            callback.relative_update(len(data) // 2)
+            if gate.holds(path1):
+                gate.held.append(path1)
+                gate.opened.wait()
+            file.write(data[len(data) // 2 :])
+            callback.relative_update(len(data) - len(data) // 2)
+
+
+@contextmanager
+def gate(folder: str, holds: Callable[[str], bool] = lambda _: True) -> Iterator[Gate]:
+    """Hold the downloads of a folder; nothing is held any more afterwards."""
+    fsspec.register_implementation("held", Held, clobber=True)
+    made = Held.gates[folder] = Gate(holds)
+    try:
+        yield made
+    finally:
+        made.opened.set()
+
+
+def on_the_way() -> list[threading.Thread]:
+    """Return the threads of this process that bring something out of snapshots."""
+    return [thread for thread in threading.enumerate() if thread.name in ("manifest", "snapshot", "ingest")]
+
+
+def fetchers() -> list[threading.Thread]:
+    """Return the threads of this process that fetch slices."""
+    return [thread for thread in threading.enumerate() if thread.name == "snapshot"]
