@@ -96,10 +96,7 @@ def backfill(
     with _saying(again), session_or_local(None, f"backfill of {plan.application}", cores=cores, remote=remote) as spark, TaskBars(Console()) as bars:
         done = running.carry_out(spark, topology, checked, plan, {}, work, _say, bars.show)
     _report(done)
-    if publish:
-        _publish(done, topology, checked)
-    else:
-        typer.echo(f"not published yet: {again} --publish")
+    _publish(done, topology, checked) if publish else typer.echo(f"not published yet: {again} --publish")
 
 
 @contextmanager

@@ -99,7 +99,7 @@ def test_attributes_of_typed_values_are_compared_as_well() -> None:
         lambda: 1 < field("a") < 5,
         lambda: field("a") > 1 and field("b") > 1,
         lambda: field("a") > 1 or field("b") > 1,
-        lambda: not field("a"),
+        lambda: operator.not_(field("a")),
         lambda: field("a") in (1, 2),
     ],
 )
