@@ -135,7 +135,7 @@ def _publish(done: Backfilled, topology: Topology, config: Config) -> None:
 
 
 def _say(stage: Stage) -> None:
-    typer.echo(f"{stage.name}: {stage.tasks} tasks")
+    typer.echo(f"{stage.name}: {len(stage.running)} tasks")
 
 
 def _report(done: Backfilled) -> None:

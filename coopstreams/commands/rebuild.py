@@ -1,4 +1,4 @@
-"""`coopstreams rebuild`: a snapshot from the changelogs, for tasks to begin with."""
+"""`coopstreams rebuild`: a snapshot from the changelogs, for tasks to begin with; or changelogs from the source topics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 from rich.console import Console
@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from coopstreams.commands.loading import load_topology
 from coopstreams.commands.settings import configure_logging, flags
 from coopstreams.commands.snapshots import megabytes
+from coopstreams.commands.source_rebuild import Request, from_source
 from coopstreams.config import Config, settings_of
 from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.state.manifest import Manifest, Slice
@@ -25,9 +26,14 @@ from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.keys import GROUPS, KeyRange
 from coopstreams.topology.nodes import Topology
 
+From: TypeAlias = Annotated[
+    str, typer.Option("--from", metavar="changelog|source", help="What the state comes from; source: the application must be stopped.")
+]
+
 
 def rebuild(
     target: Annotated[str, typer.Argument(metavar="APP", help="Where the topology is: app.py, app.py:NAME or package.module:NAME.")],
+    from_: From = "changelog",
     snapshots: Annotated[str | None, typer.Option(metavar="URL", help="Where snapshots lie: a folder or an fsspec URL (snapshots.dir).")] = None,
     bootstrap_servers: Annotated[str | None, typer.Option(metavar="HOST:PORT,...", help="The Kafka brokers.")] = None,
     store: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this store; may be repeated. Default: all.")] = None,
@@ -38,8 +44,18 @@ def rebuild(
     afresh: Annotated[bool, typer.Option(help="Read the changelogs from their beginning, not from where the published snapshot ends.")] = False,
     cores: Annotated[
         str | None,
-        typer.Option(metavar="N", help="Partitions side by side, in Spark on so many cores; * is all. Default: one by one, without Spark."),
+        typer.Option(
+            metavar="N",
+            help="Partitions side by side, in Spark on so many cores; * is all. Default: one by one, without Spark; all, from the source.",
+        ),
     ] = None,
+    ranges: Annotated[
+        int | None, typer.Option(min=1, max=256, metavar="N", help="From the source: key ranges of each partition. Default: 4.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="From the source: say how the changelogs differ, and write nothing.")] = False,
+    incomplete: Annotated[bool, typer.Option("--incomplete", help="From the source: also where topics have lost records.")] = False,
+    work: Annotated[str | None, typer.Option(metavar="FOLDER", help="From the source: what goes from one stage to the next.")] = None,
+    resume: Annotated[str | None, typer.Option(metavar="RUN", help="From the source: go on with a run that did not come to its end.")] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Settings in a TOML file, by Kafka's dotted names.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting; may be repeated.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
@@ -47,14 +63,25 @@ def rebuild(
     """Make a snapshot from the changelogs and publish it; the application may run meanwhile, and is not disturbed.
 
     What is not rebuilt is kept from the snapshot that was published before. Run it from time to time: each reads only what came since.
+
+    With --from source, make the changelogs of a stopped application what its source topics say, by Spark. No offset moves.
     """
     configure_logging(verbose)
     settings = settings_of(config, os.environ, flags(set_, {"bootstrap.servers": bootstrap_servers, "snapshots.dir": snapshots}))
     topology = load_topology(target)
     checked = Config.of(settings, topology.application_id)
+    wanted = Wanted(store or None, _numbers(partitions), _key_range(groups))
+    if _is_source(from_):
+        if afresh:
+            raise ConfigError("--afresh is for a rebuild from the changelogs; from the source there is no other")
+        from_source(
+            topology, checked, Request(wanted, ranges or 4, dry_run=dry_run, incomplete=incomplete, work=work, resume=resume, cores=cores or "*")
+        )
+        return
+    if (ranges, work, resume) != (None, None, None) or dry_run or incomplete:
+        raise ConfigError("--ranges, --dry-run, --incomplete, --work and --resume are for a rebuild from the source: add --from source")
     if checked["snapshots.dir"] is None:
         raise ConfigError("say where the snapshot is to lie: --snapshots URL, or snapshots.dir in the settings")
-    wanted = Wanted(store or None, _numbers(partitions), _key_range(groups))
     manifest = _alone(topology, checked, wanted, afresh=afresh) if cores is None else _in_spark(topology, checked, wanted, cores, afresh=afresh)
     files = list(manifest.files())
     typer.echo(
@@ -95,6 +122,12 @@ def _rebuilt(rebuilder: Rebuilder, pieces: Iterable[Piece]) -> dict[str, list[Sl
             done = bars.tasks[-1].total or 1
             bars.update(bar, total=done, completed=done)
     return found
+
+
+def _is_source(text: str) -> bool:
+    if text not in ("changelog", "source"):
+        raise ConfigError(f"--from {text}: changelog or source")
+    return text == "source"
 
 
 def _numbers(text: str | None) -> list[int] | None:

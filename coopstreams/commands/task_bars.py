@@ -50,8 +50,8 @@ class TaskBars:
                     self._console.print(f"{label(each)}: {each.records:,} records", highlight=False, markup=False, soft_wrap=True)
             return
         if stage.name not in self._stages:
-            self._stages[stage.name] = self._bars.add_task(stage.name, total=stage.tasks, amount="")
-        self._bars.update(self._stages[stage.name], completed=done, amount=f"{done} of {stage.tasks} tasks")
+            self._stages[stage.name] = self._bars.add_task(stage.name, total=len(stage.running), amount="")
+        self._bars.update(self._stages[stage.name], completed=done, amount=f"{done} of {len(stage.running)} tasks")
         for each in progress:
             self._one(each)
 

@@ -8,6 +8,7 @@ from coopstreams.spark.publishing import publish
 from coopstreams.spark.rebuilding import rebuild
 from coopstreams.spark.running import Backfilled, backfill
 from coopstreams.spark.session import local_session
+from coopstreams.spark.source_rebuild import RebuiltFromSource, rebuild_from_source
 from coopstreams.tasks.rebuild import Wanted
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "KafkaHistory",
     "KafkaSource",
     "Options",
+    "RebuiltFromSource",
     "TableHistory",
     "TaskProgress",
     "Wanted",
@@ -23,5 +25,6 @@ __all__ = [
     "publish",
     "read_options",
     "rebuild",
+    "rebuild_from_source",
     "write_options",
 ]

@@ -73,7 +73,7 @@ class Seeds:
     """Rows of a changelog partition: what a live task would have written to it by now."""
 
     changelog: TopicPartition
-    rows: Iterable[tuple[bytes, bytes, int]]
+    rows: Iterable[tuple[bytes, bytes | None, int]]
     """Changelog key, value, timestamp."""
 
 
@@ -98,7 +98,7 @@ class Outbox:
 
     def seed(self, seeds: Seeds) -> int:
         """Write the rows of a changelog; return how many there were."""
-        count, part = 0, list[tuple[bytes, bytes, int]]()
+        count, part = 0, list[tuple[bytes, bytes | None, int]]()
         for row in seeds.rows:
             part.append(row)
             if len(part) == BATCH:
@@ -122,7 +122,7 @@ class Outbox:
         self._writer.close()
         self._log.close()
 
-    def _append(self, changelog: TopicPartition, rows: Sequence[tuple[bytes, bytes, int]]) -> int:
+    def _append(self, changelog: TopicPartition, rows: Sequence[tuple[bytes, bytes | None, int]]) -> int:
         if rows:
             keys, values, timestamps = zip(*rows, strict=True)
             self._writer.append(changelog.topic, keys, values, timestamps, partitions=changelog.partition)

@@ -8,12 +8,13 @@ Invariant: a sub-topology comes after all that write to a repartition topic it r
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 
+from coopstreams.spark.committed import Rebuild
 from coopstreams.spark.native import translated
 from coopstreams.spark.rounds import turns
 from coopstreams.state.manifest import shape_of
@@ -46,6 +47,8 @@ class Stage:
     """What keeps it in Python, if native plans were asked for."""
     round: int = 1
     rounds: int = 1
+    only: tuple[int, ...] | None = None
+    """The tasks that run; None: all of them."""
 
     @property
     def name(self) -> str:
@@ -61,6 +64,11 @@ class Stage:
     def tasks(self) -> int:
         """How many tasks it has."""
         return self.partitions * self.ranges
+
+    @property
+    def running(self) -> Sequence[int]:
+        """The numbers of the tasks that run."""
+        return range(self.tasks) if self.only is None else self.only
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +98,8 @@ class Plan:
     """What reads Kafka: our own data source, or the connector of Spark."""
     ids: Mapping[str, str] = field(default_factory=dict)
     """Of its topics in Kafka: one that is deleted and made anew has another."""
+    rebuild: Rebuild | None = None
+    """What is made right in an application that has run; None: a backfill of one that has not."""
 
     @property
     def tasks(self) -> int:
@@ -136,6 +146,9 @@ class Plan:
                     lines.append(f"    {topic}: {', '.join(f'{p}: {start}..{end}' for p, (start, end) in bounds.items())}")
         for topic, bounds in self.global_tables.items():
             lines.append(f"  global table {topic}: {', '.join(f'{p}: {start}..{end}' for p, (start, end) in bounds.items())}, for every task")
+        if self.rebuild is not None:
+            written = "differences go to the changelogs" if self.seed else "differences are counted"
+            return "\n".join([*lines, f"  stores {', '.join(self.rebuild.stores)}, key groups {self.rebuild.key_range}: {written}"])
         state = [*(["changelogs"] if self.seed else []), *([self.snapshots] if self.snapshots else [])]
         outputs = self.outputs if self.table is None else f"{self.outputs} at {self.table}"
         return "\n".join([*lines, f"  state goes to: {', '.join(state) or 'nowhere'}; outputs: {outputs}"])
@@ -185,6 +198,18 @@ def stages(topology: Topology, partitions: Mapping[str, int], ranges: int, *, na
     return tuple(result)
 
 
+def leading_to(topology: Topology, stores: Collection[str]) -> dict[int, bool]:
+    """Return the sub-topologies that have some of these stores, and all whose records come there; with whether another one needs its records."""
+    found: dict[int, bool] = {}
+    wanted: set[str] = set()
+    for turn in reversed(turns(topology)):
+        needed = found.get(turn.part.id, False) or bool(wanted.intersection(turn.forwards))
+        if needed or any(store.name in stores for store in turn.part.stores):
+            found[turn.part.id] = needed
+            wanted.update(turn.part.topics)
+    return found
+
+
 def digest(topology: Topology) -> str:
     """Return a digest of what a resumed run must share with the one before: nodes, topics, shapes of stores. Functions are not in it.
 
@@ -220,4 +245,4 @@ def positions(
 
 def gaps(stage: Stage, results: Sequence[int]) -> list[int]:
     """Return the tasks of a stage that gave no result, or several: none may be missing."""
-    return sorted(task for task in range(stage.tasks) if list(results).count(task) != 1)
+    return sorted(task for task in stage.running if list(results).count(task) != 1)

@@ -71,16 +71,19 @@ def begin(topology: Topology, config: Config, histories: Mapping[str, History], 
     return plan
 
 
-def load_plan(work: str, run: str, topology: Topology, config: Config) -> Plan:
-    """Return the plan of a run.
+def load_plan(work: str, run: str, topology: Topology, config: Config, *, rebuild: bool = False) -> Plan:
+    """Return the plan of a run: of a backfill, or of a rebuild from the source.
 
     Raises:
-        ConfigError: there is no such run here, or it is of another topology.
+        ConfigError: there is no such run here, it is of the other kind, or of another topology.
     """
     data = Place(work).read(f"{run}/plan.json")
     if data is None:
         raise ConfigError(f'there is no run "{run}" in {work}')
     plan = Plan.from_json(data)
+    if (plan.rebuild is not None) != rebuild:
+        kind = "backfill" if rebuild else "rebuild --from source"
+        raise ConfigError(f'run "{run}" is a {kind}: go on with it by coopstreams {kind} --resume {run}')
     as_planned(topology, config, plan)
     return plan
 

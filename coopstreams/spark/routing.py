@@ -11,17 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 
-from coopstreams.log.log import NO_STREAM_TIME, Run
+from coopstreams.commit.record import Segment
+from coopstreams.log.log import NO_STREAM_TIME
 from coopstreams.log.runs import Routes, make_runs
+from coopstreams.spark.committed import ALL, Cut, Now
 from coopstreams.spark.progress import Reporter
 from coopstreams.spark.rounds import turn_of
 from coopstreams.spark.rows import END, ROUTED, batch, columns_of, record_columns
 from coopstreams.spark.shipping import unship
-from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile import compile_subtopology
 from coopstreams.topology.keys import KeyRange
 
@@ -44,6 +47,8 @@ class Routing:
     reports: str | None = None
     """Where to say how far it is."""
     round: int = 1
+    committed: Mapping[int, tuple[Segment, ...]] | None = None
+    """By partition what counts, and where the time of a task ends; None: all of it."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the tasks, and a last one for each of them that says what time it is."""
@@ -51,49 +56,51 @@ class Routing:
         turn = turn_of(topology, self.subtopology, self.round)
         program = compile_subtopology(topology, turn.part)
         source = program.subtopology.topics.index(self.topic)
-        routes = Routes(KeyRange.split(self.ranges), program.timestamp_of.get(self.topic), program.clocks_of(self.topic))
-        partition, reporter, stream_time, next_offset = None, None, NO_STREAM_TIME, 0
-        place = NO_STREAM_TIME
-        for rows in batches:
-            if not rows.num_rows:
-                continue
-            at = _only_partition(rows)
-            if partition is not None and at != partition:
+        filled = (rows for rows in batches if rows.num_rows)
+        first = next(filled, None)
+        if first is None:
+            return
+        partition, stream_time, next_offset = _only_partition(first), NO_STREAM_TIME, 0
+        cut = Cut(KeyRange.split(self.ranges), ALL if self.committed is None else self.committed[partition.partition])
+        routes = Routes([piece.range for piece in cut.pieces], program.timestamp_of.get(self.topic), program.clocks_of(self.topic))
+        reporter = self._reporter(partition)
+        for rows in chain([first], filled):
+            if (at := _only_partition(rows)) != partition:
                 raise ValueError(f"a Spark partition holds records of {partition} and of {at}: it must have one topic partition")
-            partition = at
-            reporter = reporter or self._reporter(at)
             offsets = rows.column("offset").to_pylist() if self.numbered else range(next_offset, next_offset + rows.num_rows)
             if offsets[0] < next_offset:
                 raise ValueError(f"{partition}: offset {offsets[0]} comes after {next_offset - 1}; a source must give a partition in offset order")
             next_offset = offsets[-1] + 1
-            runs = make_runs(partition, columns_of(rows, offsets), routes, stream_time, next_offset, at_end=False)
-            stream_time = runs[0].stream_time
             # What is placed has its time where others have their offset.
             places = dict(zip(offsets, rows.column("offset").to_pylist(), strict=True)) if self.topic in turn.placed else None
-            place = stream_time if places is None else places[offsets[-1]]
-            for run in runs:
-                if len(run.columns):
-                    yield self._records(source, run, places)
+            for start, end in cut.spans(offsets):
+                columns = columns_of(rows.slice(start, end - start), offsets[start:end])
+                runs = make_runs(partition, columns, routes, stream_time, offsets[end - 1] + 1, at_end=False)
+                stream_time, last = runs[0].stream_time, offsets[end - 1]
+                cut.tell(last, Now(stream_time if places is None else places[last], stream_time, routes.now))
+                for run in runs:
+                    counted = cut.committed(run.slot, run.columns)
+                    if len(counted):
+                        yield self._records(source, partition.partition * self.ranges + cut.pieces[run.slot].slot, counted, places)
             reporter.took(0, rows.num_rows, next_offset)
-        if partition is not None and reporter is not None:
-            reporter.end()
-            yield self._ends(source, partition.partition, place, stream_time, routes.now)
+        reporter.end()
+        yield self._ends(source, partition.partition, cut)
 
     def _reporter(self, at: TopicPartition) -> Reporter:
         return Reporter(self.reports, "history", str(at), str(at), [None if self.cut is None else self.cut[at.partition]])
 
-    def _records(self, source: int, run: Run, places: Mapping[int, int] | None) -> pa.RecordBatch:
-        columns, count = run.columns, len(run.columns)
+    def _records(self, source: int, task: int, columns: Columns, places: Mapping[int, int] | None) -> pa.RecordBatch:
+        count = len(columns)
         clocks: Any = [list(row) for row in zip(*columns.clocks, strict=True)] if columns.clocks else pa.nulls(count, ROUTED.field("clocks").type)
-        task = run.partition.partition * self.ranges + run.slot
         times = columns.stream_times if places is None else [places[offset] for offset in columns.offsets]
         return batch(ROUTED, [[task] * count, [source] * count, times, columns.stream_times, columns.offsets, *record_columns(columns), clocks])
 
-    def _ends(self, source: int, partition: int, place: int, stream_time: int, clocks: list[int]) -> pa.RecordBatch:
-        count = self.ranges
+    def _ends(self, source: int, partition: int, cut: Cut) -> pa.RecordBatch:
+        told = [(partition * self.ranges + slot, *now) for slot, now in enumerate(cut.ends) if now is not None]
+        count = len(told)
         nothing = [pa.nulls(count, field.type) for field in list(ROUTED)[5:-1]]
-        tasks = [partition * self.ranges + slot for slot in range(count)]
-        return batch(ROUTED, [tasks, [source] * count, [place] * count, [stream_time] * count, [END] * count, *nothing, [clocks] * count])
+        tasks, times, stream_times, clocks = [list(column) for column in zip(*told, strict=True)] if told else [[], [], [], []]
+        return batch(ROUTED, [tasks, [source] * count, times, stream_times, [END] * count, *nothing, clocks])
 
 
 def _only_partition(rows: pa.RecordBatch) -> TopicPartition:

@@ -34,6 +34,7 @@ from coopstreams.spark.outbox import announce
 from coopstreams.spark.plan import Plan, Stage
 from coopstreams.spark.preparing import Options, as_planned, begin, load_plan, oldest_ms
 from coopstreams.spark.progress import TaskProgress, Watch
+from coopstreams.spark.repairing import Repair
 from coopstreams.spark.routing import Routing
 from coopstreams.spark.rows import BEGIN, RESULTS, ROUTED, ddl
 from coopstreams.spark.session import session_or_local
@@ -201,6 +202,8 @@ class _Run:
             yield reports
 
     def _work(self, stage: Stage, reports: str | None) -> TaskWork:
+        repair = None if self._plan.rebuild is None else Repair.of(stage, self._plan.rebuild)
+        counts = stage.is_last and (self._plan.rebuild is None or repair is not None)
         return TaskWork(
             shipped=self._shipped,
             subtopology=stage.subtopology,
@@ -210,9 +213,10 @@ class _Run:
             config=self._config,
             forwarded=stage.forwarded,
             outputs=self._plan.outputs if stage.is_last else "none",
-            seed=self._plan.seed and stage.is_last,
+            seed=self._plan.seed and counts,
+            repair=repair,
             oldest_ms=self._oldest_ms,
-            snapshots=self._plan.snapshots if stage.is_last else None,
+            snapshots=self._plan.snapshots if counts else None,
             cut={topic: bounds for topic, bounds in self._plan.cut.items() if topic not in self._plan.tables},
             global_tables=self._plan.global_tables,
             reports=reports,
@@ -237,13 +241,16 @@ class _Run:
 
     def _routed(self, spark: SparkSession, stage: Stage, reports: str | None) -> DataFrame:
         """Return the rows of a stage's tasks, from all their sources, in the order in which they take them."""
-        begins = [(task, source, -1, -1, BEGIN, *([None] * (len(ROUTED) - 5))) for task in range(stage.tasks) for source in range(len(stage.topics))]
+        begins = [(task, source, -1, -1, BEGIN, *([None] * (len(ROUTED) - 5))) for task in stage.running for source in range(len(stage.topics))]
         rows = spark.createDataFrame(begins, ddl(ROUTED))
         for topic in stage.topics:
             numbered = self._numbered(topic)
             cut = self._plan.cut[topic] if numbered else None
-            routing = Routing(self._shipped, stage.subtopology, topic, stage.ranges, numbered, cut, reports, stage.round)
+            committed = self._plan.rebuild.committed[topic] if numbered and self._plan.rebuild is not None else None
+            routing = Routing(self._shipped, stage.subtopology, topic, stage.ranges, numbered, cut, reports, stage.round, committed)
             rows = rows.unionAll(self._history(spark, topic).mapInArrow(_function(routing), ddl(ROUTED)))
+        if stage.only is not None:
+            rows = rows.where(rows.task.isin(*stage.only))
         return rows.repartitionById(stage.tasks, "task").sortWithinPartitions("time", "source", "offset")
 
     def _history(self, spark: SparkSession, topic: str, *, ordered: bool = True) -> DataFrame:

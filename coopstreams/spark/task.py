@@ -26,16 +26,16 @@ import msgspec
 import pyarrow as pa
 
 from coopstreams.config import Config
+from coopstreams.spark.changelog_rows import record_of, visible
 from coopstreams.spark.global_tables import Cut, read_rows, tables_of
 from coopstreams.spark.outbox import Outbox, Seeds, partitions_of
 from coopstreams.spark.placing import PlacedOutput
 from coopstreams.spark.plan import Outputs
 from coopstreams.spark.progress import Reporter
+from coopstreams.spark.repairing import Differences, Rebuilt, Repair
 from coopstreams.spark.rounds import turn_of
 from coopstreams.spark.rows import BEGIN, END, RESULTS, batch, columns_of, headers_column, runs_of
 from coopstreams.spark.shipping import unship
-from coopstreams.state import layout
-from coopstreams.state.checkpoints import NOTHING_OBSERVED
 from coopstreams.state.database import Database
 from coopstreams.state.manifest import Slice
 from coopstreams.state.rocks import Rocks
@@ -44,7 +44,7 @@ from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.failures import handler
 from coopstreams.topology.columns import Headers, TopicPartition
 from coopstreams.topology.compile import compile_subtopology
-from coopstreams.topology.errors import LogError, TopologyError
+from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.keys import KeyRange, offset_hash, partition_of
 from coopstreams.topology.naming import changelog_topic, internal_topic
@@ -63,7 +63,7 @@ log = logging.getLogger(__name__)
 class TaskResult:
     """How a task went.
 
-    Shape: `read` by source topic, `written` by topic, `dropped` by "node: reason", `seeded` and `slices` by store. `stream_times` by source topic.
+    Shape: `read` by source topic, `written` by topic, `dropped` by "node: reason", `seeded`, `slices` and `differences` by store. `stream_times` by source topic.
     """
 
     task: int
@@ -76,6 +76,7 @@ class TaskResult:
     stream_times: dict[str, int]
     seeded: dict[str, int]
     slices: dict[str, list[Slice]]
+    differences: dict[str, Differences] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,8 @@ class TaskWork:
     """What becomes of what goes to topics of others: `topic` writes it there, in the task's transaction; `table` makes RESULTS rows of it."""
     seed: bool = False
     """Whether the state is written to the changelogs, in the task's transaction."""
+    repair: Repair | None = None
+    """What becomes of the state instead, where the changelogs are not empty: only what is wrong in them is written."""
     oldest_ms: tuple[tuple[str, int], ...] = ()
     """By store, the earliest timestamp that the broker would not delete at once from the changelog."""
     snapshots: str | None = None
@@ -308,32 +311,29 @@ class Running:
     def _result(self) -> TaskResult:
         seeded: dict[str, int] = {}
         slices: dict[str, list[Slice]] = {}
-        for spec in self._specs:
-            if self._work.seed and spec.logged and self._outbox is not None:
-                changelog = TopicPartition(internal_topic(self._application, changelog_topic(spec.name)), self.id.partition)
-                seeded[spec.name] = self._outbox.seed(Seeds(changelog, self._changelog_rows(spec)))
-            if self._work.snapshots is not None and spec.logged:  # what has no changelog is in no snapshot
-                writer = SnapshotWriter(self._work.snapshots, self._application, self._work.run)
-                slices[spec.name] = writer.export(self._database, spec, self.id.partition, self.id.range)
+        differences: dict[str, Differences] = {}
+        writer = None if self._work.snapshots is None else SnapshotWriter(self._work.snapshots, self._application, self._work.run)
+        if self._work.repair is not None:
+            rebuilt = Rebuilt(self.id, self._database, self._specs, {name: table.observed for name, table in self._state.stores.items()})
+            slices = self._work.repair.export(rebuilt, writer) if writer is not None else {}
+            differences = self._work.repair.write(self._work.config, rebuilt, dict(self._work.oldest_ms), self._outbox)
+        else:
+            for spec in self._specs:
+                if self._work.seed and spec.logged and self._outbox is not None:
+                    changelog = TopicPartition(internal_topic(self._application, changelog_topic(spec.name)), self.id.partition)
+                    seeded[spec.name] = self._outbox.seed(Seeds(changelog, self._changelog_rows(spec)))
+                if writer is not None and spec.logged:  # what has no changelog is in no snapshot
+                    slices[spec.name] = writer.export(self._database, spec, self.id.partition, self.id.range)
         self._dropped.update({f"{node}: {reason}": count for (node, reason), count in self._program.dropped.items()})
         counts = dict(self._read), dict(self._written), dict(self._dropped)
-        return TaskResult(self._number, str(self.id), self.id.subtopology, self.id.partition, *counts, self._stream_times, seeded, slices)
+        return TaskResult(
+            self._number, str(self.id), self.id.subtopology, self.id.partition, *counts, self._stream_times, seeded, slices, differences
+        )
 
     def _changelog_rows(self, spec: StoreSpec) -> Iterator[tuple[bytes, bytes, int]]:
-        observed = self._state.stores[spec.name].observed
-        horizon = layout.horizon(spec, observed) if spec.kind in layout.SEGMENTED and observed != NOTHING_OBSERVED else None
-        first, last = layout.groups_of(self.id.range)
         oldest = dict(self._work.oldest_ms).get(spec.name, 0)
-        for key, row in self._database.scan(spec.name, range(first, last + 1), None, None):
-            if horizon is None or layout.time_of(spec.kind, key) >= horizon:
-                value, timestamp = layout.unpack(row)
-                if timestamp < oldest:
-                    raise LogError(
-                        f'the changelog of "{spec.name}" would lose what it is seeded with: the broker deletes records from before {oldest} there, '
-                        f"and one is of {timestamp}. Raise retention.ms of {internal_topic(self._application, changelog_topic(spec.name))} and resume the "
-                        "run; or give the store a longer retention=, and begin anew."
-                    )
-                yield layout.changelog_key(spec.kind, key), value, timestamp
+        for key, row in visible(self._database, spec, self.id.range, self._state.stores[spec.name].observed):
+            yield record_of(spec, key, row, oldest, internal_topic(self._application, changelog_topic(spec.name)))
 
     def _partitions(self, topic: str) -> int:
         """Return how many partitions a topic has that the task writes to."""

@@ -170,18 +170,7 @@ class Rebuilder:
         restoring = Restoring(self._log, self._changelog, snapshots)
         try:
             restoring.add(piece.task, subtopology.stores, database, {})
-            moved_at = time.monotonic()
-            while not restoring.finished():
-                restoring.step()
-                on_progress(piece, restoring.progress(piece.task))
-                if not restoring.stuck():
-                    moved_at = time.monotonic()
-                elif time.monotonic() - moved_at > PATIENCE_S:
-                    raise LogError(
-                        f"the changelogs of {', '.join(piece.stores)}, partition {piece.task.partition}, have not moved for {PATIENCE_S:.0f} s: "
-                        "the brokers are away, or a producer left a transaction open (kafka-transactions.sh find-hanging lists them)",
-                        retryable=True,
-                    )
+            finish(restoring, piece.task, piece.stores, lambda: on_progress(piece, restoring.progress(piece.task)))
         finally:
             restoring.close()
 
@@ -191,6 +180,26 @@ class Rebuilder:
 
     def _changelog(self, store: StoreSpec) -> str:
         return internal_topic(self._application, changelog_topic(store.name))
+
+
+def finish(restoring: Restoring, task: TaskId, stores: Sequence[str], on_step: Callable[[], None]) -> None:
+    """Restore a task that was added, alone, to its end; `on_step` hears of each step.
+
+    Raises:
+        LogError: retryable: a changelog did not move for two minutes.
+    """
+    moved_at = time.monotonic()
+    while not restoring.finished():
+        restoring.step()
+        on_step()
+        if not restoring.stuck():
+            moved_at = time.monotonic()
+        elif time.monotonic() - moved_at > PATIENCE_S:
+            raise LogError(
+                f"the changelogs of {', '.join(stores)}, partition {task.partition}, have not moved for {PATIENCE_S:.0f} s: "
+                "the brokers are away, or a producer left a transaction open (kafka-transactions.sh find-hanging lists them)",
+                retryable=True,
+            )
 
 
 def logged(topology: Topology) -> dict[str, StoreSpec]:

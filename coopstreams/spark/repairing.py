@@ -1,0 +1,170 @@
+"""A task of a rebuild from the source compares its state with what the changelogs say, and writes what is different.
+
+    present       what a live task would restore, in a second database: the changelogs up to where they ended when the run was planned
+    differences   both in key order, side by side
+    written       into the transaction of the task: rows that are missing or other, tombstones for those that should not be
+
+So instances that have their state replay the differences from where they stand, and nothing else is touched: no topic, no offset, no other range.
+
+Invariant: the changelog behind the differences restores to the rebuilt state; in front of them it was what it was.
+Turned down: an empty changelog and all rows again (instances with local state would not know that it is another one; nothing could be said of
+what was wrong).
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from coopstreams.config import Config
+from coopstreams.spark.changelog_rows import record_of, visible
+from coopstreams.spark.committed import Rebuild
+from coopstreams.spark.outbox import Outbox, Seeds, cluster_of
+from coopstreams.spark.plan import Stage
+from coopstreams.spark.standing import check_stopped
+from coopstreams.state import layout
+from coopstreams.state.database import Database
+from coopstreams.state.engine import Rows
+from coopstreams.state.manifest import Slice, placed
+from coopstreams.state.rocks import Rocks
+from coopstreams.state.snapshot import SnapshotWriter
+from coopstreams.tasks.rebuild import finish
+from coopstreams.tasks.restoring import Restoring
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.naming import changelog_topic, internal_topic
+from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.task_id import TaskId
+
+
+@dataclass(slots=True)
+class Differences:
+    """How the rows of a store in its changelog compare with those that the source gives: which are right, and what is done about the others."""
+
+    equal: int = 0
+    added: int = 0
+    changed: int = 0
+    deleted: int = 0
+
+    def __add__(self, other: Differences) -> Differences:
+        return Differences(self.equal + other.equal, self.added + other.added, self.changed + other.changed, self.deleted + other.deleted)
+
+    @property
+    def wrong(self) -> int:
+        """How many rows are not as they should be."""
+        return self.added + self.changed + self.deleted
+
+    def __str__(self) -> str:
+        return f"{self.equal:,} equal, {self.added:,} added, {self.changed:,} changed, {self.deleted:,} deleted"
+
+
+def differences(found: Rows, right: Rows, counted: Differences) -> Iterator[tuple[bytes, bytes | None]]:
+    """Yield what makes the rows that were found the right ones: key, and row or None. Both come by ascending key; rows are counted on the way."""
+    here, there = next(found, None), next(right, None)
+    while here is not None or there is not None:
+        if there is None or (here is not None and here[0] < there[0]):
+            assert here is not None
+            counted.deleted += 1
+            yield here[0], None
+            here = next(found, None)
+        elif here is None or there[0] < here[0]:
+            counted.added += 1
+            yield there
+            there = next(right, None)
+        else:
+            if here[1] == there[1]:
+                counted.equal += 1
+            else:
+                counted.changed += 1
+                yield there
+            here, there = next(found, None), next(right, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """The state of a task as the source gives it. Shape: `specs` are all its stores, `observed` the latest window start of each."""
+
+    task: TaskId
+    database: Database
+    specs: tuple[StoreSpec, ...]
+    observed: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What the tasks of one stage make right: `stores` of them."""
+
+    rebuild: Rebuild
+    stores: tuple[str, ...]
+
+    @staticmethod
+    def of(stage: Stage, rebuild: Rebuild) -> Repair | None:
+        """Return what there is to do in a stage; None: it only leads to others."""
+        stores = tuple(store for store in stage.stores if store in rebuild.stores)
+        return Repair(rebuild, stores) if stores else None
+
+    def write(self, config: Config, rebuilt: Rebuilt, oldest_ms: Mapping[str, int], outbox: Outbox | None) -> dict[str, Differences]:
+        """Return how each store compares; write what is different, unless nothing is to be written.
+
+        Raises:
+            GroupError: the application runs.
+            LogError: a changelog did not move for two minutes, or would not keep what is written.
+        """
+        covered, specs, result = self.rebuild.covered(rebuilt.task), self._specs(rebuilt), dict[str, Differences]()
+        if covered is None:
+            return result
+        with tempfile.TemporaryDirectory(prefix="coopstreams-rebuild-") as folder, closing(Database(Rocks(Path(folder)), specs)) as present:
+            self._restore(config, replace(rebuilt.task, range=covered), specs, present)
+            for spec in specs:
+                counted, observed = Differences(), rebuilt.observed[spec.name]
+                found, right = (visible(database, spec, covered, observed) for database in (present, rebuilt.database))
+                changes = differences(found, right, counted)
+                if outbox is None:
+                    deque(changes, maxlen=0)
+                else:
+                    changelog = TopicPartition(changelog_of(config, spec), rebuilt.task.partition)
+                    outbox.seed(Seeds(changelog, _records(spec, changes, oldest_ms.get(spec.name, 0), changelog.topic)))
+                result[spec.name] = counted
+        check_stopped(config)
+        return result
+
+    def export(self, rebuilt: Rebuilt, writer: SnapshotWriter) -> dict[str, list[Slice]]:
+        """Return the state as slices of a snapshot, which stand where the changelogs ended: the differences behind change nothing in them."""
+        covered, partition, now_ms = self.rebuild.covered(rebuilt.task), rebuilt.task.partition, int(time.time() * 1000)
+        if covered is None:
+            return {}
+        return {
+            spec.name: list(placed(writer.export(rebuilt.database, spec, partition, covered), self.rebuild.ends[spec.name], now_ms))
+            for spec in self._specs(rebuilt)
+        }
+
+    def _specs(self, rebuilt: Rebuilt) -> list[StoreSpec]:
+        return [spec for spec in rebuilt.specs if spec.name in self.stores]
+
+    def _restore(self, config: Config, task: TaskId, specs: Sequence[StoreSpec], present: Database) -> None:
+        ends = {spec.name: {task.range: end} for spec in specs if (end := self.rebuild.ends[spec.name][task.partition])}
+        with closing(cluster_of(config)) as cluster:
+            restoring = Restoring(cluster, partial(changelog_of, config))
+            with closing(restoring):
+                restoring.add(task, [spec for spec in specs if spec.name in ends], present, ends)
+                finish(restoring, task, self.stores, lambda: None)
+
+
+def changelog_of(config: Config, spec: StoreSpec) -> str:
+    """Return the changelog topic of a store."""
+    return internal_topic(config["application.id"], changelog_topic(spec.name))
+
+
+def _records(
+    spec: StoreSpec, changes: Iterator[tuple[bytes, bytes | None]], oldest_ms: int, changelog: str
+) -> Iterator[tuple[bytes, bytes | None, int]]:
+    """Yield the changelog records of changes. A tombstone is of now: one with the time of its row could be forgotten before the row is."""
+    for key, row in changes:
+        yield (
+            (layout.changelog_key(spec.kind, key), None, int(time.time() * 1000)) if row is None else record_of(spec, key, row, oldest_ms, changelog)
+        )

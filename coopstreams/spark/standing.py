@@ -1,0 +1,76 @@
+"""Where an application that is stopped stands, asked of Kafka.
+
+Invariant: a position that is told here cannot move without a member in the group, and `check_stopped` finds those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+
+from coopstreams.commit.record import Committed, Segment
+from coopstreams.commit.view import Hole, combine
+from coopstreams.config import Config
+from coopstreams.consumer.offsets import individual_commits
+from coopstreams.group.admin import GroupAdmin
+from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.log import Position
+from coopstreams.spark.committed import is_done
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import GroupError, LogError
+from coopstreams.topology.keys import WHOLE, key_hashes
+
+_BATCH = 10_000
+_FETCHES = 300
+"""How often nothing may come, a tenth of a second each, before a transaction that is open is an error."""
+
+
+def check_stopped(config: Config) -> None:
+    """Do nothing if no instance of the application runs.
+
+    Raises:
+        GroupError: some do; says how many.
+    """
+    application = config["application.id"]
+    with GroupAdmin(config.client, application) as admin:
+        members = admin.describe().members
+    if members:
+        raise GroupError(
+            f'"{application}" has {len(members)} members: state is rebuilt from the source for an application that stands still. Stop all its '
+            "instances, then try again."
+        )
+
+
+def committed(config: Config, cluster: KafkaLog, places: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[Segment, ...]]:
+    """Return what the application has committed of these partitions, of all hashes; it has begun each at its start."""
+    wanted = sorted(places)
+    with GroupAdmin(config.client, config["application.id"]) as admin, individual_commits(cluster, config["application.id"]) as follower:
+        plain = {at: None if found is None else Committed.parse(*found) for at, found in admin.committed(wanted).items()}
+        if follower is not None:
+            follower.check([at for at, found in admin.committed([follower.partition]).items() if found is not None])
+        resolved = {at: [Hole(WHOLE)] if follower is None else follower.resolve(at, WHOLE) for at in wanted}
+        return {at: tuple(combine(pieces, plain.get(at), Position(cluster.start_offset(at)))) for at, pieces in resolved.items()}
+
+
+def unread(cluster: KafkaLog, place: TopicPartition, segments: Sequence[Segment], end: int) -> int:
+    """Return how many records below an end are not committed.
+
+    Raises:
+        LogError: a transaction is open below the end.
+    """
+    at = max(cluster.start_offset(place), min(segment.position for segment in segments))
+    count, empty = 0, 0
+    with closing(cluster.reader()) as reader:
+        reader.assign({place: Position(at)})
+        while at < end:
+            runs = reader.fetch(_BATCH, 0.1)
+            empty = 0 if runs else empty + 1
+            if empty > _FETCHES:
+                raise LogError(
+                    f"{place}: nothing comes behind offset {at}, below the end {end}: a transaction is open there. End it, then try again."
+                )
+            for run in runs:
+                at = run.next_offset
+                for offset, hash_ in zip(run.columns.offsets, key_hashes(run.columns.keys, run.columns.offsets), strict=True):
+                    count += offset < end and not any(hash_ in segment.range and is_done(segment, offset) for segment in segments)
+    return count

@@ -1,0 +1,150 @@
+"""Which records count for which task, how finely tasks are cut, and what makes one table another: decisions, without Kafka and Spark."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coopstreams import Processor, StreamsBuilder, Topology, key_value_store, serdes
+from coopstreams.commit.ranges import normalise
+from coopstreams.commit.record import Segment
+from coopstreams.spark import plan as planning
+from coopstreams.spark.committed import Cut, Now, Rebuild, Stands, aligned, end_of, is_done
+from coopstreams.spark.plan import Plan
+from coopstreams.spark.repairing import Differences, differences
+from coopstreams.spark.rounds import forwarded
+from coopstreams.spark.source_planning import stages_of
+from coopstreams.topology.columns import Columns
+from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.keys import GROUPS, WHOLE, KeyRange, key_hash
+
+RECORDS = 60
+
+
+@st.composite
+def segments(draw: st.DrawFn) -> tuple[Segment, ...]:
+    """Key ranges cut at key groups, each at a position of its own, with runs above it."""
+    cuts = sorted({0, GROUPS, *draw(st.sets(st.integers(1, GROUPS - 1), max_size=4))})
+    made = []
+    for first, end in pairwise(cuts):
+        position = draw(st.integers(0, RECORDS))
+        bounds = draw(st.lists(st.integers(position + 1, RECORDS + 5), max_size=4, unique=True))
+        runs = normalise(zip(*[iter(sorted(bounds))] * 2, strict=False))
+        made.append(Segment(KeyRange.of_groups(first, end - 1), position, 0, runs))
+    return tuple(made)
+
+
+@given(st.integers(1, 12), st.lists(segments(), max_size=3))
+def test_each_task_lies_within_one_segment_and_fewer_would_not_do(wanted: int, stands: list[tuple[Segment, ...]]) -> None:
+    def fits(count: int) -> bool:
+        return all(any(each.range.covers(piece) for each in stand) for stand in stands for piece in KeyRange.split(count))
+
+    count = aligned(wanted, stands)
+    assert count is not None
+    assert count >= wanted
+    assert fits(count)
+    assert not any(fits(fewer) for fewer in range(wanted, count))
+
+
+def test_a_segment_that_is_cut_within_a_key_group_fits_no_task() -> None:
+    middle = KeyRange.of_groups(0, 0).end // 2
+    assert aligned(1, [(Segment(KeyRange(0, middle), 1), Segment(KeyRange(middle + 1, KeyRange.MAX), 2))]) is None
+
+
+@given(
+    segments(),
+    st.integers(1, 6),
+    st.sets(st.integers(0, RECORDS - 1)).map(sorted),
+    st.sets(st.integers(1, RECORDS)),
+)
+def test_what_is_committed_counts_and_a_task_ends_where_its_segment_does(
+    stand: tuple[Segment, ...], ranges: int, offsets: list[int], batches: set[int]
+) -> None:
+    keys = {offset: b"key-%d" % (offset % 7) for offset in offsets}
+    cut = Cut(KeyRange.split(ranges), stand)
+    assert cut.pieces[0].range.start == 0
+    assert [after.range.start - before.range.end for before, after in pairwise(cut.pieces)] == [1] * (len(cut.pieces) - 1)
+    counted: list[tuple[int, int]] = []
+    for start, end in pairwise(sorted({0, RECORDS, *batches})):
+        part = [offset for offset in offsets if start <= offset < end]
+        seen: list[int] = []
+        for first, last in cut.spans(part):
+            span = part[first:last]
+            seen += span
+            cut.tell(span[-1], Now(span[-1], span[-1], []))
+            for number, piece in enumerate(cut.pieces):
+                mine = [offset for offset in span if key_hash(keys[offset]) in piece.range]
+                columns = Columns([keys[offset] for offset in mine], [None] * len(mine), mine, mine, mine, None)
+                counted += [(offset, piece.slot) for offset in cut.committed(number, columns).offsets]
+        assert seen == part
+    right = [(offset, segment) for offset in offsets for segment in stand if key_hash(keys[offset]) in segment.range and is_done(segment, offset)]
+    assert sorted(offset for offset, _ in counted) == [offset for offset, _ in right]
+    for slot, time in enumerate(cut.ends):
+        until = min(piece.segment.position for piece in cut.pieces if piece.slot == slot)
+        below = [offset for offset in offsets if offset < until]
+        assert time == (Now(below[-1], below[-1], []) if below else None)
+    assert all(offset < end_of(stand) for offset, _ in counted)
+
+
+rows = st.dictionaries(st.binary(max_size=3), st.binary(max_size=2))
+
+
+@given(rows, rows)
+def test_the_differences_make_one_table_the_other_and_are_as_few_as_can_be(found: dict[bytes, bytes], right: dict[bytes, bytes]) -> None:
+    counted, table = Differences(), dict(found)
+    changes = list(differences(iter(sorted(found.items())), iter(sorted(right.items())), counted))
+    for key, row in changes:
+        assert table.get(key) != row
+        if row is None:
+            del table[key]
+        else:
+            table[key] = row
+    assert table == right
+    assert counted.wrong == len(changes)
+    assert counted.equal == sum(right.get(key) == row for key, row in found.items())
+    assert (counted.added, counted.deleted) == (len(right.keys() - found.keys()), len(found.keys() - right.keys()))
+
+
+def chain() -> Topology:
+    builder = StreamsBuilder("chain")
+    words = builder.stream("words", key=serdes.text, value=serdes.text)
+    words.group_by_key().count(store="by-key")
+    words.select_key(lambda _, value: value, key=serdes.text).repartition(name="by-value").group_by_key().count(store="by-value")
+    builder.stream("others", key=serdes.text, value=serdes.text).group_by_key().count(store="others")
+    return builder.build()
+
+
+def stages(rebuild: Rebuild, ranges: int = 2) -> list[tuple[tuple[str, ...], int, int, tuple[int, ...] | None]]:
+    topology = chain()
+    (repartition,) = (topic for part in topology.subtopologies for topic in forwarded(part))
+    made = stages_of(topology, {"words": 2, "others": 1, repartition: 2}, rebuild, ranges)
+    plan = Plan("r", "chain", planning.digest(topology), {"words": {0: (0, 9), 1: (0, 9)}}, made, {"words": 2}, rebuild=rebuild)
+    assert Plan.from_json(plan.to_json()) == plan
+    return [(stage.stores, stage.ranges, stage.first, stage.only) for stage in made]
+
+
+def test_the_sub_topologies_run_that_a_store_needs_and_the_last_one_in_part() -> None:
+    at, apart = (Segment(WHOLE, 5),), (Segment(KeyRange.of_groups(0, 84), 3), Segment(KeyRange.of_groups(85, 255), 5))
+    (repartition,) = (topic for part in chain().subtopologies for topic in forwarded(part))
+    stands: Stands = {"words": {0: at, 1: apart}, repartition: {0: at, 1: at}, "others": {0: at}}
+    assert stages(Rebuild(("others",), None, WHOLE, stands, {})) == [(("others",), 2, 0, (0, 1))]
+    # The first is needed as a whole, and its key ranges are cut at a third.
+    both = stages(Rebuild(("by-value",), (1,), KeyRange.of_groups(0, 127), stands, {}))
+    assert both == [(("by-key",), 3, 0, None), (("by-value",), 2, 6, (2,))]
+
+
+class Keeps(Processor[str, str, str, str]):
+    """Has a store, which all keys share."""
+
+
+def test_a_task_that_cannot_be_divided_must_stand_in_one_place() -> None:
+    builder = StreamsBuilder("undivided")
+    store = key_value_store("seen", key=serdes.text, value=serdes.text)
+    builder.stream("words", key=serdes.text, value=serdes.text).process(Keeps, stores=[store], by_key=False)
+    lower, upper = KeyRange.split(2)
+    stands = {"words": {0: (Segment(lower, 1), Segment(upper, 2))}}
+    with pytest.raises(ConfigError, match="cannot be divided there"):
+        stages_of(builder.build(), {"words": 1}, Rebuild(("seen",), None, WHOLE, stands, {}), 4)

@@ -1,0 +1,267 @@
+"""State of a stopped application from its source topics: it is the fold of what was committed, whatever the changelogs say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from coopstreams import StreamsBuilder, serdes
+from coopstreams.cli import app as app_of_commands
+from coopstreams.config import Config
+from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.spark import Options, backfill
+from coopstreams.spark.plan import Plan, Stage
+from coopstreams.spark.repairing import Differences
+from coopstreams.spark.source_planning import begin_rebuild
+from coopstreams.spark.source_rebuild import RebuiltFromSource, rebuild_from_source
+from coopstreams.tasks.rebuild import Wanted
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import ConfigError, GroupError, OffsetOutOfRangeError
+from coopstreams.topology.keys import KeyRange, key_hash, partition_of
+from tests.broker import law
+from tests.broker.counting import Counting, await_table, metric, table
+from tests.broker.reading import latest, read_topic
+from tests.broker.waiting import eventually
+from tests.conftest import Kafka
+from tests.spark.shop import PARTITIONS, Shop, fold, produce
+from tests.spark.test_command import PROGRAM
+from tests.spark.test_hand_over import clean_cut
+from tests.spark.test_resume import stumble
+
+pytestmark = pytest.mark.broker
+
+LOWER, UPPER = KeyRange.split(2)
+
+
+def right(found: RebuiltFromSource) -> None:
+    assert {store: each.wrong for store, each in found.stores.items()} == dict.fromkeys(found.stores, 0)
+
+
+def test_state_is_the_fold_of_what_each_key_range_has_committed(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
+    shop = Shop.make(kafka)
+    records = law.law_input(seed=3, orders=2000, partitions=PARTITIONS)
+    first = records[: clean_cut(records)]
+    shop.write(first)
+    shop.run(tmp_path / "before", first, ranges=2)
+    assert shop.tables() == fold(first)
+
+    # The lower half of partition 0 has committed half of it only.
+    half: dict[tuple[str, int], int] = {}
+    for place, mine in shop.partitions(first[: clean_cut(first)]).items():
+        if place.partition == 0:
+            half[mine[0].topic, 0] = len(mine)
+            shop.put_back(place, LOWER, len(mine), max(record.timestamp for record in mine))
+
+    def done(record: law.Input, offset: int) -> bool:
+        below = half.get((record.topic, record.partition))
+        return below is None or offset < below or key_hash((record.key or "").encode()) in UPPER
+
+    found = shop.rebuild(spark, tmp_path)
+    expected = fold(first, done)
+    assert shop.tables() == expected != fold(first)
+    assert found.plan.stages[0].ranges == 2, "tasks are cut where key ranges stand at different positions"
+
+    # One row is wrong, one is missing, one does not belong there.
+    wrong, missing = sorted(key for key in expected["running"] if key_hash(key.encode()) in LOWER)[:2]
+    places = {key: next(record.partition for record in first if record.key == key) for key in (wrong, missing)}
+    produce(kafka, TopicPartition(shop.changelog("running"), places[wrong]), {wrong.encode(): serdes.int64.encode(77)})
+    produce(kafka, TopicPartition(shop.changelog("running"), places[missing]), {missing.encode(): None})
+    produce(kafka, TopicPartition(shop.changelog("running"), 1), {b"nobody": serdes.int64.encode(1)})
+    damaged = shop.tables()
+    audit = shop.rebuild(spark, tmp_path, dry_run=True)
+    assert audit.stores["running"] == Differences(len(expected["running"]) - 2, added=1, changed=1, deleted=1)
+    assert [each.wrong for store, each in audit.stores.items() if store != "running"] == [0] * 4
+    assert shop.tables() == damaged, "a dry run wrote something"
+    repaired = shop.rebuild(spark, tmp_path)
+    assert repaired.stores == audit.stores
+    assert shop.tables() == expected
+
+    shop.write(records[len(first) :])
+    shop.run(tmp_path / "after", records, ranges=3)
+    assert shop.tables() == fold(records)
+    right(shop.rebuild(spark, tmp_path, dry_run=True))
+
+
+def damage(counting: Counting, keys: Iterable[str], value: bytes | None) -> None:
+    """Write this value for these keys into the changelog."""
+    for key in keys:
+        place = TopicPartition(counting.changelog, partition_of(key.encode(), 2))
+        produce(counting.kafka, place, {key.encode(): value})
+
+
+def counts(counting: Counting, store: str = "counts") -> dict[str, int]:
+    """Return what the changelog says."""
+    topic = f"{counting.application}-{store}-changelog"
+    return {key.decode(): serdes.int64.decode(value) for key, value in latest(read_topic(counting.kafka.bootstrap, topic)).items()}
+
+
+def settings_of(counting: Counting, **given: str) -> dict[str, str]:
+    return {"bootstrap.servers": counting.kafka.bootstrap, **{name.replace("_", "."): value for name, value in given.items()}}
+
+
+def plan_of(counting: Counting, folder: Path, wanted: Wanted | None = None, *, dry_run: bool = False, incomplete: bool = False, **given: str) -> Plan:
+    """Return what a rebuild would do."""
+    config = Config.of(settings_of(counting, **given), counting.application)
+    return begin_rebuild(counting.topology, config, wanted or Wanted(), ranges=1, dry_run=dry_run, incomplete=incomplete, work=str(folder / "work"))
+
+
+def has_run(counting: Counting, folder: Path, written: Mapping[str, int]) -> None:
+    """Let the application count what was written, and stop it."""
+    with counting.app(folder) as app:
+        await_table(app, dict(written))
+
+
+def test_some_partitions_and_key_groups_from_the_command_line_then_all_of_it_with_a_snapshot(
+    kafka: Kafka, spark: SparkSession, tmp_path: Path
+) -> None:
+    counting, url, local = Counting.make(kafka, 2), str(tmp_path / "snapshots"), tmp_path / "state"
+    written = counting.write(f"key-{number % 120}" for number in range(400))
+    has_run(counting, local, written)
+    wrong = {(partition_of(key.encode(), 2), key_hash(key.encode()) in LOWER): key for key in written}
+    assert len(wrong) == 4
+    damage(counting, wrong.values(), serdes.int64.encode(1000))
+    has_run(counting, local, {**written, **dict.fromkeys(wrong.values(), 1000)})  # the instance has the damage now
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(application=counting.application, source=counting.source, sink=counting.sink))
+
+    def rebuild(*options: str) -> str:
+        command = ["rebuild", str(program), "--from", "source", "--bootstrap-servers", kafka.bootstrap, "--work", str(tmp_path / "work")]
+        done = CliRunner().invoke(app_of_commands, [*command, *options])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    audit = rebuild("--dry-run", "--ranges", "2")
+    assert "store counts: 116 equal, 0 added, 4 changed, 0 deleted" in audit
+    assert "a dry run: nothing was written" in audit
+    right_here = wrong.pop((0, True))
+    assert "0 added, 1 changed, 0 deleted" in rebuild("--partitions", "0", "--groups", "0-127", "--ranges", "2", "--store", "counts")
+    assert counts(counting) == {**written, **dict.fromkeys(wrong.values(), 1000)}
+    assert counts(counting)[right_here] == written[right_here]
+    assert "117 equal, 0 added, 3 changed, 0 deleted" in rebuild("--ranges", "3", "--snapshots", url)
+    assert counts(counting) == written
+
+    written += counting.write(list(written)[:50])
+    has_run(counting, local, written)  # replays what was made right
+    with counting.app(tmp_path / "new", snapshots_dir=url) as app:
+        await_table(app, written)
+        assert metric(app, "coopstreams_picked_up_keys_total") == 120
+    assert not [topic for topic in topics(kafka) if topic.startswith(f"{counting.application}-backfill-")]
+
+
+def topics(kafka: Kafka) -> set[str]:
+    with closing(KafkaLog({"bootstrap.servers": kafka.bootstrap})) as cluster:
+        return set(cluster.partitions())
+
+
+def test_a_changelog_that_was_deleted_is_written_again(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
+    counting = Counting.make(kafka, 2)
+    written = counting.write(f"key-{number % 60}" for number in range(300))
+    has_run(counting, tmp_path / "state", written)
+    with closing(KafkaLog({"bootstrap.servers": kafka.bootstrap})) as cluster:
+        cluster.delete_topics([counting.changelog])
+    eventually(lambda: counting.changelog not in topics(kafka), 60, lambda: "the topic is still there")
+    plan_of(counting, tmp_path, dry_run=True)
+    assert counting.changelog not in topics(kafka), "a dry run has made a topic"
+    made = rebuild_from_source(counting.topology, settings_of(counting), spark=spark, ranges=1, work=str(tmp_path / "work"))
+    assert made.stores == {"counts": Differences(added=60)}
+    assert counts(counting) == written
+    written += counting.write(list(written)[:50])
+    has_run(counting, tmp_path / "state", written)
+    assert counts(counting) == written
+
+
+def two_stages(counting: Counting) -> Counting:
+    """Counts by key, and by the last character of the key behind a repartition topic. The first attempt of some tasks fails in Spark."""
+    builder = StreamsBuilder(counting.application)
+    stream = builder.stream(counting.source, key=serdes.text, value=serdes.raw).peek(stumble)
+    stream.group_by_key().count(store="counts")
+    stream.select_key(lambda key, _: key[-1], key=serdes.text).repartition(name="by-digit").group_by_key().count(store="digits")
+    return replace(counting, topology=builder.build())
+
+
+def test_a_store_behind_a_repartition_is_rebuilt_once_all_was_read_there_and_no_attempt_writes_twice(
+    kafka: Kafka, spark: SparkSession, tmp_path: Path
+) -> None:
+    counting = two_stages(Counting.make(kafka, 2))
+    written = counting.write(f"key-{number % 70}" for number in range(500))
+    digits: Counter[str] = Counter()
+    for key, count in written.items():
+        digits[key[-1]] += count
+    with counting.app(tmp_path / "state") as app:
+        eventually(lambda: table(app, "digits") == digits, 120, lambda: f"{table(app, 'digits')} is not {digits}")
+    given: dict[str, Any] = {"spark": spark, "ranges": 1, "work": str(tmp_path / "work")}
+    for store in ("counts", "digits"):
+        for key in ("7", "key-7"):
+            produce(kafka, TopicPartition(f"{counting.application}-{store}-changelog", partition_of(key.encode(), 2)), {key.encode(): bytes(8)})
+    only = rebuild_from_source(counting.topology, settings_of(counting), wanted=Wanted(["digits"]), **given)
+    assert only.stores == {"digits": Differences(len(digits) - 1, changed=1, deleted=1)}
+    assert counts(counting, "digits") == digits
+    assert counts(counting)["key-7"] == counts(counting)["7"] == 0, "the other store was not asked for"
+
+    before = len(read_topic(kafka.bootstrap, counting.changelog))
+    both = rebuild_from_source(counting.topology, settings_of(counting), **given)
+    assert both.stores == {"counts": Differences(len(written) - 1, changed=1, deleted=1), "digits": Differences(len(digits))}
+    assert counts(counting) == written
+    assert len(read_topic(kafka.bootstrap, counting.changelog)) == before + 2
+
+    produce(kafka, TopicPartition(f"{counting.application}-by-digit-repartition", 1), {b"1": b"x"})
+    with pytest.raises(ConfigError, match=r"by-digit-repartition-1 has 1 records that the application has written to itself and not read"):
+        plan_of(counting, tmp_path)
+    assert [stage.stores for stage in plan_of(counting, tmp_path, Wanted(["counts"])).stages] == [("counts",)]
+
+
+def test_what_would_give_another_state_is_refused(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
+    counting = Counting.make(kafka, 2)
+    with pytest.raises(ConfigError, match="has committed nothing of what it reads"):
+        plan_of(counting, tmp_path)
+    written = counting.write(f"key-{number % 60}" for number in range(300))
+    with counting.app(tmp_path / "state") as app:
+        await_table(app, written)
+        with pytest.raises(GroupError, match="has 1 members"):
+            plan_of(counting, tmp_path)
+    with pytest.raises(ConfigError, match="nobody knows where that was"):
+        plan_of(counting, tmp_path, auto_offset_reset="latest")
+    with pytest.raises(ConfigError, match="no such store with a changelog; there are counts"):
+        plan_of(counting, tmp_path, Wanted(["count"]))
+    with pytest.raises(ConfigError, match="there is no partition 2"):
+        plan_of(counting, tmp_path, Wanted(partitions=[2]))
+
+    def run(_: Stage) -> None:
+        has_run(counting, tmp_path / "state", written + counting.write(["key-1"]))
+
+    with pytest.raises(GroupError, match="was planned: what was written is of an older state"):
+        rebuild_from_source(counting.topology, settings_of(counting), spark=spark, ranges=1, work=str(tmp_path / "work"), on_stage=run)
+
+    with closing(KafkaLog({"bootstrap.servers": kafka.bootstrap})) as cluster:
+        cluster.delete_before(TopicPartition(counting.source, 1), 10)
+    with pytest.raises(OffsetOutOfRangeError, match=rf"records are gone: {counting.source}-1 begins at 10\b.*--incomplete"):
+        plan_of(counting, tmp_path)
+    assert plan_of(counting, tmp_path, incomplete=True).cut[counting.source][1][0] == 10
+
+
+def test_a_run_is_resumed_as_what_it_is(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
+    counting = Counting.make(kafka, 2)
+    written = counting.write(f"key-{number % 60}" for number in range(300))
+    has_run(counting, tmp_path / "state", written)
+    damage(counting, ["key-1"], serdes.int64.encode(1000))
+    given: dict[str, Any] = {"spark": spark, "work": str(tmp_path / "work")}
+
+    def die(_: Stage) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rebuild_from_source(counting.topology, settings_of(counting), ranges=1, on_stage=die, **given)
+    (run,) = [folder.name for folder in (tmp_path / "work").iterdir()]
+    with pytest.raises(ConfigError, match=f"is a rebuild --from source: go on with it by coopstreams rebuild --from source --resume {run}"):
+        backfill(counting.topology, settings_of(counting), spark=spark, options=Options(work=str(tmp_path / "work")), resume=run)
+    done = rebuild_from_source(counting.topology, settings_of(counting), resume=run, **given)
+    assert done.stores == {"counts": Differences(59, changed=1)}
+    assert counts(counting) == written
