@@ -7,6 +7,8 @@ is the same for every number of ranges.
 
 Invariant: while a source's queue is empty, records of the others pass only up to the stream time that source has reached, unless
 that source was read to its end (there is nothing on the broker to wait for) and has been there for as long as producers are waited for.
+So do the times that siblings' records have reached: in its turn, behind a batch's own records. Told at once, the time that one fetch brought would
+close windows, and forget what joins remember, for records of the other sources that wait here.
 Source: KIP-353, KIP-695 (`max.task.idle.ms`: 0 waits for what the broker has, more for producers as well, -1 for nothing).
 Turned down: the head's own timestamp (a late record of another key would change the order).
 """
@@ -142,13 +144,14 @@ class SourceQueues:
             cut = bisect_right if ties else bisect_left
             count = max(1, cut(columns.stream_times, limit))
         count = min(count, most)
-        if count >= len(columns):
+        if not count or (count == len(columns) and (limit is None or stream_time < limit + ties)):
             source.waiting.popleft()
-            source.records -= len(columns)
+            source.records -= count
             source.stream_time = stream_time
             return Step(name, columns, next_offset, stream_time, clocks)
         taken, rest = columns.slice(0, count), columns.slice(count, len(columns))
+        # What is left may be no record, but the time that siblings' records have reached: it, too, waits for its turn.
         source.waiting[0] = (rest, next_offset, stream_time, clocks)
         source.records -= count
         source.stream_time = taken.stream_times[-1]
-        return Step(name, taken, rest.offsets[0], source.stream_time)
+        return Step(name, taken, rest.offsets[0] if len(rest) else taken.offsets[-1] + 1, source.stream_time)

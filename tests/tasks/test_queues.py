@@ -140,3 +140,30 @@ def test_the_order_does_not_depend_on_batches(left: list[int], right: list[int],
         (s.topic, offset) for _, _, s, offset in sorted((high, order, s, offset) for order, s in enumerate(logs) for offset, _, high in logs[s])
     ]
     assert seen == expected
+
+
+owned = st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=30)
+
+
+@given(owned, owned, st.randoms(use_true_random=False))
+def test_no_source_tells_a_time_to_which_another_has_not_come(left: list[tuple[int, bool]], right: list[tuple[int, bool]], random) -> None:  # type: ignore[no-untyped-def]
+    """Part of the records are siblings'. A task hears how far they have moved time: when it has come there, and not later than at the end."""
+    mine = {TABLE: [own for _, own in left], STREAM: [own for _, own in right]}
+    logs = {TABLE: log_of([time for time, _ in left]), STREAM: log_of([time for time, _ in right])}
+    queues = SourceQueues([(TABLE, START), (STREAM, START)])
+    at, told = dict.fromkeys(logs, 0), dict.fromkeys(logs, START)
+    ended: set[TopicPartition] = set()
+    while len(ended) < 2:
+        source = random.choice([s for s in logs if s not in ended])
+        upto = min(len(logs[source]), at[source] + random.randint(0, 5))
+        end = upto == len(logs[source])
+        records = [record for record, own in zip(logs[source][at[source] : upto], mine[source][at[source] :], strict=False) if own]
+        queues.add(run_of(source, records, upto, logs[source][upto - 1][2] if upto else NO_STREAM_TIME, at_end=end))
+        at[source] = upto
+        if end:
+            ended.add(source)
+        for step in queues.steps(1 << 20, 0.0):
+            first = step.columns.stream_times[0] if len(step.columns) else step.stream_time
+            assert all(position.stream_time <= first for other, position in told.items() if other != step.source)
+            told[step.source] = Position(step.next_offset, step.stream_time)
+    assert told == {source: Position(len(log), log[-1][2] if log else NO_STREAM_TIME) for source, log in logs.items()}

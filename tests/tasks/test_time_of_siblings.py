@@ -1,0 +1,77 @@
+"""Time that comes from other tasks' records, in a task of several sources: as much of it as the task has come to, and no more."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from coopstreams import JoinWindows, StreamsBuilder, TimeWindows, serdes
+from coopstreams.testing import TopologyTestDriver
+from coopstreams.topology.keys import KeyRange, key_hash
+from coopstreams.topology.nodes import Topology
+from tests.tasks.engine import EXACTLY, Engine
+
+FIRST = KeyRange.split(4)[0]
+_KEYS = [b"key-%d" % number for number in range(20)]
+RARE = next(key for key in _KEYS if key_hash(key) in FIRST)
+"""The left has one early record with it and then no more: all that its task hears from there is what time its siblings have reached."""
+KEYS = [RARE, *(key for key in _KEYS if key_hash(key) not in FIRST)]
+SECONDS = 600
+BEHIND_MS = SECONDS * 1000
+"""When nothing that counts comes any more."""
+
+Rows = list[tuple[bytes | None, bytes | None, int]]
+
+
+def rows_of(topic: str) -> Rows:
+    """One record a second, in order, and at last what lets all go that waits; of the left none with the rare key, but at the beginning."""
+    keys = [key for key in KEYS if topic == "right" or key != RARE]
+    rows: Rows = [(RARE, b"%s at 0" % topic.encode(), 0)]
+    rows += [(keys[second % len(keys)], b"%s at %d" % (topic.encode(), second), second * 1000 + (topic == "right")) for second in range(1, SECONDS)]
+    return [*rows, *((key, b"the end", BEHIND_MS + 60_000 * (number + 1)) for number, key in enumerate(keys))]
+
+
+def counted() -> Topology:
+    builder = StreamsBuilder("counted")
+    left, right = (builder.stream(topic, key=serdes.raw, value=serdes.raw) for topic in ("left", "right"))
+    windows = left.merge(right).group_by_key().windowed_by(TimeWindows(seconds=5, grace=0)).count(store="counts")
+    windows.to_stream().map_values(lambda count: b"%d" % count, value=serdes.raw).to("out")
+    return builder.build()
+
+
+def joined() -> Topology:
+    builder = StreamsBuilder("joined")
+    left, right = (builder.stream(topic, key=serdes.raw, value=serdes.raw) for topic in ("left", "right"))
+    both = left.outer_join(right, lambda one, other: b"%r, %r" % (one, other), windows=JoinWindows(4000, grace=1000), value=serdes.raw)
+    both.to("out")
+    return builder.build()
+
+
+@pytest.mark.parametrize("ranges", [1, 4])
+@pytest.mark.parametrize("made", [counted, joined])
+def test_siblings_that_are_far_ahead_in_one_source_close_nothing_for_what_waits_in_another(made: Callable[[], Topology], ranges: int) -> None:
+    """All is there when a task opens: one fetch brings ten minutes of each topic."""
+    topology = made()
+    engine = Engine(topology, {"left": 1, "right": 1, "out": 1}, processing_guarantee=EXACTLY)
+    for topic in ("left", "right"):
+        engine.write(topic, rows_of(topic))
+    engine.start()
+    for piece in reversed(KeyRange.split(ranges)):
+        engine.open(piece)
+        engine.settle()  # that of the rare key comes last: what siblings share is far ahead of it
+    engine.stop()
+    out = engine.read("out")
+    found = Counter((key, value) for key, value, time in zip(out.keys, out.values, out.timestamps, strict=True) if time < BEHIND_MS)
+    assert found == expected(topology)
+
+
+def expected(topology: Topology) -> Counter[tuple[bytes | None, bytes | None]]:
+    """What comes of the records one by one, in the order of time."""
+    rows = sorted(((topic, *row) for topic in ("left", "right") for row in rows_of(topic)), key=lambda row: row[3])
+    with TopologyTestDriver(topology) as driver:
+        for topic, key, value, timestamp in rows:
+            driver.input(topic, serdes.raw, serdes.raw).send(key, value, timestamp)
+        records = driver.output("out", serdes.raw, serdes.raw).records()
+    return Counter((record.key, record.value) for record in records if record.timestamp < BEHIND_MS)
