@@ -144,6 +144,11 @@ class WindowStore(TableStore, Protocol):
         """Return the windows of a plain key with first <= start <= last, by their starts."""
         ...
 
+    @property
+    def observed(self) -> int:
+        """The time by which windows expire, as far as `advance` let it come; -1 if it never did."""
+        ...
+
 
 class SessionStore(TableStore, Protocol):
     """A store of sessions in which those of a key can be found by time. Change it by `put` alone."""

@@ -64,9 +64,13 @@ class Membership:
 class Engine:
     """The tasks of one sub-topology, opened and closed by hand."""
 
-    def __init__(self, topology: Topology, topics: Mapping[str, int], *, threads: int = 1, interval_s: float = 0.02, **settings: Any) -> None:
+    def __init__(
+        self, topology: Topology, topics: Mapping[str, int], *, threads: int = 1, interval_s: float = 0.02, buffer: int = 1 << 20, **settings: Any
+    ) -> None:
         self.application = topology.application_id
         self.generation = 1
+        self.buffer = buffer
+        """How many bytes of rows a task keeps in memory."""
         self.at_fence: list[dict[str, int]] = []
         """The ends of partition 0 of all topics at each fence that was asked."""
         self.log = MemoryLog(self._check_fence)
@@ -106,7 +110,7 @@ class Engine:
             for source in sources
         }
         database = self.databases.setdefault(partition, Database(Memory(), self.stores))
-        state = TaskState(database, self.stores, range_, 1 << 20)
+        state = TaskState(database, self.stores, range_, self.buffer)
         progress = Progress(range_, openings, Author(self.application, self.member.generation, f"app-{thread}"))
         on_failure = handler(id_, self.config, partial(self.metrics.dropped, id_), self.committers[thread].dead_letter)
         opened = Incarnation(id_, sources, state, progress, self.member.epoch)

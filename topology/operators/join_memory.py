@@ -16,12 +16,12 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 from sortedcontainers import SortedList
 
 from coopstreams.topology.join_nodes import StreamStreamJoin
-from coopstreams.topology.stores import TableStore, split_window_key, window_key
+from coopstreams.topology.stores import TableStore, WindowStore, split_window_key, window_key
 
 Pair: TypeAlias = tuple[bytes | None, Any, Any, int]
 """Key, left value, right value, timestamp: what a join has to say."""
@@ -60,7 +60,7 @@ class JoinMemory:
         before, after = windows.before_ms, windows.after_ms
         self._reach = ((before, after), (after, before))
         self._outer = (node.kind != "inner", node.kind == "outer")
-        self._sides = [_Side(stores[spec.name], windows.retention_ms) for spec in node.stores[:2]]
+        self._sides = [_Side(cast(WindowStore, stores[spec.name]), windows.retention_ms) for spec in node.stores[:2]]
         self._keeps = (len(self._sides) > 1, True)
         if len(self._sides) == 1:
             self._sides *= 2
@@ -180,9 +180,10 @@ class Gate:
 class _Side:
     """The records of one stream: which timestamps each key has, in memory, and the values in a window store."""
 
-    def __init__(self, store: TableStore, retention_ms: int) -> None:
+    def __init__(self, store: WindowStore, retention_ms: int) -> None:
         self._store, self._retention_ms = store, retention_ms
-        self._newest = self._swept = _NEVER
+        # What the store has forgotten stays forgotten: siblings may have moved it further than the rows of this task say.
+        self._newest = self._swept = max(_NEVER, store.observed)
         self._times: dict[bytes, list[int]] = {}
         for row, _ in store.scan(None, None):
             key, at = split_window_key(row)

@@ -1,0 +1,127 @@
+"""A join of streams whose tasks are closed and opened again, with records that come late: no pair is missed, none is told twice."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+
+import pytest
+
+from coopstreams import JoinWindows, StreamsBuilder, serdes
+from coopstreams.state.database import Database
+from coopstreams.state.memory import Memory
+from coopstreams.testing import TopologyTestDriver
+from coopstreams.topology.keys import KeyRange, key_hash
+from coopstreams.topology.nodes import Topology
+from tests.tasks.engine import EXACTLY, PATIENCE_S, Engine
+
+KEYS = [b"key-%d" % number for number in range(12)]
+REACH_MS, GRACE_MS = 4_000, 1_000
+Rows = list[tuple[bytes | None, bytes | None, int]]
+Results = Counter[tuple[bytes | None, bytes | None]]
+
+
+def joined() -> Topology:
+    builder = StreamsBuilder("joined")
+    left, right = (builder.stream(topic, key=serdes.raw, value=serdes.raw) for topic in ("left", "right"))
+    windows = JoinWindows(REACH_MS, grace=GRACE_MS)
+    left.outer_join(right, lambda one, other: b"%r, %r" % (one, other), windows=windows, value=serdes.raw).to("out")
+    return builder.build()
+
+
+def parts_of(seed: int) -> list[dict[str, Rows]]:
+    """What is written between two restarts: one record in five comes up to half a minute late. The last part lets all go that waits."""
+    chance = random.Random(seed)
+    parts = [{"left": Rows(), "right": Rows()} for _ in range(4)]
+    number = 0
+    for at, part in enumerate(parts):
+        for topic, rows in part.items():
+            for _ in range(chance.randint(1, 60)):
+                now = at * 60_000 + len(rows) * 1_000
+                late = chance.randint(0, 30_000) if chance.random() < 0.2 else chance.randint(0, 800)
+                number += 1
+                rows.append((chance.choice(KEYS), b"%s %d" % (topic.encode(), number), max(0, now - late)))
+    end = {topic: [(key, b"end", 600_000 + 60_000 * turn) for turn, key in enumerate(KEYS)] for topic in ("left", "right")}
+    return [*parts, end]
+
+
+def pairs(found: Results) -> Results:
+    return Counter(
+        {(key, value): count for (key, value), count in found.items() if value is not None and b"None" not in value and b"end" not in value}
+    )
+
+
+def expected(topology: Topology, parts: list[dict[str, Rows]]) -> Results:
+    """What comes of the records part by part, in the order of time."""
+    with TopologyTestDriver(topology) as driver:
+        for part in parts:
+            order = []
+            for number, (topic, rows) in enumerate(sorted(part.items())):
+                now = -1
+                for offset, (key, value, timestamp) in enumerate(rows):
+                    now = max(now, timestamp)
+                    order.append((now, number, offset, topic, key, value, timestamp))
+            for _, _, _, topic, key, value, timestamp in sorted(order, key=lambda row: row[:3]):
+                driver.input(topic, serdes.raw, serdes.raw).send(key, value, timestamp)
+        return Counter((record.key, record.value) for record in driver.output("out", serdes.raw, serdes.raw).records())
+
+
+@pytest.mark.parametrize("ranges", [1, 4, 16])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_pair_is_missed_and_none_is_told_twice(seed: int, ranges: int) -> None:
+    """With several ranges a task may know less of what time it is for others' keys, and join what is later than grace allows."""
+    topology, parts = joined(), parts_of(seed)
+    engine = Engine(topology, {"left": 1, "right": 1, "out": 1}, processing_guarantee=EXACTLY, buffer=1)
+    engine.start()
+    kept = Memory()
+    for part in parts:
+        # As in a new process: what siblings have shared is gone, what was written is there.
+        engine.databases[0] = Database(kept, engine.stores)
+        for topic, rows in part.items():
+            engine.write(topic, rows)
+        tasks = [engine.open(piece) for piece in KeyRange.split(ranges)]
+        engine.settle()
+        for task in tasks:
+            engine.close(task)
+    engine.stop()
+    out = engine.read("out")
+    found = Counter(zip(out.keys, out.values, strict=True))
+    right = expected(topology, parts)
+    assert max(found.values()) == 1
+    assert not pairs(right) - pairs(found)
+    assert ranges > 1 or pairs(found) == pairs(right)
+
+
+def test_what_a_store_has_forgotten_stays_forgotten() -> None:
+    """After a restart a task has rows of its own keys only; how far time had come for its store, others' records had told it."""
+    halves = KeyRange.split(2)
+    mine, other = (next(key for key in KEYS if key_hash(key) in half) for half in halves)
+    engine = Engine(joined(), {"left": 1, "right": 1, "out": 1}, processing_guarantee=EXACTLY, buffer=1)
+    engine.start()
+    kept = Memory()
+    engine.databases[0] = Database(kept, engine.stores)
+    for topic in ("left", "right"):
+        engine.write(topic, [(other, b"ahead", 100_000), (mine, b"behind", 0)])
+    for half in reversed(halves):
+        task = engine.open(half)
+        engine.settle()
+        engine.close(task)
+    engine.databases[0] = Database(kept, engine.stores)  # as in a new process
+    engine.open(halves[0])
+    engine.write("left", [(mine, b"late", 50_000)])
+    engine.settle()
+    deadline = time.monotonic() + PATIENCE_S
+    while b"b'late', None" not in engine.read("out").values:  # once it is committed, nothing of it is in memory
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    engine.write("right", [(mine, b"late, too", 51_000)])
+    engine.settle()
+    engine.stop()
+    assert sorted(filter(None, engine.read("out").values)) == [
+        b"None, b'behind'",
+        b"None, b'late, too'",
+        b"b'ahead', b'ahead'",
+        b"b'behind', None",
+        b"b'late', None",
+    ]
