@@ -111,6 +111,7 @@ def restored(app: CoopStreams) -> set[str]:
     return {store for line in lines if float(line.rpartition(" ")[2]) for store in re.findall(r'store="([^"]+)"', line)}
 
 
+@pytest.mark.slow
 def test_an_optimised_application_goes_on_from_its_source_topic_and_from_the_snapshot(shop: Shop, spark: SparkSession, tmp_path: Path) -> None:
     shop.write([*shop.names("dear"), *shop.bought(range(150)), *shop.names("good"), *shop.bought(range(150, 300))])
     done = shop.backfill(spark, tmp_path)

@@ -112,7 +112,7 @@ def plan_with_table(topology: Topology, partitions: int, ranges: int, folder: Pa
     return replace(plan_of(topology, dict.fromkeys(SOURCES, partitions), ranges, folder / "snapshots"), outputs="table")
 
 
-@pytest.mark.parametrize(("left", "partitions", "ranges"), [(False, 1, 2), (True, 2, 3)])
+@pytest.mark.parametrize(("left", "partitions", "ranges"), [(False, 1, 2), pytest.param(True, 2, 3, marks=pytest.mark.slow)])
 def test_tables_and_all_their_updates_are_those_of_answers_that_come_at_once(
     spark: SparkSession, tmp_path: Path, left: bool, partitions: int, ranges: int
 ) -> None:
@@ -158,6 +158,7 @@ def test_questions_that_depend_on_the_time_are_refused(spark: SparkSession, tmp_
         run(spark, plan, topology, events, 1, tmp_path, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.broker
 def test_a_run_that_died_between_rounds_is_resumed_and_a_live_application_asks_and_answers_on(
     kafka: Kafka, spark: SparkSession, tmp_path: Path

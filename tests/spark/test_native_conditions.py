@@ -149,6 +149,7 @@ def test_filtered_and_in_hopping_windows_spark_folds_what_python_folds(spark: Sp
     assert len({dropped[why] for why in dropped if why.endswith("null key")}) > 1
 
 
+@pytest.mark.slow
 def test_a_condition_in_doubt_leaves_the_stage_to_python_which_raises(spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     builder = StreamsBuilder("native")
     builder.stream("records", key=serdes.text, value=serdes.json).filter(field("amount") > 5).group_by_key().count(store="large")

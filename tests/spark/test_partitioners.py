@@ -132,6 +132,7 @@ def one_sink(kafka: Kafka, to: Callable[[str], Any], partitioner: Callable[[str,
     return builder.build()
 
 
+@pytest.mark.slow
 def test_a_partition_that_is_not_there_is_the_records_fault_and_a_topic_the_runs(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
     settings, missing = {"bootstrap.servers": kafka.bootstrap}, kafka.unique("missing")
     beyond = one_sink(kafka, lambda sink: sink, lambda _topic, _key, _value, partitions: partitions)

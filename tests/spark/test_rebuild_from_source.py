@@ -187,6 +187,7 @@ def two_stages(counting: Counting) -> Counting:
     return replace(counting, topology=builder.build())
 
 
+@pytest.mark.slow
 def test_a_store_behind_a_repartition_is_rebuilt_once_all_was_read_there_and_no_attempt_writes_twice(
     kafka: Kafka, spark: SparkSession, tmp_path: Path
 ) -> None:
