@@ -313,8 +313,10 @@ def test_reading_and_writing_go_on_over_restarts_of_the_broker(broker_of_own: Br
     ends = {partition: log.end_offset(partition) for partition in (plain, atomic)}
     seen += fetch_until(reader, lambda runs: {run.partition: run.next_offset for run in seen + runs} == ends)
     assert all(failure.retryable or isinstance(failure, DeliveryError) for failure in failures), failures
-    assert values(records(run for run in seen if run.partition == plain)) == written
-    assert values(records(run for run in seen if run.partition == atomic)) == committed
+    for partition, right in ((plain, written), (atomic, committed)):
+        read, anew = records(run for run in seen if run.partition == partition), read_all(log, partition)
+        assert [(each.offset, each.value) for each in read] == [(each.offset, each.value) for each in anew], "another reader sees other records"
+        assert values(anew) == right, failures
     assert log.end_offset(plain) == len(written)
     reader.close()
     log.close()

@@ -42,7 +42,7 @@ def parts_of(seed: int) -> list[dict[str, Rows]]:
                 late = chance.randint(0, 30_000) if chance.random() < 0.2 else chance.randint(0, 800)
                 number += 1
                 rows.append((chance.choice(KEYS), b"%s %d" % (topic.encode(), number), max(0, now - late)))
-    end = {topic: [(key, b"end", 600_000 + 60_000 * turn) for turn, key in enumerate(KEYS)] for topic in ("left", "right")}
+    end: dict[str, Rows] = {topic: [(key, b"end", 600_000 + 60_000 * turn) for turn, key in enumerate(KEYS)] for topic in ("left", "right")}
     return [*parts, end]
 
 
