@@ -2,7 +2,7 @@
 
 import os
 
-from coopstreams import StreamsBuilder, serdes
+from coopstreams import SessionWindows, StreamsBuilder, serdes
 
 NAME = os.environ.get("BENCH_APPLICATION", "bench")
 SOURCE, SINK = os.environ.get("BENCH_SOURCE", "bench-in"), os.environ.get("BENCH_SINK", "bench-out")
@@ -19,3 +19,14 @@ _stateless = StreamsBuilder(NAME)
     .to(SINK)
 )
 stateless = _stateless.build()
+
+_sessions = StreamsBuilder(NAME)
+(
+    _sessions.stream(SOURCE, key=serdes.text, value=serdes.json)
+    .group_by_key()
+    .windowed_by(SessionWindows(gap=int(os.environ.get("BENCH_GAP_MS", "600000")), grace=int(os.environ.get("BENCH_GRACE_MS", "0"))))
+    .count(store="sessions")
+    .to_stream()
+    .to(SINK)
+)
+sessions = _sessions.build()

@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
-
-from coopstreams.config import Config
-from coopstreams.extractors import (
-    fail_on_invalid_timestamp,
-    log_and_skip_on_invalid_timestamp,
-    use_partition_time_on_invalid_timestamp,
-    wallclock_timestamp,
-)
-from coopstreams.state.engine import Change, Engine
-from coopstreams.tasks.lifecycle import RestoreListener, StreamsState
-from coopstreams.topology import errors, serdes
-from coopstreams.topology.branches import BranchedKStream
-from coopstreams.topology.builder import StreamsBuilder
-from coopstreams.topology.fields import field
-from coopstreams.topology.grouped import KGroupedStream, KGroupedTable
-from coopstreams.topology.join_windows import JoinWindows
-from coopstreams.topology.kstream import KStream
-from coopstreams.topology.ktable import KTable
-from coopstreams.topology.materialized import Materialized
-from coopstreams.topology.nodes import Topology
-from coopstreams.topology.processor_stores import KeyValueStore, SessionStore, VersionedStore, WindowStore
-from coopstreams.topology.processors import Processor, ProcessorContext, key_value_store, session_store, versioned_store, window_store
-from coopstreams.topology.records import Record
-from coopstreams.topology.serdes import Serde, Windowed
-from coopstreams.topology.suppressed import until_time_limit, until_window_closes
-from coopstreams.topology.topology_builder import TopologyBuilder
-from coopstreams.topology.windows import SessionWindows, SlidingWindows, TimeWindows, UnlimitedWindows, Windows
 
 if TYPE_CHECKING:
     from coopstreams.app import CoopStreams
+    from coopstreams.config import Config
+    from coopstreams.extractors import (
+        fail_on_invalid_timestamp,
+        log_and_skip_on_invalid_timestamp,
+        use_partition_time_on_invalid_timestamp,
+        wallclock_timestamp,
+    )
     from coopstreams.query.client import QueryClient
+    from coopstreams.state.engine import Change, Engine
+    from coopstreams.tasks.lifecycle import RestoreListener, StreamsState
+    from coopstreams.topology import errors, serdes
+    from coopstreams.topology.branches import BranchedKStream
+    from coopstreams.topology.builder import StreamsBuilder
+    from coopstreams.topology.fields import field
+    from coopstreams.topology.grouped import KGroupedStream, KGroupedTable
+    from coopstreams.topology.join_windows import JoinWindows
+    from coopstreams.topology.kstream import KStream
+    from coopstreams.topology.ktable import KTable
+    from coopstreams.topology.materialized import Materialized
+    from coopstreams.topology.nodes import Topology
+    from coopstreams.topology.processor_stores import KeyValueStore, SessionStore, VersionedStore, WindowStore
+    from coopstreams.topology.processors import Processor, ProcessorContext, key_value_store, session_store, versioned_store, window_store
+    from coopstreams.topology.records import Record
+    from coopstreams.topology.serdes import Serde, Windowed
+    from coopstreams.topology.suppressed import until_time_limit, until_window_closes
+    from coopstreams.topology.topology_builder import TopologyBuilder
+    from coopstreams.topology.windows import SessionWindows, SlidingWindows, TimeWindows, UnlimitedWindows, Windows
 
 __all__ = [
     "BranchedKStream",
@@ -83,16 +83,51 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Return what is loaded when first asked for: who only builds or tests a topology needs neither a Kafka client nor an HTTP client."""
-    if name == "CoopStreams":
-        from coopstreams.app import CoopStreams
+_HOME = {
+    name: module
+    for module, names in {
+        "coopstreams.app": "CoopStreams",
+        "coopstreams.config": "Config",
+        "coopstreams.extractors": "fail_on_invalid_timestamp log_and_skip_on_invalid_timestamp use_partition_time_on_invalid_timestamp wallclock_timestamp",
+        "coopstreams.state.engine": "Change Engine",
+        "coopstreams.tasks.lifecycle": "RestoreListener StreamsState",
+        "coopstreams.topology.branches": "BranchedKStream",
+        "coopstreams.topology.builder": "StreamsBuilder",
+        "coopstreams.topology.fields": "field",
+        "coopstreams.topology.grouped": "KGroupedStream KGroupedTable",
+        "coopstreams.topology.join_windows": "JoinWindows",
+        "coopstreams.topology.kstream": "KStream",
+        "coopstreams.topology.ktable": "KTable",
+        "coopstreams.topology.materialized": "Materialized",
+        "coopstreams.topology.nodes": "Topology",
+        "coopstreams.topology.processor_stores": "KeyValueStore SessionStore VersionedStore WindowStore",
+        "coopstreams.topology.processors": "Processor ProcessorContext key_value_store session_store versioned_store window_store",
+        "coopstreams.topology.records": "Record",
+        "coopstreams.topology.serdes": "Serde Windowed",
+        "coopstreams.topology.suppressed": "until_time_limit until_window_closes",
+        "coopstreams.topology.topology_builder": "TopologyBuilder",
+        "coopstreams.topology.windows": "SessionWindows SlidingWindows TimeWindows UnlimitedWindows Windows",
+    }.items()
+    for name in names.split()
+}
+"""Where each name is. None is loaded before it is asked for: who only builds or tests a topology needs no Kafka client, and a command can hear
+Ctrl-C before it has loaded anything."""
 
-        return CoopStreams
+
+def __getattr__(name: str) -> Any:
     if name == "QueryClient":
         try:
             from coopstreams.query.client import QueryClient
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(f"QueryClient needs the extra `http` ({error}): pip install 'coopstreams[http]'", name=error.name) from error
         return QueryClient
+    if name in ("errors", "serdes"):
+        return importlib.import_module(f"coopstreams.topology.{name}")
+    if name in _HOME:
+        found = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
+        return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -1,5 +1,18 @@
-"""`python -m coopstreams`: the command line, without depending on where scripts are installed."""
+"""`python -m coopstreams`, and what the script `coopstreams` calls: the command line, which hears signals before it loads anything."""
 
-from coopstreams.cli import main
+import sys
 
-main()
+
+def main() -> None:
+    """Run a command. `run` answers SIGTERM and Ctrl-C from here on; the others end as any program does."""
+    if sys.argv[1:2] == ["run"]:
+        from coopstreams.interrupts import listen
+
+        listen()
+    from coopstreams.cli import main
+
+    main()
+
+
+if __name__ == "__main__":
+    main()

@@ -10,12 +10,14 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from coopstreams.config import Config
+from coopstreams.interrupts import listening
 from coopstreams.query import reports
 from coopstreams.query.server import QueryServer
 from coopstreams.tasks.instance import Instance
 from coopstreams.tasks.lifecycle import Lifecycle, RestoreListener, StateListener, StreamsState, UncaughtExceptionHandler
 from coopstreams.tasks.parts import Parts
 from coopstreams.tasks.serving import Serving
+from coopstreams.topology.errors import CoopStreamsError
 from coopstreams.topology.nodes import Topology
 
 log = logging.getLogger(__name__)
@@ -37,6 +39,8 @@ class CoopStreams:
         self.config = Config.of(config, topology.application_id)
         self.url: str | None = None
         """Where this instance answers queries; None before it runs, or without a server."""
+        self.details: dict[str, str | int | float] = {}
+        """What `/v1/status` says of this instance besides."""
         self._instance: Instance | None = None
         self._serving: Serving | None = None
         self._stopped = threading.Event()
@@ -83,11 +87,11 @@ class CoopStreams:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def stop(self) -> None:
-        """Ask for the end; returns at once. Any thread, and before `run` too."""
+    def stop(self) -> bool:
+        """Ask for the end; return at once whether there is anything to drain: it has begun to join the group. Any thread, and before `run` too."""
         self._stopped.set()
-        if self._instance is not None:
-            self._instance.stop()
+        instance = self._instance
+        return instance is not None and instance.stop()
 
     def status(self) -> dict[str, Any] | None:
         """Return what this instance is doing, as `/v1/status` says it of each; None before it runs. Any thread."""
@@ -127,9 +131,17 @@ class CoopStreams:
         self._lifecycle.to(StreamsState.NOT_RUNNING)
 
     def _run_parts(self) -> None:
+        try:
+            self._run_instance()
+        except CoopStreamsError as error:
+            if not self._stopped.is_set() or (self._instance is not None and self._instance.begun):
+                raise
+            log.info("it was asked to end while it started, and would have failed: %s", error)
+
+    def _run_instance(self) -> None:
         with Parts.build(self.topology, self.config) as parts:
             instance = self._instance = Instance(parts, self._lifecycle)
-            self._serving = Serving(instance)
+            self._serving = Serving(instance, self.details)
             server = self._serve(instance, self._serving)
             self._started.set()
             try:
@@ -151,8 +163,11 @@ class CoopStreams:
 
 
 def _on_signals(stop: Any) -> dict[int, Any]:
-    """Let Ctrl-C and SIGTERM stop; return the handlers from before. Off the main thread signals cannot be had, and belong to somebody else."""
-    if threading.current_thread() is not threading.main_thread():
+    """Let Ctrl-C and SIGTERM stop; return the handlers from before.
+
+    Off the main thread signals cannot be had, and belong to somebody else; in `coopstreams run` they are heard already.
+    """
+    if threading.current_thread() is not threading.main_thread() or listening():
         return {}
 
     def handle(number: int, _: FrameType | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -17,7 +18,9 @@ from coopstreams.commands.reset import reset
 from coopstreams.commands.run import run
 from coopstreams.commands.snapshots import app as snapshots
 from coopstreams.commands.status import status
+from coopstreams.commands.worker import say_why
 from coopstreams.dev.command import app as dev
+from coopstreams.restarts import exit_status
 from coopstreams.topology.errors import CoopStreamsError
 
 app = typer.Typer(
@@ -42,12 +45,16 @@ app.add_typer(dev, name="dev")
 
 
 def main() -> None:
-    """Run a command; an error of the user's or of the cluster's is a sentence and exit status 1, not a traceback."""
+    """Run a command; an error of the user's or of the cluster's is a sentence and an exit status (`exit_status`), not a traceback."""
     try:
         app()
     except CoopStreamsError as error:
         typer.secho(f"{type(error).__name__}: {error}", fg=typer.colors.RED, err=True)
-        sys.exit(1)
+        say_why(error, os.environ)
+        sys.exit(exit_status(error))
+    except Exception as error:
+        say_why(error, os.environ)
+        raise
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
     "transaction.timeout.ms": (integer(1000), 15_000, "The broker aborts a transaction that is open for longer."),
     "deserialization.exception.handler": (one_of(*HANDLERS), "fail", "For records whose bytes do not parse."),
     "processing.exception.handler": (one_of(*HANDLERS), "fail", "For records on which a function of the topology raises."),
-    "production.exception.handler": (one_of(*HANDLERS), "fail", "For results that cannot be serialised."),
+    "production.exception.handler": (one_of(*HANDLERS), "fail", "For results that cannot be serialised, or that Kafka refuses."),
     "errors.dead.letter.queue.topic.name": (text, None, "Where `dead-letter` puts records, with headers that say why."),
     "http.listen": (_listen, "127.0.0.1:0", "HOST:PORT of the query server; port 0 takes a free one; empty: none."),
     "application.server": (text, None, "HOST:PORT under which other instances reach the query server. Default: where it listens."),

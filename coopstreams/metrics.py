@@ -1,7 +1,8 @@
 """What an instance counts, for Prometheus.
 
-Threads call one method a batch, never one a record: `metrics.processed(task, len(batch))`. Each series is looked up once and kept;
-a task that closes takes its series with it, so that a split or a move leaves no stale lag behind.
+Threads call one method a batch, never one a record: `metrics.processed(task, len(batch))`. Each series is looked up once and kept.
+Counters are by sub-topology: they never go back while the process lives, whatever tasks come and go, and ranges that are cut anew leave no
+series behind. Gauges are by task: one that closes takes them with it, so that a split or a move leaves no stale lag behind.
 
 Invariant: every instance has a registry of its own; nothing is global, so several instances live in one process (tests do).
 """
@@ -25,7 +26,7 @@ QUERY_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1
 """Units: seconds."""
 
 GLOBAL_TABLES = "global"
-"""Stands for a task where global tables leave records out."""
+"""Stands for a sub-topology where global tables leave records out."""
 
 TASK_STATES = ("waiting", "restoring", "running", "closing")
 
@@ -65,15 +66,18 @@ class Metrics:
         self._families: list[_Family[Any]] = []
         info = Gauge("coopstreams_instance_info", "1: which application and instance this is.", ["application", "instance"], registry=self.registry)
         info.labels(application_id, instance_id).set(1)
-        self._consumed = self._counter("consumed_records", "Records a task was handed.", "task", "topic")
-        self._processed = self._counter("processed_records", "Records a task has processed.", "task")
-        self._produced = self._counter("produced_records", "Records a task has written, changelogs included.", "task", "topic")
-        self._dropped = self._counter("dropped_records", "Records left out, by reason: late, null-key, deserialization, ...", "task", "reason")
-        self._restored = self._counter("restored_records", "Changelog records read to restore a store.", "task", "store")
-        self._fetched = self._counter("fetched_bytes", "Bytes of snapshots that have come.", "task", "store")
+        self._consumed = self._counter("consumed_records", "Records that tasks were handed.", "subtopology", "topic")
+        self._processed = self._counter("processed_records", "Records that tasks have processed.", "subtopology")
+        self._produced = self._counter("produced_records", "Records that tasks have written, changelogs included.", "subtopology", "topic")
+        says = "Records left out, by node and reason: late, null-key, deserialization, ..."
+        self._dropped = self._counter("dropped_records", says, "subtopology", "node", "reason")
+        self._dead_letters = self._counter("dead_letters", "Records that failed and went to the dead-letter topic.", "subtopology")
+        self._restored = self._counter("restored_records", "Changelog records read to restore a store.", "subtopology", "store")
+        self._fetched = self._counter("fetched_bytes", "Bytes of snapshots that have come.", "subtopology", "store")
         self._to_fetch = self._gauge("fetch_remaining_bytes", "Bytes of a snapshot yet to come until it can be picked up.", "task", "store")
-        self._picked_up = self._counter("picked_up_keys", "Keys that came from a snapshot instead of a changelog.", "task", "store")
-        self._lag = self._gauge("lag_records", "Records between what a task has committed and the end of its topic.", "task", "topic")
+        self._picked_up = self._counter("picked_up_keys", "Keys that came from a snapshot instead of a changelog.", "subtopology", "store")
+        says = "Records between what a task has committed and the end of its partition, those of other key ranges included."
+        self._lag = self._gauge("lag_records", says, "task", "topic")
         self._remaining = self._gauge("restore_remaining_records", "Changelog records yet to be read until a store is restored.", "task", "store")
         self._tasks = self._gauge("tasks", "Tasks of this instance, by state.", "state")
         self._commits = self._counter("commits", "Commits that counted, by stream thread.", "thread")
@@ -97,19 +101,23 @@ class Metrics:
 
     def consumed(self, task: TaskId, topic: str, records: int) -> None:
         """Count records a task was handed."""
-        self._consumed.of(task, topic).inc(records)
+        self._consumed.of(task.subtopology, topic).inc(records)
 
     def processed(self, task: TaskId, records: int) -> None:
         """Count records a task has processed."""
-        self._processed.of(task).inc(records)
+        self._processed.of(task.subtopology).inc(records)
 
     def produced(self, task: TaskId, topic: str, records: int) -> None:
         """Count records a task has written to a topic."""
-        self._produced.of(task, topic).inc(records)
+        self._produced.of(task.subtopology, topic).inc(records)
 
-    def dropped(self, task: TaskId | str, reason: str, records: int = 1) -> None:
-        """Count records left out, by a task or by `GLOBAL_TABLES`. `reason` is one of a few words, never a text with values in it."""
-        self._dropped.of(task, reason).inc(records)
+    def dropped(self, task: TaskId | None, node: str, reason: str, records: int = 1) -> None:
+        """Count records left out, by a task or (None) by global tables. `reason` is one of a few words, never a text with values in it."""
+        self._dropped.of(GLOBAL_TABLES if task is None else task.subtopology, node, reason).inc(records)
+
+    def dead_lettered(self, task: TaskId | None, records: int = 1) -> None:
+        """Count records that went to the dead-letter topic, of a task or (None) of global tables."""
+        self._dead_letters.of(GLOBAL_TABLES if task is None else task.subtopology).inc(records)
 
     def lag(self, task: TaskId, topic: str, records: int) -> None:
         """Set how many records of a topic a task is behind."""
@@ -117,18 +125,18 @@ class Metrics:
 
     def restored(self, task: TaskId, store: str, records: int, remaining: int | None = None) -> None:
         """Count changelog records read for a store; `remaining` is an upper bound, since compaction leaves holes."""
-        self._restored.of(task, store).inc(records)
+        self._restored.of(task.subtopology, store).inc(records)
         if remaining is not None:
             self._remaining.of(task, store).set(remaining)
 
     def fetched(self, task: TaskId, store: str, bytes_: int, remaining: int) -> None:
         """Count bytes of a snapshot that have come; set how many are to come."""
-        self._fetched.of(task, store).inc(bytes_)
+        self._fetched.of(task.subtopology, store).inc(bytes_)
         self._to_fetch.of(task, store).set(remaining)
 
     def picked_up(self, task: TaskId, store: str, keys: int) -> None:
         """Count keys that came from a snapshot."""
-        self._picked_up.of(task, store).inc(keys)
+        self._picked_up.of(task.subtopology, store).inc(keys)
 
     def committed(self, thread: int, seconds: float) -> None:
         """Count a commit and how long it took."""
@@ -158,7 +166,7 @@ class Metrics:
             self._tasks.of(state).set(counts.get(state, 0))
 
     def task_closed(self, task: TaskId) -> None:
-        """Remove all series of a task: it lives on elsewhere, or was cut anew."""
+        """Remove the gauges of a task: it lives on elsewhere, or was cut anew."""
         for family in self._families:
             family.forget(task)
 

@@ -1,111 +1,170 @@
 """Several processes of one application: each a member of the group of its own, because Python computes on one core a process.
 
-A worker that a signal killed is started again (nothing it did without committing counts), and so is one that somebody else asked to
-end, which drained and ended well; one that ended by an error of the application ends them all, because it would end the others in turn.
+One worker's end is not the others' end. A worker that ended, by a signal, by an error or because somebody else asked it to, is started
+again after a while, and the others go on with its tasks; `restarts.py` says after which while, and when all end instead.
 
-Invariant: no worker outlives its supervisor's `stop`; a worker that does not drain in time is killed, and the log knows the rest.
+A worker and its supervisor know of each other by the worker's environment: whose child it is, how often it was started again and why,
+and the file descriptor of a pipe for the sentence with which it ends.
+
+Invariant: no worker outlives its supervisor's `run`; a worker that does not drain in time is killed, and the log knows the rest.
 """
 
 from __future__ import annotations
 
 import logging
-import signal
+import math
+import os
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from coopstreams.restarts import FAILED, MOST_RESTARTS, Again, Over, Restarts, describe_end
+
 log = logging.getLogger(__name__)
 
-RESTART_AFTER_S = 1.0
-MOST_RESTARTS_A_MINUTE = 5
+SUPERVISOR = "_COOPSTREAMS_SUPERVISED"
+"""In the environment of a worker: the process id of its supervisor."""
+LAST_WORDS = "_COOPSTREAMS_LAST_WORDS"
+"""In the environment of a worker: the file descriptor for why it ends."""
+RESTARTS = "_COOPSTREAMS_RESTARTS"
+"""In the environment of a worker: how often it was started again."""
+LAST_END = "_COOPSTREAMS_LAST_END"
+"""In the environment of a worker that was started again: how it had ended."""
+
+LOOK_EVERY_S = 0.1
+MOST_WORDS = 2000
+"""Characters of a last sentence: a pipe that nobody reads yet takes more, and a log line should not."""
+
+Spawn: TypeAlias = Callable[[int, Sequence[str], Mapping[str, str], Sequence[int]], "subprocess.Popen[bytes]"]
+"""Starts a worker, given its number, its command line, its environment and the file descriptors that it inherits."""
+Rests: TypeAlias = Callable[[int, float, str], None]
+"""Hears that a worker is started again in so many seconds, and how it ended."""
+
+
+def spawn(_: int, command: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
+    """Start a worker that prints where its supervisor does.
+
+    In a session of its own: Ctrl-C reaches the supervisor alone, which then ends the workers in good order.
+    """
+    return subprocess.Popen(list(command), env=environment, pass_fds=descriptors, start_new_session=True)
 
 
 @dataclass(slots=True)
 class _Worker:
     number: int
-    process: subprocess.Popen[bytes]
-    started: list[float]
-    again_at: float | None = None
-
-
-Spawn: TypeAlias = Callable[[int, Sequence[str]], subprocess.Popen[bytes]]
-"""Starts a worker, given its number and its command line."""
-
-
-def spawn(_: int, command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a worker that prints where its supervisor does.
-
-    In a session of its own: Ctrl-C reaches the supervisor alone, which then ends the workers in good order.
-    """
-    return subprocess.Popen(list(command), start_new_session=True)
+    ends: Restarts
+    process: subprocess.Popen[bytes] | None = None
+    """None: it is about to be started."""
+    words: int = -1
+    """The end of its pipe for last words that is ours."""
+    starts: int = 0
+    last_end: str = ""
+    start_at: float = -math.inf
 
 
 class Supervisor:
-    """Runs `command(number)` for each worker's number until `stop`, or until one ends by an error."""
+    """Runs `command(number)` for each worker's number until `stop`, or until they are not to be started again."""
 
-    def __init__(self, command: Callable[[int], Sequence[str]], numbers: Iterable[int], drain_s: float, spawn: Spawn = spawn) -> None:
+    def __init__(
+        self,
+        command: Callable[[int], Sequence[str]],
+        numbers: Iterable[int],
+        drain_s: float,
+        spawn: Spawn = spawn,
+        *,
+        most_restarts: int = MOST_RESTARTS,
+        rests: Rests = lambda *_: None,
+    ) -> None:
         self._command = command
-        self._start = spawn
+        self._spawn = spawn
         self.numbers = tuple(numbers)
         self._drain_s = drain_s
+        self._rests = rests
         self._stopping = False
-        self._workers: list[_Worker] = []
+        self._workers = [_Worker(number, Restarts(number, most_restarts)) for number in self.numbers]
 
     def run(self) -> int:
-        """Start the workers; return the exit status: 0 after `stop`, else that of the worker that failed."""
+        """Start the workers; return the exit status: 0 after `stop`, else that of the worker that ended all."""
         try:
-            for number in self.numbers:
-                self._workers.append(_Worker(number, self._spawn(number), [time.monotonic()]))
-            while not self._stopping:
+            while True:
                 for worker in self._workers:
-                    status = self._look_after(worker)
-                    if status is not None:
-                        return status
-                time.sleep(0.1)
-            return 0
+                    if self._stopping:
+                        return 0
+                    over = self._look_after(worker)
+                    if over is not None:
+                        log.error("%s", over.said)
+                        return over.status
+                time.sleep(LOOK_EVERY_S)
         finally:
             self._end_all()
 
-    def stop(self) -> None:
-        """Ask for the end; signal handlers may call it."""
+    def stop(self) -> bool:
+        """Ask for the end; return that there is something to drain. Any thread."""
         self._stopping = True
+        return True
 
-    def _look_after(self, worker: _Worker) -> int | None:
-        """Start a worker again that was killed or asked to end; return a status if everything must end."""
-        if worker.again_at is not None:
-            if time.monotonic() >= worker.again_at:
-                worker.process, worker.again_at = self._spawn(worker.number), None
-                worker.started.append(time.monotonic())
-            return None
+    def _look_after(self, worker: _Worker) -> Over | None:
+        """Start a worker that is due, and note one that has ended; return what ends all."""
+        if worker.process is None:
+            return self._start(worker) if time.monotonic() >= worker.start_at else None
         status = worker.process.poll()
         if status is None or self._stopping:
             return None
-        if status > 0:
-            log.error("worker %d ended with status %d; stopping the others", worker.number, status)
-            return status
-        how = f"was killed by {signal.Signals(-status).name}" if status else "ended well, asked by somebody else"
-        worker.started = [at for at in worker.started if at > time.monotonic() - 60]
-        if len(worker.started) > MOST_RESTARTS_A_MINUTE:
-            log.error("worker %d was gone %d times in a minute (at last it %s); giving up", worker.number, len(worker.started), how)
-            return 128 - status if status else 1
-        log.warning("worker %d %s; starting it again", worker.number, how)
-        worker.again_at = time.monotonic() + RESTART_AFTER_S
+        worker.process = None
+        return self._ended(worker, status, _read(worker.words))
+
+    def _ended(self, worker: _Worker, status: int, why: str) -> Over | None:
+        now = time.monotonic()
+        verdict = worker.ends.ended(status, why, now)
+        if isinstance(verdict, Over):
+            return verdict
+        worker.last_end, worker.start_at = describe_end(status, why), now + verdict.rest_s
+        self._say(worker, verdict)
         return None
 
-    def _spawn(self, number: int) -> subprocess.Popen[bytes]:
-        return self._start(number, self._command(number))
+    def _say(self, worker: _Worker, verdict: Again) -> None:
+        log.warning("%s", verdict.said)
+        self._rests(worker.number, verdict.rest_s, worker.last_end)
+
+    def _start(self, worker: _Worker) -> Over | None:
+        told = {SUPERVISOR: str(os.getpid()), RESTARTS: str(worker.starts), LAST_END: worker.last_end}
+        worker.words, theirs = os.pipe()
+        worker.starts += 1
+        try:
+            environment = os.environ | told | {LAST_WORDS: str(theirs)}
+            worker.process = self._spawn(worker.number, self._command(worker.number), environment, (theirs,))
+            os.set_blocking(worker.words, False)
+        except OSError as error:  # no memory or no process left: that may pass
+            os.close(worker.words)
+            return self._ended(worker, FAILED, f"it cannot be started: {error}")
+        finally:
+            os.close(theirs)
+        return None
 
     def _end_all(self) -> None:
-        running = [worker for worker in self._workers if worker.process.poll() is None]
-        for worker in running:
-            worker.process.terminate()
+        running = {worker.number: worker.process for worker in self._workers if worker.process is not None}
+        for process in running.values():
+            process.terminate()
         deadline = time.monotonic() + self._drain_s
-        for worker in running:
+        for number, process in running.items():
             try:
-                worker.process.wait(max(0.1, deadline - time.monotonic()))
+                process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                log.error("worker %d did not drain within %.0f s; killing it", worker.number, self._drain_s)
-                worker.process.kill()
-                worker.process.wait()
+                log.error("worker %d did not drain within %.0f s; killing it", number, self._drain_s)
+                process.kill()
+                process.wait()
+        for worker in self._workers:
+            if worker.process is not None:
+                os.close(worker.words)
+
+
+def _read(words: int) -> str:
+    """Return what a worker that has ended said last, and close the pipe. A process that it left behind may keep the other end open."""
+    said = b""
+    with suppress(BlockingIOError):
+        said = os.read(words, 4 * MOST_WORDS)
+    os.close(words)
+    return said.decode(errors="replace")[:MOST_WORDS]

@@ -1,28 +1,32 @@
-"""How far the state of each key group stands: which changelog offset, which window start.
+"""How far the state of each key group stands: in which changelog, at which offset, which window start.
 
 Siblings share a store and its changelog partition but commit apart, so there is a checkpoint for each run of key groups. A task that opens
 another range than the last one cuts them: what lies outside its range keeps its own checkpoint.
 
 Invariant: the checkpoints of a store are disjoint, ascending, and neighbours that say the same are one.
-Invariant: replaying the changelog from a checkpoint's offset, filtered by its groups, gives the true state of these groups.
-Turned down: one offset per store (a sibling that lags would lose records, or the others replay for nothing).
+Invariant: replaying the changelog from a checkpoint's offset, filtered by its groups, gives the true state of these groups: that changelog
+which the checkpoint names by its topic id, and no other one that has come to have the name.
+Turned down: one offset per store (a sibling that lags would lose records, or the others replay for nothing), and one topic id per store
+(a sibling that runs while the topic is made anew goes on writing at offsets that mean another one).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from struct import Struct
+
+import msgspec
 
 from coopstreams.topology.errors import StateCorruptError
 
 NOTHING_OBSERVED = -1
 """The observed window start of a store without windows, or of one that has not seen any."""
 
-NOW = 0
-"""The time of the write, which the database fills in."""
+NEVER_TRUE = 0
+"""The time at which state was true of which nobody knows it: no restore goes on from there."""
 
-_ENTRY = Struct(">BBqqq")
+NO_TOPIC = ""
+"""The topic id of state that no changelog has, or whose changelog the brokers do not name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +40,10 @@ class Checkpoint:
     last: int
     offset: int
     observed: int = NOTHING_OBSERVED
-    true_ms: int = NOW
+    true_ms: int = NEVER_TRUE
     """Wall clock when the state was the changelog's at its end. A changelog forgets tombstones: what is too old cannot be continued from."""
+    topic_id: str = NO_TOPIC
+    """Which topic the offset is of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +93,9 @@ class Checkpoints:
     def encode(self) -> bytes:
         """Return the checkpoints as bytes.
 
-        Shape: for each, ascending: first group, last group (1 byte each), offset, observed, true_ms (8 bytes each, big-endian).
+        Shape: MessagePack, an array of maps by the names of the fields, ascending.
         """
-        return b"".join(_ENTRY.pack(run.first, run.last, run.offset, run.observed, run.true_ms) for run in self.runs)
+        return _ENCODER.encode(self.runs)
 
     @staticmethod
     def decode(data: bytes) -> Checkpoints:
@@ -98,9 +104,10 @@ class Checkpoints:
         Raises:
             StateCorruptError: these bytes are none.
         """
-        if len(data) % _ENTRY.size:
-            raise StateCorruptError(f"{len(data)} bytes are no checkpoints: delete the folder, the changelog restores it")
-        return Checkpoints(tuple(Checkpoint(*fields) for fields in _ENTRY.iter_unpack(data)))
+        try:
+            return Checkpoints(_DECODER.decode(data))
+        except msgspec.DecodeError as error:
+            raise StateCorruptError(f"{len(data)} bytes are no checkpoints ({error}): delete the folder, the changelog restores it") from error
 
 
 def _joined(runs: Iterable[Checkpoint]) -> Iterator[Checkpoint]:
@@ -114,3 +121,7 @@ def _joined(runs: Iterable[Checkpoint]) -> Iterator[Checkpoint]:
         previous = run
     if previous is not None:
         yield previous
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(tuple[Checkpoint, ...])

@@ -14,8 +14,7 @@ Turned down: a database for each task (siblings would triple the memory, and a r
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock
@@ -38,9 +37,7 @@ class Database:
     restores it.
     """
 
-    def __init__(
-        self, engine: Engine, specs: Iterable[StoreSpec], *, apart: Mapping[str, Engine] = _NONE, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, engine: Engine, specs: Iterable[StoreSpec], *, apart: Mapping[str, Engine] = _NONE) -> None:
         self.guard = Lock()
         """To be held while `siblings` is used."""
         self.siblings: dict[str, Any] = {}
@@ -50,7 +47,7 @@ class Database:
         self._of: dict[str, Shelf] = {}
         for each in {id(each): each for each in (engine, *apart.values())}.values():
             stores = [spec for spec in self.specs.values() if apart.get(spec.name, engine) is each]
-            shelf = Shelf(each, stores, clock)
+            shelf = Shelf(each, stores)
             self._shelves.append(shelf)
             self._of |= {spec.name: shelf for spec in stores}
 
@@ -70,21 +67,19 @@ class Database:
         """Return the changelog offset from which the groups first..last are restored; None: from the beginning."""
         return self.checkpoints(store).offset(first, last)
 
-    def scan(
-        self,
-        store: str,
-        groups: Iterable[int],
-        start: bytes | None,
-        end: bytes | None,
-        *,
-        reverse: bool = False,
-        window_starts: tuple[int, int] | None = None,
-    ) -> Rows:
+    def scan(self, store: str, groups: Iterable[int], start: bytes | None, end: bytes | None, *, reverse: bool = False) -> Rows:
         """Return the store keys start <= key < end of some key groups with their values, merged in key order, as of now.
 
-        `window_starts` (inclusive) leaves out segments without windows that start within; those that remain have others, too.
+        It costs an iterator for each group and segment: for the windows of one key there is `windows_of`.
         """
-        return self._of[store].scan(store, groups, start, end, reverse=reverse, window_starts=window_starts)
+        return self._of[store].scan(store, groups, start, end, reverse=reverse)
+
+    def windows_of(self, store: str, key: bytes, first: int, last: int, *, reverse: bool = False) -> Rows:
+        """Return the store keys of a plain key with first <= time <= last, and their values, by time, as of now.
+
+        Units: `first` at least 0, `last` below 2^63; of sessions, the time is the end.
+        """
+        return self._of[store].windows_of(store, key, first, last, reverse=reverse)
 
     def write(self, changes: Sequence[Change], checkpoints: Mapping[str, Sequence[Checkpoint]]) -> None:
         """Write what happened to some stores together with the checkpoints it stands for; then drop the segments nobody needs.

@@ -36,8 +36,8 @@ from coopstreams.topology.stores import ROCKS_DB, StoreSpec
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
-"""Version of the layout on disk."""
+FORMAT = 2
+"""Version of the layout on disk. Since 2, checkpoints name their changelog: those of 1 may be of any topic that ever had the name."""
 
 _PARTITION = re.compile(r"(\d+)_(\d+)(\..*(?<!\.deleted))?")
 _DOOMED = ".deleted"
@@ -169,9 +169,12 @@ class StateDirectory:
         del self._open[at]
         try:
             empty = known.database.is_empty()
-        except StateCorruptError:  # whoever opens it next hears of it
+        except StateError:  # whoever opens it next hears of it
             empty = False
-        known.database.close()
+        try:
+            known.database.close()
+        except StateError as error:  # nothing holds it any more, and whoever wrote last has heard what it did not take
+            log.warning("%s. What it has not kept, the changelogs restore.", error)
         for folder in self._folders(at) if empty else ():
             _remove(folder)
 
@@ -216,6 +219,12 @@ def _check_format(folder: Path) -> None:
     written = file.read_text(errors="replace").strip()
     if not written.isdecimal():
         raise StateCorruptError(f'"{file}" is damaged: delete the folder "{folder}", changelogs restore it')
+    if int(written) < FORMAT:
+        for path in folder.iterdir():
+            if path.is_dir() and _PARTITION.fullmatch(path.name):
+                _remove(path)
+        log.warning('state folder "%s" was of format %s: it is emptied once, the changelogs restore it', folder, written)
+        _write(file, str(FORMAT))
     if int(written) > FORMAT:
         raise StateError(
             f'state folder "{folder}" has format {written}, this coopstreams knows up to {FORMAT}: upgrade coopstreams, '

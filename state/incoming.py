@@ -145,6 +145,7 @@ class Incoming:
         self._snapshots = snapshots
         self._database = database
         self._spec = spec
+        self._topic_id = changelog.topic_id
         self._where = f'store "{spec.name}", partition {partition}, key groups {groups[0]}..{groups[-1]}'
         self._folder = snapshots.folder / uuid.uuid4().hex
         self._lock = threading.Condition()
@@ -267,7 +268,7 @@ class Incoming:
             keys += one.file.entries
         if self._good:
             try:
-                self._database.ingest(self._spec.name, [each.checkpoint for each, _ in self._good], files)
+                self._database.ingest(self._spec.name, [each.checkpoint(self._topic_id) for each, _ in self._good], files)
             except SnapshotError as error:  # these groups have no checkpoint now
                 log.warning("%s: %s. The changelog restores it.", self._where, error)
                 return

@@ -68,10 +68,9 @@ class Slice:
     true_ms: int = 0
     files: tuple[File, ...] = ()
 
-    @property
-    def checkpoint(self) -> Checkpoint:
-        """Where the groups of the slice stand once they are picked up."""
-        return Checkpoint(self.first, self.last, self.offset, self.observed, self.true_ms)
+    def checkpoint(self, topic_id: str) -> Checkpoint:
+        """Return where the groups of the slice stand once they are picked up, in the changelog of that id."""
+        return Checkpoint(self.first, self.last, self.offset, self.observed, self.true_ms, topic_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,8 @@ def misfit(store: StoreSlices, spec: StoreSpec, changelog: Changelog) -> str:
     """Return why nothing of a store's snapshot can be used; empty if nothing speaks against it."""
     if store.shape != shape_of(spec):
         return f'it was made by another topology: there the store is "{store.shape}", here "{shape_of(spec)}"'
+    if not changelog.topic_id:
+        return f"the brokers give topics no ids, so nobody knows whether {changelog.topic} is still the same (inter.broker.protocol.version 2.8)"
     if store.topic_id != changelog.topic_id:
         return f"it follows another topic than {changelog.topic} is now (id {store.topic_id}, not {changelog.topic_id}): that was made anew"
     if store.partitions != changelog.partitions:
@@ -64,7 +66,7 @@ def choose(store: StoreSlices, partition: int, groups: Sequence[int], bounds: Bo
     refusal = ""
     for each in store.of(partition, groups[0], groups[-1]):
         inside = [group for group in range(each.first, each.last + 1) if group in wanted]
-        reason = bounds.refusal(each.checkpoint) if inside else ""
+        reason = bounds.refusal(each.checkpoint(store.topic_id)) if inside else ""
         if reason:
             refusal = reason
             continue

@@ -5,6 +5,8 @@ filtered by the hash of the plain key, so one changelog partition serves any cut
 
 Invariant: every batch is written with the checkpoints it stands for, so that a restore can stop or die anywhere and goes on from there.
 Invariant: it ends on the position, never on a record: control records and compaction leave offsets that no record has.
+Invariant: it goes on from a checkpoint only in the changelog that the checkpoint names, while that still has what lies behind: all offsets
+from there on, and all tombstones since the state was true.
 A store without a changelog of its own is what its tasks have read of a source topic. It is restored from there, each range up to where
 its task stands and not a record further: what comes behind, the task will process. What the task dropped because it could not be read, is
 dropped again.
@@ -20,7 +22,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from coopstreams.state import layout
-from coopstreams.state.checkpoints import NOTHING_OBSERVED, NOW, Checkpoint, Checkpoints
+from coopstreams.state.checkpoints import NO_TOPIC, NOTHING_OBSERVED, Checkpoint, Checkpoints
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Change
 from coopstreams.state.layout import GROUP_SHIFT, PREFIXES
@@ -38,6 +40,9 @@ MARGIN_MS = 60 * 60 * 1000
 
 TRUSTED_MS = TOMBSTONES_MS - MARGIN_MS
 """For how long a checkpoint can be continued from if nobody knows how its changelog is set."""
+
+AHEAD_MS = 5 * 60 * 1000
+"""How far in the future a checkpoint may be dated at most: clocks of hosts differ a little, and are put right in small steps."""
 
 NO_STOPS: Mapping[KeyRange, int] = {}
 
@@ -58,20 +63,34 @@ def trusted_ms(settings: Mapping[str, str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What state can be continued from: at an offset that the changelog has, and true since it last forgot tombstones."""
+    """A changelog partition as it is now, and so what state can be continued from.
+
+    Shape: `log_start` and `target` are offsets: the first that it has, and the end to reach. `topic_id` was asked for before them.
+    Units: `asked_ms` is the wall clock before any of it was asked for: at the target, state is true since then. `trusted_ms` as of the function
+    of that name.
+    """
 
     log_start: int
     target: int
-    oldest_ms: int
+    topic_id: str
+    asked_ms: int
+    trusted_ms: int = TRUSTED_MS
 
     def refusal(self, at: Checkpoint) -> str:
         """Return why a restore cannot go on from a checkpoint; empty if it can."""
+        if self.topic_id == NO_TOPIC:
+            return "the brokers give topics no ids, so nobody knows whether its changelog is still the same (inter.broker.protocol.version 2.8)"
+        if at.topic_id != self.topic_id:
+            return f"its checkpoint is of another topic than its changelog is now (id {at.topic_id}, not {self.topic_id}): that was made anew"
         if at.offset < self.log_start:
             return f"its checkpoint {at.offset} is below the log start {self.log_start}"
         if at.offset > self.target:
-            return f"its checkpoint {at.offset} is above the log end {self.target}: was the topic made anew?"
-        if at.true_ms < self.oldest_ms:
+            return f"its checkpoint {at.offset} is above the log end {self.target}: has the changelog lost records?"
+        if at.true_ms < self.asked_ms - self.trusted_ms:
             return "it is older than the changelog keeps tombstones"
+        if at.true_ms > self.asked_ms + min(AHEAD_MS, self.trusted_ms // 10):
+            ahead_s = (at.true_ms - self.asked_ms) // 1000
+            return f"its checkpoint is dated {ahead_s} s ahead of the clock of this host: one of both is wrong, and its age is not known"
         return ""
 
 
@@ -100,12 +119,10 @@ class RestoreProgress:
 class Restore:
     """Restores some key ranges of one store of a database. One thread.
 
-    Making one looks at the checkpoints. Key groups whose checkpoint cannot be continued from are emptied and start at the log start: below
-    the log start, above the log end (the topic was made anew), older than the changelog keeps tombstones, or none at all.
+    Making one looks at the checkpoints. Key groups whose checkpoint cannot be continued from, or that have none, are emptied and start at the
+    log start; `Bounds.refusal` says why.
 
-    Shape: `log_start` and `target` are offsets of the changelog partition: the first it has, and the end to reach. `stops` are the ranges
-    that end before the target, and where.
-    Units: `trusted_ms` as of the function of that name.
+    Shape: `stops` are the ranges that end before the target, and where.
     """
 
     def __init__(
@@ -113,29 +130,24 @@ class Restore:
         database: Database,
         spec: StoreSpec,
         ranges: Iterable[KeyRange],
+        bounds: Bounds,
         *,
-        log_start: int,
-        target: int,
         stops: Mapping[KeyRange, int] = NO_STOPS,
-        trusted_ms: int = TRUSTED_MS,
         clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.spec = spec
-        self.target = target
-        self._database = database
-        self._log_start = log_start
-        self._trusted_ms = trusted_ms
-        self._clock, self._wall_clock = clock, wall_clock
+        self.bounds = bounds
+        self.database = database
+        self._clock = clock
         self._need = [_NEVER] * GROUPS
         """The next offset that each group needs; never, for those that are not restored."""
-        self._stops = [target] * GROUPS
+        self._stops = [bounds.target] * GROUPS
         """The offset at which each group ends."""
         self._seen = [NOTHING_OBSERVED] * GROUPS
         """The largest window start of each group. Not of the store: siblings lag, and theirs must not expire by another's."""
         self._true_ms = [0] * GROUPS
         """When the state of each group was last known to be true: the time a restore may take is counted from there."""
-        self._position = log_start
+        self._position = bounds.log_start
         self._read = self._kept = self._moved = 0
         self._began = clock()
         self.retarget(ranges, stops=stops)
@@ -148,13 +160,16 @@ class Restore:
     @property
     def done(self) -> bool:
         """Whether the store stands at the target."""
-        return self._position >= self.target
+        return self._position >= self.bounds.target
 
-    def retarget(self, ranges: Iterable[KeyRange], *, target: int | None = None, stops: Mapping[KeyRange, int] = NO_STOPS) -> None:
-        """Restore these ranges from now on. What was restored counts; what is new is read from its own checkpoint."""
-        if target is not None:
-            self.target = target
-        self._stops = [self.target] * GROUPS
+    def retarget(self, ranges: Iterable[KeyRange], *, bounds: Bounds | None = None, stops: Mapping[KeyRange, int] = NO_STOPS) -> None:
+        """Restore these ranges from now on. What was restored counts; what is new is read from its own checkpoint.
+
+        `bounds`: of the same topic, later.
+        """
+        if bounds is not None:
+            self.bounds = bounds
+        self._stops = [self.bounds.target] * GROUPS
         for key_range, stop in stops.items():
             for group in _groups(key_range):
                 self._stops[group] = stop
@@ -165,7 +180,7 @@ class Restore:
                 self._need[group] = _NEVER
         self._admit(new)
         if at_end := [group for group in new if self._need[group] == self._stops[group]]:  # nothing to feed, but it is known to be true now
-            self._database.write([], {self.spec.name: list(self._checkpoints(at_end))})
+            self.database.write([], {self.spec.name: list(self._checkpoints(at_end))})
         self._move()
 
     def feed(self, columns: Columns, next_offset: int) -> None:
@@ -179,7 +194,7 @@ class Restore:
         for group in moved:
             self._need[group] = min(next_offset, self._stops[group])
         changes = list(self._changes(keep))
-        self._database.write(changes, {self.spec.name: list(self._checkpoints(moved))})
+        self.database.write(changes, {self.spec.name: list(self._checkpoints(moved))})
         self._read += len(columns)
         self._kept += sum(len(change.keys) for change in changes)
         self._moved += max(0, next_offset - self._position)
@@ -188,14 +203,14 @@ class Restore:
     def progress(self) -> RestoreProgress:
         """Return how far the restore is."""
         seconds = self._clock() - self._began
-        remaining = max(0, self.target - self._position)
+        remaining = max(0, self.bounds.target - self._position)
         eta_s = remaining * seconds / self._moved if self._moved and seconds > 0 else None if remaining else 0.0
         rate = self._read / seconds if seconds > 0 else 0.0
-        return RestoreProgress(self.spec.name, self._read, self._kept, self._position, self.target, remaining, rate, eta_s)
+        return RestoreProgress(self.spec.name, self._read, self._kept, self._position, self.bounds.target, remaining, rate, eta_s)
 
     def _move(self) -> None:
         unfinished = (need for need, stop in zip(self._need, self._stops, strict=True) if need < stop)
-        self._position = min(unfinished, default=self.target)
+        self._position = min(unfinished, default=self.bounds.target)
 
     def _entries(self, columns: Columns) -> dict[bytes, bytes | None]:
         """Return the last value of each database key that a restored group needs."""
@@ -257,17 +272,17 @@ class Restore:
         for offset, alike in groupby(sorted(groups, key=lambda group: (self._need[group], group)), key=self._need.__getitem__):
             for run in _runs(list(alike)):
                 observed = min((self._seen[group] for group in run if self._seen[group] != NOTHING_OBSERVED), default=NOTHING_OBSERVED)
-                true_ms = NOW if all(offset >= self._stops[group] for group in run) else min(self._true_ms[group] for group in run)
-                yield Checkpoint(run[0], run[-1], offset, observed, true_ms)
+                at_end = all(offset >= self._stops[group] for group in run)
+                true_ms = self.bounds.asked_ms if at_end else min(self._true_ms[group] for group in run)
+                yield Checkpoint(run[0], run[-1], offset, observed, true_ms, self.bounds.topic_id)
 
     def _admit(self, groups: Sequence[int]) -> None:
         """Learn from the checkpoints what these groups need; empty those that cannot go on from there."""
-        known = self._database.checkpoints(self.spec.name)
-        bounds = Bounds(self._log_start, self.target, self._now_ms() - self._trusted_ms)
+        known = self.database.checkpoints(self.spec.name)
         reasons: dict[int, str] = {}
         for group in groups:
             at = known.at(group)
-            reason = "" if at is None else self._refusal(group, at, bounds)
+            reason = "" if at is None else self._refusal(group, at)
             if at is None or reason:
                 reasons[group] = reason
             else:
@@ -276,14 +291,15 @@ class Restore:
             for run in _runs(list(of_reason)):
                 self._empty(run, reason)
 
-    def _refusal(self, group: int, at: Checkpoint, bounds: Bounds) -> str:
-        if self.spec.source is not None and at.offset > self._stops[group]:
+    def _refusal(self, group: int, at: Checkpoint) -> str:
+        same = at.topic_id == self.bounds.topic_id
+        if same and self.spec.source is not None and at.offset > self._stops[group]:
             return f"its checkpoint {at.offset} is above the position {self._stops[group]} of its task: were the offsets of the group reset?"
-        return bounds.refusal(at)
+        return self.bounds.refusal(at)
 
     def _empty(self, groups: Sequence[int], reason: str) -> None:
         first, last = groups[0], groups[-1]
-        if reason or self._database.has_keys(self.spec.name, first, last):
+        if reason or self.database.has_keys(self.spec.name, first, last):
             log.warning(
                 'store "%s", key groups %d..%d: %s; restoring them from the beginning',
                 self.spec.name,
@@ -291,12 +307,10 @@ class Restore:
                 last,
                 reason or "keys without a checkpoint",
             )
-        self._database.wipe(self.spec.name, Checkpoint(first, last, self._log_start))
+        bounds = self.bounds
+        self.database.wipe(self.spec.name, Checkpoint(first, last, bounds.log_start, true_ms=bounds.asked_ms, topic_id=bounds.topic_id))
         for group in groups:
-            self._need[group], self._seen[group], self._true_ms[group] = self._log_start, NOTHING_OBSERVED, self._now_ms()
-
-    def _now_ms(self) -> int:
-        return int(self._wall_clock() * 1000)
+            self._need[group], self._seen[group], self._true_ms[group] = bounds.log_start, NOTHING_OBSERVED, bounds.asked_ms
 
 
 def _groups(key_range: KeyRange) -> range:

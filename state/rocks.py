@@ -3,7 +3,8 @@
 RocksDB loses no returned write when the process dies (write-ahead log, no fsync per write); when the machine dies it comes back as an
 older moment, all families alike, and the changelog has the rest.
 
-Invariant: after `close` nothing of this process holds the folder, whatever getters and iterators are still around.
+Invariant: after `close` nothing of this process holds the folder, whatever getters, iterators and errors are still around: an error keeps the
+variables of the functions that raised it, so none of these may be a column's handle.
 Turned down: rocksdict's own `items()`: it ends without an error at a block that does not read (seen), so that a scan over a
 damaged file would silently lose keys. `RdictIter` says at its end how it ended.
 """
@@ -96,11 +97,12 @@ class Rocks:
     def drop(self, family: str) -> None:
         """Remove a family with all its keys."""
         with self._lock:
-            column = self._columns.pop(family)
+            self._check_open()
             try:
                 self._db.drop_column_family(family)
-            except Exception as error:
+            except Exception as error:  # it is still there
                 raise self._error(error) from error
+            column = self._columns.pop(family)
             with suppress(Exception):  # it closes, and complains that there is nothing to flush to
                 column.rdict.close()
 
@@ -139,18 +141,10 @@ class Rocks:
     def write(self, changes: Sequence[Change]) -> None:
         """Write to existing families, atomically."""
         batch = WriteBatch(raw_mode=True)
-        put, delete = batch.put, batch.delete
         with self._lock:
             self._check_open()
             for change in changes:
-                handle = self._columns[change.family].handle
-                for start, end in change.vanishing:
-                    self._vanish(batch, change.family, start, end)
-                for key, value in zip(change.keys, change.values, strict=True):
-                    if value is None:
-                        delete(key, handle)
-                    else:
-                        put(key, value, handle)
+                self._add(batch, change)
             try:
                 self._db.write(batch)
             except Exception as error:
@@ -194,6 +188,16 @@ class Rocks:
                     failures.append(error)
             if failures:
                 raise self._error(failures[0]) from failures[0]
+
+    def _add(self, batch: WriteBatch, change: Change) -> None:
+        put, delete, handle = batch.put, batch.delete, self._columns[change.family].handle
+        for start, end in change.vanishing:
+            self._vanish(batch, change.family, start, end)
+        for key, value in zip(change.keys, change.values, strict=True):
+            if value is None:
+                delete(key, handle)
+            else:
+                put(key, value, handle)
 
     def _vanish(self, batch: WriteBatch, family: str, start: bytes, end: bytes | None) -> None:
         column = self._columns[family]

@@ -8,15 +8,14 @@ Invariant: a time segment of a window store is dropped when all key groups have 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import merge
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from threading import Lock
 
 from coopstreams.state import layout
-from coopstreams.state.checkpoints import NOTHING_OBSERVED, NOW, Checkpoint, Checkpoints
+from coopstreams.state.checkpoints import NOTHING_OBSERVED, Checkpoint, Checkpoints
 from coopstreams.state.engine import Change, Engine, Getter, Ingesting, Rows
 from coopstreams.topology.keys import GROUPS
 from coopstreams.topology.stores import StoreSpec
@@ -37,9 +36,8 @@ class Shelf:
     restores it.
     """
 
-    def __init__(self, engine: Engine, specs: Iterable[StoreSpec], clock: Callable[[], float]) -> None:
+    def __init__(self, engine: Engine, specs: Iterable[StoreSpec]) -> None:
         self._engine = engine
-        self._clock = clock
         self._lock = Lock()
         self._checkpoints: dict[str, Checkpoints] = {}
         self._segments: dict[str, set[int]] = {}
@@ -71,23 +69,14 @@ class Shelf:
         with self._lock:
             return self._checkpoints[store]
 
-    def scan(
-        self,
-        store: str,
-        groups: Iterable[int],
-        start: bytes | None,
-        end: bytes | None,
-        *,
-        reverse: bool = False,
-        window_starts: tuple[int, int] | None = None,
-    ) -> Rows:
+    def scan(self, store: str, groups: Iterable[int], start: bytes | None, end: bytes | None, *, reverse: bool = False) -> Rows:
         """Return the store keys start <= key < end of some key groups with their values, merged in key order, as of now.
 
-        `window_starts` (inclusive) leaves out segments without windows that start within; those that remain have others, too.
+        It costs an iterator for each group and segment: for the windows of one key there is `windows_of`.
         """
         rows: list[Rows] = []
         with self._lock:  # no commit between the iterators: they all see the same
-            families = self._families(store, window_starts)
+            families = self._families(store)
             for group in groups:
                 low, high = layout.group_bounds(group, group)
                 if start is not None:
@@ -98,6 +87,23 @@ class Shelf:
         plain = [_without_group(each) for each in rows]
         return plain[0] if len(plain) == 1 else merge(*plain, reverse=reverse)
 
+    def windows_of(self, store: str, key: bytes, first: int, last: int, *, reverse: bool = False) -> Rows:
+        """Return the store keys of a plain key with first <= time <= last, and their values, by time, as of now.
+
+        The rows of a key lie together in each segment: this is one short run of each segment that has such times.
+        """
+        place, length = layout.database_key(key, key), layout.segment_ms(self.specs[store])
+        suffix = layout.suffix_bytes(self.specs[store])
+        rows: list[Rows] = []
+        with self._lock:  # no commit between the iterators: they all see the same
+            segments = sorted(segment for segment in self._segments[store] if first // length <= segment <= last // length)
+            for segment in reversed(segments) if reverse else segments:
+                low = place + layout.TIMESTAMP.pack(max(first, segment * length))
+                high = layout.prefix_end(place + layout.TIMESTAMP.pack(min(last, (segment + 1) * length - 1)))
+                rows.append(self._engine.scan(layout.segment_family(store, segment), low, high, reverse=reverse))
+        size = len(place) + suffix  # longer keys can lie in between
+        return ((at[1:], value) for at, value in chain.from_iterable(rows) if len(at) == size)
+
     def write(self, changes: Sequence[Change], checkpoints: Mapping[str, Sequence[Checkpoint]]) -> None:
         """Write what happened to some stores together with the checkpoints it stands for; then drop the segments nobody needs.
 
@@ -105,8 +111,7 @@ class Shelf:
             StateError: nothing was written.
         """
         with self._lock:
-            now = self._now()
-            after = {store: self._checkpoints[store].put([_dated(each, now) for each in new]) for store, new in checkpoints.items()}
+            after = {store: self._checkpoints[store].put(new) for store, new in checkpoints.items()}
             self._write(changes, after)
             for store in after:
                 if self.specs[store].kind in layout.SEGMENTED:
@@ -133,7 +138,7 @@ class Shelf:
             for family, of_family in files.items():
                 self._make(family)
                 self._ingest(family, of_family)
-            self._write([], {store: known.put([_dated(at, self._now()) for at in checkpoints])})
+            self._write([], {store: known.put(checkpoints)})
 
     def drop(self, first: int, last: int) -> None:
         """Forget the key groups first..last of all stores: keys and checkpoints, in one batch."""
@@ -149,7 +154,7 @@ class Shelf:
         with self._lock:
             first, last = checkpoint.first, checkpoint.last
             families = [family for family in self._families(store) if self._has_keys(family, first, last)]
-            after = self._checkpoints[store].put([_dated(checkpoint, self._now())])
+            after = self._checkpoints[store].put([checkpoint])
             self._write([self._vanishing(family, first, last) for family in families], {store: after})
 
     def has_keys(self, store: str, first: int, last: int) -> bool:
@@ -173,15 +178,10 @@ class Shelf:
         with self._lock:
             self._engine.close()
 
-    def _families(self, store: str, window_starts: tuple[int, int] | None = None) -> list[str]:
-        spec = self.specs[store]
-        if spec.kind not in layout.SEGMENTED:
+    def _families(self, store: str) -> list[str]:
+        if self.specs[store].kind not in layout.SEGMENTED:
             return [layout.family_of(store)]
-        segments = sorted(self._segments[store])
-        if window_starts is not None:
-            length = layout.segment_ms(spec)
-            segments = [segment for segment in segments if window_starts[0] // length <= segment <= window_starts[1] // length]
-        return [layout.segment_family(store, segment) for segment in segments]
+        return [layout.segment_family(store, segment) for segment in sorted(self._segments[store])]
 
     def _write(self, changes: Sequence[Change], checkpoints: Mapping[str, Checkpoints]) -> None:
         for change in changes:
@@ -239,19 +239,12 @@ class Shelf:
             self._checkpoints.pop(spec.name, None)
         self._engine.write([Change(_META, [_checkpoint_key(spec.name), key], [None, shape.encode()])])
 
-    def _now(self) -> int:
-        return int(self._clock() * 1000)
-
     def _has_keys(self, family: str, first: int, last: int) -> bool:
         return next(self._engine.scan(family, *layout.group_bounds(first, last)), None) is not None
 
     @staticmethod
     def _vanishing(family: str, first: int, last: int) -> Change:
         return Change(family, vanishing=[layout.group_bounds(first, last)])
-
-
-def _dated(checkpoint: Checkpoint, now_ms: int) -> Checkpoint:
-    return replace(checkpoint, true_ms=now_ms) if checkpoint.true_ms == NOW else checkpoint
 
 
 def _checkpoint_key(store: str) -> bytes:

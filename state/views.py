@@ -15,9 +15,9 @@ from coopstreams.state import layout
 from coopstreams.state.checkpoints import NOTHING_OBSERVED
 from coopstreams.state.database import Database
 from coopstreams.state.global_table import GlobalRows
-from coopstreams.state.layout import SESSION_BYTES, START_BYTES, TIMESTAMP
+from coopstreams.state.layout import SESSION_BYTES, TIMESTAMP
 from coopstreams.topology.keys import GROUPS, KeyRange, key_group, key_hash
-from coopstreams.topology.stores import StoreSpec, session_key, window_key
+from coopstreams.topology.stores import StoreSpec
 
 _EVER = -(1 << 63)
 _LATEST = (1 << 63) - 1
@@ -110,11 +110,8 @@ class StoreView:
         from_ms, to_ms = max(from_ms, self._horizons()[group], 0), min(to_ms, _LATEST)
         if from_ms > to_ms or group not in self._groups:
             return iter(())
-        start, end = window_key(key, from_ms), layout.after(window_key(key, to_ms))
-        rows = self._database.scan(self.spec.name, [group], start, end, reverse=reverse, window_starts=(from_ms, to_ms))
-        # Other keys lie between: those that continue this one.
-        windows = (Window(layout.window_start(row), *layout.unpack(data)) for row, data in rows if row[:-START_BYTES] == key)
-        return islice(windows, limit)
+        rows = self._database.windows_of(self.spec.name, key, from_ms, to_ms, reverse=reverse)
+        return islice((Window(layout.window_start(row), *layout.unpack(data)) for row, data in rows), limit)
 
     def sessions(self, key: bytes, from_ms: int, to_ms: int, *, limit: int | None = None) -> Iterator[Session]:
         """Return the sessions of a key that overlap from_ms..to_ms (both inclusive), in the order of their ends; lazily.
@@ -128,9 +125,8 @@ class StoreView:
         from_ms = max(from_ms, self._horizons()[group], 0)
         if group not in self._groups or from_ms > _LATEST:
             return iter(())
-        start, end = session_key(key, 0, from_ms), layout.after(session_key(key, _LATEST, _LATEST))
-        rows = self._database.scan(self.spec.name, [group], start, end, window_starts=(from_ms, _LATEST))  # they expire by their ends
-        found = (Session(*_times(row), *layout.unpack(data)) for row, data in rows if row[:-SESSION_BYTES] == key)
+        rows = self._database.windows_of(self.spec.name, key, from_ms, _LATEST)
+        found = (Session(*_times(row), *layout.unpack(data)) for row, data in rows)
         return islice((session for session in found if session.start <= to_ms), limit)
 
     def approximate_count(self) -> int:

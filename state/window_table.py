@@ -17,6 +17,7 @@ Turned down: observing stream time itself (a window would vanish up to a window'
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from coopstreams.state import layout
@@ -24,17 +25,29 @@ from coopstreams.state.checkpoints import NOTHING_OBSERVED
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Change, Getter, Rows
 from coopstreams.state.layout import TIMESTAMP
-from coopstreams.state.table import Table
+from coopstreams.state.table import ENTRY_BYTES, Table
 from coopstreams.topology.stores import Entry, StoreSpec
 
 _EVER = -(1 << 63)
+_NEVER = 1 << 63
+
+
+@dataclass(slots=True)
+class _Times:
+    """When the windows of a plain key are: the ends of their store keys, in order.
+
+    Invariant: what has changed since the last commit is there, and all that the database has from the time `read` on, as far as it is visible.
+    """
+
+    known: list[bytes] = field(default_factory=list)
+    read: int = _NEVER
 
 
 class WindowTable(Table):
     """A `WindowStore`: a `TableStore` of kind `window`; keys are `window_key(...)`. One thread."""
 
-    _times: dict[bytes, list[bytes]]
-    """The ends of the store keys of a plain key, in order: all of them, buffer and database. For keys that were asked for."""
+    _of_key: dict[bytes, _Times] | None
+    """By plain key: of those that were asked for, or changed since the last commit. None: nobody has asked for any."""
     _newest: int
     """The latest time of what was put, where that decides what is visible."""
     _newest_of_all: list[int]
@@ -61,32 +74,27 @@ class WindowTable(Table):
     def touch(self, key: bytes, entry: Entry) -> None:
         """Mark an entry as changed since the last commit: one of `entries`, or one that `scan` has just yielded."""
         super().touch(key, entry)
+        if self._of_key is not None:
+            self._note(key)
         if self._by_puts and (time := layout.time_of(self.spec.kind, key)) > self._newest:
             self._newest = time
             with self.guard:
                 self._newest_of_all[0] = max(self._newest_of_all[0], time)
 
     def put(self, key: bytes, value: object, timestamp: int) -> None:
-        """Set the value of a window, None: delete it. For stores that `fetch`: it keeps the windows of each key in order."""
+        """Set the value of a window, None: delete it."""
         entry = self.entries.get(key) or self.load(key)
-        times = self._times_of(key[: -self._suffix])
-        time = key[-self._suffix :]
-        at = bisect_left(times, time)
-        there = at < len(times) and times[at] == time
-        if value is None and there:
-            del times[at]
-        elif value is not None and not there:
-            times.insert(at, time)
         entry.value, entry.timestamp = value, timestamp
         if not entry.dirty:
             self.touch(key, entry)
 
     def fetch(self, key: bytes, first: int, last: int) -> list[tuple[bytes, Entry]]:
         """Return the windows of a plain key with first <= start <= last, by their starts."""
-        times = self._times_of(key)
-        low = bisect_left(times, TIMESTAMP.pack(max(first, self._horizon, 0)))
-        found = (key + time for time in times[low : bisect_right(times, TIMESTAMP.pack(last))])
-        return [(row, self.entries.get(row) or self.load(row)) for row in found]
+        first = max(first, self._horizon, 0)
+        times = self._times(key, first).known
+        rows = [key + time for time in times[bisect_left(times, TIMESTAMP.pack(first)) : bisect_right(times, TIMESTAMP.pack(last))]]
+        found = [(row, self.entries.get(row) or self.load(row)) for row in rows]
+        return [(row, entry) for row, entry in found if entry.value is not None]
 
     def advance(self, stream_time: int) -> None:
         """Let the partition's stream time reach this value: windows older than the retention become invisible."""
@@ -103,15 +111,20 @@ class WindowTable(Table):
         while self._starts and self._starts[0] < self._horizon:
             for key in self._by_start.pop(heappop(self._starts)):
                 del self.entries[key]
-                self._forget_time(key)
-        for segment in [segment for segment in self._getters if (segment + 1) * self._segment_ms <= self._horizon]:
-            del self._getters[segment]
+        if self._horizon // self._segment_ms > self._oldest:
+            self._sweep()
 
     def trim(self, share: float) -> None:
         """Let go of clean entries until this share of the buffer is left."""
         super().trim(share)
-        kept = {key[: -self._suffix] for key in self._dirty}
-        self._times = {key: times for key, times in self._times.items() if key in kept}
+        if self._of_key:
+            kept = {key[: -self._suffix] for key in self._dirty}
+            self._of_key = {key: times for key, times in self._of_key.items() if key in kept}
+
+    @property
+    def size_bytes(self) -> int:
+        """About how much memory the buffer takes."""
+        return super().size_bytes + ENTRY_BYTES * len(self._of_key or ())
 
     @property
     def observed(self) -> int:
@@ -124,8 +137,9 @@ class WindowTable(Table):
         self._starts: list[int] = []
         self._observed = NOTHING_OBSERVED
         self._newest = NOTHING_OBSERVED
-        self._times = {}
+        self._of_key = None
         self._horizon = _EVER
+        self._oldest = 0
         self._observe(self._database.checkpoints(self.spec.name).observed(self._first, self._last))
 
     def _observe(self, observed: int) -> None:
@@ -148,24 +162,42 @@ class WindowTable(Table):
         del self.entries[key]
         self._by_start[layout.time_of(self.spec.kind, key)].discard(key)
 
-    def _forget_time(self, key: bytes) -> None:
-        times = self._times.get(key[: -self._suffix])
-        if times is not None:
-            time = key[-self._suffix :]
-            at = bisect_left(times, time)
-            if at < len(times) and times[at] == time:
-                del times[at]
-            if not times:
-                del self._times[key[: -self._suffix]]
-
-    def _times_of(self, key: bytes) -> list[bytes]:
-        """What of a key is dirty was asked for before, so that the database knows all that is not in `_times`."""
-        times = self._times.get(key)
+    def _times(self, key: bytes, first: int) -> _Times:
+        """Return the times of a plain key, among them all from a time on."""
+        if self._of_key is None:
+            self._of_key = {}
+            for changed in self._dirty:
+                self._note(changed)
+        times = self._of_key.get(key)
         if times is None:
-            length = len(key) + self._suffix
-            rows = self._stored_rows(key, layout.prefix_end(key)) if key else self._stored_rows(None, None)
-            times = self._times[key] = [row[-self._suffix :] for row, _ in rows if len(row) == length]
+            times = self._of_key[key] = _Times()
+        if first < times.read:
+            rows = self._database.windows_of(self.spec.name, key, first, times.read - 1)
+            stored = [row[-self._suffix :] for row, _ in rows]
+            times.known = sorted({*times.known, *stored}) if times.known else stored
+            times.read = first
         return times
+
+    def _note(self, key: bytes) -> None:
+        """A window has changed, and may not be in the database."""
+        assert self._of_key is not None
+        plain, time = key[: -self._suffix], key[-self._suffix :]
+        times = self._of_key.get(plain)
+        if times is None:
+            times = self._of_key[plain] = _Times()
+        at = bisect_left(times.known, time)
+        if at == len(times.known) or times.known[at] != time:
+            times.known.insert(at, time)
+
+    def _sweep(self) -> None:
+        """Let go of what stands beside the buffer for windows that have expired."""
+        self._oldest = self._horizon // self._segment_ms
+        self._getters = {segment: getter for segment, getter in self._getters.items() if segment >= self._oldest}
+        oldest = TIMESTAMP.pack(self._horizon)
+        for key, times in list((self._of_key or {}).items()):
+            del times.known[: bisect_left(times.known, oldest)]
+            if not times.known and self._of_key is not None:
+                del self._of_key[key]
 
     def _segment(self, time: int) -> Getter | None:
         segment = time // self._segment_ms

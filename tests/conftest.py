@@ -18,7 +18,7 @@ from hypothesis import settings
 from rich.console import Console
 
 from coopstreams.dev.broker import KafkaBroker
-from coopstreams.dev.jars import kafka_jars
+from coopstreams.dev.jars import KAFKA, kafka_jars
 from coopstreams.dev.java import find_java
 
 # No test fails because the machine is busy: hypothesis would say so after 200 ms.
@@ -37,6 +37,8 @@ class Kafka:
 
     bootstrap: str
     _admin: AdminClient
+    replicas: int = 1
+    """Of each topic that is made here."""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def unique(self, name: str) -> str:
@@ -51,7 +53,7 @@ class Kafka:
 
     def create(self, topic: str, partitions: int = 1, **config: str) -> None:
         """Make a topic of this name, and wait until the broker knows it: it answers before that."""
-        new = NewTopic(topic, partitions, 1, config={key.replace("_", "."): value for key, value in config.items()})
+        new = NewTopic(topic, partitions, self.replicas, config={key.replace("_", "."): value for key, value in config.items()})
         self._admin.create_topics([new])[topic].result(60)
         while not self._is_led(topic, partitions):
             time.sleep(0.01)
@@ -71,7 +73,9 @@ class Kafka:
     def _is_led(self, topic: str, partitions: int) -> bool:
         """Whether all partitions of a topic can be read and written."""
         found = self._admin.list_topics(timeout=60).topics.get(topic)
-        return found is not None and [partition.leader for partition in found.partitions.values()] == [1] * partitions
+        if found is None or len(found.partitions) != partitions:
+            return False
+        return all(partition.leader > 0 and len(partition.isrs) == self.replicas for partition in found.partitions.values())
 
     def topics(self) -> list[str]:
         """Return the names of all topics."""
@@ -95,12 +99,12 @@ def kafka(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
 @pytest.fixture
 def broker_of_own(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Callable[..., KafkaBroker]]:
     """Return a function that starts a broker for this test alone; settings by name, dots written as underscores. Stopped at the end."""
-    console = download_kafka(request)
     brokers: list[KafkaBroker] = []
 
-    def start(folder: Path | None = None, **settings: str) -> KafkaBroker:
+    def start(folder: Path | None = None, *, version: str = KAFKA, **settings: str) -> KafkaBroker:
+        console = download_kafka(request, version)
         changes = {"broker.session.timeout.ms": "9000"} | {key.replace("_", "."): value for key, value in settings.items()}
-        broker = KafkaBroker(folder or tmp_path_factory.mktemp("broker"), settings=changes, console=console)
+        broker = KafkaBroker(folder or tmp_path_factory.mktemp("broker"), settings=changes, console=console, version=version)
         brokers.append(broker)
         broker.start()
         return broker
@@ -110,11 +114,11 @@ def broker_of_own(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixt
         broker.stop()
 
 
-def download_kafka(request: pytest.FixtureRequest) -> Console:
-    """Have Kafka's jars in the cache; the first time on a machine, show the download although pytest captures output."""
+def download_kafka(request: pytest.FixtureRequest, version: str = KAFKA) -> Console:
+    """Have the jars of a version of Kafka in the cache; the first time on a machine, show the download although pytest captures output."""
     console = Console(stderr=True)
     capture = request.config.pluginmanager.getplugin("capturemanager")
     assert isinstance(capture, CaptureManager)
     with capture.global_and_fixture_disabled():
-        kafka_jars(find_java(), console)
+        kafka_jars(find_java(), console, version=version)
     return console

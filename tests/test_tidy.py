@@ -19,7 +19,9 @@ FUNCTION_LINES = 50
 MAY_IMPORT = {
     "confluent_kafka": ("coopstreams/log/kafka*.py",),
     "fsspec": ("state/places.py",),
-    "kafka": tuple(f"coopstreams/group/{name}.py" for name in ("codec", "connection", "coordinator", "requests")),
+    "kafka": tuple(
+        f"coopstreams/group/{name}.py" for name in ("codec", "connection", "coordinator", "requests", "transaction_requests", "transactions")
+    ),
     "pyspark": ("coopstreams/spark/*.py",),
     "rocksdict": ("state/rocks.py", "state/sst.py"),
     "starlette": ("coopstreams/query/*.py",),

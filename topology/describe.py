@@ -1,8 +1,8 @@
-"""A topology drawn: text as Kafka Streams prints it, Mermaid, DOT, JSON; and a fingerprint of what was drawn.
+"""A topology drawn: text as Kafka Streams prints it, Mermaid, DOT, JSON.
 
 All four are drawn from the same nodes in the same order, so that two drawings differ where two topologies do.
 
-Invariant: user functions are not part of a drawing, nor of a fingerprint: they may change without a topic or a store changing.
+Invariant: user functions are not part of a drawing: they may change without a topic or a store changing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import is_dataclass
 from typing import Any
 
 import orjson
-from xxhash import xxh64_hexdigest
 
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.join_nodes import StreamGlobalJoin, StreamStreamJoin, stores_of
@@ -31,11 +30,6 @@ def describe(topology: Topology, format: str) -> str:  # noqa: A002 the word use
     if format not in formats:
         raise TopologyError(f"a topology is described as {', '.join(formats)}, not as {format!r}")
     return formats[format](topology)
-
-
-def fingerprint(topology: Topology) -> str:
-    """Return 16 hex digits that change when a node, topic, store, serde name or window changes, and not when a function does."""
-    return xxh64_hexdigest(_json(topology).encode())
 
 
 def _stores(topology: Topology, node: Node) -> list[StoreSpec]:

@@ -78,6 +78,10 @@ class DeliveryError(LogError):
     """A record that the broker did not take. Nothing of this commit counts."""
 
 
+class RefusedError(DeliveryError):
+    """The broker refused a batch for what is in it: some record has a time, a size or a key that the topic does not allow."""
+
+
 class FencedError(LogError):
     """A newer producer or a newer generation took over. Abort, forget, open again from the log."""
 

@@ -5,6 +5,9 @@ Invariant: a record is a row of the columns; the columns of one topic are one `O
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from coopstreams.topology.columns import Headers
 
 ANY_PARTITION = -1
@@ -59,6 +62,14 @@ class Output:
 
     def _choose_none_before(self, row: int) -> None:
         self._partitions += [ANY_PARTITION] * (row - len(self._partitions))
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Forget all records but these, whose places are given in ascending order."""
+        self.give_headers(None)
+        self._choose_none_before(len(self.keys))
+        columns: tuple[list[Any], ...] = (self.keys, self.values, self.timestamps, self._headers, self._partitions)
+        for column in columns:
+            column[:] = [column[row] for row in rows]
 
     def clear(self) -> None:
         """Forget the records: somebody has them now."""

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 
 from coopstreams.topology.stores import SessionStore as StoreOfSessions
 from coopstreams.topology.stores import TableStore, session_key, split_session_key, window_key
+from coopstreams.topology.stores import WindowStore as StoreOfWindows
 from coopstreams.topology.versions import latest_value, put_version, value_at
 
 K = TypeVar("K")
@@ -79,7 +80,7 @@ class KeyValueStore(Generic[K, V]):
 class WindowStore(Generic[K, V]):
     """One value a key and window start. What has expired can neither be put nor read."""
 
-    def __init__(self, table: TableStore, now: Callable[[], int]) -> None:
+    def __init__(self, table: StoreOfWindows, now: Callable[[], int]) -> None:
         self._table, self._now = table, now
         self._write, self._read = table.spec.key.serialize, table.spec.key.deserialize
 
@@ -90,18 +91,13 @@ class WindowStore(Generic[K, V]):
 
     def put(self, key: K, value: V | None, start_ms: int) -> None:
         """Set the value of the window of a key that starts there; None deletes it. What has expired by then is not put."""
-        _put(self._table, window_key(self._write(key), start_ms), value, self._now())
+        self._table.put(window_key(self._write(key), start_ms), value, self._now())
         self._table.advance(start_ms)
 
     def fetch(self, key: K, from_ms: int, to_ms: int, *, reverse: bool = False) -> Iterator[tuple[int, V]]:
         """Return (start, value) of the windows of a key that start from from_ms to to_ms, both inclusive."""
-        data = self._write(key)
-        start, end = window_key(data, max(from_ms, 0)), window_key(data, min(to_ms, _LATEST_MS) + 1)
-        found = [
-            (int.from_bytes(row[-8:], "big", signed=True), entry.value)
-            for row, entry in (self._table.scan(start, end) if to_ms >= 0 else ())
-            if len(row) == len(data) + 8  # longer keys can lie in between
-        ]
+        rows = self._table.fetch(self._write(key), from_ms, min(to_ms, _LATEST_MS)) if to_ms >= 0 else []
+        found = [(int.from_bytes(row[-8:], "big", signed=True), entry.value) for row, entry in rows]
         return iter(found[::-1] if reverse else found)
 
     def all(self) -> Iterator[tuple[tuple[K, int], V]]:

@@ -147,7 +147,8 @@ class Compiled:
 class BoundProgram:
     """A program at work for one task.
 
-    Shape: `outputs` by topic; whoever writes them calls `clear` on each.
+    Shape: `outputs` by topic; whoever writes them calls `clear` on each. `elsewhere`: there are keys of the partition that no task over the
+    same database has, so that nobody here takes the records which move time; whoever knows better says so.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class BoundProgram:
     ) -> None:
         self.outputs: dict[str, Output] = {topic: output(topic) for topic in program.sinks}
         self._output = output
-        self._shared = shared
+        self._shared = self.elsewhere = shared
         self._on_failure = on_failure
         self._compiled = compiled
         self._stream_times = dict.fromkeys(program.subtopology.topics, -1)

@@ -302,7 +302,19 @@ def _varint(number: int) -> bytes:
 
 
 def _type_name(type_: Any) -> str:
-    return type_.__name__ if isinstance(type_, type) and get_origin(type_) is None else str(type_)
+    """The name of a type as it is written, without modules: the same wherever a program was imported from, in every Python."""
+    origin, inner = get_origin(type_), get_args(type_)
+    if type_ is ... or type_ is NoneType:
+        return "..." if type_ is ... else "None"
+    if origin in (Union, UnionType):
+        return " | ".join(map(_type_name, inner))
+    if origin is Annotated:
+        return f"Annotated[{', '.join([_type_name(inner[0]), *map(str, inner[1:])])}]"
+    if origin is Literal:
+        return f"Literal[{', '.join(map(repr, inner))}]"
+    if origin is None:
+        return type_.__name__ if isinstance(type_, type) else str(type_)
+    return f"{_type_name(origin)}[{', '.join(map(_type_name, inner))}]"
 
 
 def _shown(value: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -95,7 +95,7 @@ def backfill(
     again = f"coopstreams backfill {target} --resume {plan.run}" + ("" if work == WORK else f" --work {work}")
     with _saying(again), session_or_local(None, f"backfill of {plan.application}", cores=cores, remote=remote) as spark, TaskBars(Console()) as bars:
         done = running.carry_out(spark, topology, checked, plan, {}, work, _say, bars.show)
-    _report(done)
+    _report(done, checked["errors.dead.letter.queue.topic.name"])
     _publish(done, topology, checked) if publish else typer.echo(f"not published yet: {again} --publish")
 
 
@@ -138,9 +138,23 @@ def _say(stage: Stage) -> None:
     typer.echo(f"{stage.name}: {len(stage.running)} tasks")
 
 
-def _report(done: Backfilled) -> None:
+def _report(done: Backfilled, dead_letters: str | None) -> None:
     typer.echo(f"{done.records} records read")
     for reason in sorted({reason for result in done.results for reason in result.dropped}):
         typer.echo(f"{sum(result.dropped.get(reason, 0) for result in done.results)} dropped: {reason}")
     for store in sorted({store for result in done.results for store in result.seeded}):
         typer.echo(f"store {store}: {sum(result.seeded.get(store, 0) for result in done.results)} keys")
+    for line in not_written(done.unwritten, dead_letters):
+        typer.echo(line)
+
+
+def not_written(records: Mapping[str, int], dead_letters: str | None) -> list[str]:
+    """Return what is said of results that a run made and did not write, given by topic: how many, and how to have them."""
+    if not records:
+        return []
+    told = [f"{count:,} {'dead letters' if topic == dead_letters else 'records'} for {topic}" for topic, count in sorted(records.items())]
+    return [
+        f"not written, because --outputs is none: {', '.join(told)}",
+        "The application goes on behind the cut and does not write them either. To have them, run it again before --publish with --outputs topic, or "
+        "with --outputs table --table URL to look at them.",
+    ]

@@ -15,6 +15,7 @@ from coopstreams.consumer.dealing import topic_number
 from coopstreams.consumer.describing import GroupReport, MemberReport, describe_group
 from coopstreams.consumer.reset import reset_offsets
 from coopstreams.group.admin import GroupAdmin
+from coopstreams.group.versions import short, version_of
 from coopstreams.log.log import Log
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, UnknownTopicError
@@ -108,18 +109,20 @@ def partitions_table(report: GroupReport) -> Table:
 def members_table(report: GroupReport, topics: dict[int, str]) -> Table:
     """Return the members, and what each has. `topics` by their number in the tasks of consumers."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for name in ("member", "host", "shares", "has"):
+    for name in ("member", "host", "shares", "version", "has"):
         table.add_column(name, overflow="fold")
     for member in report.members:
         table.add_row(member.id, member.state.info.host if member.state and member.state.info.host else member.host, *_told(member, topics))
     return table
 
 
-def _told(member: MemberReport, topics: dict[int, str]) -> tuple[str, str]:
+def _told(member: MemberReport, topics: dict[int, str]) -> tuple[str, str, str]:
     if member.state is None:
-        return "-", "(no member of ours)"
+        return "-", "-", "(no member of ours)"
+    version = version_of(member.state.info)
     tasks = [f"{topics[t.subtopology]}-{t.partition}[{t.range}]" if t.subtopology in topics else str(t) for t in member.tasks]
-    return "yes" if member.state.info.allow_key_share else "no", " ".join(tasks) or "-"
+    shares = "yes" if member.state.info.allow_key_share else "no"
+    return shares, short(version) if version else "-", " ".join(tasks) or (f"waits: {member.waits}" if member.waits else "-")
 
 
 def _number(value: int | None) -> str:

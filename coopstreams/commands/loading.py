@@ -13,6 +13,8 @@ from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.nodes import Topology
 from coopstreams.topology.topology_builder import TopologyBuilder
 
+_KINDS = (Topology, StreamsBuilder, TopologyBuilder)
+
 
 def load_topology(target: str) -> Topology:
     """Return the topology of a Python file or module; without a name, its variable `topology`, else the only one it has.
@@ -23,7 +25,10 @@ def load_topology(target: str) -> Topology:
     path, _, name = target.rpartition(":") if ":" in target else (target, "", "")
     module = _file(Path(path)) if path.endswith(".py") else _module(path)
     if name:
-        return _as_topology(getattr(module, name, None), f"{name} in {path}")
+        if not hasattr(module, name):
+            known = ", ".join(sorted(key for key, value in vars(module).items() if isinstance(value, _KINDS))) or "none"
+            raise ConfigError(f"{path} has no variable `{name}`; topologies there: {known}")
+        return _as_topology(getattr(module, name), f"{name} in {path}")
     if hasattr(module, "topology"):
         return _as_topology(module.topology, f"topology in {path}")
     found = {key: value for key, value in vars(module).items() if isinstance(value, Topology)}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any
 
 import orjson
 import typer
 
+from coopstreams.commands.connecting import say_waiting
 from coopstreams.topology.errors import QueryError
 
 
@@ -35,7 +37,7 @@ def query(
     timed = first is not None or last is not None
     if as_of is not None and (timed or key is None):
         raise _bad("--as-of is one moment of one key: give it with KEY, and without --from and --to")
-    with QueryClient(url) as client:
+    with QueryClient(url, on_wait=partial(say_waiting, 30)) as client:
         if key is None:
             if timed:
                 raise _bad("--from and --to are times of a key: give KEY too")

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -20,8 +17,11 @@ from coopstreams.app import CoopStreams
 from coopstreams.commands.loading import load_topology
 from coopstreams.commands.screen import Screen, report
 from coopstreams.commands.settings import configure_logging, flags
+from coopstreams.commands.worker import end_with_supervisor, past
 from coopstreams.config import Config, settings_of
+from coopstreams.interrupts import drain_by, end
 from coopstreams.memory import settle
+from coopstreams.restarts import MOST_RESTARTS
 from coopstreams.supervisor import Supervisor
 
 log = logging.getLogger("coopstreams")
@@ -46,6 +46,14 @@ def run(
         int | None,
         typer.Option(metavar="N", help="Number of this process among those that share the state folder; --processes counts up from it. Default: 0."),
     ] = None,
+    max_restarts: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Of several processes, how often in a row one that ended is started again before all end; ten minutes without an end begin a new row.",
+        ),
+    ] = MOST_RESTARTS,
     config: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Settings in a TOML file, by Kafka's dotted names.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting; may be repeated.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
@@ -63,39 +71,37 @@ def run(
     checked = Config.of(settings, topology.application_id)
     if processes > 1:
         command = partial(worker_command, target, config, typed, checked, verbose=verbose)
-        raise typer.Exit(_supervise(processes, checked, command, verbose=verbose))
+        raise typer.Exit(_supervise(processes, max_restarts, checked, command, verbose=verbose))
     app = CoopStreams(topology, checked)
-    end_with_parent = os.environ.get("_COOPSTREAMS_SUPERVISED")
-    if end_with_parent is not None:
+    drain_by(app.stop)
+    app.details.update(past(os.environ))
+    if end_with_supervisor(os.environ, lambda: end("the supervisor is gone")):
         configure_logging(verbose, f"worker {checked['instance']}: ")
         report(app, os.environ)
-        threading.Thread(target=_watch_parent, args=(int(end_with_parent), app), name="parent", daemon=True).start()
     app.run()
 
 
-def _supervise(processes: int, checked: Config, command: Callable[[int], Sequence[str]], *, verbose: bool) -> int:
+def _supervise(processes: int, most: int, checked: Config, command: Callable[[int], Sequence[str]], *, verbose: bool) -> int:
     """Run several processes: with a table of them on a terminal, by their log lines alone anywhere else."""
-    os.environ["_COOPSTREAMS_SUPERVISED"] = str(os.getpid())
     numbers = range(checked["instance"], checked["instance"] + processes)
     drain_s = checked["transaction.timeout.ms"] / 1000 + 10
     console = Console(stderr=True)
+    log.info("%d processes of %s; Ctrl-C drains and stops them", processes, checked["application.id"])
     if not console.is_terminal or not sys.stdout.isatty():
-        return _run(Supervisor(command, numbers, drain_s), checked)
-    with Screen(console, checked["application.id"]) as screen:
+        supervisor = Supervisor(command, numbers, drain_s, most_restarts=most)
+        drain_by(supervisor.stop)
+        return supervisor.run()
+    screen = Screen(console, checked["application.id"])
+    supervisor = Supervisor(command, numbers, drain_s, screen.spawn, most_restarts=most, rests=screen.rests)
+
+    def drain() -> bool:
+        screen.drain()
+        return supervisor.stop()
+
+    drain_by(drain)
+    with screen:
         configure_logging(verbose, handler=screen.handler())
-        return _run(Supervisor(command, numbers, drain_s, screen.spawn), checked, screen.drain)
-
-
-def _run(supervisor: Supervisor, checked: Config, drain: Callable[[], None] = lambda: None) -> int:
-    def stop(number: int, _: FrameType | None) -> None:
-        log.info("%s: draining", signal.Signals(number).name)
-        drain()
-        supervisor.stop()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
-    log.info("%d processes of %s; Ctrl-C drains and stops them", len(supervisor.numbers), checked["application.id"])
-    return supervisor.run()
+        return supervisor.run()
 
 
 def worker_command(target: str, config: Path | None, typed: Mapping[str, Any], checked: Config, number: int, *, verbose: bool) -> list[str]:
@@ -116,11 +122,3 @@ def _counted_up(address: str, number: int) -> str:
     """The ports of several processes count up. Port 0 takes a free one for each."""
     host, _, port = address.rpartition(":")
     return f"{host}:{int(port) + number}" if port.isdecimal() and port != "0" else address
-
-
-def _watch_parent(parent: int, app: CoopStreams) -> None:
-    """A worker whose supervisor died drains and ends: nobody would end it otherwise."""
-    while os.getppid() == parent:
-        threading.Event().wait(1.0)
-    log.warning("the supervisor is gone; stopping")
-    app.stop()

@@ -12,6 +12,7 @@ import logging
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any, Self
 
@@ -50,27 +51,36 @@ class Screen:
             reader.join(LAST_LINES_S)
         self._live.stop()
 
-    def spawn(self, number: int, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    def spawn(self, number: int, command: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
         """Start a worker, in a session of its own: Ctrl-C reaches the supervisor alone, which ends the workers in good order."""
         reports, descriptor = os.pipe()
-        environment = os.environ | {REPORTS: str(descriptor), "PYTHONUNBUFFERED": "1"}
         try:
             worker = subprocess.Popen(
                 list(command),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                env=environment,
-                pass_fds=(descriptor,),
+                env={**environment, REPORTS: str(descriptor), "PYTHONUNBUFFERED": "1"},
+                pass_fds=(*descriptors, descriptor),
                 start_new_session=True,
             )
+        except OSError:
+            os.close(reports)
+            raise
         finally:
             os.close(descriptor)
-        process = self._processes[number] = Process(number, worker.pid)
+        before = self._processes.get(number)
+        process = self._processes[number] = Process(number, worker.pid, restarts=0 if before is None else before.restarts + 1)
         assert worker.stdout is not None
         self._read(self._lines, worker.stdout, process)
         self._read(self._reports, os.fdopen(reports, "rb"), process)
         return worker
+
+    def rests(self, number: int, rest_s: float, last_end: str) -> None:
+        """Show that a worker has ended, how, and when it is started again."""
+        if number in self._processes:
+            self._processes[number].last_end = last_end
+            self._processes[number].again_at = time.monotonic() + rest_s
 
     def drain(self) -> None:
         """Show from now on that all are on their way out. Signal handlers may call it."""
@@ -87,7 +97,7 @@ class Screen:
         return _Above(self)
 
     def _table(self) -> Table:
-        return processes_table(self._application, [process for _, process in sorted(dict(self._processes).items())])
+        return processes_table(self._application, [process for _, process in sorted(dict(self._processes).items())], time.monotonic())
 
     def _read(self, read: Any, stream: IO[bytes], process: Process) -> None:
         self._readers = [reader for reader in self._readers if reader.is_alive()]

@@ -25,7 +25,8 @@ def configure_logging(verbose: bool, who: str = "", handler: logging.Handler | N
     handler.setFormatter(form)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("coopstreams").setLevel(logging.DEBUG if verbose else logging.INFO)
-    logging.getLogger("kafka").setLevel(logging.ERROR)  # it reports what the membership already does, one line a request
+    # It reports what the membership already does, in three lines for each attempt.
+    logging.getLogger("kafka").setLevel(logging.ERROR if verbose else logging.CRITICAL)
     logging.getLogger("py4j").setLevel(logging.CRITICAL)  # of Spark: Ctrl-C is an error with two tracebacks to it
 
 

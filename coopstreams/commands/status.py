@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import partial
 from itertools import zip_longest
 from typing import Annotated, Any
 
@@ -9,6 +11,9 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+
+from coopstreams.commands.connecting import say_waiting
+from coopstreams.commands.figures import behind, dropped, lag, number, written
 
 
 def status(url: Annotated[str, typer.Argument(metavar="URL", help="http://HOST:PORT of any instance of the application.")]) -> None:
@@ -18,11 +23,15 @@ def status(url: Annotated[str, typer.Argument(metavar="URL", help="http://HOST:P
     """
     from coopstreams.query.client import QueryClient  # needs the `http` extra, which other commands do not
 
-    with QueryClient(url, deadline_s=10) as client:
+    with QueryClient(url, deadline_s=10, on_wait=partial(say_waiting, 10)) as client:
         report = client.status()
     console = Console()
     console.print(status_table(report))
+    for line in done_lines(report):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     for instance in report["instances"]:
+        if restarts := instance.get("details", {}).get("restarts"):
+            console.print(f"[yellow]{instance['id']}[/]: started again {restarts} times; last it {instance['details']['last_end']}", highlight=False)
         for reason in instance["reasons"]:
             console.print(f"[yellow]{instance['id']}[/]: {reason['code']}: {reason['message']}")
     if not all(instance["live"] for instance in report["instances"]):
@@ -32,12 +41,18 @@ def status(url: Annotated[str, typer.Argument(metavar="URL", help="http://HOST:P
 def status_table(report: dict[str, Any]) -> Table:
     """Return the instances and their tasks as a table: each instance's id, its address below, beside them its tasks."""
     table = Table(
-        title=f"{report['application']}, generation {report['generation']}", title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False
+        title=f"{report['application']}, generation {report['generation']}",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
     )
-    for name in ("instance", "task", "state"):
-        table.add_column(name, overflow="fold")
-    for name in ("processed", "records/s", "lag"):
-        table.add_column(name, justify="right")
+    table.add_column("instance", overflow="fold")
+    table.add_column("task", no_wrap=True)
+    table.add_column("state", overflow="fold", min_width=len("running"))
+    for name in ("in", "in/s", "out", "dropped", "lag", "behind"):
+        table.add_column(name, justify="right", no_wrap=True)
     for instance in report["instances"]:
         labels = [instance["id"], instance["url"] or "serves no queries"]
         for label, task in zip_longest(labels, instance["tasks"] or [{"state": instance["state"]}]):
@@ -50,12 +65,26 @@ def _task(task: dict[str, Any]) -> tuple[str, ...]:
     waits += [f"{store['store']} {_megabytes(store['fetched_bytes'])} of {_megabytes(store['total_bytes'])} MB" for store in task.get("pick_up", ())]
     state = task["state"] or "unknown"
     told = f"{state} ({', '.join(waits)})" if waits else state
-    return task.get("id", "-"), told, _number(task.get("processed")), _number(task.get("rate")), _number(task.get("lag"))
+    figures = number(task.get("processed")), number(task.get("rate")), number(written(task)), number(dropped(task)), lag([task]), behind([task])
+    return task.get("id", "-"), told, *figures
+
+
+def done_lines(report: dict[str, Any]) -> list[str]:
+    """Return what the tasks have done since they were opened, all together: records out by topic, those left out by node and reason."""
+    tasks = [task for instance in report["instances"] for task in instance["tasks"]]
+    out, left_out = Counter[str](), Counter[str]()
+    for task in tasks:
+        out.update(task.get("written", {}))
+        left_out.update({f"{each['reason']} at {each['node']}": each["records"] for each in task.get("dropped", ())})
+    lines = [f"out: {', '.join(f'{topic} {number(count)}' for topic, count in sorted(out.items())) or 'nothing yet'}"]
+    if left_out:
+        letters = sum(task.get("dead_letters", 0) for task in tasks)
+        told = f"; dead letters {number(letters)}" if letters else ""
+        lines.append(f"dropped: {', '.join(f'{why} {number(count)}' for why, count in sorted(left_out.items()))}{told}")
+    if any(task.get("shared") and task.get("lag") for task in tasks):
+        lines.append("lag ≤: of a shared partition; what waits may be of other key ranges")
+    return lines
 
 
 def _megabytes(count: int) -> str:
     return f"{count / 1e6:,.1f}"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}"

@@ -4,19 +4,28 @@ The opener thread polls; stream threads ask (`mirror`, `garbage`, `open`) at any
 the own generation is known: whoever was fenced out before has nothing above it. When `tail` has passed it, reading committed records only,
 every transaction below it is decided and known.
 
-Invariant: everything of the group that counts below `tail` is in the view; `tail` never goes back.
-Turned down: a follower per stream thread (the topic would be read and kept several times over).
+A record of the group that cannot be read (a newer version wrote it, or it is damaged) is never skipped: its key is set aside, and as long as one
+is, no barrier counts as passed, and nothing is derived from the view: no mirror, no tombstone. So no task opens, while those that run go on, since
+they need only what they know of themselves. The last record of a key speaks for it, in this topic: one that can be read, or a tombstone, of the
+same key, later in the log, takes it back, and so does the cleaner. Records of other groups are not looked into.
+
+Invariant: everything of the group that counts below `tail` is in the view, or its key is set aside; `tail` never goes back.
+Turned down: a follower per stream thread (the topic would be read and kept several times over). Standing still at a record that cannot be read
+(tombstoned, it would have to be compacted away first: an hour, and never in the last segment).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from threading import Lock
 from time import monotonic
 
 from coopstreams.commit.record import (
     PARTITIONS,
     TOPIC,
+    VERSION,
     Committed,
     Segment,
     decode_key,
@@ -28,10 +37,23 @@ from coopstreams.commit.record import (
 from coopstreams.commit.view import Hole, Opening, Said, Spoken, View
 from coopstreams.log.log import Log, Position, Reader
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.errors import ConfigError, LogError
 from coopstreams.topology.keys import KeyRange
 
+log = logging.getLogger(__name__)
+
 _BATCH = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A record of the group that this version cannot read. `key`: its bytes."""
+
+    key: bytes
+    offset: int
+    why: str
+    newer: bool
+    """A version of the future wrote it, as far as its first bytes tell; else it is damaged."""
 
 
 class Follower:
@@ -52,22 +74,51 @@ class Follower:
         self.partition = TopicPartition(TOPIC, partition_of(group, self.partitions))
         self._lock = Lock()
         self._view = View(group)
+        self._unreadable: dict[bytes, Unreadable] = {}
         self._tail = log.start_offset(self.partition)
         self._reader: Reader = log.reader()
         self._reader.assign({self.partition: Position(self._tail)})
 
-    def check(self, committed: Iterable[TopicPartition]) -> None:
-        """Do nothing if the group has always been in this partition, as far as its committed offsets tell (the fence leaves one there).
+    def check_policy(self) -> None:
+        """Do nothing if the topic keeps the last record of each key for ever.
 
         Raises:
-            ConfigError: the topic's partition count was changed; the group's progress is in another partition now.
+            ConfigError: it deletes what is old: somebody else made it, or changed it.
         """
-        others = sorted(partition.partition for partition in committed if partition.topic == TOPIC and partition != self.partition)
+        try:
+            policy = self._log.topic_config(TOPIC).get("cleanup.policy", "")
+        except LogError as error:
+            log.warning("cannot see whether cleanup.policy of %s is compact, which it must be: %s", TOPIC, error)
+            return
+        if policy != "compact":
+            raise ConfigError(
+                f"{TOPIC} has cleanup.policy={policy}: it would delete the progress of groups. Make it a compacted topic: `kafka-configs.sh "
+                f"--bootstrap-server HOST:PORT --alter --entity-type topics --entity-name {TOPIC} --add-config cleanup.policy=compact`"
+            )
+
+    def check(self, rows: Mapping[TopicPartition, tuple[int, str] | None]) -> None:
+        """Do nothing if the group has always been in this partition, as far as the offsets tell that its fences have left there (`rows`).
+
+        Raises:
+            ConfigError: the topic's partition count was changed, so the group's progress is in another partition now; or records are gone.
+        """
+        found = {partition: row[0] for partition, row in rows.items() if row is not None and partition.topic == TOPIC}
+        known, end = found.pop(self.partition, 0), self.barrier()
+        if known > end:
+            raise ConfigError(
+                f"{self.partition} ends at offset {end}, and group {self.group!r} had read it up to {known}: records of its progress are gone. "
+                "Restore the topic, or say where to go on: `coopstreams group reset`, or `coopstreams reset` to begin anew"
+            )
+        others = sorted(partition.partition for partition in found)
         if others:
             raise ConfigError(
                 f"group {self.group!r} keeps its progress in partition {others[0]} of {TOPIC}, but with {self.partitions} partitions it belongs "
                 f"into {self.partition.partition}: the partition count was changed, which it must never be. Restore the count, or reset the group"
             )
+
+    def rows(self) -> list[TopicPartition]:
+        """Return all partitions of the commit topic: where the group may have left an offset of its own when it fenced."""
+        return [TopicPartition(TOPIC, number) for number in range(max(self.partitions, PARTITIONS))]
 
     @property
     def tail(self) -> int:
@@ -78,24 +129,69 @@ class Follower:
         """Read on; wait at most so long for the first record. Return whether the tail moved.
 
         Raises:
-            LogError: the partition cannot be read, or holds a record of this group in a version of the future.
+            LogError: the partition cannot be read.
         """
         before = self._tail
         for run in self._reader.fetch(_BATCH, timeout_s):
+            columns = run.columns
             with self._lock:
-                for key, value in zip(run.columns.keys, run.columns.values, strict=True):
+                for key, value, offset in zip(columns.keys, columns.values, columns.offsets, strict=True):
                     if key is not None:
-                        self._view.apply(key, value)
+                        self._take(key, value, offset)
                 self._tail = max(self._tail, run.next_offset)
         return self._tail > before
 
+    @property
+    def unreadable(self) -> list[Unreadable]:
+        """The records of this group that cannot be read, in log order. Any thread."""
+        with self._lock:
+            return sorted(self._unreadable.values(), key=lambda record: record.offset)
+
+    @property
+    def trouble(self) -> str:
+        """Why no barrier is passed although everything was read, with the cure; empty: there is no such reason. Any thread."""
+        records = self.unreadable
+        if not records:
+            return ""
+        first = records[0]
+        cure = (
+            "A newer coopstreams wrote to this group: upgrade this process"
+            if first.newer
+            else f"Stop all instances; `coopstreams group reset {self.group}` for the partitions that are concerned takes it away and says where to go on"
+        )
+        return (
+            f"{len(records)} of the records of group {self.group!r} in {self.partition} cannot be read, the first at offset {first.offset}: {first.why}. "
+            f"{cure}. Until then no task opens here; those that run go on"
+        )
+
+    def check_readable(self) -> None:
+        """Do nothing if all records of this group so far could be read.
+
+        Raises:
+            LogError: one could not; says which, and what to do.
+        """
+        if trouble := self.trouble:
+            raise LogError(trouble)
+
     def barrier(self) -> int:
-        """Return an offset that everything written so far lies below, decided or not: the true high watermark, asked for now."""
-        return self._log.end_offset(self.partition)
+        """Return an offset that everything written so far lies below, decided or not: the true high watermark, asked for now.
+
+        Raises:
+            LogError: retryable: it lies below what was read already, so the broker that answered does not lead the partition any more (it stood
+                still for a while), or the topic was made anew.
+        """
+        end = self._log.end_offset(self.partition)
+        if end < self._tail:
+            raise LogError(
+                f"{self.partition} ends at offset {end}, and was read up to {self._tail}: a broker answered that was its leader before; or, if this "
+                f"stays so, {TOPIC} was made anew while group {self.group!r} was running: start this process again, it says then what is missing",
+                retryable=True,
+            )
+        return end
 
     def passed(self, barrier: int) -> bool:
         """Whether everything below the barrier is decided and known."""
-        return self._tail >= barrier
+        return self._tail >= barrier and not self._unreadable
 
     def blockers(self, barrier: int, *, timeout_s: float = 3.0) -> set[str]:
         """Return the transactional ids of this group with records between the tail and the barrier.
@@ -111,7 +207,7 @@ class Follower:
                     at = max(at, run.next_offset)
                     for key, value in zip(run.columns.keys, run.columns.values, strict=True):
                         if key and value and key.startswith(name, 1):
-                            ids.add(decode_value(value, decode_key(key).range).transactional_id)
+                            ids |= _writer(key, value)
         finally:
             reader.close()
         return ids
@@ -132,19 +228,24 @@ class Follower:
             return self._view.resolve(partition, covered)
 
     def mirror(self, partition: TopicPartition, committed: Committed | None) -> Committed | None:
-        """See `View.mirror`."""
+        """See `View.mirror`; None as well while a record cannot be read."""
         with self._lock:
-            return self._view.mirror(partition, committed)
+            return None if self._unreadable else self._view.mirror(partition, committed)
 
     def garbage(self, partition: TopicPartition, mine: Sequence[KeyRange]) -> list[bytes]:
-        """See `View.garbage`."""
+        """See `View.garbage`; nothing while a record cannot be read."""
         with self._lock:
-            return self._view.garbage(partition, mine)
+            return [] if self._unreadable else self._view.garbage(partition, mine)
 
     def sources(self) -> list[TopicPartition]:
         """See `View.sources`."""
         with self._lock:
             return self._view.sources()
+
+    def lacks(self, partition: TopicPartition, committed: Committed | None) -> bool:
+        """See `View.lacks`."""
+        with self._lock:
+            return self._view.lacks(partition, committed)
 
     def next_term(self, partition: TopicPartition, committed: Committed | None) -> int:
         """See `View.next_term`."""
@@ -159,3 +260,27 @@ class Follower:
     def close(self) -> None:
         """Stop reading. Idempotent."""
         self._reader.close()
+
+    def _take(self, key: bytes, value: bytes | None, offset: int) -> None:
+        """Have the view know a record, or set its key aside. With the lock held."""
+        try:
+            self._view.apply(key, value)
+        except LogError as error:
+            if value is None:  # what nobody could read is taken back
+                self._unreadable.pop(key, None)
+                return
+            newer = max(key[:1], value[:1]) > bytes([VERSION])
+            if key not in self._unreadable:
+                log.error("%s: the record at offset %d of group %r cannot be read; no task opens here: %s", self.partition, offset, self.group, error)
+            self._unreadable[key] = Unreadable(key, offset, str(error), newer)
+        else:
+            if self._unreadable:
+                self._unreadable.pop(key, None)
+
+
+def _writer(key: bytes, value: bytes) -> set[str]:
+    """Return the transactional id in a record; nothing if it cannot be read, which is said when it is committed."""
+    try:
+        return {decode_value(value, decode_key(key).range).transactional_id}
+    except LogError:
+        return set()

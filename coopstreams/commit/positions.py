@@ -1,20 +1,30 @@
 """Where a task begins: what the group's individual commits and plain offsets say about its range, behind the barrier.
 
 A consumer's task has one source: its topic takes the place of a sub-topology.
+
+A plain offset that an open transaction may still change is asked for again; what is certain is kept with the task that asked, since behind
+its barrier no earlier owner can change it any more. So a task waits for its own partitions only, and no question fails as a whole: under
+exactly-once somebody's transaction is always open.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.progress import Author, Progress
 from coopstreams.commit.record import Committed
+from coopstreams.commit.view import Opening
+from coopstreams.group.requests import Fetched, Offsets
 from coopstreams.log.log import Log, Position
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import OffsetOutOfRangeError
+from coopstreams.topology.errors import ConfigError, LogError, OffsetOutOfRangeError
 from coopstreams.topology.task_id import TaskId
+
+DOUBT_S = 10.0
+"""How long commits may be missing before it is believed that they went away: their topic was made anew, or its records were deleted."""
 
 Sources: TypeAlias = Callable[[TaskId], tuple[TopicPartition, ...]]
 
@@ -22,9 +32,52 @@ Sources: TypeAlias = Callable[[TaskId], tuple[TopicPartition, ...]]
 class Coordinator(Protocol):
     """Who keeps the plain offsets: a member of the group, or an administrator."""
 
-    def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, str] | None]:
-        """Return offset and metadata of each partition, none of which an open transaction may still change."""
+    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> Fetched:
+        """See `GroupMember.fetch_offsets`."""
         ...
+
+
+class Asking(Protocol):
+    """A task that has passed its barrier and asks where it begins."""
+
+    @property
+    def id(self) -> TaskId:
+        """The task."""
+        ...
+
+    @property
+    def plain(self) -> dict[TopicPartition, Committed | None]:
+        """The plain offsets that it has learned; kept here, and thrown away with the opening."""
+        ...
+
+    barrier: int | None
+    """None: it is to be taken, or taken again."""
+    doubted_at: float | None
+    """Since when (`time.monotonic`) its plain offsets name commits that are not known."""
+
+
+class Begun(Protocol):
+    """Who knows whether a task has ever begun: `tasks.begun.Begun`."""
+
+    def check(self, task: TaskId, openings: Mapping[TopicPartition, Opening], individual: Callable[[], Iterable[TopicPartition]]) -> None:
+        """See `tasks.begun.Begun.check`."""
+
+
+def check_beside(follower: Follower, committed: Mapping[TopicPartition, Committed | None]) -> None:
+    """Do nothing if the individual commits are there on which these plain offsets rest.
+
+    Raises:
+        ConfigError: they went away; says what to do.
+    """
+    for partition, plain in committed.items():
+        if plain is not None and follower.lacks(partition, plain):
+            topic, number = partition
+            raise ConfigError(
+                f"{partition}: key ranges of group {follower.group!r} had committed more than the plain offset {plain.offset} says, and these commits are no "
+                f"longer in {follower.partition}: {follower.partition.topic} was made anew, or its records were deleted. Everything below {plain.offset} is "
+                "done, and of some keys what lies above. Restore the topic; or begin anew (`coopstreams reset`); or do some of it again: stop all "
+                f"instances and run `coopstreams group reset {follower.group} --topic {topic} --partition {number} --to {plain.offset}`"
+            )
 
 
 class Positions:
@@ -40,7 +93,9 @@ class Positions:
         author: str,
         *,
         alone: bool = False,
+        begun: Begun | None = None,
     ) -> None:
+        """`begun`: asked about each task that finds no position; without, such a task begins at `auto.offset.reset`, whatever there may have been."""
         self._log = log
         self._coordinator = coordinator
         self._follower = follower
@@ -49,27 +104,87 @@ class Positions:
         self._from_start = reset == "earliest"
         self._author = author
         self._alone = alone
+        self._begun = begun
+        self.unstable: dict[TopicPartition, float] = {}
+        """Since when (`time.monotonic`) an open transaction has kept a plain offset back that some task waits for. Any thread may look."""
+        self._checked = False
+        self._doubted_at: float | None = None
 
-    def resolve(self, tasks: Sequence[TaskId], generation: int) -> dict[TaskId, Progress]:
-        """Return how far each of these tasks is. Only when the barrier is passed.
+    def resolve(self, asking: Sequence[Asking], generation: int) -> dict[TaskId, Progress]:
+        """Return how far those tasks are that can be known now; the others ask again. Only when the barrier is passed.
 
         Raises:
+            ConfigError: the group's progress is not where it should be; says why and what to do.
             LogError: a position that the log no longer has; names it and says what to do.
         """
-        partitions = sorted({source for task in tasks for source in self.sources(task)})
-        committed = {
-            partition: None if found is None else Committed.parse(*found)
-            for partition, found in self._coordinator.committed([*partitions, self._follower.partition]).items()
-        }
-        self._follower.check(partition for partition, found in committed.items() if found is not None)
+        self._learn(asking)
+        ready = [one for one in asking if one.plain.keys() >= set(self.sources(one.id))]
         author = Author(self._follower.group, generation, self._author, self._alone)
-        resets = {partition: self._reset(partition) for partition in partitions}
+        resets = {partition: self._reset(partition) for partition in {source for one in ready for source in self.sources(one.id)}}
         progress = {}
-        for task in tasks:
-            openings = {source: self._follower.open(source, task.range, committed.get(source), resets[source]) for source in self.sources(task)}
-            progress[task] = Progress(task.range, openings, author)
+        for one in filter(self._trusted, ready):
+            openings = {source: self._follower.open(source, one.id.range, one.plain[source], resets[source]) for source in self.sources(one.id)}
+            if self._begun is not None:
+                self._begun.check(one.id, openings, self._follower.sources)
+            progress[one.id] = Progress(one.id.range, openings, author)
         self._check(progress.values())
         return progress
+
+    def _trusted(self, one: Asking) -> bool:
+        """Return whether all commits are known on which a task's plain offsets rest; if not, its barrier is taken again.
+
+        A sibling that opens at the same time may have committed between the barrier and the question for the offsets; and a broker that stood
+        still may have told an end of before. Each commit is in the log before the offset that names it, so a barrier taken now lies above it.
+
+        Raises:
+            ConfigError: they are missing behind each barrier for `DOUBT_S`: they went away.
+        """
+        try:
+            check_beside(self._follower, {source: one.plain[source] for source in self.sources(one.id)})
+        except ConfigError:
+            one.doubted_at = one.doubted_at or time.monotonic()
+            if time.monotonic() - one.doubted_at > DOUBT_S:
+                raise
+            one.barrier = None
+            return False
+        return True
+
+    def waits_for(self, task: TaskId) -> str:
+        """Return what keeps a task that is behind its barrier from knowing its positions, in words. Any thread."""
+        unstable = dict(self.unstable)
+        now = time.monotonic()
+        kept = [f"{source} for {now - unstable[source]:.0f} s" for source in self.sources(task) if source in unstable]
+        return "the group's plain offsets" + (f": an open transaction keeps back that of {', '.join(kept)}" if kept else "")
+
+    def _learn(self, asking: Sequence[Asking]) -> None:
+        """Ask for the plain offsets that are not yet known, in one question."""
+        missing = {source for one in asking for source in self.sources(one.id) if source not in one.plain}
+        if not missing:
+            self.unstable = {}
+            return
+        if not self._checked:
+            # Not `stable`: some thread's transaction always has the commit topic's row in it.
+            self._check_rows(self._coordinator.fetch_offsets(self._follower.rows(), stable=False).offsets)
+            self._checked = True
+        fetched = self._coordinator.fetch_offsets(missing)
+        now = time.monotonic()
+        self.unstable = {partition: self.unstable.get(partition, now) for partition in sorted(fetched.unstable)}
+        for partition, found in fetched.offsets.items():
+            committed = None if found is None else Committed.parse(*found)
+            for one in asking:
+                if partition in self.sources(one.id):
+                    one.plain.setdefault(partition, committed)
+
+    def _check_rows(self, rows: Offsets) -> None:
+        """See `Follower.check`; what it finds wrong is asked again for `DOUBT_S`, since a broker that stood still may have told an end of before."""
+        try:
+            self._follower.check(rows)
+        except ConfigError as error:
+            self._doubted_at = self._doubted_at or time.monotonic()
+            if time.monotonic() - self._doubted_at > DOUBT_S:
+                raise
+            raise LogError(str(error), retryable=True) from error
+        self._doubted_at = None
 
     def _reset(self, partition: TopicPartition) -> Position:
         return Position(self._log.start_offset(partition) if self._from_start else self._log.end_offset(partition))

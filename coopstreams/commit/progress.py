@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from coopstreams.commit.ranges import above, contains
@@ -74,10 +74,15 @@ class _Source:
     mirrored: Committed | None
     staged_mirror: Committed | None
     claim: bool
+    begins: bool
+    """Its position is nowhere yet."""
     until: int
     """From this offset on nothing has to be skipped."""
     reached: int = 0
     stream_time: int = NO_STREAM_TIME
+    said: tuple[Segment, ...] = ()
+    """What this task's own individual commit says; nothing: it has written none."""
+    staged_said: tuple[Segment, ...] = ()
 
     def now(self) -> tuple[Segment, ...]:
         """The segments with what was reached since, joined; each is kept up to date so that the next call is short."""
@@ -108,6 +113,7 @@ class Progress:
                 opening.committed,
                 opening.committed,
                 opening.claim,
+                opening.begins,
                 max(segment.runs[-1][1] + 1 if segment.runs else segment.position for segment in opening.segments),
             )
             for partition, opening in openings.items()
@@ -187,10 +193,12 @@ class Progress:
         elif claim:
             needed = source.claim
         elif self.range.is_whole:
-            # Also when nothing moved: the plain offset goes out at this term, and would silence what older terms say above it.
-            needed = len(segments) > 1 or any(segment.runs for segment in segments)
+            # Also when nothing moved: the plain offset goes out at this term, and would silence what older terms say above it. And where there are
+            # individual commits of others, this task writes its own, too: plain offsets may go away, and older terms would speak again.
+            needed = _parted(segments) or (source.claim and segments != source.said)
         else:
             needed = segments != source.durable
+        source.staged_said = segments if needed else source.said
         if not needed:
             return None
         key = CommitKey(self.author.group, *partition, self.range, source.term, self.author.generation)
@@ -203,10 +211,31 @@ class Progress:
             return None
         if self.range.is_whole:
             position = self.position(partition)
-            source.staged_mirror = Committed(position.offset, position.stream_time, source.term)
+            beside = source.term if _parted(source.staged) else 0
+            source.staged_mirror = Committed(position.offset, position.stream_time, source.term, beside)
         else:
-            source.staged_mirror = commits.mirror(partition, source.mirrored)
+            mirror = commits.mirror(partition, source.mirrored)
+            beside = source.term if source.staged_said else 0  # also if it is not yet read back
+            source.staged_mirror = mirror and replace(mirror, beside=max(mirror.beside, beside))
         return source.staged_mirror
+
+    def begin(self) -> dict[TopicPartition, tuple[int, str]]:
+        """Stage and return the plain offsets with which a task begins partitions of which nothing was ever committed; most often none.
+
+        They go out before its first record is processed: without a position there can be no state, and state without one has lost it.
+        """
+        offsets: dict[TopicPartition, tuple[int, str]] = {}
+        for partition, source in self._sources.items():
+            if source.begins:
+                at = self.position(partition)
+                source.mirrored = Committed(at.offset, at.stream_time, 0)
+                offsets[partition] = at.offset, source.mirrored.metadata
+        return offsets
+
+    def begun(self) -> None:
+        """Note that `begin` counted."""
+        for source in self._sources.values():
+            source.begins = False
 
     def durable(self, partition: TopicPartition) -> int:
         """Return the lowest committed position of the task: what its lag is measured from. Any thread."""
@@ -242,7 +271,13 @@ class Progress:
         """Note that what was staged last is durable. Only when the commit is known to have counted."""
         for source in self._sources.values():
             source.durable = source.staged
+            source.said = source.staged_said
             source.mirrored = source.staged_mirror or source.mirrored
+
+
+def _parted(segments: Sequence[Segment]) -> bool:
+    """Whether no single offset says all of it."""
+    return len(segments) > 1 or any(segment.runs for segment in segments)
 
 
 @dataclass(frozen=True, slots=True)

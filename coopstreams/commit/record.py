@@ -14,7 +14,8 @@ The generation is that in which the task was opened. It is in the key because, u
 the same term (the first one stalled before its claim): with equal keys the late claim of the first would overwrite the commits of the second.
 Each segment carries the partition's stream time at its position, so that windows close alike wherever the task goes on.
 
-A plain committed offset carries `ic <stream time> <term>`: it is the record of a task that owns the whole hash space (see `view`).
+A plain committed offset carries `ic <stream time> <term>`: it is the record of a task that owns the whole hash space (see `view`). Where it does
+not say everything by itself, a fourth word names the highest term of an individual commit beside it: without that one, commits went away.
 
 Invariant: a key has one writer for ever; its positions only grow.
 Turned down: one record per run, as the proposal has it (a commit would need an id and a count to be atomic, and a tombstone per absorbed run).
@@ -105,20 +106,22 @@ class CommitValue:
 class Committed:
     """The plain committed offset of a source partition, as the group coordinator keeps it.
 
-    Shape: `term` None means somebody else wrote it (an ordinary consumer, or an operator's reset).
+    Shape: `term` None means somebody else wrote it (an ordinary consumer, or an operator's reset). `beside`: the highest term of an individual
+    commit that was there when this was written; 0 where it says everything itself.
     """
 
     offset: int
     stream_time: int = NO_STREAM_TIME
     term: int | None = None
+    beside: int = 0
 
     @staticmethod
     def parse(offset: int, metadata: str | None) -> Committed:
         """Return a fetched offset with what its metadata says. Clients append a NUL to metadata; it is ignored."""
         words = (metadata or "").rstrip("\0").split(" ")
-        if len(words) == 3 and words[0] == "ic":
+        if len(words) in (3, 4) and words[0] == "ic":
             try:
-                return Committed(offset, int(words[1]), int(words[2]))
+                return Committed(offset, *map(int, words[1:]))
             except ValueError:
                 pass
         return Committed(offset)
@@ -126,7 +129,7 @@ class Committed:
     @property
     def metadata(self) -> str:
         """What goes beside the offset."""
-        return f"ic {self.stream_time} {self.term or 0}"
+        return f"ic {self.stream_time} {self.term or 0}" + (f" {self.beside}" if self.beside else "")
 
 
 def encode_key(key: CommitKey) -> bytes:
@@ -286,10 +289,7 @@ def _read_text(data: bytes, at: int) -> tuple[str, int]:
 def _check_version(data: bytes) -> None:
     if not data or data[0] != VERSION:
         what = f"version {data[0]}" if data else "no version"
-        raise LogError(
-            f"a record of {TOPIC} has {what}, this coopstreams reads version {VERSION}: "
-            "a newer one wrote to this group; upgrade this instance (its progress stays as it is)"
-        )
+        raise LogError(f"a record of {TOPIC} has {what}, this coopstreams reads version {VERSION}")
 
 
 def _damaged(part: str, data: bytes, problem: Exception) -> LogError:

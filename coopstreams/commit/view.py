@@ -3,9 +3,10 @@
 Two kinds of records say how far a source partition is:
 
 * **individual commits** `[range]@term -> segments` in `__individual_commit_offsets` (`record`), one per task that shares the partition;
-* the **plain committed offset** in `__consumer_offsets`, written by the owner of hash 0. A task that owns the whole hash space and has
-  done nothing out of order writes nothing else: an ordinary Kafka application. Its metadata says at which term (`ic <stream time> <term>`).
-  While the partition is shared, the owner of hash 0 keeps that term and mirrors the *stable* offset there, for lag monitors.
+* the **plain committed offset** in `__consumer_offsets`, written by the owner of hash 0. A task that owns the whole hash space, has
+  done nothing out of order, and has found no individual commit on the partition writes nothing else: an ordinary Kafka application. Its
+  metadata says at which term (`ic <stream time> <term>`). While the partition is shared, the owner of hash 0 keeps that term and mirrors the
+  *stable* offset there, for lag monitors.
 
 The rule. For each hash the record of the highest term speaks; the plain offset is a record for all hashes at the term in its metadata.
 
@@ -25,10 +26,28 @@ from then on; what it did not commit changes nothing. In detail, for the mixed u
 * *whole -> split.* The whole-range task at term t committed plain = p@t. Children resolve to p (older individual commits have lower terms)
   and open at terms > t. One that has not committed yet rests upon p@t: the mirror keeps term t, and cannot move while a hash rests upon it,
   because stable is at most p then.
-* *split -> whole.* The new task at term t inherits segments. While they differ it writes an individual commit at t beside the plain offset
-  (the smaller position, at t): equal terms, the larger of both is right for each hash. Once they agree, the plain offset alone moves on.
-  Old individual commits stay as they are, with lower terms; the highest individual commit of a hash is never tombstoned.
+* *split -> whole.* The new task at term t inherits segments, and finds individual commits. So it writes its own at t beside the plain offset
+  (the smallest position, at t): equal terms, the larger of both is right for each hash. What it outranks is collected; the highest individual
+  commit of a hash is never tombstoned.
 * *merges of ranges and re-cuts*: resolve works on hashes, not on tasks.
+
+**What goes away.** Both places are outside of this program: offsets expire when a group is empty for long (`offsets.retention.minutes`) or are
+deleted with their group; topics are deleted, or made anew.
+* *The plain offset goes away*: individual commits alone say the same, where they tile the hash space. For whoever opened a partition that had
+  one wrote one with each commit, at its own term, also as the owner of all of it. A hash without one has never been committed since the
+  partition was first shared: it rested upon the plain offset. An application opens nothing then (`tasks.begun`), because a position was made
+  durable before the first record was processed (`Progress.begin`): nothing in either place means that nothing was done.
+  Under at-least-once, claims of stalled openers may tile the hash space beside an owner of all of it who found none and wrote none: then they
+  speak, and what was done since is done again.
+* *Individual commits go away*: the plain offset names the highest term beside it (`Committed.beside`). That record is never garbage, so a view
+  behind the barrier without it lacks commits (`lacks`): refused. A task of all hashes in one segment names none: its offset says everything.
+  Terms go on above the one that is named, so a zombie of before stays outranked. What is not seen is a loss between the very first individual
+  commit of a partition and the next commit of the owner of hash 0.
+
+* *The plain offset goes back*: a copy of a transaction's offsets that a client sent again, delayed until the producer's next transaction, would
+  be taken for that one's (transactions of protocol version 1; version 2 gives each its own epoch). Beside an individual commit at its term the
+  larger one counts, so this concerns ordinary applications only, as it does any Kafka client: the copy would have to be overtaken by the answer
+  to its repetition, the end of its transaction, and the offsets of the next.
 
 **At-least-once: complete commits <= resolve(h) <= what the state of h's owner holds.** Individual commits are not fenced, so a zombie's may
 appear at any time. Hence a task opens in four steps: read (barrier, plain offset, `open`); *ask*, a fenced OffsetCommit; *claim*, its inherited
@@ -40,7 +59,7 @@ its successor's claim, and its position cannot get ahead of the state that the s
   The highest term of a partition never falls (that record is never garbage), so a successor's term is never lower.
 * *Generation.* It can be equal, when the first opener stalls between ask and claim: then the later generation outranks the earlier one, and
   as the generation is in the key, a late claim does not overwrite the successor's commits either.
-* *No claim* for a task that owns the whole partition and finds no individual commit on it: the plain offset is fenced, so a zombie of its own
+* *No claim*, and no individual commit, for a task that owns the whole partition and finds no individual commit on it: the plain offset is fenced, so a zombie of its own
   kind writes nothing. A stalled opener of a part may still claim, at a term that is not higher, the plain offset that this task began with:
   equal terms, the larger one counts. An ordinary application never writes an individual commit.
 * *The plain offset has a term* because "always the larger" leaks a zombie's position through the mirror: B stalls, B' has read up to its high
@@ -107,13 +126,15 @@ class Opening:
     """Where a task begins on one source partition.
 
     Shape: `segments` tile the range. `committed` is the plain offset found, its term filled in. `claim`: under at-least-once these segments
-    must be in the log, under this term, before the first record is processed.
+    must be in the log, under this term, before the first record is processed. Under both guarantees: the task writes individual commits.
     """
 
     term: int
     segments: tuple[Segment, ...]
     committed: Committed | None
     claim: bool
+    begins: bool = False
+    """Nothing was ever committed of some of these hashes, as far as can be seen: they begin at `auto.offset.reset`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,14 +215,24 @@ class View:
 
     def next_term(self, partition: TopicPartition, committed: Committed | None) -> int:
         """Return the term for a task that opens now."""
-        plain = committed.term or 0 if committed else 0
-        return 1 + max([plain, *(key.term for key, _ in self._entries(partition))])
+        plain = max(committed.term or 0, committed.beside) if committed else 0
+        return 1 + max(plain, self.highest(partition))
+
+    def highest(self, partition: TopicPartition) -> int:
+        """Return the highest term of an individual commit on a partition; 0: there is none. It never falls."""
+        return max((key.term for key, _ in self._entries(partition)), default=0)
+
+    def lacks(self, partition: TopicPartition, committed: Committed | None) -> bool:
+        """Whether individual commits went away on which this plain offset rests: their topic was made anew, or its records were deleted."""
+        return committed is not None and committed.beside >= max(1, committed.term or 0) and self.highest(partition) < committed.beside
 
     def open(self, partition: TopicPartition, covered: KeyRange, committed: Committed | None, reset: Position) -> Opening:
         """Return where a task with this range begins. Only behind the barrier, with the plain offset fetched after it."""
-        segments = combine(self.resolve(partition, covered), committed, reset)
+        pieces = self.resolve(partition, covered)
+        segments = combine(pieces, committed, reset)
         claim = not covered.is_whole or any(self._entries(partition))
-        return Opening(self.next_term(partition, committed), tuple(segments), committed, claim)
+        begins = committed is None and any(isinstance(piece, Hole) for piece in pieces)
+        return Opening(self.next_term(partition, committed), tuple(segments), committed, claim, begins)
 
     def stable(self, partition: TopicPartition, committed: Committed | None, own: Sequence[Segment] = ()) -> Position | None:
         """Return the position below which everything is done over the whole hash space; None while some hash never committed.
@@ -227,7 +258,8 @@ class View:
             for piece in self.resolve(partition, WHOLE):
                 if isinstance(piece, Hole) or piece.segment.position < committed.offset:
                     return None
-        return Committed(stable.offset, stable.stream_time, committed.term or 0 if committed else 0)
+        beside = max(self.highest(partition), committed.beside if committed else 0)
+        return Committed(stable.offset, stable.stream_time, committed.term or 0 if committed else 0, beside)
 
     def garbage(self, partition: TopicPartition, mine: Sequence[KeyRange]) -> list[bytes]:
         """Return the keys that may be tombstoned and whose first hash lies in one of these ranges: each has one such owner."""

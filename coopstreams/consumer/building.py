@@ -127,6 +127,7 @@ def _session(
     follower: Follower | None = None,
 ) -> Session:
     follower = follower or Follower(log, config["group.id"], replication=config["replication.factor"])
+    follower.check_policy()
 
     def sources(task: TaskId) -> tuple[TopicPartition, ...]:
         return (TopicPartition(topics[task.subtopology], task.partition),)
@@ -135,7 +136,9 @@ def _session(
     # The whole form: the id of another group may begin like ours.
     form = re.compile(re.escape(config["group.id"]) + r"-consumer-[0-9a-f]{32}(-commit)?")
     member = ownership.member if isinstance(ownership, Shared) else None
-    openings = Openings(follower, Barrier(member, follower, lambda name: form.fullmatch(name) is not None), positions)
+    commits = [follower.partition.topic]
+    barrier = Barrier(member, follower, lambda name: form.fullmatch(name) is not None, lambda dead: log.settle(dead, commits))
+    openings = Openings(follower, barrier, positions)
     reader = partial(log.reader, committed_only=config["isolation.level"] == "read_committed")
     fetching = Fetching(reader, config["max.bytes.key.range.cache"], policies.reserves_values, filter_)
     in_offset_order = config["commit.order"] == "offset"

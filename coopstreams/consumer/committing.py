@@ -49,7 +49,7 @@ class Committing:
     def __init__(self, log: Log, follower: Follower, transactional_id: str, timeout_s: float, *, in_offset_order: bool) -> None:
         """`transactional_id`: of our own writer, which ends what a predecessor of that id left open."""
         self._follower = follower
-        self._writer: Writer = log.writer(transactional_id)
+        self._writer: Writer = log.writer(transactional_id, lambda: [follower.partition.topic])
         self._timeout_s = timeout_s
         self._in_offset_order = in_offset_order
         self.in_order = False

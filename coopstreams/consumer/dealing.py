@@ -42,16 +42,24 @@ def deal(assignor: Assignor, partitions: Mapping[str, int], shareable: Collectio
         AssignmentError: an overlap or a hole; nothing was given to anybody.
     """
     topics = topic_numbers(partitions)
-    wanted = {id_: _subscription(state, topics) for id_, state in members.items()}
+    consumers = {id_: state for id_, state in members.items() if not state.info.topology}
+    strangers = {id_: state for id_, state in members.items() if state.info.topology}
+    wanted = {id_: _subscription(state, topics) for id_, state in consumers.items()}
     dealt = checked(partitions, wanted, shareable, assignor(partitions, wanted, shareable))
-    target = {id_: _tasks(dealt.get(id_, {})) for id_ in members}
-    claims = claims_of(members)
-    granted = grant(target, claims)
+    target = {id_: _tasks(dealt.get(id_, {})) for id_ in consumers}
+    claims = claims_of(consumers)
+    held = any(state.tasks for state in strangers.values())  # what their tasks read, only they know
+    granted = dict.fromkeys(consumers, ()) if held else grant(target, claims)
     check_granted(granted, claims)
-    settled = all(granted[id_] == target[id_] for id_ in members)
+    settled = granted == target
     counts = {topic_number(topic): count for topic, count in partitions.items()}
-    cluster = Cluster(members=tuple(Member(id_, members[id_].info, granted[id_]) for id_ in sorted(members)), partitions=counts)
-    return {id_: Assignment(state.info.process, granted[id_], target[id_], settled, cluster) for id_, state in members.items()}
+    cluster = Cluster(members=tuple(Member(id_, members[id_].info, granted.get(id_, ())) for id_ in sorted(members)), partitions=counts)
+    given = {id_: Assignment(state.info.process, granted[id_], target[id_], settled, cluster) for id_, state in consumers.items()}
+    refused = {id_: Assignment(state.info.process, settled=settled, cluster=cluster, error=_STRANGER.format(id_)) for id_, state in strangers.items()}
+    return given | refused
+
+
+_STRANGER = "member {} is an instance of an application, and the group is one of consumers. Give one of them another application.id or group.id."
 
 
 def _subscription(state: MemberState, topics: Mapping[int, str]) -> Subscription:

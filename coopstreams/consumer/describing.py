@@ -15,7 +15,7 @@ from coopstreams.consumer.dealing import topic_number
 from coopstreams.consumer.offsets import OffsetAndRanges, group_offsets, individual_commits
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.group.codec import decode_assignment, decode_subscription
-from coopstreams.group.members import MemberState
+from coopstreams.group.members import Assignment, MemberState
 from coopstreams.log.log import Log
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import GroupError
@@ -57,6 +57,8 @@ class MemberReport:
     host: str
     state: MemberState | None
     tasks: tuple[TaskId, ...] = ()
+    waits: str = ""
+    """Why the leader gives it none for now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +107,10 @@ def owned_ranges(committed: OffsetAndRanges | None, owners: Sequence[tuple[KeyRa
 def _member(id_: str, client: str, host: str, subscription: bytes, assignment: bytes) -> MemberReport:
     try:
         state = decode_subscription(subscription, id_)
-        tasks = decode_assignment(assignment, id_).tasks if assignment else ()
+        given = decode_assignment(assignment, id_) if assignment else Assignment("")
     except GroupError:
         return MemberReport(id_, client, host, None)  # somebody else's process: it has no key ranges, and is listed as such
-    return MemberReport(id_, client, host, state, tasks)
+    return MemberReport(id_, client, host, state, given.tasks, given.waits)
 
 
 def _owned(members: Iterable[MemberReport], topics: Iterable[str]) -> Mapping[TopicPartition, list[tuple[KeyRange, str]]]:

@@ -83,21 +83,23 @@ def individual_commits(log: Log, group: str, timeout_s: float = _TIMEOUT_S) -> I
         follower.close()
 
 
-def catch_up(follower: Follower, timeout_s: float = _TIMEOUT_S) -> None:
-    """Read everything that was committed before now.
+def catch_up(follower: Follower, timeout_s: float = _TIMEOUT_S, *, check: bool = True) -> None:
+    """Read everything that was committed before now. Without `check`, also if some of it cannot be read.
 
     Raises:
-        LogError: retryable: an open transaction keeps it back; says which.
+        LogError: a record cannot be read; or, retryable, an open transaction keeps the rest back: says which.
     """
     barrier, give_up = follower.barrier(), time.monotonic() + timeout_s
-    while not follower.passed(barrier):
+    while follower.tail < barrier:
         follower.poll(0.1)
-        if not follower.passed(barrier) and time.monotonic() > give_up:
+        if follower.tail < barrier and time.monotonic() > give_up:
             names = ", ".join(sorted(follower.blockers(barrier))) or "of another group in the same partition"
             raise LogError(
                 f"{follower.partition} ends at {barrier}; read up to {follower.tail} in {timeout_s:.0f} s. An open transaction keeps the rest back: {names}",
                 retryable=True,
             )
+    if check:
+        follower.check_readable()
 
 
 def group_offsets(

@@ -20,9 +20,11 @@ from coopstreams.commit.barrier import Barrier
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions
 from coopstreams.commit.progress import CommitPlan, Progress
+from coopstreams.commit.record import Committed
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.group.holdings import Assigned
 from coopstreams.group.membership import GroupMember
+from coopstreams.group.requests import Fetched
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.task_id import TaskId
@@ -40,6 +42,8 @@ class Opening:
     id: TaskId
     epoch: int
     barrier: int | None = None
+    doubted_at: float | None = None
+    plain: dict[TopicPartition, Committed | None] = field(default_factory=dict)
     said_at: float = field(default_factory=time.monotonic)
     """When it was wanted, or was last said to wait."""
 
@@ -78,12 +82,10 @@ class Openings:
         self.barrier.hunt()
         ready = [one for one in self._waiting.values() if not any(one.id.conflicts(other) for other in held)]
         passed = {one.id: one for one in self.barrier.passed(ready)}
-        if len(passed) < len(ready):
+        opened = self._positions.resolve(list(passed.values()), self.barrier.generation)
+        if len(opened) < len(ready):
             self.barrier.hunt_later()
-            self._complain([one for one in ready if one.id not in passed])
-        if not passed:
-            return []
-        opened = self._positions.resolve(list(passed), self.barrier.generation)
+            self._complain([one for one in ready if one.id not in opened])
         return [(progress, self._waiting.pop(id_)) for id_, progress in opened.items()]
 
     def _complain(self, waiting: Iterable[Opening]) -> None:
@@ -92,6 +94,12 @@ class Openings:
         for one in waiting:
             if now - one.said_at > COMPLAIN_S and one.barrier is not None:
                 one.said_at = now
+                if trouble := self._follower.trouble:
+                    log.warning("%s waits: %s", one.id, trouble)
+                    continue
+                if self._follower.passed(one.barrier):
+                    log.warning("%s waits for %s", one.id, self._positions.waits_for(one.id))
+                    continue
                 names = ", ".join(sorted(self._follower.blockers(one.barrier))) or "of another group in the same partition"
                 log.warning(
                     "%s waits: %s is known up to %d, and has to be up to %d. An open transaction keeps the rest back: %s",
@@ -155,6 +163,10 @@ class Alone:
         """Return the plain offset and metadata of each partition."""
         return self._admin.committed(partitions)
 
+    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> Fetched:
+        """Return what is known of these partitions now."""
+        return self._admin.fetch_offsets(partitions, stable=stable)
+
     def commit(self, writer: Transaction, plan: CommitPlan, epoch: int, timeout_s: float) -> None:  # noqa: ARG002
         """End the transaction; then tell the coordinator, for monitors: the individual commits say it all."""
         writer.commit(timeout_s)
@@ -178,6 +190,10 @@ class Shared:
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, str] | None]:
         """Return the plain offset and metadata of each partition."""
         return self.member.committed(partitions)
+
+    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> Fetched:
+        """Return what is known of these partitions now."""
+        return self.member.fetch_offsets(partitions, stable=stable)
 
     def commit(self, writer: Transaction, plan: CommitPlan, epoch: int, timeout_s: float) -> None:
         """Ask for the fence, which comes last; end the transaction."""

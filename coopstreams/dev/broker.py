@@ -1,4 +1,4 @@
-"""A real one-node Kafka in a folder: start, reuse, stop, and for tests kill, pause and restart.
+"""A real Kafka node in a folder, alone or one of several: start, reuse, stop, and for tests kill, pause and restart.
 
 The process outlives the one that started it, so `coopstreams dev` can leave it running and a later call finds it again; what is known
 about it stands in the folder (`process.py`). A context manager stops it at the end.
@@ -38,6 +38,7 @@ _LOGGING = (
     "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.clients=warn",
 )
 _IN_USE = "Address already in use"
+_OF_A_NEWER = "errors.UnsupportedVersionException"
 
 
 class KafkaBroker:
@@ -48,16 +49,23 @@ class KafkaBroker:
         folder: Path,
         *,
         port: int | None = None,
+        controller_port: int | None = None,
+        cluster: str | None = None,
         settings: Mapping[str, str] | None = None,
         java: Java | None = None,
         console: Console | None = None,
+        version: str = KAFKA,
     ) -> None:
+        """`controller_port`, `cluster` (an id, see `cluster_id`) and `node.id`, `controller.quorum.voters` in `settings`: one node of several."""
         self.folder = folder.expanduser().resolve()
         self.log_file = self.folder / "kafka.log"
         self._port = port
+        self._controller_port = controller_port
+        self._cluster = cluster
         self._settings = dict(settings or {})
         self._java = java
         self._console = console or Console(stderr=True)
+        self._version = version
         self._process: subprocess.Popen[bytes] | None = None
         self._starting = False
 
@@ -103,7 +111,7 @@ class KafkaBroker:
                 self._await_answer(broker)
                 return False
             java = self._java or find_java()
-            classpath = f"{kafka_jars(java, self._console)}/*"
+            classpath = f"{kafka_jars(java, self._console, version=self._version)}/*"
             for _ in range(3):
                 if self._launch(java, classpath):
                     return True
@@ -185,10 +193,10 @@ class KafkaBroker:
         last = recorded(self.folder)
         wanted = self._port or (last.port if last and port_is_free(last.port) else free_port())
         controller = last.controller_port if last and port_is_free(last.controller_port) else free_port()
-        return wanted, controller
+        return wanted, self._controller_port or controller
 
     def _format(self, java: Java, classpath: str, config: Path) -> None:
-        cluster = cluster_id(uuid.uuid4())
+        cluster = self._cluster or cluster_id(uuid.uuid4())
         done = subprocess.run(
             java.command(*_JVM, "-cp", classpath, "kafka.tools.StorageTool", "format", "--cluster-id", cluster, "--config", str(config)),
             capture_output=True,
@@ -196,17 +204,18 @@ class KafkaBroker:
             check=False,
         )
         if done.returncode != 0:
-            raise DevError(f"Kafka {KAFKA} cannot use the folder {self.folder}: {(done.stderr or done.stdout).strip()}")
+            raise DevError(f"Kafka {self._version} cannot use the folder {self.folder}: {(done.stderr or done.stdout).strip()}")
 
     def _await_answer(self, broker: Running, log_beginning: int = 0) -> None:
-        with self._console.status(f"waiting for Kafka {KAFKA} at 127.0.0.1:{broker.port}"):
+        with self._console.status(f"waiting for Kafka {self._version} at 127.0.0.1:{broker.port}"):
             answered = wait_until(lambda: self.running is None or answers(broker.port), START_TIMEOUT_S)
         if self.running is None:
-            reason = _reason(self._said_since(log_beginning))
-            raise DevError(f"Kafka {KAFKA} ended while it started: {reason}. Its log: {self.log_file}")
+            said = self._said_since(log_beginning)
+            newer = f". A newer Kafka wrote {self.folder}: delete it, or use another folder" if _OF_A_NEWER in said else ""
+            raise DevError(f"Kafka {self._version} ended while it started: {_reason(said)}{newer}. Its log: {self.log_file}")
         if not answered:
             raise DevError(
-                f"Kafka {KAFKA} (process {broker.pid}) does not answer at 127.0.0.1:{broker.port} after {START_TIMEOUT_S:.0f} s. Its log: {self.log_file}"
+                f"Kafka {self._version} (process {broker.pid}) does not answer at 127.0.0.1:{broker.port} after {START_TIMEOUT_S:.0f} s. Its log: {self.log_file}"
             )
 
     def _said_since(self, position: int) -> str:

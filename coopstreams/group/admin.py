@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from coopstreams.group import requests
 from coopstreams.group.connection import Connection
+from coopstreams.group.offsets import settled_offsets
 from coopstreams.group.settings import kafka_python_settings
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
@@ -36,15 +37,8 @@ class GroupAdmin:
         """
         self.group = group
         self._timeout_s = timeout_s
-        self._connection = Connection(kafka_python_settings(settings), int(timeout_s * 1000))
+        self._connection = connected(settings, timeout_s)
         self._coordinator: int | None = None
-        self._connection.start(_nothing)
-        give_up = time.monotonic() + timeout_s
-        while (reason := self._connection.run(self._connection.find_brokers, give_up)) is not None:
-            if time.monotonic() > give_up:
-                servers = self._connection.servers
-                self.close()
-                raise GroupError(f"cannot reach the brokers at {servers}: {reason}. Are they running, and is bootstrap.servers right?")
 
     def describe(self) -> requests.DescribedGroup:
         """Return who is in the group.
@@ -60,7 +54,15 @@ class GroupAdmin:
         Raises:
             LogError: refused, or a transaction stayed open, or no answer in time.
         """
-        return self._ask(requests.fetch_offsets(self.group, partitions))
+        return settled_offsets(self.fetch_offsets, self.group, partitions, self._timeout_s)
+
+    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> requests.Fetched:
+        """Return what is known of these partitions now (of all: None). `stable`: but for those that an open transaction may still change.
+
+        Raises:
+            LogError: refused, or no answer in time.
+        """
+        return self._ask(requests.fetch_offsets(self.group, partitions, stable=stable))
 
     def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:
         """Commit offsets (with metadata) for a group without members.
@@ -96,6 +98,24 @@ class GroupAdmin:
 
     def _moved(self) -> None:
         self._coordinator = None
+
+
+def connected(settings: Mapping[str, Any], timeout_s: float) -> Connection:
+    """Return a connection that has found the brokers. `settings` in librdkafka's names.
+
+    Raises:
+        ConfigError: a connection or security setting that this client cannot be given.
+        GroupError: no brokers in this time.
+    """
+    connection = Connection(kafka_python_settings(settings), int(timeout_s * 1000))
+    connection.start(_nothing)
+    give_up = time.monotonic() + timeout_s
+    while (reason := connection.run(connection.find_brokers, give_up)) is not None:
+        if time.monotonic() > give_up:
+            servers = connection.servers
+            connection.close()
+            raise GroupError(f"cannot reach the brokers at {servers}: {reason}. Are they running, and is bootstrap.servers right?")
+    return connection
 
 
 async def _nothing() -> None:

@@ -28,12 +28,17 @@ from coopstreams.topology.task_id import TaskId
 
 
 def assign(
-    partitions: Mapping[int, int], members: Mapping[str, MemberState], *, ranges: int = 1, whole: Collection[int] = ()
+    partitions: Mapping[int, int],
+    members: Mapping[str, MemberState],
+    *,
+    ranges: int = 1,
+    whole: Collection[int] = (),
+    withheld: bool = False,
 ) -> dict[str, Assignment]:
-    """Return what each member gets.
+    """Return what each member gets. All run the same topology: see `versions` where they may not.
 
     Shape: `partitions` by sub-topology. `ranges` is the least number of key ranges a partition is cut into; those of the sub-topologies
-    in `whole` are never cut.
+    in `whole` are never cut. `withheld`: everything is promised, nothing granted.
 
     Raises:
         ValueError: a sub-topology without partitions, or more ranges than key groups.
@@ -45,7 +50,7 @@ def assign(
         return {}
     claims = claims_of(members)
     target = _target(partitions, members, claims, ranges, whole)
-    granted = grant(target, claims)
+    granted = dict.fromkeys(target, ()) if withheld else grant(target, claims)
     check_granted(granted, claims)
     settled = all(granted[member] == target[member] for member in members)
     cluster = Cluster(members=tuple(Member(id_, members[id_].info, granted[id_]) for id_ in sorted(members)), partitions=dict(partitions))

@@ -14,18 +14,21 @@ Turned down: one record a field (the broker keeps all of a group in one record o
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
-from coopstreams.group.members import Assignment, Cluster, Member, MemberInfo, MemberState
+from coopstreams.group.members import Assignment, Cluster, Member, MemberInfo, MemberState, Runs
 from coopstreams.topology.errors import GroupError
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.task_id import TaskId
 
-VERSION = b"1"
+VERSION = b"2"
+_READ = (b"1", VERSION)
+"""Subscriptions that are understood. In version 1 no member says which topology it runs: it is given nothing, but what it holds is not given
+to others. Assignments are not: a leader that does not look at topologies must not be obeyed."""
 _MAGIC = b"CS"
 _WRAPPER = 3
 """Version of Kafka's consumer protocol: the first that carries generation and rack."""
@@ -43,6 +46,7 @@ class _Info(msgspec.Struct, omit_defaults=True):
     share: bool = True
     lags: tuple[tuple[_Task, int], ...] = ()
     ending: str = ""
+    topology: tuple[tuple[str, int, bool], ...] = ()
 
 
 class _Subscription(_Info, omit_defaults=True, kw_only=True):
@@ -57,6 +61,7 @@ class _Assignment(msgspec.Struct, omit_defaults=True):
     target: tuple[_Task, ...] = ()
     settled: bool = True
     error: str = ""
+    waits: str = ""
 
 
 class _Member(_Info, omit_defaults=True, kw_only=True):
@@ -100,7 +105,7 @@ def decode_subscription(data: bytes, who: str) -> MemberState:
         GroupError: not bytes of ours, or of another version; says who sent them and what to do.
     """
     wrapper = _unwrap(ConsumerProtocolSubscription, data, who)
-    ours, _ = _unpack(wrapper.user_data, _Subscription, who)
+    ours, _ = _unpack(wrapper.user_data, _Subscription, who, _READ)
     try:
         topics = tuple(wrapper.topics)
         return MemberState(_info_of(ours, wrapper.rack_id), _task_ids(ours.tasks), wrapper.generation_id, _task_ids(ours.target), topics)
@@ -113,7 +118,8 @@ def encode_assignments(assignments: Mapping[str, Assignment], sources: Mapping[i
     encoded = {}
     cluster = b"".join(_compress(_cluster(assignment.cluster)) for assignment in [*assignments.values()][:1])
     for member, assignment in assignments.items():
-        ours = _Assignment(assignment.process, _tasks(assignment.tasks), _tasks(assignment.target), assignment.settled, assignment.error)
+        tasks, target = _tasks(assignment.tasks), _tasks(assignment.target)
+        ours = _Assignment(assignment.process, tasks, target, assignment.settled, assignment.error, assignment.waits)
         parts = [ConsumerProtocolAssignment.TopicPartition(topic=t, partitions=p) for t, p in _partitions(assignment.tasks, sources)]
         wrapper = ConsumerProtocolAssignment(version=_WRAPPER, assigned_partitions=parts, user_data=_pack(ours) + cluster)
         encoded[member] = bytes(wrapper.encode())
@@ -127,12 +133,12 @@ def decode_assignment(data: bytes, who: str) -> Assignment:
         GroupError: not bytes of ours, or of another version; says who sent them and what to do.
     """
     wrapper = _unwrap(ConsumerProtocolAssignment, data, who)
-    ours, rest = _unpack(wrapper.user_data, _Assignment, who)
+    ours, rest = _unpack(wrapper.user_data, _Assignment, who, (VERSION,))
     try:
         shared = msgspec.json.decode(zlib.decompress(rest), type=_Cluster)
         members = tuple(Member(m.id, _info_of(m, m.rack), _task_ids(m.tasks)) for m in shared.members)
         cluster = Cluster(members=members, partitions=shared.partitions)
-        return Assignment(ours.process, _task_ids(ours.tasks), _task_ids(ours.target), ours.settled, cluster, ours.error)
+        return Assignment(ours.process, _task_ids(ours.tasks), _task_ids(ours.target), ours.settled, cluster, ours.error, ours.waits)
     except (ValueError, TypeError, zlib.error, msgspec.MsgspecError) as error:
         raise _foreign(who, str(error)) from error
 
@@ -153,12 +159,14 @@ def _info(info: MemberInfo) -> dict[str, Any]:
         "share": info.allow_key_share,
         "lags": lags,
         "ending": info.ending,
+        "topology": tuple(tuple(part) for part in info.topology),
     }
 
 
 def _info_of(wire: _Info, rack: str | None) -> MemberInfo:
     lags = {_task_id(task): lag for task, lag in wire.lags}
-    return MemberInfo(wire.process, wire.host, wire.endpoint, wire.threads, wire.transactional, rack, wire.share, lags, wire.ending)
+    topology = tuple(Runs(*part) for part in wire.topology)
+    return MemberInfo(wire.process, wire.host, wire.endpoint, wire.threads, wire.transactional, rack, wire.share, lags, wire.ending, topology)
 
 
 def _partitions(tasks: Iterable[TaskId], sources: Mapping[int, Sequence[str]]) -> list[tuple[str, list[int]]]:
@@ -205,13 +213,14 @@ def _unwrap(wrapper: Any, data: bytes, who: str) -> Any:
         raise _foreign(who, f"not Kafka's consumer protocol: {error!r}") from error
 
 
-def _unpack(data: bytes | None, kind: type[_T], who: str) -> tuple[_T, bytes]:
+def _unpack(data: bytes | None, kind: type[_T], who: str, versions: Collection[bytes]) -> tuple[_T, bytes]:
     """Return the value, and what follows it."""
     if not data or not data.startswith(_MAGIC):
         raise _foreign(who, f"its user data begin with {bytes(data or b'')[:8]!r}")
-    if data[2:3] != VERSION:
+    if data[2:3] not in versions:
         raise GroupError(
-            f"member {who} speaks version {data[2:3]!r} of the group format, this process {VERSION!r}. Run one version of coopstreams in a group."
+            f"member {who} speaks version {data[2:3]!r} of the group format, this process {VERSION!r}. Run one version of coopstreams in a group: "
+            "stop all its processes, then start them."
         )
     stream = zlib.decompressobj()
     try:

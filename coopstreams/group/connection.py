@@ -11,6 +11,7 @@ Source: kafka-python 3.0 `KafkaNetClient`; `_manager` and `_net` are private and
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
@@ -33,6 +34,8 @@ _T = TypeVar("_T")
 
 _PAUSE_S = 0.02
 _SLICE_MS = 3000
+REQUEST_MS = 4000
+"""How long a heartbeat, or the search for the coordinator, may go without an answer; a join has a time of its own."""
 
 
 class Connection:
@@ -44,6 +47,8 @@ class Connection:
         self._manager: Any = self.client._manager
         self._wakeup = WakeupNotifier(self._net)
         self._request_ms = request_ms
+        self._listings: dict[Any, Any] = {}
+        """By broker: the answer to the last question for its open transactions, a future of kafka-python's."""
         self.closed = False
 
     @property
@@ -96,6 +101,10 @@ class Connection:
     async def idle(self, seconds: float) -> None:
         """Wait for `wake`, not for longer than this. One at a time."""
         await self._wakeup(seconds)
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait, and let others go on."""
+        await self._net.sleep(seconds)
 
     async def find_brokers(self, give_up: float) -> errors.KafkaError | None:
         """Look for the brokers for a while; None: found, else why not."""
@@ -161,22 +170,50 @@ class Connection:
 
         await self.ask(requests.new_producer(transactional_id, transaction_ms), node, timeout_ms, found.clear)
 
-    async def open_transactions(self, timeout_ms: int | None) -> frozenset[str]:
-        """Return the ids of the open transactions of all brokers."""
+    async def open_transactions(self, timeout_ms: int) -> frozenset[str]:
+        """Return the ids of the open transactions of those brokers that answer within this time; all are asked at once, each once.
+
+        One that stands still keeps its question: asked again and again, it would have no room for other requests, and a question that is
+        called off takes the connection with it, commits included.
+        """
+        asked: dict[Any, tuple[Exchange[frozenset[str]], Any]] = {}
+        for node in self.brokers():
+            if (old := self._listings.get(node)) is None or old.is_done:
+                exchange = requests.list_open_transactions()
+                self._listings[node] = self._manager.send(exchange.request, node_id=node)
+                asked[node] = exchange, self._listings[node]
         found: set[str] = set()
-        for broker in self._manager.cluster.brokers():
-
-            async def node(id_: Any = broker.node_id) -> Any:
-                return id_
-
-            open_there: frozenset[str] = await self.ask(requests.list_open_transactions(), node, timeout_ms)
-            found |= open_there
+        give_up = time.monotonic() + timeout_ms / 1000
+        for node, (exchange, answer) in asked.items():
+            try:
+                found |= exchange.read(await self._manager.wait_for(answer, max(1.0, 1000 * (give_up - time.monotonic()))))
+            except errors.KafkaError as error:
+                log.info("broker %s does not say which transactions are open on it: %s", node, error)
         return frozenset(found)
 
     def plain_node(self, coordinator: Any) -> Any:
         """Return the broker behind the coordinator's connection: another connection to it, which no join blocks."""
-        plain = int(str(coordinator).rpartition("-")[2])
+        plain = self.plain_id(coordinator)
         return coordinator if self._manager.cluster.broker_metadata(plain) is None else plain
+
+    def plain_id(self, coordinator: Any) -> int:
+        """Return the id of the broker behind the coordinator's connection."""
+        return int(str(coordinator).rpartition("-")[2])
+
+    def brokers(self) -> list[Any]:
+        """Return the ids of all brokers that are known."""
+        return [broker.node_id for broker in self._manager.cluster.brokers()]
+
+    def another(self, broker: int) -> Any:
+        """Return some other broker than this one; None, which is any, if no other is known."""
+        others = [other for other in self.brokers() if other != broker]
+        return random.choice(others) if others else None
+
+    def drop(self, node: Any) -> None:
+        """End the connection to a node: what waits there for an answer fails."""
+        connection = self._manager._conns.get(node)
+        if connection is not None:
+            connection.close(errors.KafkaConnectionError("it does not answer, and is not responsible any more"))
 
 
 class _TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
@@ -205,6 +242,7 @@ def _client_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Defaults that the proofs call for, then what the user says."""
     arguments: dict[str, Any] = {
         "client_id": "coopstreams",
+        "request_timeout_ms": REQUEST_MS,  # kafka-python's 30 s would cost the membership when the coordinator hangs
         "reconnect_backoff_max_ms": 1000,  # kafka-python's 30 s would cost the membership after a short outage
         "receive_message_max_bytes": 100_000_000,
         **settings,

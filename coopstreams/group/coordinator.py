@@ -7,7 +7,7 @@ Invariant: a lost membership reaches the hooks before a new one can begin.
 Turned down: kafka-python's consumer (it fetches), aiokafka (eager rebalances only, heartbeats on the user's loop), one connection for
 joins and commits (a broker answers one request after the other, and a join may wait for seconds).
 Source: kafka-python 3.0 `BaseCoordinator`, which is meant to be extended; `_generation`, `_heartbeat_wakeup` and the `_on_join_*`,
-`_handle_*` and `_process_*` methods are private and change between minor versions.
+`_send_*`, `_handle_*` and `_process_*` methods are private and change between minor versions.
 """
 # pyright: reportAttributeAccessIssue=false, reportUnusedExcept=false, reportIncompatibleMethodOverride=false
 # pyright brings stubs of kafka-python 2.
@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -25,6 +26,7 @@ from kafka.coordinator.base import BaseCoordinator
 from kafka.structs import MemberState as State
 
 from coopstreams.group import requests
+from coopstreams.group.clock import elapsed_s
 from coopstreams.group.connection import Connection
 from coopstreams.group.requests import Exchange
 from coopstreams.topology.errors import CoopStreamsError, GroupError
@@ -39,6 +41,8 @@ _T = TypeVar("_T")
 _STEP_MS = 1000
 _IDLE_S = 0.25
 _LAST_HEARTBEAT_S = 0.5
+_LOOK_S = 2.0
+"""How often a member that waits for a join looks whether it waits at the right broker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,8 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
         self._connection = connection
         self._patience_s = patience_s
         self.heard_at = 0.0
-        """When the last heartbeat or join that was answered was sent: `time.monotonic()`."""
+        """When the last heartbeat or join that was answered was sent, at the latest: `elapsed_s()`. kafka-python's own times stand still with the machine."""
+        self._beat_at = self._joined_at = 0.0
         self.fenced: errors.KafkaError | None = None
         super().__init__(connection.client, api_version=connection.broker_version, **config)
 
@@ -143,21 +148,29 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
         while loop is not None and not loop.is_done and time.monotonic() < give_up:
             await self._net.sleep(0.005)
 
+    async def _send_heartbeat_request(self) -> None:
+        self._beat_at = elapsed_s()
+        await super()._send_heartbeat_request()
+
     def _handle_heartbeat_response(self, response: Any, send_time: float) -> None:
         try:
             super()._handle_heartbeat_response(response, send_time)
         except errors.RebalanceInProgressError:
-            self.heard_at = send_time
+            self.heard_at = self._beat_at
             raise
         except errors.FencedInstanceIdError as error:
             self.fenced = error
             self._connection.wake()
             raise
-        self.heard_at = send_time
+        self.heard_at = self._beat_at
+
+    def _process_join_group_response(self, response: Any, send_time: float) -> None:
+        self._joined_at = elapsed_s()  # the request that follows is sent after that
+        super()._process_join_group_response(response, send_time)
 
     def _process_sync_group_response(self, response: Any, send_time: float) -> bytes:
         assignment = super()._process_sync_group_response(response, send_time)
-        self.heard_at = send_time
+        self.heard_at = self._joined_at
         return bytes(assignment)
 
 
@@ -174,6 +187,7 @@ class GroupCoordinator:
         self._connection = Connection(settings, timings.request)
         self._member: _Member | None = None
         self._out = False
+        self._look_at = 0.0
 
     def start(self) -> None:
         """Begin to join; the hooks are called from now on."""
@@ -186,13 +200,22 @@ class GroupCoordinator:
         metadata = self._member.group_metadata()
         return metadata.generation_id, metadata.member_id
 
+    def settled_in(self, generation: int) -> bool:
+        """Whether this is a member in that generation, and is not joining the next: then the group waits for it, and has none yet."""
+        member = self._member
+        return member is not None and member.state is State.STABLE and self.identity()[0] == generation
+
     @property
     def sure_until(self) -> float:
-        """Until when nobody else can have got our tasks, as far as we know: `time.monotonic()`; 0 while we are no member."""
+        """Until when nobody else can have got our tasks, as far as we know: `elapsed_s()`; 0 while we are no member."""
+        heard_at = self.heard_at
+        return heard_at and heard_at + self._timings.session / 1000
+
+    @property
+    def heard_at(self) -> float:
+        """When the last request of this member that was answered was sent: `elapsed_s()`; 0 while we are no member."""
         member = self._member
-        if member is None or member.state is State.UNJOINED or member.fenced is not None:
-            return 0.0
-        return member.heard_at + self._timings.session / 1000
+        return 0.0 if member is None or member.state is State.UNJOINED or member.fenced is not None else member.heard_at
 
     def rejoin(self) -> None:
         """Have a rebalance soon; come back if this process has left."""
@@ -226,12 +249,8 @@ class GroupCoordinator:
         """
         self._connection.run(self._connection.end_transaction, transactional_id, self._timings.session, timeout_ms)
 
-    def open_transactions(self, timeout_ms: int | None = None) -> frozenset[str]:
-        """Return the ids of all open transactions that this principal may see.
-
-        Raises:
-            LogError: refused, or no answer in time.
-        """
+    def open_transactions(self, timeout_ms: int) -> frozenset[str]:
+        """Return the ids of the open transactions that this principal may see, of those brokers that answer in time."""
         return self._connection.run(self._connection.open_transactions, timeout_ms)
 
     def close(self, *, leave: bool) -> None:
@@ -297,6 +316,7 @@ class GroupCoordinator:
                 member.poll_heartbeat()
                 joined = await member.ensure_active_group_async(timeout_ms=_STEP_MS)
                 self.problem = "" if joined else f"waiting for the coordinator of group {self._group}, or for its other members to join"
+                await self._leave_hanging_coordinator(member, joined=joined)
             elif member.state is not State.UNJOINED:
                 self._trouble(f"out of group {self._group}: " + ("asked to leave" if self._out else "this process makes no progress"))
                 await self._leave()
@@ -308,6 +328,21 @@ class GroupCoordinator:
         if not (wanted and member.need_rejoin()) and not self._connection.closed:
             await self._connection.idle(_IDLE_S)
         return None
+
+    async def _leave_hanging_coordinator(self, member: _Member, *, joined: bool) -> None:
+        """Let go of a coordinator that hangs, when another broker names another one: a join would wait there for a minute and more."""
+        if joined or member.coordinator_id is None:
+            self._look_at = time.monotonic() + _LOOK_S
+        if time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + _LOOK_S
+        known = self._connection.plain_id(member.coordinator_id)
+        with suppress(errors.KafkaError):
+            named = await self._connection.once(requests.group_coordinator(self._group), self._connection.another(known), _STEP_MS)
+            if named != known:
+                log.info("group %s: its coordinator is broker %d, no longer %d", self._group, named, known)
+                self._connection.drop(member.coordinator_id)
+                member.coordinator_dead("another broker is the coordinator now")
 
     async def _end(self, leave: bool) -> None:
         if self._member is not None:

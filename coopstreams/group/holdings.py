@@ -36,6 +36,8 @@ class Assigned:
     added: tuple[TaskId, ...]
     revoked: tuple[TaskId, ...]
     cluster: Cluster
+    waits: str = ""
+    """Why this member has no tasks, if the leader gives it none for now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ class Holdings:
         if assignment.process != self.process:  # a predecessor's: the leader knows neither our endpoint nor what we hold
             self.ask()
         cluster = replace(assignment.cluster, generation=generation)
-        return Assigned(self._serial, generation, self.epoch, self.tasks, added, revoked, cluster)
+        return Assigned(self._serial, generation, self.epoch, self.tasks, added, revoked, cluster, assignment.waits)
 
     def released(self, tasks: Iterable[TaskId], seen: int) -> None:
         """Forget closing tasks; when none is left and somebody waits for them, want a rebalance.

@@ -30,6 +30,15 @@ class Place(NamedTuple):
         return f"{self.subtopology}_{self.partition}"
 
 
+class Runs(NamedTuple):
+    """A sub-topology that a member can run, as it announces it."""
+
+    fingerprint: str
+    partitions: int
+    """As this member sees them: of topics by pattern, another one may see more. 0: there is nothing to read yet."""
+    divisible: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class MemberInfo:
     """What an instance says about itself."""
@@ -50,6 +59,8 @@ class MemberInfo:
     """Units: records."""
     ending: str = ""
     """Why it has every instance of the application stop; empty: it does not."""
+    topology: tuple[Runs, ...] = ()
+    """Its sub-topologies, by number: what its task ids mean. Empty: a consumer, or of a version of the format that does not say."""
 
     def __post_init__(self) -> None:
         if self.threads < 1:
@@ -110,4 +121,6 @@ class Assignment:
     """Nobody waits for anybody: releasing what is revoked needs no further rebalance."""
     cluster: Cluster = field(default_factory=Cluster)
     error: str = ""
-    """Why the leader gives this member nothing."""
+    """Why the leader never gives this member anything: it has to stop."""
+    waits: str = ""
+    """Why the leader gives this member nothing for now: it stays, and takes over when it can."""

@@ -13,17 +13,18 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from coopstreams.group import requests
+from coopstreams.group.clock import elapsed_s
 from coopstreams.group.codec import decode_assignment, decode_subscription, encode_assignments, encode_subscription
 from coopstreams.group.coordinator import GroupCoordinator, Timings
 from coopstreams.group.gate import Gate
 from coopstreams.group.holdings import Assigned, GroupEvent, Holdings, Lost, Refused
 from coopstreams.group.members import Assignment, Cluster, MemberInfo, MemberState
+from coopstreams.group.offsets import settled_offsets
 from coopstreams.group.settings import kafka_python_settings
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 
 Assigner = Callable[[Mapping[str, MemberState]], Mapping[str, Assignment]]
 
+LIST_MS = 1000
+"""How long a broker may take to list its open transactions: one that is dead or stands still has none that can be ended now."""
 _RECORD_LIMIT = 900_000
 """The broker keeps all subscriptions and assignments of a group in one record, by default of 1 MiB at most. Units: bytes."""
 
@@ -112,11 +115,21 @@ class GroupMember:
     def sure(self, epoch: int, generation: int | None = None) -> bool:
         """Return whether this is certainly still a member, under that epoch: a heartbeat was answered within the session time-out.
 
-        With a generation: and in that one, as far as this process has heard.
+        With a generation: and no other one can have begun, because none begins before this process has asked to join it.
         """
-        if generation is not None and self._coordinator.identity()[0] != generation:
+        if generation is not None and not self._coordinator.settled_in(generation):
             return False
-        return self.epoch == epoch and time.monotonic() < self._coordinator.sure_until
+        return self.epoch == epoch and elapsed_s() < self._coordinator.sure_until
+
+    def ask(self) -> float:
+        """Have the group confirm this member, or not, as soon as it can; return the moment of the question, for `confirmed`."""
+        moment = elapsed_s()
+        self._coordinator.check()
+        return moment
+
+    def confirmed(self, since: float, epoch: int) -> bool:
+        """Return whether the group has answered a request that was sent after that moment, to this member in that epoch."""
+        return self._coordinator.heard_at > since and self.epoch == epoch  # in this order: a new membership is heard of under its own epoch
 
     def released(self, tasks: Iterable[TaskId], seen: int) -> None:
         """Say that these revoked tasks are committed and closed; when all are, and somebody waits for one, the group rebalances.
@@ -178,7 +191,15 @@ class GroupMember:
         Raises:
             LogError: refused, or a transaction stayed open, or no answer in time.
         """
-        return self._coordinator.ask(requests.fetch_offsets(self.group, partitions), timeout_ms)
+        return settled_offsets(self.fetch_offsets, self.group, partitions, (timeout_ms or self._timings.request) / 1000)
+
+    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> requests.Fetched:
+        """Return what is known of these partitions now (of all: None). `stable`: but for those that an open transaction may still change.
+
+        Raises:
+            LogError: refused, or no answer in time.
+        """
+        return self._coordinator.ask(requests.fetch_offsets(self.group, partitions, stable=stable))
 
     def end_transaction(self, transactional_id: str, timeout_ms: int | None = None) -> None:
         """Abort what a dead producer left open under that id, at once. A live one is fenced.
@@ -188,13 +209,9 @@ class GroupMember:
         """
         self._coordinator.end_transaction(transactional_id, timeout_ms)
 
-    def open_transactions(self, prefix: str = "") -> frozenset[str]:
-        """Return the ids, with that prefix, of all transactions that are open now.
-
-        Raises:
-            LogError: refused, or no answer in time.
-        """
-        return frozenset(id_ for id_ in self._coordinator.open_transactions() if id_.startswith(prefix))
+    def open_transactions(self, prefix: str = "", timeout_ms: int = LIST_MS) -> frozenset[str]:
+        """Return the ids, with that prefix, of transactions that are open now: of all brokers that answer within this time."""
+        return frozenset(id_ for id_ in self._coordinator.open_transactions(timeout_ms) if id_.startswith(prefix))
 
 
 class _Hooks:
@@ -227,7 +244,9 @@ class _Hooks:
         given = dict(member._assign(states))
         cluster = next((assignment.cluster for assignment in given.values()), Cluster())
         given |= {id_: Assignment("", cluster=cluster, error=str(error)) for id_, error in strangers.items()}
-        encoded = encode_assignments(given, member._sources)
+        here = member._holdings.process
+        waits = any(assignment.waits for assignment in given.values() if assignment.process == here)
+        encoded = encode_assignments(given, {} if waits else member._sources)  # the numbers of its own sub-topologies mean others here
         size = sum(map(len, subscriptions.values())) + sum(map(len, encoded.values()))
         if size > _RECORD_LIMIT:
             log.warning(

@@ -27,6 +27,15 @@ from coopstreams.topology.errors import CoopStreamsError, GroupError, LogError, 
 Offsets = dict[TopicPartition, tuple[int, str] | None]
 """Committed offset and metadata of each partition; None: nothing was ever committed."""
 
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """One answer about a group's offsets. `unstable`: an open transaction may still change these; the offset is not told, ask again."""
+
+    offsets: Offsets
+    unstable: frozenset[TopicPartition] = frozenset()
+
+
 _T = TypeVar("_T")
 
 LOST = (errors.IllegalGenerationError, errors.UnknownMemberIdError, errors.FencedInstanceIdError)
@@ -94,8 +103,8 @@ def commit_offsets(fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int
     return Exchange(f"committing offsets of group {fence.group}", request, read)
 
 
-def fetch_offsets(group: str, partitions: Iterable[TopicPartition] | None) -> Exchange[Offsets]:
-    """Ask the group coordinator for offsets (all: None), none of which an open transaction may still change."""
+def fetch_offsets(group: str, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> Exchange[Fetched]:
+    """Ask the group coordinator for offsets (all: None). `stable`: tell none that an open transaction may still change."""
     group_type = OffsetFetchRequest.OffsetFetchRequestGroup
     by_topic: dict[str, list[int]] = {}
     for topic, partition in sorted(set(partitions or ())):
@@ -105,20 +114,24 @@ def fetch_offsets(group: str, partitions: Iterable[TopicPartition] | None) -> Ex
         if partitions is None
         else [group_type.OffsetFetchRequestTopics(name=topic, partition_indexes=wanted) for topic, wanted in by_topic.items()]
     )
-    request = OffsetFetchRequest(min_version=8, max_version=8, groups=[group_type(group_id=group, topics=topics)], require_stable=True)
+    request = OffsetFetchRequest(min_version=8, max_version=8, groups=[group_type(group_id=group, topics=topics)], require_stable=stable)
 
-    def read(response: Any) -> Offsets:
+    def read(response: Any) -> Fetched:
         answer = response.groups[0]
         _raise(answer.error_code, group)
         offsets: Offsets = {}
+        unstable: set[TopicPartition] = set()
         for topic in answer.topics:
             for entry in topic.partitions:
                 partition = TopicPartition(topic.name, entry.partition_index)
+                if errors.for_code(entry.error_code) is errors.UnstableOffsetCommitError:
+                    unstable.add(partition)
+                    continue
                 _raise(entry.error_code, str(partition))
                 # librdkafka appends a NUL to the metadata of transactional commits.
                 metadata = (entry.metadata or "").rstrip("\0")
                 offsets[partition] = (entry.committed_offset, metadata) if entry.committed_offset >= 0 else None
-        return offsets
+        return Fetched(offsets, frozenset(unstable))
 
     return Exchange(f"reading offsets of group {group}", request, read)
 

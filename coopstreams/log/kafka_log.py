@@ -17,18 +17,29 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
+from coopstreams.group.admin import connected
+from coopstreams.group.transactions import Transactions
 from coopstreams.log.kafka_errors import UNKNOWN, away, error_of, heals, translated, unknown_topic
 from coopstreams.log.kafka_reader import KafkaReader
 from coopstreams.log.kafka_settings import ClientErrors, client_settings, consumer_settings, make_client, producer_settings
 from coopstreams.log.kafka_writer import KafkaWriter
 from coopstreams.log.log import TopicSpec
+from coopstreams.log.patience import ATTEMPT_S, RETRY_S, Patience
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import LogError, UnknownTopicError
+from coopstreams.topology.errors import GroupError, LogError, UnknownTopicError
 
 UNKNOWN_FOR_S = 3.0
 """How long a topic may be unknown before it is an error: a new one may not be known everywhere yet."""
-ATTEMPT_S = 5.0
-RETRY_S = 0.05
+LOOK_S = 1.0
+SILENT_S = 20.0
+"""A client that has had no answer for so long is replaced, when a question ran out of time."""
+NEW_FOR_S = 30.0
+"""How long a topic that was made here may be unknown to one of the brokers."""
+NO_ID = "A" * 22
+"""How the id of no topic is written: brokers answer with it if their cluster is set to a format without ids."""
+
+SETTLE_S = 3.0
+"""How long whoever opens tasks may wait for it."""
 
 T = TypeVar("T")
 
@@ -49,21 +60,33 @@ class KafkaLog:
         self._lock = threading.Lock()
         self._consumer = self._new_consumer()
         self._admin = self._new_admin()
+        self._answered_at = time.monotonic()
+        self._made: set[str] = set()
+        self._made_until = 0.0
+        """Until when the topics that were made here may still be unknown to a broker: `time.monotonic()`."""
+        self._connecting = threading.Lock()
+        self._transactions: Transactions | None = None
         self._closed = False
 
     def reader(self, *, committed_only: bool = True) -> KafkaReader:
         """Return a reader of committed records only, or of all."""
         return KafkaReader(self._settings, committed_only=committed_only)
 
-    def writer(self, transactional_id: str | None = None) -> KafkaWriter:
-        """Return a writer; a transactional one ends whatever transaction was open under its id."""
-        return KafkaWriter(self._settings, transactional_id, self.end_offset, self.timeout_s)
+    def writer(self, transactional_id: str | None = None, written: Callable[[], Collection[str]] | None = None) -> KafkaWriter:
+        """Return a writer; a transactional one ends whatever transaction was open under its id, in the topics `written` also one that hangs."""
+        return KafkaWriter(self._settings, transactional_id, self.end_offset, self.timeout_s, self._take_transactions, written or self.partitions)
+
+    def settle(self, dead: Callable[[str], bool], written: Collection[str]) -> None:
+        """End what transactions of ids that nobody uses any more left open in these topics although they have ended."""
+        self._take_transactions().settle_dead(dead, written, SETTLE_S)
 
     def partitions(self, topics: Sequence[str] | None = None) -> dict[str, int]:
         """Return the partition count of each topic asked for (all: None) that exists."""
-        # All topics, always: asking for one by name makes it, on a broker that is allowed to.
-        found = self._ask(lambda seconds: self._consumer.list_topics(timeout=seconds), "asking for the topics").topics
-        known = {name: len(topic.partitions) for name, topic in found.items() if topic.error is None}
+        known = self._known()
+        # One broker may not know yet what another has made: who made a topic finds it from then on.
+        while time.monotonic() < self._made_until and not self._made <= known.keys():
+            time.sleep(RETRY_S)
+            known = self._known()
         return known if topics is None else {name: known[name] for name in topics if name in known}
 
     def create_topics(self, specs: Sequence[TopicSpec]) -> None:
@@ -73,15 +96,20 @@ class KafkaLog:
         for spec in specs:
             new = NewTopic(spec.name, spec.partitions, spec.replication, config=dict(spec.config))
             self._request(self._admin.create_topics, [new], f'creating topic "{spec.name}"', fine={KafkaError.TOPIC_ALREADY_EXISTS})
-        self._wait_for(lambda known: all(spec.name in known for spec in specs))
+        self._made |= {spec.name for spec in specs}
+        self._made_until = time.monotonic() + NEW_FOR_S
+        self.partitions()
 
     def delete_topics(self, names: Sequence[str]) -> None:
         """Delete these topics, and wait until they are gone."""
         if not names:
             return
+        self._made -= set(names)
         for name in names:
             self._request(self._admin.delete_topics, [name], f'deleting topic "{name}"', fine=UNKNOWN)
-        self._wait_for(lambda known: not any(name in known for name in names))
+        deadline = time.monotonic() + self.timeout_s
+        while not self.partitions().keys().isdisjoint(names) and time.monotonic() < deadline:
+            time.sleep(RETRY_S)
 
     def topic_config(self, topic: str) -> dict[str, str]:
         """Return the topic's configuration, defaults of the broker included."""
@@ -95,7 +123,8 @@ class KafkaLog:
         def describe(names: list[str], *, request_timeout: float) -> Any:
             return self._admin.describe_topics(TopicCollection(names), request_timeout=request_timeout)
 
-        return str(self._request(describe, [topic], f'asking for the id of topic "{topic}"').topic_id)
+        found = str(self._request(describe, [topic], f'asking for the id of topic "{topic}"').topic_id)
+        return "" if found == NO_ID else found
 
     def start_offset(self, partition: TopicPartition) -> int:
         """Return the first offset the log still has."""
@@ -115,6 +144,23 @@ class KafkaLog:
             if not self._closed:
                 self._closed = True
                 self._consumer.close()
+                if self._transactions is not None:
+                    self._transactions.close()
+
+    def _take_transactions(self) -> Transactions:
+        """Return what asks the brokers about transactions, connected the first time.
+
+        Raises:
+            LogError: no broker answers.
+        """
+        with self._connecting:
+            if self._transactions is None:
+                self._known()  # brokers that are away, or refuse us, are named as by any other question
+                try:
+                    self._transactions = Transactions(connected(self._settings, self.timeout_s))
+                except GroupError as error:
+                    raise LogError(str(error), retryable=True) from error
+            return self._transactions
 
     def _new_consumer(self) -> Consumer:
         consumer: Consumer = make_client(Consumer, consumer_settings(self._settings, committed_only=False), self._errors)
@@ -123,6 +169,12 @@ class KafkaLog:
     def _new_admin(self) -> AdminClient:
         admin: AdminClient = make_client(AdminClient, client_settings(self._settings, "admin"), self._errors)
         return admin
+
+    def _known(self) -> dict[str, int]:
+        """Return the partition count of each topic that one of the brokers knows."""
+        # All topics, always: asking for one by name makes it, on a broker that is allowed to.
+        found = self._ask(lambda seconds: self._consumer.list_topics(timeout=seconds), "asking for the topics").topics
+        return {name: len(topic.partitions) for name, topic in found.items() if topic.error is None}
 
     def _watermarks(self, partition: TopicPartition) -> tuple[int, int]:
         where = KafkaPartition(*partition)
@@ -134,29 +186,44 @@ class KafkaLog:
 
     def _ask(self, question: Callable[[float], T], what: str, where: TopicPartition | None = None) -> T:
         """Return the answer of the cluster, asked again while it is away or does not yet know a new topic."""
-        start = time.monotonic()
+        patience, unknown = Patience(what, self.timeout_s), 0.0
         while True:
-            left = start + self.timeout_s - time.monotonic()
             with self._lock:  # librdkafka's consumer lets a second caller starve
                 if self._closed:
                     raise LogError("this log is closed")
                 try:
-                    return question(min(max(left, 0.1), ATTEMPT_S))
+                    answer = question(patience.attempt_s())
+                    self._answered_at = time.monotonic()
+                    return answer
                 except KafkaException as exception:
                     error = error_of(exception)
                     self._consumer.poll(0)  # hear why
             if where is not None and error.code() in UNKNOWN:
-                if time.monotonic() - start > min(UNKNOWN_FOR_S, self.timeout_s) and self._is_missing(where):
+                unknown = unknown or time.monotonic()
+                new = where.topic in self._made and time.monotonic() < self._made_until
+                if not new and time.monotonic() - unknown > min(UNKNOWN_FOR_S, self.timeout_s) and self._is_missing(where):
                     raise unknown_topic(str(where))
             elif self._errors.refused is not None or not heals(error):
                 raise translated(self._errors.refused or error, what)
-            if left <= 0:
-                with self._lock:
-                    if not self._closed:  # a client can lose sight of its brokers for good: see `KafkaReader._renew`
-                        self._consumer.close()
-                        self._consumer = self._new_consumer()
+            if patience.over:
+                self._renew()
                 raise away(self._settings["bootstrap.servers"], what, self.timeout_s, self._errors)
-            time.sleep(RETRY_S)
+            patience.rest(f"{error.str()} ({error.name()})")
+            if where is not None:
+                self._look_again()
+
+    def _renew(self) -> None:
+        """Go on with a new client if this one has had no answer for long: it may have lost sight of its brokers (`KafkaReader._renew`)."""
+        with self._lock:
+            if not self._closed and time.monotonic() - self._answered_at > SILENT_S:
+                self._consumer.close()
+                self._consumer, self._answered_at = self._new_consumer(), time.monotonic()
+
+    def _look_again(self) -> None:
+        """Learn who leads what now: the client asks a leader that died until its metadata are old, minutes later (measured)."""
+        with self._lock, contextlib.suppress(KafkaException):
+            if not self._closed:
+                self._consumer.list_topics(timeout=LOOK_S)
 
     def _is_missing(self, where: TopicPartition) -> bool:
         """Whether the brokers say that there is no such partition. A client that has lost its brokers says so as well, of all of them."""
@@ -165,35 +232,48 @@ class KafkaLog:
                 found = self._consumer.list_topics(timeout=ATTEMPT_S).topics.get(where.topic)
             except KafkaException:
                 return False
-        return found is None or where.partition not in found.partitions
+        return where.partition not in found.partitions if found is not None else not self._exists(where.topic)
+
+    def _exists(self, topic: str) -> bool:
+        """Whether the controller knows a topic, or does not answer. One broker may be seconds behind it: two workers ended of that (seen).
+
+        The question is a creation that is only validated; if this client may not create topics, the broker's word counts.
+        """
+        try:
+            self._admin.create_topics([NewTopic(topic, 1)], validate_only=True, request_timeout=ATTEMPT_S)[topic].result(2 * ATTEMPT_S)
+        except KafkaException as exception:
+            error = error_of(exception)
+            return error.code() == KafkaError.TOPIC_ALREADY_EXISTS or heals(error)
+        except TimeoutError:
+            return True
+        return False
 
     def _request(self, request: Callable[..., Any], what_for: list[Any], what: str, fine: Collection[int] = ()) -> Any:
         """Return what a request of the administrator came to, made again while the cluster is away; None for an error that is fine."""
-        deadline = time.monotonic() + self.timeout_s
+        patience, unknown = Patience(what, self.timeout_s), 0.0
         while True:
-            left = max(deadline - time.monotonic(), 0.1)
+            seconds = patience.attempt_s()
             try:
-                (answer,) = request(what_for, request_timeout=min(left, ATTEMPT_S)).values()
-                return answer.result(min(left, ATTEMPT_S) + ATTEMPT_S)
+                (answer,) = request(what_for, request_timeout=seconds).values()
+                return answer.result(seconds + ATTEMPT_S)
             except KafkaException as exception:
                 error = error_of(exception)
-                if error.code() in fine:
-                    return None
-                self._admin.poll(0)  # hear why
-                if error.code() in UNKNOWN:
-                    raise UnknownTopicError(f"{what}: Kafka has no such topic or partition.") from exception
-                if not heals(error):
-                    raise translated(error, what) from exception
-                if time.monotonic() > deadline:
-                    self._admin = self._new_admin()
-                    raise away(self._settings["bootstrap.servers"], what, self.timeout_s, self._errors) from exception
+            except TimeoutError:  # this process was stopped for longer than its request may take
+                error = KafkaError(KafkaError._TIMED_OUT)
+            if error.code() in fine:
+                return None
+            self._admin.poll(0)  # hear why
+            if error.code() in UNKNOWN:
+                unknown = unknown or time.monotonic()
+                if time.monotonic() - unknown > min(UNKNOWN_FOR_S, self.timeout_s):
+                    raise UnknownTopicError(f"{what}: Kafka has no such topic or partition.")
+            elif self._errors.refused is not None or not heals(error):
+                raise translated(self._errors.refused or error, what)
+            if patience.over:
+                self._admin = self._new_admin()
+                raise away(self._settings["bootstrap.servers"], what, self.timeout_s, self._errors)
+            patience.rest(f"{error.str()} ({error.name()})")
             # A broker that has just started may not have known the controller when the client asked; it would not ask again for long.
             self.partitions()
             with contextlib.suppress(KafkaException):
                 self._admin.list_topics(timeout=ATTEMPT_S)
-
-    def _wait_for(self, done: Callable[[dict[str, int]], bool]) -> None:
-        """Return when the topics are as they should be: a broker answers before it knows of its own change."""
-        deadline = time.monotonic() + self.timeout_s
-        while not done(self.partitions()) and time.monotonic() < deadline:
-            time.sleep(RETRY_S)

@@ -1,7 +1,7 @@
 """Messages of confluent-kafka become columns.
 
 One comprehension a column: 15 to 45 ns a cell, an eighth of what a record object costs. What need not be asked of each message is not:
-offsets without holes are a range, timestamps in order are their own running maximum.
+offsets without holes become a range, timestamps in order are their own running maximum.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def columns_of(messages: list[Message], at: int) -> Columns:
 
 
 def _offsets(messages: list[Message]) -> Int64s:
-    """Return the offsets; without holes, they need not be looked at."""
-    first, last = int(messages[0].offset() or 0), int(messages[-1].offset() or 0)
-    if last - first + 1 == len(messages):
-        return range(first, last + 1)
-    return [message.offset() for message in messages]  # type: ignore[misc]
+    """Return the offsets, as a range if they have no holes."""
+    offsets: list[int] = list(map(Message.offset, messages))  # type: ignore[arg-type]
+    ascending = range(offsets[0], offsets[0] + len(offsets))
+    # Its ends would not do: a record that comes twice can stand in for one that is missing.
+    return ascending if offsets[-1] == ascending[-1] and offsets == list(ascending) else offsets
 
 
 def _ascending(messages: list[Message], at: int) -> list[Message]:

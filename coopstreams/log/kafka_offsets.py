@@ -7,7 +7,6 @@ for the partition, and the list crashed the process: seen in confluent-kafka 2.1
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -16,11 +15,10 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from coopstreams.log.kafka_errors import away, error_of, heals, translated
 from coopstreams.log.kafka_settings import ClientErrors, consumer_settings, make_client
+from coopstreams.log.patience import Patience
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import GroupError
 
-ATTEMPT_S = 5.0
-RETRY_S = 0.1
 _OCCUPIED = frozenset({KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS, KafkaError.FENCED_INSTANCE_ID})
 
 T = TypeVar("T")
@@ -79,16 +77,17 @@ class KafkaOffsets:
         self._consumer.close()
 
     def _ask(self, question: Callable[[float], T], what: str) -> T:
-        deadline = time.monotonic() + self._timeout_s
+        patience = Patience(what, self._timeout_s)
         while True:
             try:
-                return question(ATTEMPT_S)
+                return question(patience.attempt_s())
             except KafkaException as exception:
                 error = error_of(exception)
             if error.code() in _OCCUPIED:
                 raise GroupError(f'{what}: the group has members. Stop all instances of "{self._group}", then try again.')
-            if not heals(error):
-                raise translated(error, what)
-            if time.monotonic() > deadline:
+            self._consumer.poll(0)  # hear why
+            if self._errors.refused is not None or not heals(error):
+                raise translated(self._errors.refused or error, what)
+            if patience.over:
                 raise away(self._servers, what, self._timeout_s, self._errors)
-            time.sleep(RETRY_S)
+            patience.rest(f"{error.str()} ({error.name()})")

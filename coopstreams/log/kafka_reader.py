@@ -60,10 +60,12 @@ class _Reading:
     """How often the topics were looked for since something came."""
     failure: LogError | None = None
     """Why it cannot be read from where it stands."""
+    astray: bool = False
+    """Whether the client has stopped fetching it because of another position: it is to be taken again."""
 
     def seek(self, at: Position) -> None:
         """Stand elsewhere."""
-        self.at, self.aside, self.aside_bytes, self.failure = at, [], 0, None
+        self.at, self.aside, self.aside_bytes, self.failure, self.astray = at, [], 0, None, False
 
     @property
     def fetched_to(self) -> int:
@@ -306,15 +308,21 @@ class KafkaReader:
         return runs
 
     def _without_events(self, reading: _Reading, messages: list[Message]) -> tuple[list[Message], int | None]:
-        """Return the records, and the end of the partition if it comes after them."""
+        """Return the records, and the end of the partition if it comes after them.
+
+        librdkafka tells late, too, that a position is out of range at which it reads no more: it names the position, and that one does not count.
+        """
         end: int | None = None
+        at = reading.at.offset
         for message in messages:
             error = message.error()
+            offset = message.offset()
             if error is None:
-                end = None
+                end, at = None, at if offset is None else offset + 1
             elif error.code() == KafkaError._PARTITION_EOF:
-                offset = message.offset()
                 end = offset if offset is not None and offset >= reading.at.offset else None
+            elif error.code() in OUT_OF_RANGE and offset not in (None, at):
+                reading.astray = True
             elif error.code() in OUT_OF_RANGE:
                 reading.failure = translated(error, f"reading {reading.partition} from offset {reading.at.offset}")
             elif error.code() in UNKNOWN:
@@ -333,6 +341,11 @@ class KafkaReader:
                 self._failures.append(translated(error, f"reading {event.topic() or 'Kafka'}"))
 
     def _raise_failure(self) -> None:
+        if astray := [reading for reading in self._readings.values() if reading.astray]:
+            self._give_back(astray)
+            self._take([reading for reading in astray if not reading.full])
+            for reading in astray:
+                reading.astray = False
         if self._failures:
             raise self._failures.pop(0)
         for reading in self._readings.values():

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from confluent_kafka import KafkaError
 
+from coopstreams.log import outage
 from coopstreams.topology.errors import ConfigError
 
 Kind = Literal["consumer", "producer", "admin"]
@@ -28,7 +29,10 @@ _EVERYWHERE: dict[str, Any] = {
     # Rebootstrapping forgets where the transaction coordinator is and never asks again: after a broker's restart, one abort in
     # twenty hung for 30 s; without it none of fifty (measured). A client without brokers is replaced by its reader, writer or log.
     "metadata.recovery.strategy": "none",
-    "topic.metadata.refresh.interval.ms": 30_000,
+    # A broker that hangs holds a request for this long; by then, its partitions have another leader (broker.session.timeout.ms: 9 s).
+    "socket.timeout.ms": 10_000,
+    # Who had no request under way at a broker that hangs learns of the new leader from this alone.
+    "topic.metadata.refresh.interval.ms": 5_000,
     "reconnect.backoff.max.ms": 1_000,  # a broker that comes back is found within a second, not ten
     "log.connection.close": False,
 }
@@ -77,6 +81,8 @@ _PREFIXES = ("consumer.", "producer.", "admin.")
 
 TRANSACTION_TIMEOUT_MS = 15_000
 REPEAT_S = 60.0
+AWAY = frozenset({"FAIL", "REQTMOUT"})
+"""Of librdkafka's log: the facilities that tell of brokers which cannot be reached or do not answer."""
 
 
 def client_settings(settings: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
@@ -109,6 +115,7 @@ def producer_settings(settings: Mapping[str, Any], transactional_id: str | None)
         # Only failures are worth a call: without any, they would be dropped silently.
         return found | {"delivery.report.only.error": True}
     found["message.timeout.ms"] = min(int(found.pop("delivery.timeout.ms", found.get("message.timeout.ms", timeout_ms))), timeout_ms)
+    found["socket.timeout.ms"] = min(int(found["socket.timeout.ms"]), timeout_ms)  # librdkafka refuses a longer one
     return found | {"transactional.id": transactional_id, "transaction.timeout.ms": timeout_ms}
 
 
@@ -136,12 +143,18 @@ class ClientErrors:
             self._last = error
 
     def log(self, level: int, text: str, facility: str, client: str, said: str) -> None:
-        """Pass on a line of librdkafka's log. One that it repeats, as it does each second while a broker is away, is for debugging only."""
+        """Pass on a line of librdkafka's log. Of brokers that are away each client says the same: `outage` has one line for all.
+
+        What it repeats, what it tries again, and what the exceptions of a transaction say as well is for debugging only.
+        """
         what, now = said.partition(" (after ")[0], time.monotonic()
         repeated = now - self._said.get(what, -REPEAT_S) < REPEAT_S
         if not repeated:
             self._said[what] = now
-        logger.log(logging.DEBUG if repeated else level, text, facility, client, said)
+        if facility in AWAY:
+            outage.heard(said)
+        quiet = repeated or facility in AWAY or facility == "TXNERR" or said.endswith(": retrying")
+        logger.log(logging.DEBUG if quiet else level, text, facility, client, said)
         if facility == "TXNERR" and not self.transaction:
             self.transaction = said.partition("]: ")[2]
 

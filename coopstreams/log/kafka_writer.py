@@ -16,15 +16,16 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any
 
 from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
+from coopstreams.group.transactions import Transactions
 from coopstreams.log.bounded import Bounded
-from coopstreams.log.kafka_errors import CLIENT_ERRORS, FENCED, away, error_of, not_delivered, translated
+from coopstreams.log.kafka_errors import CLIENT_ERRORS, CONSEQUENCES, FENCED, away, cause_of, error_of, not_delivered, translated
 from coopstreams.log.kafka_settings import ClientErrors, logger, make_client, producer_settings
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import Headers, Int64s, TopicPartition
@@ -36,7 +37,11 @@ GRACE_S = 2.0
 """How long a call may overrun the time that it was given."""
 ABORT_TIMEOUT_S = 5.0
 """After that, a new producer ends the transaction sooner than the old one."""
+OFFSETS_TIMEOUT_S = 6.0
+"""After that, the client may wait for a coordinator that is gone (see `bounded`): what was done is done again, by a new producer."""
 CLOSE_TIMEOUT_S = 10.0
+RETRY_S = 0.02
+"""Pause before a call is made again that may succeed later: librdkafka can answer so at once, some hundred thousand times a second."""
 
 
 class KafkaWriter:
@@ -48,16 +53,23 @@ class KafkaWriter:
         transactional_id: str | None,
         end_offset: Callable[[TopicPartition], int],
         timeout_s: float,
+        transactions: Callable[[], Transactions],
+        written: Callable[[], Collection[str]],
     ) -> None:
+        """`written`: the topics that transactions of this id may have written to; `transactions` is asked for a transactional writer only."""
         self._servers = settings.get("bootstrap.servers")
         self._settings = producer_settings(settings, transactional_id)
         self._id = transactional_id
         self._end_offset = end_offset
         self._timeout_s = timeout_s
+        self._transactions = transactions
+        self._written = written
         self._errors = ClientErrors()
         self._failure: tuple[KafkaError, str] | None = None
         self._void = False
         """Whether something happened after which this producer is not to be used again."""
+        self._fenced = False
+        """Whether another one took over; taking over again is for the next `begin`."""
         self._delivered: dict[TopicPartition, int | None] = {}
         """Where the last record of an explicit partition went; None: it is there, but the broker did not say where."""
         self._open = False
@@ -115,7 +127,9 @@ class KafkaWriter:
         failure, self._failure = self._failure, None
         if failure is not None:
             self._void = True
-            raise not_delivered(*failure)
+            error, what = failure
+            cause = cause_of(error, self._errors.transaction)
+            raise not_delivered(cause, what if cause is error else f"{what}, after: {self._errors.transaction}")
         if left:
             self._void = True
             raise DeliveryError(f"{left} records are not acknowledged after {timeout_s:g} s. {self._errors.last or 'Is Kafka up?'}", retryable=True)
@@ -147,7 +161,7 @@ class KafkaWriter:
         fence.check(offsets)
         sent = [KafkaPartition(*partition, offset, metadata) for partition, (offset, metadata) in offsets.items()]
         identity, what = group_metadata(fence), f'sending the offsets of group "{fence.group}"'
-        most_s = self._settings["transaction.timeout.ms"] / 1000  # after that, the broker has ended the transaction
+        most_s = min(OFFSETS_TIMEOUT_S, self._settings["transaction.timeout.ms"] / 1000)
 
         def send(left: float) -> None:
             self._bounded.run(lambda: producer.send_offsets_to_transaction(sent, identity, left), left + GRACE_S)
@@ -160,7 +174,7 @@ class KafkaWriter:
 
     def commit(self, timeout_s: float) -> None:
         """End the transaction; all its records and offsets count."""
-        self._insist(self._ready().commit_transaction, timeout_s, f'committing a transaction of "{self._id}"')
+        self._end(self._ready().commit_transaction, timeout_s, f'committing a transaction of "{self._id}"')
         self._open = False
 
     def abort(self) -> None:
@@ -168,9 +182,11 @@ class KafkaWriter:
         was_open, self._open = self._open, False
         self._serve()
         fatal, void = self._errors.fatal, self._void or bool(self._errors.transaction)
-        if fatal is not None and fatal.code() in FENCED:
-            # Whoever fenced us ended our transaction, and may still be at work: the next `begin` is soon enough to take over again.
+        if self._id is not None and (self._fenced or (fatal is not None and fatal.code() in FENCED)):
+            # Whoever fenced us ends our transaction, and may still be at work: the next `begin` is soon enough to take over again.
+            self._fenced = True
             self._discard()
+            self._transactions().settle(self._id, (), ABORT_TIMEOUT_S)
         elif fatal is not None or void or self._producer is None or (self._id is None and len(self._producer)):
             # Of a producer that lost a record the broker expects the sequence to go on with it: the next transaction would fail, too.
             # A new one ends the old one's transaction, however far it got.
@@ -178,7 +194,7 @@ class KafkaWriter:
             self._start()
         elif was_open:
             try:
-                self._insist(self._producer.abort_transaction, ABORT_TIMEOUT_S, f'aborting a transaction of "{self._id}"')
+                self._end(self._producer.abort_transaction, ABORT_TIMEOUT_S, f'aborting a transaction of "{self._id}"')
                 self._serve()
                 self._failure = None  # that of records which the abort took out of the queue
             except LogError:
@@ -216,16 +232,35 @@ class KafkaWriter:
 
     def _start(self) -> None:
         """Get a new producer; a transactional one takes over its id, which ends what was open under it."""
-        self._errors, self._failure, self._void = ClientErrors(), None, False
+        self._errors, self._failure, self._void, self._fenced = ClientErrors(), None, False, False
         extra: dict[str, Any] = {} if self._id is not None else {"on_delivery": self._note_failure}
         producer: Producer = make_client(Producer, self._settings | extra, self._errors)
         self._producer = producer
         if self._id is not None:
             try:
-                self._insist(producer.init_transactions, self._timeout_s, f'taking over the transactional id "{self._id}"')
+                self._take_over(self._id, producer)
             except LogError:
                 self._discard()
                 raise
+
+    def _take_over(self, id_: str, producer: Producer) -> None:
+        """Take over the transactional id. What was committed or aborted under it is so everywhere before, and what this aborts after it."""
+        transactions = self._transactions()
+        ongoing = transactions.settle_topics(id_, self._written(), self._timeout_s)
+        self._insist(producer.init_transactions, self._timeout_s, f'taking over the transactional id "{id_}"')
+        if ongoing:
+            transactions.settle(id_, ongoing, self._timeout_s)
+
+    def _end(self, call: Callable[[float], None], timeout_s: float, what: str) -> None:
+        """Commit or abort; return when every partition knows, if the coordinator may forget to tell one (see `group.hanging`)."""
+        assert self._id is not None
+        transactions = self._transactions()
+        partitions = transactions.open_partitions(self._id, timeout_s)
+        self._insist(call, timeout_s, what)
+        if partitions:
+            self._void = True  # if it hangs, nothing more is to be done with this producer
+            transactions.settle(self._id, partitions, timeout_s)
+            self._void = False
 
     def _discard(self) -> None:
         """Let go of the producer and of what it has queued."""
@@ -264,8 +299,10 @@ class KafkaWriter:
                 if not error.retriable() or error.txn_requires_abort():
                     raise self._translated(exception, what) from exception
                 if left == 0.0:
+                    self._void = True  # librdkafka goes on with the call: another one would be answered with a conflict
                     self._serve()
                     raise away(self._servers, what, timeout_s, self._errors) from exception
+                time.sleep(min(RETRY_S, left))
 
     def _translated(self, exception: BaseException, what: str) -> LogError:
         """Return our exception. A client that is beyond repair answers with the consequence; the cause is what it said before."""
@@ -274,8 +311,9 @@ class KafkaWriter:
             self._errors.fatal = error
         elif error.code() == KafkaError._FATAL:
             self._find_fatal()
-        elif error.txn_requires_abort() and not self._errors.transaction:
+        elif (error.txn_requires_abort() or error.code() in CONSEQUENCES) and not self._errors.transaction:
             self._serve()  # hear why
+        error = cause_of(error, self._errors.transaction)
         if self._errors.transaction:
             what = f"{what}, after: {self._errors.transaction}"
         result = translated(self._errors.fatal or error, what)

@@ -9,8 +9,8 @@ Invariant: a reader and a writer belong to the one thread that uses them; a `Log
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from coopstreams.topology.clocks import ClockColumns
@@ -41,6 +41,10 @@ class Run:
     """The reader had read everything the log would give (the last stable offset, for read_committed) when this was made."""
     clocks: Sequence[int] = ()
     """What the clocks of the partition show after this run; see `route`."""
+
+    def behind(self, before: Run) -> Run:
+        """Return what this run and the one before it say together, if neither has records: where the partition stands now."""
+        return self if self.clocks else replace(self, clocks=before.clocks)
 
     @staticmethod
     def ended(partition: TopicPartition, slot: int, at: Position) -> Run:
@@ -212,9 +216,19 @@ class Log(Protocol):
         """Return a reader of committed records only (read_committed), or of all (read_uncommitted)."""
         ...
 
-    def writer(self, transactional_id: str | None = None) -> Writer:
-        """Return an idempotent writer, or a transactional one; making the latter ends whatever transaction was open under that id."""
+    def writer(self, transactional_id: str | None = None, written: Callable[[], Collection[str]] | None = None) -> Writer:
+        """Return an idempotent writer, or a transactional one; making the latter ends whatever transaction was open under that id.
+
+        `written`: the topics that transactions under this id may have written to; None: any.
+        """
         ...
+
+    def settle(self, dead: Callable[[str], bool], written: Collection[str]) -> None:
+        """End what transactions of ids that nobody uses any more left open in these topics although they have ended (`group.hanging`).
+
+        Raises:
+            LogError: retryable: not everybody answered in time. Not retryable: it is not allowed; says what to do.
+        """
 
     def partitions(self, topics: Sequence[str] | None = None) -> dict[str, int]:
         """Return the partition count of each topic asked for (all: None) that exists."""
@@ -235,7 +249,7 @@ class Log(Protocol):
         ...
 
     def topic_id(self, topic: str) -> str:
-        """Return what tells the topic from another one that had its name before.
+        """Return what tells the topic from another one that had its name before; empty: the brokers are set to a format without it (before 2.8).
 
         Raises:
             UnknownTopicError: there is none of that name.

@@ -8,7 +8,7 @@ Turned down: librdkafka's mock cluster (transactions do not isolate, nothing is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from coopstreams.log.log import GroupFence, TopicSpec
 from coopstreams.log.memory_reader import MemoryReader
@@ -31,9 +31,12 @@ class MemoryLog:
         """Return a reader of committed records only, or of all."""
         return MemoryReader(self._state, committed_only=committed_only)
 
-    def writer(self, transactional_id: str | None = None) -> MemoryWriter:
+    def writer(self, transactional_id: str | None = None, written: Callable[[], Collection[str]] | None = None) -> MemoryWriter:  # noqa: ARG002
         """Return a writer; a transactional one ends whatever transaction was open under its id."""
         return MemoryWriter(self._state, transactional_id)
+
+    def settle(self, dead: Callable[[str], bool], written: Collection[str]) -> None:
+        """Do nothing: a transaction that has ended has ended everywhere."""
 
     def partitions(self, topics: Sequence[str] | None = None) -> dict[str, int]:
         """Return the partition count of each topic asked for (all: None) that exists."""

@@ -8,7 +8,7 @@ from itertools import repeat
 from coopstreams.log.log import GroupFence
 from coopstreams.log.memory_state import MemoryState, Partition, Producer, Topic, Transaction
 from coopstreams.topology.columns import Headers, Int64s, TopicPartition
-from coopstreams.topology.errors import DeliveryError, FencedError, LogError
+from coopstreams.topology.errors import DeliveryError, FencedError, LogError, RefusedError
 from coopstreams.topology.keys import partition_of
 from coopstreams.topology.outputs import ANY_PARTITION
 
@@ -168,9 +168,9 @@ def _check(stored: Topic, keys: Sequence[bytes | None], values: Sequence[bytes |
     most = int(config.get("max.message.bytes", MOST_BYTES))
     largest = max(map(len, filter(None, values)), default=0)
     if largest > most:
-        raise DeliveryError(f'a value of {largest} bytes is too large for topic "{name}": its max.message.bytes is {most}')
+        raise RefusedError(f'a value of {largest} bytes is too large for topic "{name}": its max.message.bytes is {most}')
     if None in keys and "compact" in config.get("cleanup.policy", ""):
-        raise DeliveryError(f'a record without a key cannot be written to the compacted topic "{name}"')
+        raise RefusedError(f'a record without a key cannot be written to the compacted topic "{name}"')
 
 
 def _choose(stored: Topic, keys: Sequence[bytes | None], given: Int64s | None) -> list[int]:

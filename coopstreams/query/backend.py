@@ -86,6 +86,8 @@ class Placement:
     generation: int
     here: str
     instances: tuple[Instance, ...]
+    waits: str = ""
+    """Why this instance knows nobody's tasks; empty: it knows them."""
 
     @cached_property
     def by_partition(self) -> Mapping[tuple[int, int], Sequence[Owner]]:
@@ -145,7 +147,7 @@ class NotOpen:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Something that keeps an instance from being well. `code` is a word for programs: `restoring`, `no-progress`, `not-a-member`, ..."""
+    """Something that keeps an instance from being well. `code` is a word for programs: `restoring`, `no-progress`, `another-version`, ..."""
 
     code: str
     message: str
@@ -169,10 +171,12 @@ class SourceStatus:
     position: int
     committed: int | None = None
     end: int | None = None
+    stream_time: int | None = None
+    """Of the latest commit. Units: ms."""
 
     @property
     def lag(self) -> int | None:
-        """Records not yet committed."""
+        """Records of the partition not yet committed, those of other key ranges included."""
         return None if self.end is None or self.committed is None else max(0, self.end - self.committed)
 
 
@@ -200,7 +204,10 @@ class PickUpStatus:
 
 @dataclass(frozen=True, slots=True)
 class TaskStatus:
-    """A task of this instance. Units: `rate` in records/s over the last seconds."""
+    """A task of this instance, and what it has done since it was opened. Units: `rate` in records/s over the last seconds.
+
+    Shape: `written` by topic, changelogs left out; `dropped` by node and reason.
+    """
 
     task: TaskId
     state: TaskState
@@ -210,11 +217,21 @@ class TaskStatus:
     sources: tuple[SourceStatus, ...] = ()
     restore: tuple[RestoreStatus, ...] = ()
     pick_up: tuple[PickUpStatus, ...] = ()
+    written: Mapping[str, int] = field(default_factory=dict)
+    dropped: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    dead_letters: int = 0
+    behind_ms: int | None = None
+    """How far stream time is behind the clock; None: there is none yet. Of several sources, the latest counts."""
+
+    @property
+    def stream_time(self) -> int | None:
+        """The latest stream time of its sources."""
+        return max((source.stream_time for source in self.sources if source.stream_time is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What this instance is doing. `state` is a word for people: `joining`, `rebalancing`, `running`, `stopping`."""
+    """What this instance is doing. `state` is a word for people: `joining`, `waiting`, `rebalancing`, `running`, `stopping`."""
 
     application: str
     state: str

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -82,8 +82,10 @@ class VersionFound:
 class QueryClient:
     """Queries over HTTP. Keys are given as Python values; bytes for raw keys. Any thread may use it."""
 
-    def __init__(self, url: str, *, deadline_s: float = 30.0, timeout_s: float = 15.0) -> None:
+    def __init__(self, url: str, *, deadline_s: float = 30.0, timeout_s: float = 15.0, on_wait: Callable[[QueryError], None] | None = None) -> None:
+        """`on_wait` hears once of each question why it is asked again."""
         self._url = url.rstrip("/")
+        self._on_wait = on_wait
         self._deadline_s = deadline_s
         self._client = httpx.Client(trust_env=False, timeout=timeout_s)
         self._key_serdes: dict[str, str] = {}
@@ -204,6 +206,8 @@ class QueryClient:
                 left = deadline - time.monotonic()
                 if not error.retryable or left <= 0:
                     raise
+                if pause == FIRST_PAUSE_S and self._on_wait is not None:
+                    self._on_wait(error)
                 time.sleep(min(left, max(pause, (error.retry_after_ms or 0) / 1000)))
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
@@ -211,7 +215,8 @@ class QueryClient:
         try:
             response = self._client.get(self._url + path)
         except httpx.TransportError as error:
-            raise moving(f"{self._url} does not answer: {str(error) or type(error).__name__}") from error
+            cure = "Does the application run, and is this an address of it? Each process logs where its queries are answered."
+            raise moving(f"{self._url} does not answer: {str(error) or type(error).__name__}. {cure}") from error
         except httpx.InvalidURL as error:
             raise bad_request("BAD_PARAMETER", f"the address of this request cannot be: {error}") from error
         if response.status_code != httpx.codes.OK:

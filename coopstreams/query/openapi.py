@@ -170,14 +170,22 @@ def _group_schemas() -> Schema:
 
 
 def _status(health: Schema, place: Schema) -> Schema:
-    source = {"topic": _STRING, "partition": _WHOLE, "position": _WHOLE, "committed": _MAYBE_WHOLE, "end": _MAYBE_WHOLE, "lag": _MAYBE_WHOLE}
+    lag = {**_MAYBE_WHOLE, "description": "Records between what the task has committed and the partition's end: of all its key ranges."}
+    source = {"topic": _STRING, "partition": _WHOLE, "position": _WHOLE, "committed": _MAYBE_WHOLE, "end": _MAYBE_WHOLE, "lag": lag}
+    source["stream_time"] = _MAYBE_WHOLE
     restore = {"store": _STRING, "restored": _WHOLE, "remaining": _WHOLE, "rate": _NUMBER, "eta_s": {"type": ["number", "null"]}}
     pick_up = {"store": _STRING, "fetched_bytes": _WHOLE, "total_bytes": _WHOLE, "rate": _NUMBER, "eta_s": {"type": ["number", "null"]}}
     known = {
         "epoch": _WHOLE,
         "processed": _WHOLE,
         "rate": _NUMBER,
-        "lag": _MAYBE_WHOLE,
+        "written": {"type": "object", "additionalProperties": _WHOLE, "description": "Records by topic since the task was opened; no changelogs."},
+        "dropped": _list(_object({"node": _STRING, "reason": _STRING, "records": _WHOLE})),
+        "dead_letters": _WHOLE,
+        "stream_time": _MAYBE_WHOLE,
+        "behind_ms": {**_MAYBE_WHOLE, "description": "How far stream time is behind the instance's clock."},
+        "lag": lag,
+        "shared": {**_BOOLEAN, "description": "Whether other tasks have key ranges of its partitions: then `lag` counts their records, too."},
         "sources": _list(_object(source)),
         "restore": _list(_object(restore)),
         "pick_up": _list(_object(pick_up)),

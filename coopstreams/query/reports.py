@@ -110,7 +110,13 @@ def _task(status: TaskStatus) -> Report:
         "epoch": status.epoch,
         "processed": status.processed,
         "rate": round(status.rate, 1),
+        "written": dict(status.written),
+        "dropped": [{"node": node, "reason": reason, "records": count} for (node, reason), count in sorted(status.dropped.items()) if count],
+        "dead_letters": status.dead_letters,
+        "stream_time": status.stream_time,
+        "behind_ms": status.behind_ms,
         "lag": _lag(status),
+        "shared": not status.task.range.is_whole,
         "sources": [
             {
                 "topic": source.source.topic,
@@ -119,6 +125,7 @@ def _task(status: TaskStatus) -> Report:
                 "committed": source.committed,
                 "end": source.end,
                 "lag": source.lag,
+                "stream_time": source.stream_time,
             }
             for source in status.sources
         ],

@@ -78,6 +78,8 @@ def owner_of(placement: Placement, store: StoreInfo, at: Place) -> Owner | None:
 def route(placement: Placement, store: StoreInfo, at: Place, asked: Asked = "any") -> Route:
     """Return where a query by key goes."""
     owner = owner_of(placement, store, at)
+    if placement.waits:
+        return Moving(f"instance {placement.here} cannot say who owns the key: {placement.waits}")
     if owner is None:
         return Moving(
             f"no instance owns the key in partition {at.partition} of {store.name} in generation {placement.generation}: it is being handed over"
@@ -95,6 +97,8 @@ def scatter(placement: Placement, store: StoreInfo) -> Sequence[Instance] | Movi
     """Return the instances that together own a store, this one first."""
     owners = [owner for partition in range(store.partitions) for owner in _owners(placement, store, partition)]
     missing = coverage_gap(store, ((owner.task.partition, owner.task.range) for owner in owners))
+    if placement.waits:
+        return Moving(f"instance {placement.here} cannot say who owns {store.name}: {placement.waits}")
     if missing is not None:
         return Moving(f"{missing} in generation {placement.generation}: being handed over")
     instances = {owner.instance.id: owner.instance for owner in owners}

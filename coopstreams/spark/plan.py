@@ -151,6 +151,8 @@ class Plan:
             return "\n".join([*lines, f"  stores {', '.join(self.rebuild.stores)}, key groups {self.rebuild.key_range}: {written}"])
         state = [*(["changelogs"] if self.seed else []), *([self.snapshots] if self.snapshots else [])]
         outputs = self.outputs if self.table is None else f"{self.outputs} at {self.table}"
+        if self.outputs == "none":
+            outputs += " (results, late records and dead letters are counted, not written; --outputs topic or table writes them)"
         return "\n".join([*lines, f"  state goes to: {', '.join(state) or 'nowhere'}; outputs: {outputs}"])
 
 

@@ -7,8 +7,7 @@
 So instances that have their state replay the differences from where they stand, and nothing else is touched: no topic, no offset, no other range.
 
 Invariant: the changelog behind the differences restores to the rebuilt state; in front of them it was what it was.
-Turned down: an empty changelog and all rows again (instances with local state would not know that it is another one; nothing could be said of
-what was wrong).
+Turned down: an empty changelog and all rows again (all instances would restore everything; nothing could be said of what was wrong).
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,6 +67,18 @@ class Backfilled:
     def records(self) -> int:
         """How many records the tasks took from sources, repartition topics left out."""
         return sum(count for result in self.results for topic, count in result.read.items() if topic in self.plan.cut)
+
+    @property
+    def unwritten(self) -> dict[str, int]:
+        """How many records a live application would have written to each topic, late ones and dead letters too, and this run has not: `outputs` is none.
+
+        What Spark SQL folds (`native`) makes no results, and is not counted.
+        """
+        if self.plan.outputs != "none":
+            return {}
+        internal = {topic for stage in self.plan.stages for topic, _ in stage.forwarded}
+        written = sum((Counter(result.written) for result in self.results), Counter[str]())
+        return {topic: count for topic, count in written.items() if topic not in internal}
 
     def outputs(self, spark: SparkSession) -> DataFrame:
         """Return what a live application would have written to topics, dead letters too; the run must have been asked for `table`.

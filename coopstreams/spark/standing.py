@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 
+from coopstreams.commit.positions import check_beside
 from coopstreams.commit.record import Committed, Segment
 from coopstreams.commit.view import Hole, combine
 from coopstreams.config import Config
@@ -47,7 +48,8 @@ def committed(config: Config, cluster: KafkaLog, places: Iterable[TopicPartition
     with GroupAdmin(config.client, config["application.id"]) as admin, individual_commits(cluster, config["application.id"]) as follower:
         plain = {at: None if found is None else Committed.parse(*found) for at, found in admin.committed(wanted).items()}
         if follower is not None:
-            follower.check([at for at, found in admin.committed([follower.partition]).items() if found is not None])
+            follower.check(admin.committed(follower.rows()))
+            check_beside(follower, plain)
         resolved = {at: [Hole(WHOLE)] if follower is None else follower.resolve(at, WHOLE) for at in wanted}
         return {at: tuple(combine(pieces, plain.get(at), Position(cluster.start_offset(at)))) for at, pieces in resolved.items()}
 

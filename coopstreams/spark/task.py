@@ -14,7 +14,7 @@ import logging
 import tempfile
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -41,7 +41,8 @@ from coopstreams.state.manifest import Slice
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot import SnapshotWriter
 from coopstreams.state.task_state import TaskState
-from coopstreams.tasks.failures import handler
+from coopstreams.tasks.failures import FATES, Answer, handler
+from coopstreams.tasks.repeats import Sayings
 from coopstreams.topology.columns import Headers, TopicPartition
 from coopstreams.topology.compile import compile_subtopology
 from coopstreams.topology.errors import TopologyError
@@ -55,6 +56,8 @@ from coopstreams.topology.task_id import TaskId
 
 BUFFER_BYTES = 64 << 20
 """What the write buffers of a task hold before they go to its database."""
+
+NOT_WRITTEN = "left out; no dead letter is written, because the run has outputs none"
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +168,10 @@ class Running:
         self._now = -1
         self._at_hand: tuple[list[int], list[int]] = [], []
         self._dead_letters = Output(work.config["errors.dead.letter.queue.topic.name"] or "")
-        on_failure = handler(self.id, work.config, self._count_failure, self._dead_letter)
+        self._sayings = Sayings()
+        closing.callback(self._sayings.close)
+        fates: Mapping[Answer, str] = FATES if work.outputs != "none" else {**FATES, "dead-letter": NOT_WRITTEN}
+        on_failure = handler(self.id, work.config, self._count_failure, self._dead_letter, self._sayings, fates)
         # A question or answer that waits for a flush would meet other rows than those it is about.
         caching = work.config["statestore.cache.max.bytes"] > 0 and not turn.placed
         rows = read_rows(work.config.client, tables_of(topology, program.subtopology), work.global_tables, on_failure)
@@ -339,8 +345,8 @@ class Running:
         """Return how many partitions a topic has that the task writes to."""
         return self._forwarded.get(topic) or partitions_of(self._work.config, topic)
 
-    def _count_failure(self, phase: str) -> None:
-        self._dropped[phase] += 1
+    def _count_failure(self, failure: Failure, _: Answer) -> None:
+        self._dropped[f"{failure.node}: {failure.phase}"] += 1
 
     def _dead_letter(self, failure: Failure, headers: Headers) -> None:
         letters: Any = self._dead_letters

@@ -1,6 +1,6 @@
-"""How long the successor of a stream thread rests: not at all after the first death, then longer and longer.
+"""How long a successor rests, of a stream thread or of a worker: not at all after the first death, then longer and longer.
 
-A record that kills every thread is met again at once, and each time what was not committed is done again.
+A record that kills whoever processes it is met again at once, and each time what was not committed is done again.
 """
 
 from __future__ import annotations
@@ -16,14 +16,21 @@ FORGOTTEN_AFTER_S = 60.0
 
 @dataclass(slots=True)
 class BackOff:
-    """The deaths of an instance's stream threads: of all, since the tasks of one may go on with another."""
+    """Deaths that may have one cause. The defaults are those of an instance's stream threads: of all, since the tasks of one may go on with another."""
 
+    first_s: float = FIRST_S
+    """The rest after the second death in a row; each further one doubles it."""
+    most_s: float = MOST_S
+    forgotten_after_s: float = FORGOTTEN_AFTER_S
+    in_a_row: int = 0
+    """Deaths since the last one that was forgotten."""
     _died_at: float = -math.inf
     _rest_s: float = 0.0
 
     def died(self, now: float) -> float:
         """Note a death; return how many seconds the successor rests."""
-        again = now - self._died_at < FORGOTTEN_AFTER_S
+        again = now - self._died_at < self.forgotten_after_s
         self._died_at = now
-        self._rest_s = min(MOST_S, max(FIRST_S, 2 * self._rest_s)) if again else 0.0
+        self.in_a_row = self.in_a_row + 1 if again else 1
+        self._rest_s = min(self.most_s, max(self.first_s, 2 * self._rest_s)) if again else 0.0
         return self._rest_s

@@ -1,18 +1,22 @@
 """What the brokers say of changelogs: where they begin and end, which topics they are, how long they keep tombstones.
 
 Invariant: of a topic itself they are asked once until `forget`: tasks open together, and each would ask the same.
+Invariant: which topic it is, is asked before its offsets, and after: offsets of another one are never taken for its own for longer than
+until `is_still` says so.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Mapping
 
 from coopstreams.log.log import Log
 from coopstreams.state.pickup import Changelog
-from coopstreams.state.restore import TRUSTED_MS, Bounds, trusted_ms
+from coopstreams.state.restore import NO_STOPS, TRUSTED_MS, Bounds, trusted_ms
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
+from coopstreams.topology.keys import KeyRange
 
 log = logging.getLogger(__name__)
 
@@ -24,31 +28,38 @@ class Changelogs:
         LogError: the brokers do not answer.
     """
 
-    def __init__(self, cluster: Log) -> None:
+    def __init__(self, cluster: Log, clock: Callable[[], float] = time.time) -> None:
         self._cluster = cluster
-        self._topics: dict[str, Changelog] = {}
+        self._clock = clock
+        self._ids: dict[str, str] = {}
         self._trusted_ms: dict[str, int] = {}
 
     def forget(self) -> None:
         """Ask anew from now on: a topic may be made anew, or be set otherwise."""
-        self._topics.clear()
+        self._ids.clear()
         self._trusted_ms.clear()
 
-    def end(self, changelog: TopicPartition) -> int:
-        """Return the end that it has now."""
-        return self._cluster.end_offset(changelog)
+    def bounds(self, changelog: TopicPartition, stops: Mapping[KeyRange, int] = NO_STOPS) -> Bounds:
+        """Return what a restore can go on from now. It ends where the changelog does, unless `stops` say where each of its ranges ends."""
+        asked_ms = int(self._clock() * 1000)
+        topic_id = self._topic_id(changelog.topic)
+        target = max(stops.values()) if stops else self._cluster.end_offset(changelog)
+        return Bounds(self._cluster.start_offset(changelog), target, topic_id, asked_ms, self._keeps_ms(changelog.topic))
 
-    def bounds(self, changelog: TopicPartition, target: int) -> Bounds:
-        """Return what a restore to this offset can go on from now."""
-        return Bounds(self._cluster.start_offset(changelog), target, int(time.time() * 1000) - self.trusted_ms(changelog.topic))
+    def is_still(self, topic: str, topic_id: str) -> bool:
+        """Whether the topic of that name has that id now."""
+        return self._topic_id(topic) == topic_id
 
     def topic(self, topic: str) -> Changelog:
         """Return which topic it is now."""
-        if topic not in self._topics:
-            self._topics[topic] = Changelog(topic, self._cluster.topic_id(topic), self._cluster.partitions([topic]).get(topic, 0))
-        return self._topics[topic]
+        return Changelog(topic, self._topic_id(topic), self._cluster.partitions([topic]).get(topic, 0))
 
-    def trusted_ms(self, topic: str) -> int:
+    def _topic_id(self, topic: str) -> str:
+        if topic not in self._ids:
+            self._ids[topic] = self._cluster.topic_id(topic)
+        return self._ids[topic]
+
+    def _keeps_ms(self, topic: str) -> int:
         """Return for how long a checkpoint can be continued from; as by Kafka's defaults if the brokers are not to say it."""
         if topic not in self._trusted_ms:
             try:

@@ -27,15 +27,19 @@ from coopstreams.commit.progress import CommitPlan, ask, plan
 from coopstreams.config import Config
 from coopstreams.log.log import GroupFence, Log, Writer
 from coopstreams.metrics import Metrics
-from coopstreams.tasks.task import Task
+from coopstreams.tasks.refusals import Refusals
+from coopstreams.tasks.task import Task, wall_clock_ms
 from coopstreams.topology.columns import Headers, TopicPartition
-from coopstreams.topology.errors import FencedError, LogError, MembershipLostError, UnknownTopicError
+from coopstreams.topology.errors import DeliveryError, FencedError, LogError, MembershipLostError, UnknownTopicError
 from coopstreams.topology.failures import Failure
+from coopstreams.topology.outputs import Output
 from coopstreams.topology.stores import StoreSpec
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
+CONFIRM_S = 60.0
+"""Time between two writes of that which says how long the state of tasks is true."""
 MOST_IN_VAIN = 5
 """Failures to abort that Kafka did not promise would pass."""
 UNKNOWN_FOR_S = 3.0
@@ -71,21 +75,28 @@ class Committer:
         changelog: Callable[[StoreSpec], str],
         written: Callable[[], frozenset[str]],
         metrics: Metrics,
+        refusals: Refusals,
     ) -> None:
         """Get a writer. `written`: all topics that it writes to."""
         self._number = number
         self._log = cluster
         self._written = written
         self._transactional = config.exactly_once
-        self._writer: Writer = cluster.writer(transactional_id if self._transactional else None)
+        self._writer: Writer = cluster.writer(transactional_id if self._transactional else None, written)
         self._member = member
         self._follower = follower
         self._metrics = metrics
         self._changelog = changelog
         self._dead_letters = config["errors.dead.letter.queue.topic.name"]
         self._timeout_s = config["transaction.timeout.ms"] / 1000
+        self._refusals = refusals
+        self.careful = False
+        """Whether each output of this interval is held against the settings of its topic: then tasks take single steps."""
+        self.waiting: tuple[str, float] | None = None
+        """What the brokers are to do before this goes on, in words, and since when (`time.monotonic()`). Any thread may read it."""
         self._epoch: int | None = None
         """The group epoch in which the interval began; None: nothing was begun since the last commit."""
+        self._confirm_at = time.monotonic() + CONFIRM_S
 
     def begin(self, task: Task) -> None:
         """Begin an interval for this task if none is open: what is written from now on counts with the next commit, or not at all.
@@ -95,6 +106,7 @@ class Committer:
         """
         if self._epoch is None:
             self._epoch = task.epoch
+            self.careful = self._refusals.expected
             if self._transactional:
                 self._writer.begin()
         elif self._epoch != task.epoch:
@@ -103,18 +115,19 @@ class Committer:
             )
 
     def claim(self, task: Task) -> None:
-        """Make a task's inherited positions its own before it processes anything: at-least-once only, where zombies are not fenced.
+        """Make a task's positions durable before it processes anything: those it begins at, and what at-least-once must claim of the inherited.
 
         Raises:
             MembershipLostError, LogError: it may or may not have counted: open the task again.
         """
-        if self._transactional:
+        begin = task.progress.begin()
+        claim = None if self._transactional else plan([task.progress], self._follower, claim=True)
+        if begin or (claim and claim.records):
+            with self._member.fence(task.epoch) as fence:
+                self._member.commit(begin or ask(self._follower), fence)
+            task.progress.begun()
+        if claim is None or not claim.records:
             return
-        claim = plan([task.progress], self._follower, claim=True)
-        if not claim.records:
-            return
-        with self._member.fence(task.epoch) as fence:
-            self._member.commit(ask(self._follower), fence)
         self._write_plan(claim)
         self._writer.flush(self._timeout_s)
         with self._member.fence(task.epoch) as fence:
@@ -122,16 +135,33 @@ class Committer:
         task.progress.committed()
 
     def write_outputs(self, task: Task) -> None:
-        """Hand the results of a task to the log; they count with the next commit."""
+        """Hand the results of a task to the log; they count with the next commit.
+
+        Raises:
+            ProcessingError: Kafka does not take one, and the production handler says `fail`.
+        """
         for output in task.program.outputs.values():
+            if self.careful and len(output):
+                self._leave_out_refused(task, output)
             if len(output):
                 self._writer.append(output.topic, output.keys, output.values, output.timestamps, partitions=output.partitions, headers=output.headers)
                 self._metrics.produced(task.id, output.topic, len(output))
+                task.tally.written[output.topic] += len(output)
                 output.clear()
 
     def dead_letter(self, failure: Failure, headers: Headers) -> None:
-        """Write a record that failed to the dead-letter topic, with the results around it."""
-        self._writer.append(self._dead_letters, [failure.key], [failure.value], [failure.timestamp], headers=[headers])
+        """Write a record that failed to the dead-letter topic, with the results around it.
+
+        Not with a time that lies ahead: that may be why it failed, and the broker would refuse the letter as well.
+        """
+        timestamp = min(failure.timestamp, wall_clock_ms())
+        if self.careful:
+            self._check_taken(self._dead_letters, failure.key, failure.value, headers, timestamp, "A dead letter that cannot be written")
+        self._writer.append(self._dead_letters, [failure.key], [failure.value], [timestamp], headers=[headers])
+
+    def expect_refusals(self) -> None:
+        """Kafka has refused a record: from the next interval on, look at each before it is written."""
+        self._refusals.expect()
 
     def commit(self, tasks: Sequence[Task]) -> None:
         """Make everything that these tasks (all of this thread) did durable, or raise; without anything to say, do nothing.
@@ -143,9 +173,16 @@ class Committer:
             return
         for task in tasks:
             self.begin(task)
+        try:
+            self._commit(tasks)
+        finally:
+            self.waiting = None
+
+    def _commit(self, tasks: Sequence[Task]) -> None:
         assert self._epoch is not None
         started = time.perf_counter()
         written = self._write(tasks)
+        self._wait_for("its results to be in the log")
         commit = plan([task.progress for task in tasks], self._follower)
         if not self._transactional:
             self._writer.flush(self._timeout_s)  # what a position stands for is in the log before the position is
@@ -153,17 +190,37 @@ class Committer:
         self._writer.flush(self._timeout_s)
         # Before the fence: after it, these offsets may lie behind records of a successor, which this state does not have.
         checkpoints = self._checkpoints(tasks, {changelog: self._writer.delivered_to(changelog) for changelog in written})
+        true_ms = wall_clock_ms()  # likewise: a process that is stopped behind the fence may wake up days later
+        self._wait_for("the coordinators to take its offsets")
         with self._member.fence(self._epoch) as fence:
             if self._transactional:
                 self._writer.send_offsets(commit.offsets, fence)
             else:
                 self._member.commit(commit.offsets, fence)
         if self._transactional:
+            self._wait_for("the transaction coordinator to commit")
             self._writer.commit(self._timeout_s)
         self._epoch = None
         for task in tasks:
-            task.commit(checkpoints[task])
+            task.commit(checkpoints[task], true_ms)
         self._metrics.committed(self._number, time.perf_counter() - started)
+
+    def confirm(self, tasks: Sequence[Task]) -> None:
+        """Let the databases know from time to time that tasks without anything to write are alive, and their state is true.
+
+        To be called between two intervals. While the group has answered lately, nobody else has written for these tasks: whatever the
+        changelogs have of their keys, tombstones too, lies below the checkpoints.
+
+        Raises:
+            StateError: a database does not take it.
+        """
+        if self._epoch is not None or time.monotonic() < self._confirm_at:
+            return
+        self._confirm_at = time.monotonic() + CONFIRM_S
+        true_ms = wall_clock_ms()  # before the group is asked: it speaks of the time up to now
+        for task in tasks:
+            if self._member.sure(task.epoch):
+                task.state.confirm(true_ms)
 
     def abort(self) -> None:
         """Nothing since the last commit counts. Returns when the writer can be used again: not before the brokers are back.
@@ -174,9 +231,11 @@ class Committer:
         self._metrics.aborted(self._number)
         self._epoch = None
         in_vain = 0
+        self._wait_for("the transaction coordinator to end its transaction")
         while True:
             try:
                 self._writer.abort()
+                self.waiting = None
                 return
             except LogError as error:
                 in_vain += not (error.retryable or isinstance(error, FencedError))
@@ -209,6 +268,9 @@ class Committer:
         """Let go of the writer."""
         self._writer.close()
 
+    def _wait_for(self, what: str) -> None:
+        self.waiting = what, time.monotonic()
+
     def _write(self, tasks: Sequence[Task]) -> set[TopicPartition]:
         """Write what the record caches held back, then the changelogs; return which changelog partitions were written to."""
         written: set[TopicPartition] = set()
@@ -218,10 +280,35 @@ class Committer:
             for batch in batches:
                 self._check_sure(task.epoch)
                 changelog = TopicPartition(self._changelog(task.state.stores[batch.store].spec), task.id.partition)
+                for row in zip(batch.keys, batch.values, batch.timestamps, strict=True) if self.careful else ():
+                    self._check_taken(
+                        changelog.topic, row[0], row[1], None, row[2], f'A row of store "{batch.store}" of {task} that cannot be written'
+                    )
                 self._writer.append(changelog.topic, batch.keys, batch.values, batch.timestamps, partitions=changelog.partition)
                 self._metrics.produced(task.id, changelog.topic, len(batch.keys))
                 written.add(changelog)
         return written
+
+    def _leave_out_refused(self, task: Task, output: Output) -> None:
+        """Hand what Kafka would refuse to the failure handler; leave the rest in the output."""
+        columns = zip(output.keys, output.values, output.headers or [None] * len(output), output.timestamps, strict=True)
+        reasons = [self._refusals.reason(output.topic, *row) for row in columns]
+        if not any(reasons):
+            return
+        for key, timestamp, reason in zip(output.keys, output.timestamps, reasons, strict=True):
+            if reason:
+                task.refused(output.topic, key, timestamp, DeliveryError(reason))
+        output.keep([row for row, reason in enumerate(reasons) if not reason])
+
+    def _check_taken(self, topic: str, key: bytes | None, value: bytes | None, headers: Headers | None, timestamp: int, what: str) -> None:
+        """Do nothing if the topic takes a record that must not be left out.
+
+        Raises:
+            DeliveryError: it does not.
+        """
+        reason = self._refusals.reason(topic, key, value, headers, timestamp)
+        if reason is not None:
+            raise DeliveryError(f"{what} cannot be left out either: {reason}. Change that setting of the topic, or write less.")
 
     def _checkpoints(self, tasks: Sequence[Task], ends: Mapping[TopicPartition, int]) -> dict[Task, dict[str, int]]:
         """Return up to where the state of each task has its changelogs, given where they end.

@@ -1,7 +1,8 @@
 """One reader for the instance: each partition is fetched once, hashed once, and each record goes to the sibling that owns it.
 
 Invariant: a running task gets every record of its range from the position it was opened at, in order, once. When a task opens
-below where the reader stands, the reader goes back; its siblings drop what they have already received.
+below where the reader stands, the reader goes back; its siblings drop what they have already received. When that one closes before
+they are reached, the reader goes forward: its next owner may process and delete what lies between (repartition topics).
 Invariant: what is fetched and not processed is bounded: a partition is held while a thread, or a task that waits for another of
 its sources, has too much of it. Holding is by partition, so that a full stream never keeps its table away.
 """
@@ -17,6 +18,7 @@ from coopstreams.tasks.task import Task
 from coopstreams.tasks.thread import StreamThread
 from coopstreams.topology.clocks import ClockColumns
 from coopstreams.topology.columns import Columns, TopicPartition
+from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.program import TimestampColumn
 
 FETCH_RECORDS = 10_000
@@ -120,7 +122,7 @@ class Dispatcher:
                 continue
             partition.routes.sort(key=lambda route: route.task.id)
             first = min((route.next for route in partition.routes), key=lambda at: at.offset)
-            if partition.at is None or first.offset < partition.at.offset:
+            if partition.at is None or first.offset != partition.at.offset:  # above it, too: whoever wanted what lies between may have deleted it
                 partition.at, partition.at_end = first, False
         self._reader.assign({source: partition.at or Position(0, NO_STREAM_TIME) for source, partition in self._partitions.items()})
         for source in sources:
@@ -128,6 +130,8 @@ class Dispatcher:
             if partition is None:
                 continue
             ranges = [route.task.id.range for route in partition.routes]
+            for route in partition.routes:
+                route.task.program.elsewhere = bool(WHOLE.minus(ranges))
             self._reader.route(source, ranges, self._timestamp_of(source.topic), self._clocks_of(source.topic))
             if partition.at_end and partition.at is not None:
                 for slot, route in enumerate(partition.routes):

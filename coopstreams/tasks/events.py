@@ -51,6 +51,8 @@ class Failed:
     where: str
     thread: int | None = None
     """Which stream thread has died, if one has: it will not touch anything again."""
+    epoch: int | None = None
+    """The epoch of the membership under which its tasks were opened, if it is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,24 +1,36 @@
 """What happens to a record that fails: the application's handlers say `fail`, `continue` or `dead-letter`.
 
 Invariant: no failure is silent: it stops the instance, or it is counted and logged, or it is a record in the dead-letter topic,
-written in the same transaction as the results around it.
+written in the same transaction as the results around it. Of failures alike the first are logged one by one, then how many there are (`repeats`).
 Source: KIP-161, KIP-1033 (handlers), KIP-1034 (dead-letter topic and its headers).
 """
 
 from __future__ import annotations
 
-import logging
+import os
+import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal, TypeAlias
 
 from coopstreams.config import Config
+from coopstreams.tasks.repeats import Sayings
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.failures import Failure, OnFailure
 from coopstreams.topology.task_id import TaskId
 
-log = logging.getLogger(__name__)
+Answer: TypeAlias = Literal["continue", "dead-letter"]
+"""What a handler says but for `fail`."""
+Count: TypeAlias = Callable[[Failure, Answer], None]
 
+FATES: Mapping[Answer, str] = {"continue": "dropped", "dead-letter": "sent to the dead-letter topic"}
+"""What becomes of a record."""
+_OURS = Path(__file__).parents[1]
+_ROOMS = {folder for room in ("", "topology", "state") for folder in (_OURS / room, (_OURS / room).resolve())}
+_LIBRARIES = tuple(f"{folder}{os.sep}" for folder in {*map(str, _ROOMS), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))})
+"""Where code lies that is not the user's: ours (whose rooms may be links), Python's, and what is installed."""
 MOST_SAID = 8000
 """Characters of an error's text in a header: one that quotes a large value would make a letter that no broker takes."""
 
@@ -32,8 +44,15 @@ def describe_failure(task: TaskId | None, failure: Failure) -> str:
     whose = "global tables" if task is None else f"task {task}"
     return (
         f'{whose}: the record at "{failure.source.topic}" partition {failure.source.partition} {at} '
-        f"{did} at {failure.node}: {type(failure.error).__name__}: {failure.error}"
+        f"{did} at {failure.node}: {type(failure.error).__name__}: {failure.error}{place_of(failure.error)}"
     )
+
+
+def place_of(error: BaseException) -> str:
+    """Return the line of the user's that an error comes from, for the end of a message: the innermost in no library; empty if there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(("<", *_LIBRARIES))]
+    return f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
 
 
 def dead_letter_headers(task: TaskId | None, failure: Failure) -> Headers:
@@ -59,7 +78,14 @@ def dead_letter_headers(task: TaskId | None, failure: Failure) -> Headers:
     return [*(failure.headers or ()), *coded]
 
 
-def handler(task: TaskId | None, config: Config, count: Callable[[str], None], dead_letter: Callable[[Failure, Headers], None]) -> OnFailure:
+def handler(
+    task: TaskId | None,
+    config: Config,
+    count: Count,
+    dead_letter: Callable[[Failure, Headers], None],
+    sayings: Sayings,
+    fates: Mapping[Answer, str] = FATES,
+) -> OnFailure:
     """Return what a task's program, or without a task a global table, calls when a record fails, as the configuration wants it.
 
     Raises (the returned function):
@@ -71,9 +97,9 @@ def handler(task: TaskId | None, config: Config, count: Callable[[str], None], d
         message = describe_failure(task, failure)
         if answer == "fail":
             cure = f"Mend the data or the function, or set {failure.phase}.exception.handler to continue or dead-letter."
-            raise ProcessingError(f"{message}. {cure}") from failure.error
-        count(failure.phase)
-        log.warning("%s; %s", message, "dropped" if answer == "continue" else "sent to the dead-letter topic")
+            raise ProcessingError(f"{message}. {cure} The traceback is logged with -v.") from failure.error
+        count(failure, answer)
+        sayings.warn((failure.phase, failure.node, failure.source.topic), f"{message}; {fates[answer]}")
         if answer == "dead-letter":
             dead_letter(failure, dead_letter_headers(task, failure))
 

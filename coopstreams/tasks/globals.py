@@ -18,9 +18,11 @@ from coopstreams.config import Config
 from coopstreams.log.log import Log, Position, Writer
 from coopstreams.state.global_table import GlobalRows
 from coopstreams.state.global_updates import rows_of
-from coopstreams.tasks.failures import handler
+from coopstreams.tasks.failures import Count, handler
+from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.task import wall_clock_ms
 from coopstreams.topology.columns import Headers, TopicPartition
+from coopstreams.topology.errors import LogError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.global_tables import GlobalTable
 
@@ -34,9 +36,9 @@ class Globals:
     """The rows of global tables, by store name, and the thread that follows their topics."""
 
     def __init__(
-        self, log: Log, tables: Sequence[GlobalTable], partitions: Mapping[str, int], config: Config, dropped: Callable[[str], None]
+        self, log: Log, tables: Sequence[GlobalTable], partitions: Mapping[str, int], config: Config, count: Count, sayings: Sayings
     ) -> None:
-        """Get a reader. `dropped` hears why a record is left out."""
+        """Get a reader. `count` hears what is left out."""
         self.rows = {table.store.name: rows_of(table, wall_clock_ms) for table in tables}
         self._closing = list(self.rows.values())
         self.loaded = False
@@ -48,9 +50,10 @@ class Globals:
                 self._of.setdefault(TopicPartition(table.topic, partition), []).append(self.rows[table.store.name])
         self._reader = log.reader() if tables else None
         self._writer: Writer | None = None
+        self._undelivered: list[tuple[Failure, Headers]] = []
         self._dead_letters = config["errors.dead.letter.queue.topic.name"]
         self._timeout_s = config["transaction.timeout.ms"] / 1000
-        self._on_failure = handler(None, config, dropped, self._dead_letter)
+        self._on_failure = handler(None, config, count, self._dead_letter, sayings)
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -109,11 +112,33 @@ class Globals:
             for rows in self._of[run.partition]:
                 rows.apply(run.partition, run.columns, self._on_failure)
             reached[run.partition] = run.next_offset
-        if self._writer is not None:
-            self._writer.flush(self._timeout_s)
+        self._deliver()
         return reached
 
     def _dead_letter(self, failure: Failure, headers: Headers) -> None:
         if self._writer is None:
             self._writer = self._log.writer()
+        self._undelivered.append((failure, headers))
+        self._write(failure, headers)
+
+    def _write(self, failure: Failure, headers: Headers) -> None:
+        assert self._writer is not None
         self._writer.append(self._dead_letters, [failure.key], [failure.value], [failure.timestamp], headers=[headers])
+
+    def _deliver(self) -> None:
+        """Return when the dead letters are in the log; while brokers are away they are written again, some of them twice.
+
+        Raises:
+            LogError: the brokers do not take them.
+        """
+        while self._undelivered and self._writer is not None:
+            try:
+                self._writer.flush(self._timeout_s)
+                self._undelivered.clear()
+            except LogError as error:
+                if not error.retryable or self._stopped.is_set():
+                    raise
+                log.warning("global tables: dead letters are not written: %s; trying again", error)
+                self._writer.abort()
+                for failure, headers in self._undelivered:
+                    self._write(failure, headers)

@@ -20,6 +20,7 @@ from contextlib import suppress
 from coopstreams.group.holdings import Assigned, Lost, Refused
 from coopstreams.tasks.backoff import BackOff
 from coopstreams.tasks.dispatch import Dispatcher
+from coopstreams.tasks.doubt import Doubts
 from coopstreams.tasks.events import Aborted, Cancelled, Closed, Event, Failed, Matched, Opened
 from coopstreams.tasks.lifecycle import Lifecycle, Response, StreamsState
 from coopstreams.tasks.parts import Parts
@@ -54,11 +55,16 @@ class Instance:
         self._opened: dict[TaskId, Incarnation] = {}
         self._assigned: Assigned | None = None
         self._stop = threading.Event()
+        self.begun = False
+        """Whether it has asked, or is about to ask, to join the group: from then on an end takes a drain."""
         self.url: str | None = None
         """Where this instance answers queries; to be set before `run`, so that the group learns it."""
         self.began = time.monotonic()
         self.member = parts.member(self._inbox.put, self._alive, lambda: self.url, lambda: self._ending)
+        self._doubts = Doubts()
         self._back_off = BackOff()
+        self._resting: dict[int, tuple[float, str]] = {}
+        """Until when the successor of a stream thread rests, and of what that one has died."""
         self._threads = [parts.thread(number, self.member, self._inbox.put) for number in range(parts.config["num.stream.threads"])]
         self.opener = parts.opener(self.member, self._inbox.put, lifecycle.restore_listener)
         most_bytes = parts.config["max.bytes.key.range.cache"]
@@ -75,6 +81,9 @@ class Instance:
             CoopStreamsError: something that does not heal by itself; says what and where.
         """
         self.parts.globals.load(self._stop.is_set)
+        self.begun = True
+        if self._stop.is_set():  # after `begun`: either this thread sees that it is to stop, or `stop` says that there is something to drain
+            return
         self.parts.globals.follow(lambda error: self._inbox.put(Failed(error, "global tables")))
         self.opener.start()
         for thread in self._threads:
@@ -101,37 +110,78 @@ class Instance:
         if failure is not None:
             raise failure.error
 
-    def stop(self) -> None:
-        """Ask for the end. Any thread, signal handlers too."""
+    def stop(self) -> bool:
+        """Ask for the end; return whether there is anything to drain. Any thread, signal handlers too."""
         self._stop.set()
+        return self.begun
+
+    def doubts(self) -> list[str]:
+        """Return a sentence for each error that is held until the group has confirmed this member. Any thread."""
+        return [f"{held.failure.where}: {held.failure.error}" for held in self._doubts.held]
+
+    def resting(self) -> list[str]:
+        """Return a sentence for each stream thread that rests because the one before it has died. Any thread."""
+        now = time.monotonic()
+        return [
+            f"stream thread {number} has died, and another goes on in {until - now:.1f} s: {why}"
+            for number, (until, why) in list(self._resting.items())
+            if until > now
+        ]
 
     @property
     def assigned(self) -> Assigned | None:
         """The last assignment: the whole group's tasks and who has them. None before the first."""
         return self._assigned
 
+    @property
+    def waits(self) -> str:
+        """Why the group gives this process no tasks for now; empty: it gives it its share."""
+        return "" if self._assigned is None else self._assigned.waits
+
     def _turn(self) -> Failed | None:
-        """Handle what happened, then move records once."""
+        """Handle what happened, then move records once; not while it is in doubt whose they are. Returns an error that counts."""
         try:
-            block = not self._dispatcher
+            block = not self._dispatcher or bool(self._doubts.held)
             while True:
                 event = self._inbox.get(block=block, timeout=FETCH_WAIT_S) if block else self._inbox.get_nowait()
                 block = False
                 failure = self._handle(event)
-                if failure is not None:
+                if failure is not None and not self._doubtful(failure):
                     return failure
                 self._lifecycle.to(StreamsState.RUNNING if self._settled() else StreamsState.REBALANCING)
         except queue.Empty:
             pass
+        if self._doubts.held:
+            return self._settle_doubts()
         try:
             if self._dispatcher:
                 self._dispatcher.move(FETCH_WAIT_S)
         except CoopStreamsError as error:
-            return Failed(error, "reader")
+            self._doubtful(Failed(error, "reader"))
         return None
+
+    def _doubtful(self, failure: Failed) -> bool:
+        """Hold an error that a lost membership may explain, and ask the group; return whether it is such a one."""
+        if failure.thread is None and failure.where != "reader":
+            return False
+        held = self._doubts.hold(failure, self.member.ask())
+        level = logging.INFO if self.member.sure(held.epoch) else logging.WARNING
+        log.log(level, "%s: %s; the group is asked whether this process still is a member before that counts", failure.where, failure.error)
+        return True
+
+    def _settle_doubts(self) -> Failed | None:
+        """Return the first error that counts since the group has confirmed this member; go on after those that are void."""
+        counts, void = self._doubts.settle(self.member.confirmed)
+        for failure in void:
+            log.warning("%s: that was an error of tasks that this process does not have any more; it goes on", failure.where)
+            if failure.thread is not None:
+                self._replace(failure)
+        return counts
 
     def _failed_at_last(self) -> Failed | None:
         """Return what a stream thread failed of while it was asked to drain and end."""
+        if (doubtful := next((held.failure for held in self._doubts.held if held.failure.thread is not None), None)) is not None:
+            return doubtful
         with suppress(queue.Empty):
             while True:
                 event = self._inbox.get_nowait()
@@ -146,7 +196,8 @@ class Instance:
                     self.parts.metrics.thread_failed(thread)
                 return event
             case Assigned():
-                self._assigned = event
+                self._say_why(event.waits)
+                self._assigned, self._doubts.epoch = event, event.epoch
                 if (ended := next((member.info for member in event.cluster.members if member.info.ending), None)) is not None:
                     return Failed(ApplicationStoppedError(f"{ended.process} on {ended.host} has all instances stop: {ended.ending}"), "group")
                 self.parts.metrics.rebalanced(event.generation)
@@ -160,7 +211,8 @@ class Instance:
                 self._do(self.roster.reopen(reading.changed(before)))
             case Refused(error):
                 return Failed(error, "group")
-            case Lost():
+            case Lost(epoch):
+                self._doubts.epoch = epoch
                 log.warning("the group went on without this process; what was not committed is done again")
                 self._do(self.roster.lost())
             case Opened(incarnation):
@@ -181,15 +233,25 @@ class Instance:
                 pass  # a task of an earlier incarnation: it was already given up
         return None
 
+    def _say_why(self, waits: str) -> None:
+        """Log that this process is given no tasks from now on, and why; or that it is again."""
+        waited = self.waits
+        if waits and not waited:
+            log.warning("this process gets no tasks: %s. If it is no new version of the same program, give it an application.id of its own", waits)
+        elif waited and not waits:
+            log.info("the group runs the version of this process now")
+
     def _settled(self) -> bool:
-        """Whether this is a member of the group, with every task open that it was given."""
-        return self._assigned is not None and all(state is State.RUNNING for state in self.roster.states.values())
+        """Whether this is a member of the group, with every task open that it was given; and is not kept waiting."""
+        return self._assigned is not None and not self.waits and all(state is State.RUNNING for state in self.roster.states.values())
 
     def _replace(self, failure: Failed) -> None:
         """Let a new stream thread go on in place of one that has died; its tasks are opened again from the log."""
         assert failure.thread is not None
         dead = self._threads[failure.thread]
-        rests_s = self._back_off.died(time.monotonic())
+        now = time.monotonic()
+        rests_s = self._back_off.died(now)
+        self._resting[failure.thread] = now + rests_s, f"{type(failure.error).__name__}: {failure.error}"
         log.error("%s has died; another takes its place in %g s", failure.where, rests_s, exc_info=failure.error)
         successor = self._threads[failure.thread] = dead.successor(rests_s)
         successor.start()
@@ -251,6 +313,12 @@ class Instance:
         home.open(task)
         self._dispatcher.open(task, home)
         log.info("task %s runs on thread %d", task.id, home.number)
+
+    def waiting_for(self, task: TaskId) -> str:
+        """Return what the stream thread of a task waits for, as the end of a sentence; empty if it does not, or nobody runs it. Any thread."""
+        home = self._homes.get(task)
+        waiting = None if home is None else home.committer.waiting
+        return "" if waiting is None else f"; its thread has waited {time.monotonic() - waiting[1]:.0f} s for {waiting[0]}"
 
     def _load(self, thread: StreamThread, subtopology: int) -> tuple[int, int]:
         """Tasks of this sub-topology on a thread, then all its tasks: each stage spreads over all threads."""

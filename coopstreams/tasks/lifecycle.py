@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class StreamsState(Enum):
-    """What an instance is doing. Running: a member of the group, with every task open that it was given."""
+    """What an instance is doing. Running: a member of the group, with every task open that it was given and not kept waiting."""
 
     CREATED = "created"
     REBALANCING = "rebalancing"

@@ -20,6 +20,7 @@ from coopstreams.commit.barrier import Barrier
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions
 from coopstreams.commit.progress import Progress
+from coopstreams.commit.record import Committed
 from coopstreams.group.holdings import Assigned
 from coopstreams.group.membership import GroupMember
 from coopstreams.state.database import Database
@@ -29,6 +30,7 @@ from coopstreams.tasks.events import Cancelled, Event, Failed, Opened
 from coopstreams.tasks.restoring import Restoring
 from coopstreams.tasks.rooms import Rooms
 from coopstreams.tasks.task import Incarnation, standings
+from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import GroupError, LogError, OffsetOutOfRangeError
 from coopstreams.topology.task_id import TaskId
 
@@ -53,6 +55,9 @@ class _Opening:
     epoch: int
     since: float = field(default_factory=time.monotonic)
     barrier: int | None = None
+    doubted_at: float | None = None
+    plain: dict[TopicPartition, Committed | None] = field(default_factory=dict)
+    """The plain offsets that are certain, behind the barrier."""
     progress: Progress | None = None
     """Known once the barrier is passed."""
     database: Database | None = None
@@ -70,9 +75,13 @@ class Opener:
         restoring: Restoring,
         rooms: Rooms,
         ours: Callable[[str], bool],
+        settle: Callable[[Callable[[str], bool]], None],
         emit: Callable[[Event], None],
     ) -> None:
-        self._barrier = Barrier(member, follower, ours)
+        self._member = member
+        self._barrier = Barrier(member, follower, ours, settle)
+        self._doubt: tuple[int, float] | None = None
+        """Under which epoch, and when the group was asked, since a position is one that the log does not have."""
         self._follower = follower
         self._positions = positions
         self._restoring = restoring
@@ -80,6 +89,8 @@ class Opener:
         self._emit = emit
         self._requests: queue.SimpleQueue[_Opening | TaskId | Assigned | None] = queue.SimpleQueue()
         self._openings: dict[TaskId, _Opening] = {}
+        self._trouble = ""
+        """Why the last turn came to nothing, in words; empty: it did not."""
         self._thread = threading.Thread(target=self._run, name="opener", daemon=True)
 
     def start(self) -> None:
@@ -109,23 +120,22 @@ class Opener:
         opening = self._openings.get(task)
         if not self._positions.sources(task):
             return Waiting("topics that match a pattern: this process has not seen them yet")
+        trouble = f", which failed and is done again: {self._trouble}" if self._trouble else ""
         if opening is None or opening.barrier is None:
-            return Waiting("its turn with the opener")
-        if opening.database is None:
-            return Waiting(f"the barrier: offset {opening.barrier} of {self._follower.partition}, known up to {self._follower.tail}")
+            return Waiting(f"its turn with the opener{trouble}")
+        if unreadable := self._follower.trouble:
+            return Waiting(f"the group's progress to be readable: {unreadable}")
+        if not self._follower.passed(opening.barrier):
+            return Waiting(f"the barrier: offset {opening.barrier} of {self._follower.partition}, known up to {self._follower.tail}{trouble}")
+        if opening.progress is None:
+            return Waiting(f"{self._positions.waits_for(task)}{trouble}")
         restores, pick_ups = self._restoring.progress(task), self._restoring.picking_up(task)
         return Waiting("its state to be picked up from a snapshot" if pick_ups else "its state to be restored", restores, pick_ups)
 
     def _run(self) -> None:
         try:
             while self._take_requests():
-                try:
-                    self._turn()
-                except OffsetOutOfRangeError:
-                    raise
-                except (LogError, GroupError) as error:
-                    log.warning("opening tasks: %s; trying again", error)
-                    time.sleep(RETRY_S)
+                self._try_turn()
         except BaseException as error:  # whatever it is, the control thread must learn of it
             log.debug("the opener ends", exc_info=True)
             self._emit(Failed(error, "opener"))
@@ -134,6 +144,32 @@ class Opener:
             for opening in self._openings.values():
                 self._leave(opening)
             self._follower.close()
+
+    def _try_turn(self) -> None:
+        try:
+            self._turn()
+            self._doubt, self._trouble = None, ""
+        except OffsetOutOfRangeError as error:
+            self._heed(error)
+        except (LogError, GroupError) as error:
+            self._trouble = str(error)
+            log.warning("opening tasks: %s; trying again", error)
+            time.sleep(RETRY_S)
+
+    def _heed(self, error: OffsetOutOfRangeError) -> None:
+        """Do nothing while another member may have the tasks by now, and may have deleted what it processed: everything is asked again.
+
+        Raises:
+            OffsetOutOfRangeError: the group has confirmed this member since it first happened: the records are lost.
+        """
+        epoch = self._barrier.epoch
+        if self._doubt is None or self._doubt[0] != epoch:
+            self._doubt = epoch, self._member.ask()
+            self._trouble = f"{error}; the group is asked whether this process still is a member before that counts"
+            log.warning("opening tasks: %s", self._trouble)
+        elif self._member.confirmed(self._doubt[1], epoch):
+            raise error
+        time.sleep(RETRY_S)
 
     def _take_requests(self) -> bool:
         while True:
@@ -167,15 +203,15 @@ class Opener:
     def _pass_barrier(self) -> None:
         waiting = [opening for opening in self._openings.values() if opening.progress is None and self._positions.sources(opening.id)]
         passed = {opening.id: opening for opening in self._barrier.passed(waiting)}
-        if passed:
-            for id_, progress in self._positions.resolve(list(passed), self._barrier.generation).items():
-                opening = passed[id_]
-                if opening.database is None:
-                    opening.database = self._rooms.enter(id_)
-                stores = self._rooms.subtopology(id_).stores
-                self._restoring.add(id_, stores, opening.database, standings(id_, stores, progress))
-                opening.progress = progress  # last: if the brokers did not answer, everything is asked again
-        if len(passed) < len(waiting) or self._restoring.stuck():
+        opened = self._positions.resolve(list(passed.values()), self._barrier.generation)
+        for id_, progress in opened.items():
+            opening = passed[id_]
+            if opening.database is None:
+                opening.database = self._rooms.enter(id_)
+            stores = self._rooms.subtopology(id_).stores
+            self._restoring.add(id_, stores, opening.database, standings(id_, stores, progress))
+            opening.progress = progress  # last: if the brokers did not answer, everything is asked again
+        if len(opened) < len(waiting) or self._restoring.stuck():
             self._barrier.hunt_later()
 
     def _leave(self, opening: _Opening) -> None:

@@ -19,26 +19,31 @@ from typing import Any, Self
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions
 from coopstreams.config import SETTINGS, Config
-from coopstreams.group.assignor import assign
-from coopstreams.group.members import Assignment, MemberInfo, MemberState
+from coopstreams.group.members import MemberInfo
 from coopstreams.group.membership import GroupMember, Timings
+from coopstreams.group.versions import assign_active
 from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.log.log import Log
-from coopstreams.metrics import GLOBAL_TABLES, Metrics
+from coopstreams.metrics import Metrics
 from coopstreams.state.directory import StateDirectory
 from coopstreams.state.engines import check_store_types
 from coopstreams.state.pickup import Snapshots
+from coopstreams.tasks.begun import Begun
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.events import Event
 from coopstreams.tasks.failures import handler
 from coopstreams.tasks.globals import Globals
 from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.tasks.opener import Opener
+from coopstreams.tasks.outlasting import Outlasting
 from coopstreams.tasks.reading import Reading, look_up
+from coopstreams.tasks.refusals import Refusals
+from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.restoring import Restoring
 from coopstreams.tasks.rooms import Rooms
 from coopstreams.tasks.roster import Roster
 from coopstreams.tasks.subscription import Subscription
+from coopstreams.tasks.tally import Tallies, Tally
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.tasks.thread import StreamThread
 from coopstreams.tasks.unpublished import check_published
@@ -55,6 +60,9 @@ from coopstreams.topology.task_id import TaskId
 
 log = logging.getLogger(__name__)
 
+WATCHING_S = 1.0
+"""How long the watcher waits for one answer."""
+
 
 @dataclass(slots=True)
 class Parts:
@@ -64,6 +72,8 @@ class Parts:
     built: Topology
     """As the user built it: patterns without topics."""
     log: Log
+    watching: Log
+    """The same cluster, for who only looks: never waits for long, and keeps nobody else waiting."""
     reading: Reading
     directory: StateDirectory
     rooms: Rooms
@@ -72,6 +82,10 @@ class Parts:
     globals: Globals
     process: str
     """Names one life of this process."""
+    refusals: Refusals
+    tallies: Tallies
+    sayings: Sayings
+    outlasting: Outlasting
     _closing: ExitStack
 
     @staticmethod
@@ -91,6 +105,8 @@ class Parts:
             closing.callback(directory.close)
             cluster = KafkaLog(_client(config), timeout_s=config["connect.timeout.ms"] / 1000)
             closing.callback(cluster.close)
+            watching = KafkaLog(_client(config), timeout_s=WATCHING_S)
+            closing.callback(watching.close)
             reading = look_up(cluster, topology, config)
             check_published(config, cluster.partitions(), reading.topics.partitions)
             subtopologies = {subtopology.id: subtopology for subtopology in reading.topology.subtopologies}
@@ -100,11 +116,15 @@ class Parts:
             buffer_bytes = config["statestore.cache.max.bytes"] or SETTINGS["statestore.cache.max.bytes"][1]
             rooms = Rooms(directory, subtopologies, max(1 << 20, buffer_bytes // tasks))
             follower = Follower(cluster, application, replication=config["replication.factor"])
+            follower.check_policy()
             metrics = Metrics(application, process)
-            dropped = partial(metrics.dropped, GLOBAL_TABLES)
-            tables = Globals(cluster, topology.global_tables, reading.topics.partitions, config, dropped)
+            sayings, tallies = Sayings(), Tallies(metrics)
+            closing.callback(sayings.close)
+            tables = Globals(cluster, topology.global_tables, reading.topics.partitions, config, tallies.failure, sayings)
             closing.callback(tables.stop)
-            return Parts(config, topology, cluster, reading, directory, rooms, metrics, follower, tables, process, closing.pop_all())
+            shared = Refusals(cluster, config), tallies, sayings, Outlasting.of(config)
+            made = reading, directory, rooms, metrics, follower, tables, process
+            return Parts(config, topology, cluster, watching, *made, *shared, closing.pop_all())
 
     def __enter__(self) -> Self:
         return self
@@ -160,14 +180,9 @@ class Parts:
         ids = tuple(self.transactional_id(number) for number in range(threads)) if self.config.exactly_once else ()
 
         def info() -> MemberInfo:
-            return MemberInfo(self.process, socket.gethostname(), endpoint(), threads, ids, ending=ending())
+            return MemberInfo(self.process, socket.gethostname(), endpoint(), threads, ids, ending=ending(), topology=self.reading.announced)
 
-        whole = frozenset(s.id for s in self.topology.subtopologies if not s.divisible)
-
-        def deal(members: Mapping[str, MemberState]) -> Mapping[str, Assignment]:
-            partitions = {number: count for number, count in enumerate(self.topics.tasks) if count}
-            return assign(partitions, members, ranges=self.config["ranges.per.partition"], whole=whole)
-
+        deal = partial(assign_active, ranges=self.config["ranges.per.partition"])
         timings = Timings(
             session=self.config["session.timeout.ms"], heartbeat=self.config["heartbeat.interval.ms"], connect=self.config["connect.timeout.ms"]
         )
@@ -197,9 +212,18 @@ class Parts:
     def thread(self, number: int, member: GroupMember, emit: Callable[[Event], None]) -> StreamThread:
         """Return a stream thread, not yet started."""
         committer = Committer(
-            number, self.log, member, self.follower, self.config, self.transactional_id(number), self.changelog, self._written, self.metrics
+            number,
+            self.log,
+            member,
+            self.follower,
+            self.config,
+            self.transactional_id(number),
+            self.changelog,
+            self._written,
+            self.metrics,
+            self.refusals,
         )
-        return StreamThread(number, committer, emit, self.config.commit_interval_s)
+        return StreamThread(number, committer, emit, self.config.commit_interval_s, self.outlasting)
 
     def _written(self) -> frozenset[str]:
         """All topics that the application writes to."""
@@ -209,30 +233,42 @@ class Parts:
 
     def opener(self, member: GroupMember, emit: Callable[[Event], None], listener: RestoreListener) -> Opener:
         """Return the thread that opens tasks, not yet started."""
-        positions = Positions(self.log, member, self.follower, self.sources, self.config["auto.offset.reset"], self.transactional_id(0))
+        begun = Begun(self.application, self.log, member, lambda: self.reading, self.changelog)
+        reset = self.config["auto.offset.reset"]
+        positions = Positions(self.log, member, self.follower, self.sources, reset, self.transactional_id(0), begun=begun)
         place = self.config["snapshots.dir"]
         snapshots = Snapshots(place, self.application, self.directory.folder / "snapshots") if place else None
         restoring = Restoring(self.log, self.changelog, snapshots, self.metrics, listener)
         # The whole form: the id of another application may begin like ours.
         form = re.compile(re.escape(self.application) + r"-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}-\d+")
-        return Opener(member, self.follower, positions, restoring, self.rooms, lambda name: form.fullmatch(name) is not None, emit)
+        return Opener(
+            member,
+            self.follower,
+            positions,
+            restoring,
+            self.rooms,
+            lambda name: form.fullmatch(name) is not None,
+            lambda dead: self.log.settle(dead, self._written()),
+            emit,
+        )
 
     def watcher(self, roster: Roster, tasks: dict[TaskId, Task], emit: Callable[[Event], None]) -> Watcher:
         """Return the thread that measures lags and purges repartition topics, not yet started."""
         purged = frozenset(node.topic for s in self.topology.subtopologies for node in s.nodes if isinstance(node, Sink) and node.internal)
         purge_every_s = self.config["repartition.purge.interval.ms"] / 1000
         rests_s = self.config.commit_interval_s + max(0, self.config["max.task.idle.ms"]) / 1000
-        return Watcher(self.log, self.metrics, roster, tasks, purged, purge_every_s, rests_s, emit)
+        return Watcher(self.watching, self.metrics, self.tallies, self.sayings, roster, tasks, purged, purge_every_s, rests_s, emit, self.changelog)
 
     def task(self, opened: Incarnation, dead_letter: Committer) -> Task:
         """Return a task, ready to run on the thread of this committer."""
-        count = partial(self.metrics.dropped, opened.id)
-        on_failure = handler(opened.id, self.config, count, dead_letter.dead_letter)
+        tally = Tally()
+        on_failure = handler(opened.id, self.config, tally.failure, dead_letter.dead_letter, self.sayings)
         caching = self.config["statestore.cache.max.bytes"] > 0
         return Task(
             opened,
             self.programs[opened.id.subtopology],
             on_failure,
+            tally,
             caching=caching,
             latency=partial(self.metrics.latency, opened.id.subtopology),
             partitions=cache(self._partitions),
@@ -254,6 +290,7 @@ class Parts:
     def closed(self, task: Task) -> None:
         """A task has ended here: let go of its database, forget its metrics."""
         self.rooms.leave(task.id)
+        self.tallies.closed(task)
         self.metrics.task_closed(task.id)
 
 

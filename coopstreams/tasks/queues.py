@@ -47,6 +47,13 @@ class Step:
     stream_time: int
     clocks: Sequence[int] = ()
 
+    def singles(self) -> Iterator[Step]:
+        """Yield the step record by record. What others have done to time and clocks comes with the last."""
+        columns, last = self.columns, len(self.columns) - 1
+        for i in range(last):
+            yield Step(self.source, columns.slice(i, i + 1), columns.offsets[i + 1], columns.stream_times[i])
+        yield Step(self.source, columns.slice(max(last, 0), last + 1), self.next_offset, self.stream_time, self.clocks)
+
 
 class SourceQueues:
     """The queues of one task.
@@ -70,10 +77,13 @@ class SourceQueues:
         return self._sources[source].records
 
     def add(self, run: Run) -> None:
-        """Take in a run of the reader, less what was taken in before the reader went back."""
+        """Take in a run of the reader, less what was taken in before the reader went back.
+
+        One that says anew where the end is gets its turn: what waits for the time may be due by now although no time has passed.
+        """
         source, columns = self._sources[run.partition], run.columns
         source.at_end = run.at_end
-        if run.next_offset <= source.received:
+        if run.next_offset < source.received or (run.next_offset == source.received and not run.at_end):
             return
         if len(columns) and columns.offsets[0] < source.received:
             columns = columns.slice(bisect_left(columns.offsets, source.received), len(columns))
@@ -81,6 +91,11 @@ class SourceQueues:
         source.records += len(columns)
         if len(columns):
             source.waited_for_until = None
+        if source.waiting and not len(columns) and not len(source.waiting[-1][0]):
+            # A source that waits for long while its siblings' records come would keep a batch of nothing for each fetch.
+            *_, clocks = source.waiting.pop()
+            source.waiting.append((columns, run.next_offset, run.stream_time, run.clocks or clocks))
+            return
         source.waiting.append((columns, run.next_offset, run.stream_time, run.clocks))
 
     def steps(self, most: int, now: float) -> Iterator[Step]:

@@ -9,10 +9,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from coopstreams.config import Config
+from coopstreams.group.members import Runs
 from coopstreams.log.log import Log
 from coopstreams.tasks.topics import prepare_topics
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile import compile_subtopology
+from coopstreams.topology.fingerprint import fingerprints
 from coopstreams.topology.nodes import Topology
 from coopstreams.topology.partitions import ResolvedTopics
 from coopstreams.topology.patterns import matched
@@ -27,6 +29,8 @@ class Reading:
     topology: Topology
     topics: ResolvedTopics
     programs: Mapping[int, Program]
+    announced: tuple[Runs, ...]
+    """The sub-topologies as the group is told of them."""
 
     def sources(self, task: TaskId) -> tuple[TopicPartition, ...]:
         """Return the partitions a task reads: each source topic of its sub-topology that has so many. None: the task is not known here yet."""
@@ -55,4 +59,7 @@ def look_up(cluster: Log, built: Topology, config: Config, known: Collection[str
     """
     topology = as_it_runs(built, {*cluster.partitions(), *known}, config)
     topics = prepare_topics(cluster, topology, config)
-    return Reading(topology, topics, {part.id: compile_subtopology(topology, part) for part in topology.subtopologies})
+    parts = topology.subtopologies
+    prints = fingerprints(topology, topics.tasks)
+    announced = tuple(Runs(prints[part.id], topics.tasks[part.id], part.divisible) for part in parts)
+    return Reading(topology, topics, {part.id: compile_subtopology(topology, part) for part in parts}, announced)

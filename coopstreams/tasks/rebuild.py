@@ -5,6 +5,7 @@
     assembled   the manifest: the new slices, and what the published one has besides
 
 Invariant: state at offset X of a changelog is right at X whoever writes meanwhile; whoever picks it up replays from X.
+Invariant: what is published names the changelogs that it was read from: one that was made anew meanwhile is not given the other's slices.
 Turned down: copying the files of a running instance (they are one moment of all ranges, of which a task wants its own).
 """
 
@@ -117,6 +118,8 @@ class Rebuilder:
         self._url = url
         self._afresh = afresh
         self._specs = logged(topology)
+        self._ids: dict[str, str] = {}
+        """Of the changelogs that are rebuilt, before anything of them was read."""
 
     def pieces(self, wanted: Wanted) -> list[Piece]:
         """Return what there is to do.
@@ -130,6 +133,7 @@ class Rebuilder:
         needed = {self._changelog(self._specs[store]) for piece in result for store in piece.stores}
         if missing := sorted(needed & {plan.name for plan in resolved.missing}):
             raise UnknownTopicError(f"there is no {', '.join(missing)}: {self._application} has never run here, there is no state to rebuild")
+        self._ids = {topic: self._log.topic_id(topic) for topic in needed}
         return result
 
     def rebuild(self, piece: Piece, on_progress: OnProgress) -> dict[str, list[Slice]]:
@@ -151,7 +155,11 @@ class Rebuilder:
                 database.close()
 
     def publish(self, found: Mapping[str, Sequence[Slice]]) -> Manifest:
-        """Let these slices count, with what the published snapshot has besides; return the manifest."""
+        """Let these slices count, with what the published snapshot has besides; return the manifest.
+
+        Raises:
+            SnapshotError: a changelog was made anew since there were `pieces`.
+        """
         try:
             older = snapshot.load(self._url, self._application)
         except SnapshotError as error:
@@ -161,6 +169,8 @@ class Rebuilder:
         topics = {name: self._changelog(spec) for name, spec in self._specs.items()}
         specs = {name: spec for name, spec in self._specs.items() if topics[name] in counts}
         now = {name: Changelog(topics[name], self._log.topic_id(topics[name]), counts[topics[name]]) for name in specs}
+        if changed := sorted(each.topic for each in now.values() if self._ids.get(each.topic, each.topic_id) != each.topic_id):
+            raise SnapshotError(f"{', '.join(changed)}: deleted and made anew while it was rebuilt; what was read is of no use. Rebuild it again.")
         manifest = assembled(self.run, self._application, older, found, specs, now)
         snapshot.publish(self._url, manifest)
         return manifest

@@ -7,16 +7,18 @@ What a published snapshot has of them is taken from there first; the changelog i
 Invariant: a task is finished when every store of it stands at the end its changelog had when the task was added: whatever an
 earlier owner committed lies below that (the caller has passed the barrier of the commit topic before). A store that is restored from its
 source topic ends where the task begins.
+Invariant: a changelog is one topic from the first record of a restore to the last: one that is made anew meanwhile is read from its beginning.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from coopstreams.log.log import Log, Position
+from coopstreams.log.log import Log, Position, Run
 from coopstreams.state.database import Database
 from coopstreams.state.incoming import Downloads, Incoming, PickUpProgress
 from coopstreams.state.pickup import Changelog, Snapshots
@@ -24,13 +26,18 @@ from coopstreams.state.restore import NO_STOPS, Bounds, Restore, RestoreProgress
 from coopstreams.tasks.changelogs import Changelogs
 from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import OffsetOutOfRangeError
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
 
+log = logging.getLogger(__name__)
+
 BATCH = 10_000
 PATIENCE_S = 0.3
 """A restore that does not move for so long is waiting for somebody's open transaction."""
+COMPARE_S = 1.0
+"""Time between two looks whether the changelog of such a one is still the same."""
 LOOK_S = 0.005
 """How long a step waits for what it reads, or picks up."""
 
@@ -68,7 +75,6 @@ class _PickUp:
     incoming: Incoming
     spec: StoreSpec
     database: Database
-    target: int
     bytes: int = 0
     """That were counted."""
 
@@ -82,10 +88,25 @@ class _Job:
     """With where each of its ranges ends, if that is not at the target."""
     moved_at: float = field(default_factory=time.monotonic)
 
-    def retarget(self, target: int | None = None) -> None:
+    def retarget(self, bounds: Bounds | None = None) -> None:
         """Restore what these tasks wait for."""
-        stops = {key_range: stop for each in self.tasks.values() for key_range, stop in each.items()}
-        self.restore.retarget([task.range for task in self.tasks], target=max(stops.values(), default=target), stops=stops)
+        bounds = bounds or self.restore.bounds
+        self.restore.retarget(self.ranges, bounds=replace(bounds, target=max(self.stops.values(), default=bounds.target)), stops=self.stops)
+
+    def anew(self, bounds: Bounds) -> None:
+        """Restore it from another topic, which has taken the place of the one before."""
+        bounds = replace(bounds, target=max(self.stops.values(), default=bounds.target))
+        self.restore = Restore(self.restore.database, self.restore.spec, self.ranges, bounds, stops=self.stops)
+
+    @property
+    def ranges(self) -> list[KeyRange]:
+        """Of the tasks that wait."""
+        return [task.range for task in self.tasks]
+
+    @property
+    def stops(self) -> dict[KeyRange, int]:
+        """Where they end, if that is not at the target."""
+        return {key_range: stop for each in self.tasks.values() for key_range, stop in each.items()}
 
 
 class Restoring:
@@ -109,6 +130,8 @@ class Restoring:
         self._jobs: dict[TopicPartition, _Job] = {}
         self._pick_ups: dict[tuple[TaskId, TopicPartition], _PickUp] = {}
         self._waiting: dict[TaskId, set[TopicPartition]] = {}
+        self._compare_at = 0.0
+        """When changelogs that do not move are to be looked at: `time.monotonic()`."""
         self._done: list[TaskId] = []
 
     def add(self, task: TaskId, stores: Iterable[StoreSpec], database: Database, positions: Mapping[str, Mapping[KeyRange, int]]) -> None:
@@ -121,8 +144,7 @@ class Restoring:
         """
         topics = [(spec, spec.source or self._changelog(spec)) for spec in stores if spec.logged or spec.name in positions]
         changelogs = {TopicPartition(topic, task.partition): (spec, positions.get(spec.name, NO_STOPS)) for spec, topic in topics}
-        targets = {changelog: max(stops.values()) if stops else self._changelogs.end(changelog) for changelog, (_, stops) in changelogs.items()}
-        bounds = {changelog: self._changelogs.bounds(changelog, target) for changelog, target in targets.items()}
+        bounds = {changelog: self._changelogs.bounds(changelog, stops) for changelog, (_, stops) in changelogs.items()}
         missing = {changelog: self._missing(task, spec, database, bounds[changelog]) for changelog, (spec, _) in changelogs.items()}
         known = {changelog: self._changelogs.topic(changelog.topic) for changelog, groups in missing.items() if groups}
         self._waiting[task] = set()  # only now: when the brokers do not answer, nothing is half added
@@ -164,10 +186,11 @@ class Restoring:
             self._look()
         if self._jobs:
             self._read()
+        self._changelogs.forget()
         return bool(self._jobs or self._pick_ups)
 
     def _read(self) -> None:
-        for run in self._reader.fetch(BATCH, LOOK_S):
+        for run in self._fetch():
             job = self._jobs.get(run.partition)
             if job is None:
                 continue
@@ -181,6 +204,32 @@ class Restoring:
             for task in job.tasks:
                 self._counts.restored(task, progress.store, len(run.columns), progress.remaining)
         self._complete()
+
+    def _fetch(self) -> list[Run]:
+        """Return what comes of the changelogs. Those that have no such offset any more, or end before the target, may be others than before."""
+        try:
+            runs = self._reader.fetch(BATCH, LOOK_S)
+        except OffsetOutOfRangeError:
+            if not self._changed():
+                raise
+            return []
+        if not runs and self.stuck() and time.monotonic() >= self._compare_at:
+            self._compare_at = time.monotonic() + COMPARE_S
+            self._changed()
+        return runs
+
+    def _changed(self) -> bool:
+        """Begin anew where a changelog is another topic now, or has lost what is read next; return whether there was one."""
+        changed = False
+        for changelog, job in self._jobs.items():
+            bounds = self._changelogs.bounds(changelog, job.stops)
+            if bounds.topic_id != job.restore.bounds.topic_id or job.restore.position < bounds.log_start:
+                self._begin_anew(changelog, job, bounds)
+                changed = True
+        if changed:
+            self._complete()
+            self._place()
+        return changed
 
     def finished(self) -> list[TaskId]:
         """Return the tasks whose state is complete since the last call."""
@@ -219,15 +268,16 @@ class Restoring:
     ) -> None:
         job = self._jobs.get(changelog)
         if job is None:
-            trusted = self._changelogs.trusted_ms(changelog.topic)
-            restore = Restore(database, spec, [task.range], log_start=bounds.log_start, target=bounds.target, stops=stops, trusted_ms=trusted)
-            job = _Job(restore, {task: stops})
+            job = _Job(Restore(database, spec, [task.range], bounds, stops=stops), {task: stops})
             if job.restore.done:
                 return
             self._listener.on_restore_start(changelog, spec.name, job.restore.position, bounds.target)
         else:
             job.tasks[task] = stops
-            job.retarget(max(bounds.target, job.restore.target))  # a task that was added later needs more, if this one was fetched meanwhile
+            if bounds.topic_id == job.restore.bounds.topic_id:
+                job.retarget(bounds)
+            else:
+                self._begin_anew(changelog, job, bounds)
         self._jobs[changelog] = job
         self._waiting[task].add(changelog)
 
@@ -243,7 +293,7 @@ class Restoring:
         """Have a store fetched; what the snapshot does not have is restored behind that."""
         assert self._snapshots is not None
         incoming = Incoming(self._downloads, self._snapshots, database, spec, changelog.partition, known, groups, bounds)
-        self._pick_ups[task, changelog] = _PickUp(incoming, spec, database, bounds.target)
+        self._pick_ups[task, changelog] = _PickUp(incoming, spec, database)
         self._waiting[task].add(changelog)
 
     def _look(self) -> None:
@@ -254,7 +304,7 @@ class Restoring:
             self._counts.fetched(task, progress.store, progress.fetched_bytes - pick_up.bytes, progress.total_bytes - progress.fetched_bytes)
             pick_up.bytes = progress.fetched_bytes
             if ended:
-                bounds = self._changelogs.bounds(changelog, pick_up.target)  # that took its time; if the brokers do not answer, it is asked again
+                bounds = self._changelogs.bounds(changelog)  # that took its time; if the brokers do not answer, it is asked again
                 self._counts.picked_up(task, progress.store, pick_up.incoming.keys)
                 del self._pick_ups[task, changelog]
                 self._waiting[task].discard(changelog)
@@ -273,7 +323,11 @@ class Restoring:
     def _complete(self) -> None:
         complete = [changelog for changelog, job in self._jobs.items() if job.restore.done]
         for changelog in complete:
-            job = self._jobs.pop(changelog)
+            job = self._jobs[changelog]
+            if not self._changelogs.is_still(changelog.topic, job.restore.bounds.topic_id):
+                self._begin_anew(changelog, job, self._changelogs.bounds(changelog, job.stops))
+                continue
+            del self._jobs[changelog]
             self._listener.on_restore_end(changelog, job.restore.spec.name, job.restore.progress().read)
             for task in job.tasks:
                 self._waiting[task].discard(changelog)
@@ -281,6 +335,12 @@ class Restoring:
                     self._finish(task)
         if complete:
             self._place()
+
+    @staticmethod
+    def _begin_anew(changelog: TopicPartition, job: _Job, bounds: Bounds) -> None:
+        what = "has forgotten what was read next" if bounds.topic_id == job.restore.bounds.topic_id else "was deleted and made anew"
+        log.warning('%s %s while store "%s" was restored from it; that begins again', changelog, what, job.restore.spec.name)
+        job.anew(bounds)
 
     def _finish(self, task: TaskId) -> None:
         del self._waiting[task]

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+from coopstreams.group.versions import short
 from coopstreams.log.log import NO_STREAM_TIME
 from coopstreams.query.backend import (
     Health,
@@ -33,7 +35,8 @@ from coopstreams.state.views import GlobalView, StoreView
 from coopstreams.tasks.instance import Instance
 from coopstreams.tasks.opener import Waiting
 from coopstreams.tasks.roster import State
-from coopstreams.tasks.task import Task
+from coopstreams.tasks.tally import dropped
+from coopstreams.tasks.task import Task, wall_clock_ms
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.stores import StoreSpec
@@ -71,8 +74,9 @@ class TaskView:
 class Serving:
     """The `Backend` of one instance. Any thread."""
 
-    def __init__(self, instance: Instance) -> None:
+    def __init__(self, instance: Instance, details: Mapping[str, str | int | float]) -> None:
         self._instance = instance
+        self._details = details
         self._parts = instance.parts
         self._placement: tuple[object, Placement] = (None, Placement(-1, instance.parts.process, ()))
         self._specs = {store.name: store for subtopology in instance.parts.topology.subtopologies for store in subtopology.stores}
@@ -94,8 +98,10 @@ class Serving:
         """Return who owns what by the last assignment."""
         assigned = self._instance.assigned
         if assigned is not None and self._placement[0] is not assigned:
-            peers = tuple(Peer(member.info.process, member.info.endpoint, member.tasks) for member in assigned.cluster.members)
-            self._placement = (assigned, Placement(assigned.generation, self._parts.process, peers))
+            # Tasks of another version of the topology are not those that this process knows by the same numbers.
+            members, foreign = assigned.cluster.members, bool(assigned.waits)
+            peers = tuple(Peer(member.info.process, member.info.endpoint, () if foreign else member.tasks) for member in members)
+            self._placement = (assigned, Placement(assigned.generation, self._parts.process, peers, assigned.waits))
         return self._placement[1]
 
     def view(self, store: str, partition: int, hash_: int) -> OpenView | NotOpen:
@@ -119,20 +125,32 @@ class Serving:
         """Return whether the instance is well, and why not."""
         reasons = [Reason("no-progress", message, task) for task, message in self._instance.watch.stalled(time.monotonic()).items()]
         live = not reasons
+        slow = [
+            Reason("slow", message + self._instance.waiting_for(task), task) for task, message in self._instance.watch.slow(time.monotonic()).items()
+        ]
         if self._instance.assigned is None or not self._instance.member.sure(self._instance.member.epoch):
             reasons.append(Reason("not-a-member", self._instance.member.problem or "the group has not answered this process lately"))
+        reasons += [Reason("asking-the-group", message) for message in self._instance.doubts()]
+        if self._instance.waits:
+            reasons.append(Reason("another-version", self._instance.waits))
+        reasons += [Reason("changelog-made-anew", message, task) for task, message in self._instance.watch.made_anew.items()]
+        reasons += [Reason("resting", message) for message in self._instance.resting()]
+        if trouble := self._parts.follower.trouble:
+            reasons.append(Reason("unreadable-commit", trouble))
         for task, state in list(self._instance.roster.states.items()):
             if state is not State.RUNNING:
                 reasons.append(Reason(state.value, self._why(task, state), task))
-        return Health(live, not reasons, tuple(reasons))
+        return Health(live, not reasons, (*reasons, *slow))
 
     def status(self) -> Status:
         """Return what the instance is doing."""
         states = dict(self._instance.roster.states)
-        running = all(state is State.RUNNING for state in states.values())
-        state = "joining" if self._instance.assigned is None else "running" if running else "rebalancing"
+        settled = all(state is State.RUNNING for state in states.values())
+        running = "waiting" if self._instance.waits and not states else "running" if settled else "rebalancing"
+        state = "joining" if self._instance.assigned is None else running
         tasks = tuple(self._task(task, states[task]) for task in sorted(states))
-        return Status(self.application, state, self.health(), tasks, time.monotonic() - self._instance.began)
+        details = {**self._details, "version": short(tuple(part.fingerprint for part in self._parts.reading.announced))}
+        return Status(self.application, state, self.health(), tasks, time.monotonic() - self._instance.began, details)
 
     def owns(self, task: Task) -> bool:
         """Whether this very opening of a task runs here now."""
@@ -179,5 +197,13 @@ class Serving:
             return TaskStatus(id_, word, -1, restore=restore, pick_up=pick_up)
         rate, ends = (sight.rate, sight.ends) if sight is not None else (0.0, {})
         # Positions as of now; ends as of the last look, which asks the brokers.
-        sources = tuple(SourceStatus(source, at, at, ends.get(source)) for source in task.sources for at in [task.progress.durable(source)])
-        return TaskStatus(id_, word, task.progress.author.generation, task.processed, rate, sources, restore, pick_up)
+        sources = tuple(self._source(task, source, ends.get(source)) for source in task.sources)
+        status = TaskStatus(id_, word, task.progress.author.generation, task.processed, rate, sources, restore, pick_up)
+        behind_ms = None if status.stream_time is None else wall_clock_ms() - status.stream_time
+        tally = task.tally
+        return replace(status, written=dict(tally.written), dropped=dropped(task), dead_letters=tally.dead_letters, behind_ms=behind_ms)
+
+    @staticmethod
+    def _source(task: Task, source: TopicPartition, end: int | None) -> SourceStatus:
+        at, time = task.progress.durable(source), task.progress.stream_time(source)
+        return SourceStatus(source, at, at, end, None if time == NO_STREAM_TIME else time)

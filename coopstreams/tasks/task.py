@@ -10,24 +10,27 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from coopstreams.commit.progress import Progress
 from coopstreams.log.log import Run
 from coopstreams.state.task_state import ChangelogBatch, TaskState
-from coopstreams.tasks.queues import SourceQueues
+from coopstreams.tasks.queues import SourceQueues, Step
+from coopstreams.tasks.tally import Tally
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.failures import OnFailure
+from coopstreams.topology.failures import Failure, OnFailure
 from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.nodes import Sink
 from coopstreams.topology.program import BoundProgram, Program
 from coopstreams.topology.stores import StoreSpec, TableStore
 from coopstreams.topology.task_id import TaskId
 
 STEP_S = 0.05
 """How long a task works before it lets its thread look at the clock: much less than a commit interval, much more than that look costs."""
-FIRST_STEP = 64
-"""Records of the first step, before anything is known about the functions. Then as many as fit into the time."""
+FIRST_STEP = 1
+"""Records of the first step, before anything is known about the functions. Then twice as many, as long as they fit into the time."""
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +72,7 @@ class Task:
         opened: Incarnation,
         program: Program,
         on_failure: OnFailure,
+        tally: Tally,
         *,
         caching: bool,
         latency: Callable[[float], None],
@@ -97,16 +101,27 @@ class Task:
         self.processed = 0
         self._most = FIRST_STEP
         self._latency = latency
+        self.tally = tally
+        self._on_failure = on_failure
+        self._sinks = {node.topic: node.name for node in program.subtopology.nodes if isinstance(node, Sink)}
+        self._singles: deque[Step] = deque()
+        """Taken from the queues, to be processed one by one."""
+        self._at: Step | None = None
+        """What was processed last, if that is where the outputs come from."""
 
     def add(self, run: Run) -> None:
         """Take in a run of the reader."""
         self.queues.add(run)
 
-    def step(self) -> bool:
-        """Process what may be processed, for about `STEP_S`; return whether there is more. Outputs wait in `program.outputs`."""
+    def step(self, *, single: bool = False) -> bool:
+        """Process what may be processed, for about `STEP_S`; return whether there may be more. Outputs wait in `program.outputs`.
+
+        `single`: one record at most, so that `refused` knows from which one an output comes.
+        """
         began = now = time.monotonic()
-        first_ms = -1
-        for step in self.queues.steps(self._most, now):
+        first_ms, more = -1, False
+        for step in self._steps(now, single=single):
+            self._at = step
             # Less what an earlier owner of part of the range has done.
             columns = self.progress.unseen(step.source, step.columns)
             if len(columns):
@@ -118,11 +133,58 @@ class Task:
             self.progress.advance(step.source, step.next_offset, step.stream_time)
             before, now = now, time.monotonic()
             self._pace(len(step.columns), now - before)
-            if now - began > STEP_S:
+            if single or now - began > STEP_S:
+                more = True
                 break
         if first_ms >= 0:  # once a batch: the clock and the histogram cost as much as a few records
             self._latency(max(0, wall_clock_ms() - first_ms) / 1000)
-        return now - began > STEP_S
+        return more
+
+    def _steps(self, now: float, *, single: bool) -> Iterator[Step]:
+        """Yield what may be processed now, in order; record by record if that is asked for, and what is left of having asked for it."""
+        yield from self._left()
+        for step in self.queues.steps(FIRST_STEP if single else self._most, now):
+            if single:
+                self._singles.extend(step.singles())
+                yield from self._left()
+            else:
+                yield step
+
+    def _left(self) -> Iterator[Step]:
+        while self._singles:
+            yield self._singles.popleft()
+
+    @property
+    def last_step(self) -> str:
+        """What the last step has processed, for people."""
+        if self._at is None or not len(self._at.columns):
+            return "windows that closed by stream time"
+        source, offsets = self._at.source, self._at.columns.offsets
+        which = f"the record at offset {offsets[0]}" if len(offsets) == 1 else f"the records from offset {offsets[0]} to {offsets[-1]}"
+        return f'{which} of "{source.topic}" partition {source.partition}'
+
+    def refused(self, topic: str, key: bytes | None, timestamp: int, error: Exception) -> None:
+        """Hand an output that a topic does not take to the failure handler: as a failure of the record of the last step, or else of its own key.
+
+        Raises:
+            Whatever the failure handler raises.
+        """
+        step, node = self._at, self._sinks.get(topic, topic)
+        if step is None or len(step.columns) != 1:
+            self._on_failure(Failure("production", node, error, self.sources[0], None, key, None, timestamp, None))
+            return
+        records = step.columns
+        headers = records.headers[0] if records.headers is not None else None
+        at = records.offsets[0]
+        self._on_failure(Failure("production", node, error, step.source, at, records.keys[0], records.values[0], records.timestamps[0], headers))
+
+    @property
+    def uncommitted(self) -> str:
+        """What was processed since the last commit, for people."""
+        between = [(source, self.progress.durable(source), self.progress.position(source).offset) for source in self.sources]
+        return ", ".join(
+            f'"{source.topic}" partition {source.partition} offsets {start} to {end - 1}' for source, start, end in between if start < end
+        )
 
     def _pace(self, records: int, seconds: float) -> None:
         """Learn how many records fit into `STEP_S`."""
@@ -133,6 +195,7 @@ class Task:
 
     def punctuate(self, now_ms: int) -> None:
         """Call what is due by the wall clock. Outputs wait in `program.outputs`."""
+        self._at = None
         self.program.punctuate(now_ms)
 
     def punctuation_due(self, now_ms: int) -> bool:
@@ -142,12 +205,13 @@ class Task:
 
     def flush(self) -> Sequence[ChangelogBatch]:
         """Forward what the record caches hold (into `program.outputs`), then return what the changelogs must get."""
+        self._at = None
         self.program.flush()
         return self.state.changes()
 
-    def commit(self, checkpoints: dict[str, int]) -> None:
-        """What was processed is durable in the log: let the database have it, in one batch, and begin anew."""
-        self.state.commit(checkpoints, standings(self.id, [table.spec for table in self.state.stores.values()], self.progress))
+    def commit(self, checkpoints: dict[str, int], true_ms: int) -> None:
+        """What was processed is durable in the log: let the database have it, in one batch, and begin anew. `true_ms` as of `TaskState.commit`."""
+        self.state.commit(checkpoints, standings(self.id, [table.spec for table in self.state.stores.values()], self.progress), true_ms)
         self.progress.committed()
 
     def discard(self) -> None:

@@ -1,5 +1,6 @@
 """A stream thread: runs the tasks it was given, writes what they make, commits them together.
 
+Invariant: what waits in front of it is bounded: records by the dispatcher, and of what a partition says besides only the last counts.
 Invariant: a task's state, program and progress are touched by this thread alone, from `open` to `Closed` or `Aborted`.
 Invariant: nothing of an interval counts unless its commit did. After any doubt about the outcome the tasks are discarded and
 opened again from the log, which knows. What no repetition can cure (a record that no broker takes) ends the instance instead.
@@ -17,8 +18,10 @@ from dataclasses import dataclass
 from coopstreams.log.log import Run
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.events import Aborted, Closed, Event, Failed
+from coopstreams.tasks.outlasting import Outlasting
 from coopstreams.tasks.task import Task, wall_clock_ms
-from coopstreams.topology.errors import DeliveryError, FencedError, LogError, MembershipLostError
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import DeliveryError, FencedError, LogError, MembershipLostError, ProcessingError, RefusedError
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +43,30 @@ class _Close:
     clean: bool
 
 
-_Message = _Open | _Close | tuple[Task, Run] | None
+@dataclass(slots=True)
+class _Moved:
+    """The partition of a task has moved, but had no records for it."""
+
+    task: Task
+    run: Run
+
+
+_Message = _Open | _Close | _Moved | tuple[Task, Run] | None
 
 
 class StreamThread:
     """One thread of an instance. Methods are called by the control thread and return at once."""
 
-    def __init__(self, number: int, committer: Committer, emit: Callable[[Event], None], commit_interval_s: float, *, rests_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        number: int,
+        committer: Committer,
+        emit: Callable[[Event], None],
+        commit_interval_s: float,
+        outlasting: Outlasting,
+        *,
+        rests_s: float = 0.0,
+    ) -> None:
         """`rests_s`: how long it waits before it takes the first message, unless tasks are given up or the thread is to end."""
         self.number = number
         self.backlog = 0
@@ -57,18 +77,25 @@ class StreamThread:
         self._emit = emit
         self._interval = commit_interval_s
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        self._moved: dict[Task, dict[TopicPartition, _Moved]] = {}
+        """What waits behind the records of each task. A thread that is busy for long has one message for a partition, not one for each fetch."""
         self._tasks: list[Task] = []
         self._thread = threading.Thread(target=self._run, name=f"stream-{number}", daemon=True)
         self._lock = threading.Lock()
         self._due = 0.0
         """When the next commit is due: `time.monotonic()`."""
         self._in_vain: list[float] = []
+        self._outlasting = outlasting
+        self._slowest = 0.0, ""
+        """What took longest since the last commit, and what that was."""
+        self._epoch: int | None = None
+        """That of the task which was opened last."""
         self._rests_s = rests_s
         self._awake = threading.Event()
 
     def successor(self, rests_s: float) -> StreamThread:
         """Return a thread, not yet started, that takes the place of this one, which has died: it writes under the same transactional id."""
-        return StreamThread(self.number, self.committer, self._emit, self._interval, rests_s=rests_s)
+        return StreamThread(self.number, self.committer, self._emit, self._interval, self._outlasting, rests_s=rests_s)
 
     def start(self) -> None:
         """Begin to take messages."""
@@ -80,9 +107,19 @@ class StreamThread:
 
     def deliver(self, task: Task, run: Run) -> None:
         """Queue a run of records for a task."""
+        message: _Message = (task, run)
         with self._lock:
-            self.backlog += len(run.columns)
-        self._inbox.put((task, run))
+            if len(run.columns):
+                self.backlog += len(run.columns)
+                self._moved.pop(task, None)
+            else:
+                waiting = self._moved.setdefault(task, {})
+                before = waiting.get(run.partition)
+                if before is not None and before.run.next_offset <= run.next_offset:
+                    before.run = run.behind(before.run)
+                    return
+                message = waiting[run.partition] = _Moved(task, run)
+        self._inbox.put(message)
 
     def close(self, tasks: tuple[Task, ...], *, clean: bool) -> None:
         """Give these tasks up: after a commit if `clean`, else by discarding what is not committed. `Closed` follows for each.
@@ -112,7 +149,7 @@ class StreamThread:
                 self._abandon()
             except LogError as second:
                 log.warning("stream thread %d cannot end its transaction: %s", self.number, second)
-            self._emit(Failed(error, f"stream thread {self.number}", self.number))
+            self._emit(Failed(error, f"stream thread {self.number}", self.number, self._epoch))
 
     def _rest(self) -> None:
         until = time.monotonic() + self._rests_s
@@ -134,6 +171,8 @@ class StreamThread:
             if isinstance(message, tuple):
                 if message:
                     self._process(*message)
+            elif isinstance(message, _Moved):
+                self._process(message.task, self._taken(message))
             elif isinstance(message, _Open):
                 self._open(message.task)
             else:
@@ -143,12 +182,23 @@ class StreamThread:
             self._commit_if_due()
 
     def _open(self, task: Task) -> None:
+        self._epoch = task.epoch
         self._tasks.append(task)
         try:
             self.committer.claim(task)
         except (LogError, MembershipLostError) as error:
             # All tasks: what the writer could not deliver may have been anybody's.
             self._abort(error)
+
+    def _taken(self, message: _Moved) -> Run:
+        """Return what a message says; what comes from now on is another one."""
+        with self._lock:
+            waiting = self._moved.get(message.task, {})
+            if waiting.get(message.run.partition) is message:
+                del waiting[message.run.partition]
+                if not waiting:
+                    del self._moved[message.task]
+            return message.run
 
     def _process(self, task: Task, run: Run) -> None:
         try:
@@ -164,11 +214,19 @@ class StreamThread:
         while not task.closed and not task.leaving:
             self.moved_at = time.monotonic()
             self.committer.begin(task)
-            more = task.step()
+            began = time.monotonic()
+            more = task.step(single=self.committer.careful)
+            if (seconds := time.monotonic() - began) > self._outlasting.least_s:
+                self._note_slow(seconds, f"{task}: {task.last_step}")
             self.committer.write_outputs(task)
             if not more:
                 break
             self._commit_if_due()  # a slow function: commits, heartbeats and revocations do not wait for the end of the run
+
+    def _note_slow(self, seconds: float, call: str) -> None:
+        """Remember a call for which the broker or the group may not have waited."""
+        log.warning("stream thread %d: %s took %.0f s", self.number, call, seconds)
+        self._slowest = max(self._slowest, (seconds, call))
 
     def _waited_enough_s(self) -> float:
         """How long until a task goes on without the source that it waits for."""
@@ -202,7 +260,10 @@ class StreamThread:
             for task in self._tasks:
                 if task.punctuation_due(now_ms):
                     self.committer.begin(task)
+                    began = time.monotonic()
                     task.punctuate(now_ms)
+                    if (seconds := time.monotonic() - began) > self._outlasting.least_s:
+                        self._note_slow(seconds, f"{task}: its punctuators")
                     self.committer.write_outputs(task)
         except (LogError, MembershipLostError) as error:
             self._abort(error)
@@ -210,6 +271,8 @@ class StreamThread:
     def _commit_or_abort(self) -> bool:
         try:
             self.committer.commit(self._tasks)
+            self.committer.confirm(self._tasks)
+            self._slowest = 0.0, ""
             return True
         except (LogError, MembershipLostError) as error:
             self._abort(error)
@@ -217,9 +280,13 @@ class StreamThread:
 
     def _abort(self, error: LogError | MembershipLostError) -> None:
         self._check_hope(error)
-        log.warning("stream thread %d: what was done since the last commit is done again: %s", self.number, error)
+        refused = isinstance(error, RefusedError)
+        one_by_one = f" Record by record, to find which are refused: they are among {self._uncommitted()}." if refused else ""
+        log.warning("stream thread %d: what was done since the last commit is done again: %s%s", self.number, error, one_by_one)
         tasks = tuple(self._tasks)
         self._abandon()
+        if refused:
+            self.committer.expect_refusals()
         if isinstance(error, LogError) and not isinstance(error, FencedError):
             self.committer.check_topics()
         self._emit(Aborted(tasks, str(error)))
@@ -229,13 +296,24 @@ class StreamThread:
 
         Raises:
             LogError: it does not.
+            ProcessingError: it does not, because one call takes too long each time.
         """
+        (seconds, call), self._slowest = self._slowest, (0.0, "")
+        if call and (hopeless := self._outlasting.void(call, seconds, time.monotonic())) is not None:
+            raise ProcessingError(f"{hopeless}.") from error
         if not isinstance(error, LogError) or isinstance(error, FencedError) or error.retryable:
             return
         now = time.monotonic()
         self._in_vain = [at for at in self._in_vain if at > now - IN_VAIN_S] + [now]
-        if isinstance(error, DeliveryError) or len(self._in_vain) >= MOST_IN_VAIN:
+        if isinstance(error, RefusedError):
+            if len(self._in_vain) >= MOST_IN_VAIN:
+                raise RefusedError(f"{error} The settings of the topics do not explain it. It was made from {self._uncommitted()}.") from error
+        elif isinstance(error, DeliveryError) or len(self._in_vain) >= MOST_IN_VAIN:
             raise error
+
+    def _uncommitted(self) -> str:
+        """What the tasks have processed since the last commit, for people."""
+        return "; ".join(f"{task}: {done}" for task in self._tasks if (done := task.uncommitted))
 
     def _abandon(self) -> None:
         tasks, self._tasks = self._tasks, []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from coopstreams.config import Config
 from coopstreams.log.log import Log, TopicSpec
@@ -11,6 +12,8 @@ from coopstreams.topology.nodes import Topology
 from coopstreams.topology.partitions import ResolvedTopics, check_names, check_partitions
 
 log = logging.getLogger(__name__)
+
+_AFTER = "message.timestamp.after.max.ms"
 
 
 def prepare_topics(cluster: Log, topology: Topology, config: Config) -> ResolvedTopics:
@@ -21,10 +24,21 @@ def prepare_topics(cluster: Log, topology: Topology, config: Config) -> Resolved
     """
     resolved = check_topics(cluster, topology, config)
     specs = [TopicSpec(plan.name, plan.partitions, plan.config, config["replication.factor"]) for plan in resolved.missing]
+    if specs and (timed := _any_time(cluster, topology)):
+        specs = [replace(spec, config={**spec.config, **timed}) for spec in specs]
     if specs:
         log.info("creating internal topics: %s", ", ".join(f"{spec.name} ({spec.partitions})" for spec in specs))
         cluster.create_topics(specs)
     return resolved
+
+
+def _any_time(cluster: Log, topology: Topology) -> dict[str, str]:
+    """Return the setting by which an internal topic takes records whose time lies ahead, if the brokers have it (Kafka 3.6).
+
+    State that follows from a record must be written if the record was taken: a changelog's row cannot be left out.
+    """
+    known = next((cluster.topic_config(topic) for topic in topology.source_topics if topic in cluster.partitions([topic])), {})
+    return {_AFTER: str((1 << 63) - 1)} if _AFTER in known else {}
 
 
 def check_topics(cluster: Log, topology: Topology, config: Config) -> ResolvedTopics:

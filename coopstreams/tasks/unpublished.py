@@ -25,7 +25,7 @@ def check_published(config: Config, counts: Mapping[str, int], sources: Mapping[
     runs = backfill_runs(application, counts)
     if not runs:
         return
-    with closing(KafkaOffsets(config.client, application)) as offsets:
+    with closing(KafkaOffsets(config.client, application, timeout_s=config["connect.timeout.ms"] / 1000)) as offsets:
         if offsets.committed([TopicPartition(topic, number) for topic, count in sources.items() for number in range(count)]):
             return
     raise ConfigError(

@@ -1,6 +1,6 @@
 """Is an instance well? A task that has records to process and does not move has a reason, and the reason has a name.
 
-Slow is not dead, and dead is never silent: `/health` turns red with what is waited for.
+Slow is not dead, and dead is never silent: after some seconds `/health` says what a task waits for, and after half a minute it turns red.
 
 Invariant: `Watch` decides from numbers it is given (positions, ends, a clock); the instance collects them.
 Turned down: a time-out that restarts things by itself (it hides the reason, and a slow call looks like a dead one).
@@ -16,6 +16,8 @@ from coopstreams.topology.task_id import TaskId
 
 STALLED_S = 30.0
 """A task with records waiting that has not moved for so long is reported, unless it may rest for longer: until a commit, for another source."""
+SLOW_S = 3.0
+"""A task that waits for so long says what for. It is not ill for that: brokers that move leaders take longer."""
 
 
 @dataclass(slots=True)
@@ -41,7 +43,12 @@ class Watch:
     """What is known of each running task over time."""
 
     stalled_s: float = STALLED_S
+    slow_s: float = SLOW_S
     sights: dict[TaskId, Sight] = field(default_factory=dict)
+    unanswered: dict[TopicPartition, float] = field(default_factory=dict)
+    """Sources whose leader does not say where they end, and since when it does not."""
+    made_anew: dict[TaskId, str] = field(default_factory=dict)
+    """Running tasks whose changelog is another topic now than the one that their state came from, in words."""
 
     def look(self, task: TaskId, now: float, committed: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], processed: int) -> Sight:
         """Take in what a task has done; return what that means."""
@@ -63,6 +70,18 @@ class Watch:
     def stalled(self, now: float) -> dict[TaskId, str]:
         """Return the tasks that have records waiting and do not move, each with the place where it stands."""
         return {task: _where(sight, now) for task, sight in self.sights.items() if sight.lag > 0 and now - sight.moved_at > self.stalled_s}
+
+    def slow(self, now: float) -> dict[TaskId, str]:
+        """Return the tasks that have not committed for longer than they should, or cannot be read, each with what is known of why."""
+        said = {}
+        for task, sight in list(self.sights.items()):
+            since = {source: at for source in sight.committed if (at := self.unanswered.get(source, now)) < now - SLOW_S}
+            waited = now - sight.moved_at
+            if since:
+                said[task] = ", ".join(f"the leader of {source} has not answered for {now - at:.0f} s" for source, at in since.items())
+            elif sight.lag > 0 and self.slow_s < waited <= self.stalled_s:
+                said[task] = f"no commit for {waited:.0f} s with {sight.lag} records waiting"
+        return said
 
 
 def _where(sight: Sight, now: float) -> str:

@@ -1,5 +1,9 @@
 """The thread that looks at an instance from outside: lags, rates, stalls, counts; and that deletes repartition records that are done.
 
+It also compares what the changelogs of running tasks are with what they were when these opened. State whose changelog was deleted is right as long
+as its task runs, and nowhere else: whoever opens it next has what was written since. So it is said, and the tasks go on. (Turned down: opening
+them again at once. It would lose today what may be rebuilt from the source, or is made anyway, before anybody must restore.)
+
 Invariant: it only reads what the other threads publish; it never makes them wait.
 """
 
@@ -11,19 +15,28 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+from coopstreams.log import outage
 from coopstreams.log.log import Log
 from coopstreams.metrics import Metrics
+from coopstreams.state.checkpoints import NO_TOPIC
 from coopstreams.tasks.events import Event, Failed
+from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.roster import Roster, State
+from coopstreams.tasks.tally import Tallies
 from coopstreams.tasks.task import Task
-from coopstreams.tasks.watchdog import STALLED_S, Watch
+from coopstreams.tasks.watchdog import SLOW_S, STALLED_S, Watch
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import LogError
+from coopstreams.topology.errors import LogError, UnknownTopicError
+from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
 
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
+MOST_S = 2.0
+"""How long a look asks leaders that have not answered before."""
+COMPARE_EVERY_S = 60.0
+"""Time between two looks whether changelogs are still the same topics."""
 
 
 class Watcher:
@@ -33,24 +46,32 @@ class Watcher:
         self,
         cluster: Log,
         metrics: Metrics,
+        tallies: Tallies,
+        sayings: Sayings,
         roster: Roster,
         tasks: dict[TaskId, Task],
         purged: frozenset[str],
         purge_every_s: float,
         rests_s: float,
         emit: Callable[[Event], None],
+        changelog: Callable[[StoreSpec], str],
     ) -> None:
-        self.watch = Watch(max(STALLED_S, 3 * rests_s))
+        self.watch = Watch(max(STALLED_S, 3 * rests_s), max(SLOW_S, 3 * rests_s))
+        self._ends: dict[TopicPartition, int] = {}
+        """As far as they were heard of."""
         self._log = cluster
         self._metrics = metrics
+        self._tallies = tallies
+        self._sayings = sayings
         self._roster = roster
         self._tasks = tasks
         self._purged = purged
         self._purge_every_s = purge_every_s
         self._purge_at = time.monotonic() + purge_every_s
         self._emit = emit
+        self._changelog = changelog
+        self._compare_at = time.monotonic() + COMPARE_EVERY_S
         self._deleted: dict[TopicPartition, int] = {}
-        self._counted: dict[TaskId, tuple[Task, int, dict[tuple[str, str], int]]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
 
@@ -76,40 +97,73 @@ class Watcher:
             self._emit(Failed(error, "watcher"))
 
     def _look(self) -> None:
+        self._sayings.tick()
         tasks = dict(self._tasks)
-        ends = {source: self._log.end_offset(source) for source in {source for task in tasks.values() for source in task.sources}}
+        asked_at, sources = time.monotonic(), {source for task in tasks.values() for source in task.sources}
+        self._measure(sources)
         now = time.monotonic()
-        self._watch_tasks(tasks, ends, now)
+        if sources and not self.watch.unanswered:
+            outage.answered(asked_at)
+        self._watch_tasks(tasks, self._ends, now)
         states = Counter(state.value for state in dict(self._roster.states).values())
         self._metrics.tasks(states)
         if now >= self._purge_at:
             self._purge_at = now + self._purge_every_s
             self._purge(tasks)
+        if now >= self._compare_at:
+            self._compare_at = now + COMPARE_EVERY_S
+            self._compare(tasks)
+
+    def _compare(self, tasks: dict[TaskId, Task]) -> None:
+        """Find the tasks whose changelogs were made anew, or are gone."""
+        ids: dict[str, str] = {}
+        found: dict[TaskId, str] = {}
+        for id_, task in tasks.items():
+            for store, topic_id in task.state.topic_ids.items():
+                spec = task.state.stores[store].spec
+                topic = spec.source or self._changelog(spec)
+                if topic not in ids:
+                    ids[topic] = self._id_of(topic)
+                if topic_id not in (NO_TOPIC, ids[topic]):
+                    found[id_] = f'{topic} was deleted{" and made anew" if ids[topic] else ""}: what store "{store}" had before is only on this host'
+        for id_ in found.keys() - self.watch.made_anew.keys():
+            log.error("task %s: %s, until the task is opened again. Stop all instances and rebuild it from the source.", id_, found[id_])
+        self.watch.made_anew = found
+
+    def _id_of(self, topic: str) -> str:
+        try:
+            return self._log.topic_id(topic)
+        except UnknownTopicError:
+            return NO_TOPIC
+
+    def _measure(self, sources: set[TopicPartition]) -> None:
+        """Ask where these end. A leader that does not answer keeps nobody from hearing of the others."""
+        unanswered, give_up = self.watch.unanswered, time.monotonic() + MOST_S
+        for source in sorted(sources, key=lambda source: unanswered.get(source, 0.0)):
+            if source in unanswered and time.monotonic() > give_up:
+                break
+            try:
+                self._ends[source] = self._log.end_offset(source)
+                unanswered.pop(source, None)
+            except LogError as error:
+                if source not in unanswered:
+                    unanswered[source] = time.monotonic()
+                    log.log(logging.DEBUG if error.retryable else logging.WARNING, "cannot measure lags: %s", error)
+        for gone in [source for source in unanswered if source not in sources]:
+            del unanswered[gone]
 
     def _watch_tasks(self, tasks: dict[TaskId, Task], ends: dict[TopicPartition, int], now: float) -> None:
         for id_, task in tasks.items():
             if self._roster.states.get(id_) is not State.RUNNING:
                 continue
             committed = {source: task.progress.durable(source) for source in task.sources}
-            self.watch.look(id_, now, committed, {source: ends[source] for source in task.sources}, task.processed)
+            self.watch.look(id_, now, committed, {source: ends.get(source, committed[source]) for source in task.sources}, task.processed)
             for source, at in committed.items():
-                self._metrics.lag(id_, source.topic, max(0, ends[source] - at))
-            self._count(id_, task)
+                self._metrics.lag(id_, source.topic, max(0, ends.get(source, at) - at))
+            self._tallies.look(task)
         for gone in tasks.keys() - self._tasks.keys():
             self._metrics.task_closed(gone)  # it was closed while it was looked at, and its series may have come back
         self.watch.keep(set(tasks))
-        self._counted = {id_: seen for id_, seen in self._counted.items() if id_ in tasks}
-
-    def _count(self, id_: TaskId, task: Task) -> None:
-        """Add what a task has done since the last look; another opening of it begins at nothing."""
-        before, processed, dropped = self._counted.get(id_, (task, 0, {}))
-        if before is not task:
-            processed, dropped = 0, {}
-        now, lost = task.processed, task.program.dropped
-        self._metrics.processed(id_, now - processed)
-        for (_, reason), count in lost.items():
-            self._metrics.dropped(id_, reason.replace(" ", "-"), count - dropped.get((_, reason), 0))
-        self._counted[id_] = (task, now, lost)
 
     def _purge(self, tasks: dict[TaskId, Task]) -> None:
         """Repartition topics keep their records for ever; whoever owns hash 0 deletes what everybody has done with."""

@@ -33,6 +33,7 @@ from coopstreams.state.global_updates import rows_of
 from coopstreams.state.memory import Memory
 from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.failures import handler
+from coopstreams.tasks.repeats import Sayings
 from coopstreams.testing.fronts import Fronts
 from coopstreams.testing.ordered import ordered
 from coopstreams.testing.views import InputTopic, OutputRecord, OutputTopic, StoreView
@@ -86,6 +87,7 @@ class TopologyTestDriver:
         dead_letters = self._config["errors.dead.letter.queue.topic.name"]
         self._dead_letters = [] if dead_letters is None else [dead_letters]
         self._state_dir = state_dir
+        self._sayings = Sayings()
         self._log = MemoryLog()
         self._writer = self._log.writer()
         self._reader = self._log.reader()
@@ -111,6 +113,7 @@ class TopologyTestDriver:
 
     def close(self) -> None:
         """Let go of everything; nothing is left anywhere."""
+        self._sayings.close()
         for task in self._all_tasks():
             task.program.close()
         self._reader.close()
@@ -269,10 +272,11 @@ class TopologyTestDriver:
             clock=lambda: self.now_ms,
             partitions=self._count,
         )
+        bound.elsewhere = False
         return _Task(task_id, program, bound, state, order)
 
     def _on_failure(self, task: TaskId | None) -> OnFailure:
-        handle = handler(task, self._config, lambda _: None, self._dead_letter)
+        handle = handler(task, self._config, lambda *_: None, self._dead_letter, self._sayings)
 
         def on_failure(failure: Failure) -> None:
             handle(failure)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.broker.cluster import ThreeBrokers
 from tests.broker.consuming import Orders
 from tests.broker.processes import Workers
-from tests.conftest import Kafka
+from tests.conftest import Kafka, download_kafka
 
 
 @pytest.fixture
@@ -35,3 +36,17 @@ def orders(kafka: Kafka) -> Iterator[Orders]:
     made = Orders(kafka)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module")
+def cluster_of_module(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[ThreeBrokers]:
+    """Return three brokers that the tests of a module share."""
+    with ThreeBrokers(tmp_path_factory.mktemp("three"), console=download_kafka(request)) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def three_brokers(cluster_of_module: ThreeBrokers) -> ThreeBrokers:
+    """Return three brokers, all of them well when the test begins: break them as you like. For tests marked `slow`."""
+    cluster_of_module.mend()
+    return cluster_of_module

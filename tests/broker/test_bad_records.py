@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Producer
 
 from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
-from coopstreams.topology.errors import DeliveryError, ProcessingError
+from coopstreams.topology.errors import ProcessingError
 from tests.broker.counting import PATIENT, failure_of, instance_of, metric
 from tests.broker.reading import Record, by_key, read_topic
 from tests.broker.waiting import eventually
@@ -222,9 +222,9 @@ def test_a_result_too_large_for_its_topic_stops_with_the_topic_and_the_cure(kafk
         **PATIENT,
     }
     error = failure_of(CoopStreams(builder.build(), settings))
-    assert isinstance(error, DeliveryError)
-    assert "max.message.bytes" in str(error)
-    assert sink in str(error)
+    assert isinstance(error, ProcessingError)
+    for part in (f'"{source}" partition 0 offset 2', "max.message.bytes", sink, "key-10000"):
+        assert part in str(error)
 
 
 def test_records_of_all_kinds_pass_beside_bad_ones(kafka: Kafka, tmp_path: Path) -> None:

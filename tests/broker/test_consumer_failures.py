@@ -6,11 +6,13 @@ import logging
 from collections.abc import Callable
 
 import pytest
+from typer.testing import CliRunner
 
+from coopstreams.cli import app as commands
 from coopstreams.commit.record import TOPIC
 from coopstreams.consumer import CooperativeConsumer, TopicPartition
 from coopstreams.dev.broker import KafkaBroker
-from coopstreams.topology.errors import LogError, MembershipLostError
+from coopstreams.topology.errors import ConfigError, LogError, MembershipLostError
 from coopstreams.topology.keys import KeyRange
 from tests.broker.consuming import Orders, finish, nothing_more, poll_until, read
 
@@ -36,7 +38,7 @@ def test_what_is_done_twice_is_a_warning_and_changes_nothing(orders: Orders, cap
 
 
 def test_a_lost_commit_topic_leaves_the_stable_offset(broker_of_own: Callable[..., KafkaBroker]) -> None:
-    """What was done above it is done again: at least once."""
+    """It is refused, because what was done above the stable offset would be done again; and gone on from there if the user says so."""
     broker = broker_of_own()
     orders = Orders(broker)
     orders.write(100)
@@ -54,6 +56,13 @@ def test_a_lost_commit_topic_leaves_the_stable_offset(broker_of_own: Callable[..
         consumer.close()
 
     orders.log.delete_topics([TOPIC])
+    heir = orders.alone([])
+    with pytest.raises(ConfigError, match=f"had committed more than the plain offset {stable} says") as refused:
+        read(heir, 1)
+    heir.close()
+    command = str(refused.value).partition("run `coopstreams ")[2].rstrip("`").split()
+    done = CliRunner().invoke(commands, [*command, "--yes", "--bootstrap-servers", broker.bootstrap])
+    assert done.exit_code == 0, done.output
     heir = orders.alone([])
     again = read(heir, 100 - stable)
     assert [record.offset for record in again] == list(range(stable, 100))

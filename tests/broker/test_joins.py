@@ -11,7 +11,8 @@ import pytest
 from confluent_kafka import Producer
 
 from coopstreams import CoopStreams, JoinWindows, StreamsBuilder, Topology, serdes
-from tests.broker.counting import PATIENT, metric
+from coopstreams.topology.keys import KeyRange, key_hash
+from tests.broker.counting import PATIENT, await_running, metric
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
 
@@ -77,6 +78,37 @@ def test_what_joins_keep_survives_a_restart(kafka: Any, tmp_path: Path) -> None:
         send(producer, topics["orders"], "o9", "fr", 9000)
         assert wait_for("owned", 2) == {"a1": ["ann", "Ann"], "b1": ["bob", "Bob"]}
         assert wait_for("out", 3) == {"o1": ["fr", 5, "France"], "o2": ["fr", None, "France"], "o3": ["fr", 9, "France"]}
+
+
+@pytest.mark.broker
+def test_what_has_no_match_goes_by_records_that_another_process_takes(kafka: Any, tmp_path: Path) -> None:
+    """One partition, two processes: the keys of one of them come no more, and time moves on by those of the other."""
+    orders, payments, out = (kafka.topic(name) for name in ("orders", "payments", "out"))
+    builder = StreamsBuilder(kafka.unique("unmatched"))
+    left, right = (builder.stream(topic, key=serdes.text, value=serdes.json) for topic in (orders, payments))
+    left.outer_join(right, lambda order, payment: [order, payment], windows=JoinWindows(1000), value=serdes.json).to(out)
+    topology = builder.build()
+    keys = [f"key-{number}" for number in range(40)]
+    ours = [key for key in keys if key_hash(key.encode()) in KeyRange.split(2)[0]]
+    theirs = [key for key in keys if key not in ours]
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    settings = {"bootstrap.servers": kafka.bootstrap, "commit.interval.ms": 100, **PATIENT}
+    with (
+        CoopStreams(topology, {**settings, "state.dir": str(tmp_path), "instance": 0}) as one,
+        CoopStreams(topology, {**settings, "state.dir": str(tmp_path), "instance": 1}) as other,
+    ):
+        await_running([one, other])
+        for key in ours:
+            send(producer, orders if key < "key-3" else payments, key, 1, 1000)
+        for key in theirs:
+            send(producer, orders, key, 2, 20_000_000)
+            send(producer, payments, key, 3, 20_000_000)
+
+        def found() -> dict[str, Any]:
+            return {(key or b"").decode(): orjson.loads(value or b"null") for key, value, *_ in read_topic(kafka.bootstrap, out)}
+
+        eventually(lambda: len(found()) == len(keys), 60, lambda: f"of {sorted(ours)} there are {sorted(set(ours) & set(found()))}")
+    assert found() == {key: [1, None] if key < "key-3" else [None, 1] for key in ours} | {key: [2, 3] for key in theirs}
 
 
 @pytest.mark.broker

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
@@ -72,6 +73,12 @@ class Program:
     def await_outputs(self) -> None:
         eventually(lambda: self.found().outputs >= self.written.total(), 150, lambda: f"{self.found()}\n{self.said()[-4000:]}")
 
+    def details(self) -> list[dict[str, object]]:
+        """Return what each process says of its restarts, as one of them tells."""
+        url = re.findall(r"queries are answered at (\S+)", self.said())[-1]
+        told = [instance.get("details", {}) for instance in httpx.get(f"{url}/v1/status", timeout=30).json()["instances"]]
+        return [{name: found[name] for name in ("restarts", "last_end") if name in found} for found in told]
+
     def found(self) -> Found:
         return examine(self.kafka.bootstrap, self.sink, self.written)
 
@@ -116,13 +123,25 @@ def test_a_record_that_cannot_be_read_ends_the_process_with_status_1_and_a_sente
     assert "Traceback" not in program.said()
 
 
-def test_a_worker_that_fails_ends_all_processes_with_its_status(program: Program) -> None:
+def test_a_record_that_nothing_processes_ends_all_processes_when_one_has_met_it_too_often(program: Program) -> None:
     program.write(10)
-    running = program.run("--processes", "3")
+    running = program.run("--processes", "3", "--max-restarts", "1")
     program.await_outputs()
     program.write(1, b"short")
     assert running.wait(120) == 1
-    assert "ProcessingError" in program.said()
+    ends = re.findall(
+        r"worker (\d) ended with status 1: ProcessingError: .* partition 0 offset 10 cannot be read.*; (starting|it has ended 2)", program.said()
+    )
+    assert [how for _, how in ends].count("it has ended 2") == 1
+    assert (ends[-1][0], "starting") in ends
+    assert "all are stopped (--max-restarts 1)" in program.said()
+
+
+def test_settings_that_no_worker_can_start_with_end_all_at_once(program: Program) -> None:
+    running = program.run("--processes", "2", "--set", "default.dsl.store=no.such:Engine")
+    assert running.wait(120) == 2
+    assert "the others would end in the same way" in program.said()
+    assert "starting it again" not in program.said()
 
 
 def test_a_worker_that_crashes_is_started_again(program: Program) -> None:
@@ -136,6 +155,8 @@ def test_a_worker_that_crashes_is_started_again(program: Program) -> None:
     program.await_outputs()
     eventually(lambda: "starting it again" in program.said(), 60, program.said)
     eventually(lambda: len(Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()) == 3, 60, program.said)
+    again = {"restarts": 1, "last_end": "was killed by SIGKILL"}
+    eventually(lambda: sorted(program.details(), key=len) == [{}, {}, again], 60, lambda: f"{program.details()}\n{program.said()}")
     running.terminate()
     assert running.wait(120) == 0, program.said()
     assert program.found().exactly_once

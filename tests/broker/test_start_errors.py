@@ -13,7 +13,16 @@ from typer.testing import CliRunner
 from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
 from coopstreams.cli import app as commands
 from coopstreams.dev.process import free_port
-from coopstreams.topology.errors import CoopStreamsError, GroupError, LogError, StateError, StateLockedError, TopologyError, UnknownTopicError
+from coopstreams.topology.errors import (
+    ConfigError,
+    CoopStreamsError,
+    GroupError,
+    LogError,
+    StateError,
+    StateLockedError,
+    TopologyError,
+    UnknownTopicError,
+)
 from tests.broker.counting import PATIENT, Counting, await_running, await_table, failure_of
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
@@ -202,7 +211,7 @@ def test_offsets_that_the_log_no_longer_has(kafka: Kafka, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("ranges", [1, 2])
 def test_a_topic_made_anew(kafka: Kafka, tmp_path: Path, ranges: int) -> None:
-    """Kafka forgets the group's offset with the topic; individual commits are ours, and point behind the end of the new one."""
+    """Kafka deletes the group's offset with the topic, and state without a position is not gone on from; individual commits point behind the end."""
     counting = Counting.make(kafka)
     with counting.app(tmp_path, ranges_per_partition=ranges) as app:
         await_table(app, counting.write(["a"] * 5))
@@ -210,6 +219,13 @@ def test_a_topic_made_anew(kafka: Kafka, tmp_path: Path, ranges: int) -> None:
     kafka.create(counting.source)
     counting.write(["a"])
     if ranges == 1:
+        error = failure_of(counting.app(tmp_path))
+        assert isinstance(error, ConfigError)
+        for part in ("lost its positions", "made anew", f"--topic {counting.source} --partition 0 --to OFFSET"):
+            assert part in str(error)
+        reset = ["group", "reset", counting.application, "--topic", counting.source, "--to", "earliest", "--yes"]
+        done = CliRunner().invoke(commands, [*reset, "--bootstrap-servers", kafka.bootstrap])
+        assert done.exit_code == 0, done.output
         with counting.app(tmp_path) as app:
             await_table(app, {"a": 6})
         return

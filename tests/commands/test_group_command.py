@@ -71,8 +71,8 @@ def test_the_members_of_an_application_are_listed_with_their_tasks_and_it_is_not
         told = run(kafka, "describe", busy.group)
         assert f"group {busy.group}: Stable, 2 members" in told.stdout
         assert sorted(cells(told, host)[1:] for host in ("host-1", "host-2")) == [
-            ["host-1", "yes", str(busy.instances["a"].tasks[0])],
-            ["host-2", "yes", str(busy.instances["b"].tasks[0])],
+            ["host-1", "yes", "-", str(busy.instances["a"].tasks[0])],
+            ["host-2", "yes", "-", str(busy.instances["b"].tasks[0])],
         ]
         refused = run(kafka, "reset", busy.group, "--topic", topic, "--to", "earliest", "--yes")
         assert isinstance(refused.exception, GroupError)

@@ -36,6 +36,8 @@ topology = builder.build()
 OWN_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 """Makes the terminal that of the session, so that Ctrl-C typed there is a SIGINT, then becomes the command."""
 
+NOW = 1000.0
+
 _CODES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
@@ -117,7 +119,7 @@ def started(kafka: Any, tmp_path: Path) -> Iterator[tuple[Terminal, Any]]:
 @pytest.mark.broker
 def test_a_terminal_shows_the_processes_and_ctrl_c_ends_them_in_good_order(started: tuple[Terminal, Any]) -> None:
     terminal, write = started
-    halves = [rf"^ *{number}  pid \d+ +running +0_0\[{groups}\] +[\d,]+ +0 *$" for number, groups in ((0, r"\d+..\d+"), (1, r"\d+..\d+"))]
+    halves = [rf"^ *{number}  pid \d+ +running +0_0\[{groups}\] +[\d,]+ +0 +0 +0 +- *$" for number, groups in ((0, r"\d+..\d+"), (1, r"\d+..\d+"))]
     assert wait_until(lambda: all(terminal.rows(row) for row in halves), 150), terminal.text[-4000:]
     pids = [int(re.findall(rf"{number}  pid (\d+)", terminal.text)[-1]) for number in (0, 1)]
     assert all(alive(pid) for pid in pids)
@@ -172,12 +174,13 @@ def test_without_a_terminal_there_are_log_lines_alone(kafka: Any, tmp_path: Path
 
 def shown(*processes: Process, width: int = 100) -> list[str]:
     console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115 closed with the test
-    console.print(processes_table("shop", processes))
+    console.print(processes_table("shop", processes, NOW))
     return [line.rstrip() for line in console.export_text().splitlines() if line.strip()]
 
 
 def task(id_: str, state: str = "running", rate: float | None = 10.0, lag: int | None = 5) -> dict[str, Any]:
-    return {"id": id_, "state": state, "rate": rate, "lag": lag}
+    done = {"written": {"out": 15, "other": 5}, "dropped": [{"node": "join", "reason": "null-key", "records": 1}], "behind_ms": 3000}
+    return {"id": id_, "state": state, "rate": rate, "lag": lag, "shared": "0..255" not in id_, **done}
 
 
 def report(*tasks: dict[str, Any], state: str = "running", reasons: tuple[str, ...] = (), live: bool = True) -> dict[str, Any]:
@@ -191,26 +194,36 @@ def test_the_table_has_a_row_for_each_process_and_one_for_all() -> None:
     assert title == "shop"
     assert heading.split("  ")[0].strip() == "process"
     assert [re.split(r"\s{2,}", row.strip()) for row in rows if "─" not in row] == [
-        ["0", "pid 100", "running", "0_0[0..127], 1_0[0..255]", "1,200", "7"],
-        ["1", "pid 101", "running", "0_0[128..255]", "800", "2,000"],
-        ["together", "3 tasks", "2,000", "2,007"],
+        ["0", "pid 100", "running", "0_0[0..127], 1_0[0..255]", "1,200", "40", "2", "≤7", "3 s"],
+        ["1", "pid 101", "running", "0_0[128..255]", "800", "20", "1", "≤2,000", "3 s"],
+        ["together", "3 tasks", "2,000", "60", "3", "≤2,007", "3 s"],
     ]
 
 
 def test_what_is_not_known_is_not_a_figure() -> None:
-    rows = shown(Process(0, 100), Process(1, 101, "", report(task("0_0[0..255]", "restoring", rate=0.0, lag=None), state="rebalancing")))
-    assert re.search(r"starting +- +-$", rows[3])
-    assert re.search(r"rebalancing +0_0\[0\.\.255\] restoring +0 +-$", rows[4])
-    assert re.search(r"together +1 task +0 +-$", rows[-1])
+    opening = {"id": "0_0[0..255]", "state": "restoring", "rate": 0.0, "lag": None}
+    rows = shown(Process(0, 100), Process(1, 101, "", report(opening, state="rebalancing")))
+    assert re.search(r"starting( +-){5}$", rows[3])
+    assert re.search(r"rebalancing +0_0\[0\.\.255\] restoring +0 +- +- +- +-$", rows[4])
+    assert re.search(r"together +1 task +0 +- +- +- +-$", rows[-1])
 
 
 def test_a_process_that_ended_has_no_tasks_any_more() -> None:
     rows = shown(Process(0, 100, "ended", report(task("0_0[0..255]"))))
-    assert re.search(r"ended +- +-$", rows[3])
+    assert re.search(r"ended( +-){5}$", rows[3])
 
 
 def test_reasons_are_named_and_many_tasks_are_counted() -> None:
     stalled = Process(0, 100, "", report(*(task(f"0_{n}[0..255]") for n in range(9)), reasons=("no-progress", "no-progress"), live=False))
-    text = " ".join(shown(stalled, width=160))
+    text = " ".join(shown(stalled, width=200))
     assert "running: no-progress " in text
     assert "0_5[0..255], and 3 more" in text
+    waiting = Process(1, 101, "", report(state="waiting", reasons=("another-version",)))
+    assert "waiting: another-version " in " ".join(shown(waiting, width=160))
+
+
+def test_a_process_that_is_started_again_says_when_and_why_and_how_often() -> None:
+    ended = Process(0, 100, "ended", report(task("0_0[0..255]")), restarts=2, last_end="ended with status 1: LogError: gone", again_at=NOW + 4)
+    rows = shown(ended, Process(1, 101, "", report(task("0_0[0..255]")), restarts=1), width=160)
+    assert re.search(r"again in 4 s: ended with status 1: LogError: gone( +-){5}$", rows[3])
+    assert re.search(r"running, 1 restart +0_0", rows[4])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from coopstreams.commands.status import status_table
+from coopstreams.commands.status import done_lines, status_table
 from coopstreams.query import reports
-from coopstreams.query.backend import Health, PickUpStatus, Placement, RestoreStatus, Status, TaskStatus
-from coopstreams.topology.keys import WHOLE
+from coopstreams.query.backend import Health, PickUpStatus, Placement, RestoreStatus, SourceStatus, Status, TaskStatus
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.task_id import TaskId
 
 
@@ -25,3 +26,34 @@ def test_a_task_that_opens_says_how_many_bytes_and_records_are_to_come() -> None
     with console.capture() as shown:
         console.print(status_table(report))
     assert "restoring (totals 12,000 to go, counts 12.3 of 2,000.0 MB)" in shown.get()
+
+
+def running(task: TaskId, written: dict[str, int], dropped: dict[tuple[str, str], int], letters: int = 0, behind_ms: int | None = None) -> TaskStatus:
+    source = SourceStatus(TopicPartition("in", task.partition), 100, 100, 120, 5)
+    return TaskStatus(task, "running", 1, 1000, 12.5, (source,), (), (), written, dropped, letters, behind_ms)
+
+
+def test_what_tasks_wrote_and_left_out_and_how_far_their_time_is_behind_is_shown() -> None:
+    """As of a program with key and value swapped: it runs, and nothing comes out."""
+    whole, half = TaskId(0, 0, WHOLE), TaskId(0, 1, KeyRange.split(2)[0])
+    status = Status(
+        "app",
+        "running",
+        Health(True, True),
+        (
+            running(whole, {}, {("join", "null-key"): 1000}, behind_ms=7_300_000),
+            running(half, {"out": 900, "app-again-repartition": 50}, {("read", "deserialization"): 7, ("join", "null-key"): 1}, 7),
+        ),
+    )
+    report = {"application": "app", "generation": 1, "instances": [reports.instance_status(Placement(1, "a", ()), None, status)]}
+    console = Console(width=200)
+    with console.capture() as shown:
+        console.print(status_table(report))
+    rows = [line.split() for line in shown.get().splitlines() if "0_" in line]
+    assert rows[0][-6:] == ["12", "0", "1,000", "20", "2", "h"]
+    assert rows[1][-5:] == ["12", "950", "8", "≤20", "-"]
+    assert done_lines(report) == [
+        "out: app-again-repartition 50, out 900",
+        "dropped: deserialization at read 7, null-key at join 1,001; dead letters 7",
+        "lag ≤: of a shared partition; what waits may be of other key ranges",
+    ]

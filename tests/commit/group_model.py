@@ -1,7 +1,7 @@
 """A group on a model of the log, under faults, beside a set model of what was done. Driven by `test_commit_simulation.py`.
 
 The model log has transactions, a last stable offset, compaction, and a fenced plain offset that is pending while its transaction is open.
-Tasks use the real view, progress, plan and codec. What happens next is chosen by the `Random` that is passed in.
+Tasks use the real follower, view, progress, plan and codec. What happens next is chosen by the `Random` that is passed in.
 
 Exactly-once: for each hash, resolve = the last commit of its last owner, and every record below it is in committed outputs once.
 At-least-once: complete commits <= resolve <= what the owner's state holds, and everything below it was processed.
@@ -10,24 +10,25 @@ At-least-once: complete commits <= resolve <= what the owner's state holds, and 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, count, pairwise
 from random import Random
+from typing import cast
 
+from coopstreams.commit.follower import Follower
 from coopstreams.commit.progress import Author, CommitPlan, Progress, ask, plan
-from coopstreams.commit.record import TOPIC, Committed
-from coopstreams.commit.view import View, combine
-from coopstreams.log.log import NO_STREAM_TIME, Position
+from coopstreams.commit.record import Committed
+from coopstreams.commit.view import Hole, View, combine
+from coopstreams.log.log import NO_STREAM_TIME, Log, Position
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.keys import MAX_HASH, WHOLE, KeyRange, key_hash
+from tests.commit.model_log import COMMITS, GROUP, Entry, ModelLog, Transaction
 
 SLICES = 8
 WIDTH = (MAX_HASH + 1) // SLICES
 LENGTH = 64
 ROW = tuple[bytes, int]
 START = Position(0)
-COMMITS = TopicPartition(TOPIC, 7)
 
 
 def slice_of(key: bytes) -> int:
@@ -58,46 +59,10 @@ def read(start: int, stop: int, owned: range) -> Columns:
 
 
 @dataclass(slots=True, eq=False)
-class Transaction:
-    first: int
-    state: str = "open"
-    offsets: dict[TopicPartition, tuple[int, str]] = field(default_factory=dict)
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    key: bytes
-    value: bytes | None
-    transaction: Transaction | None
-
-
-class Process:
-    """Tails the model log as `Follower` does."""
-
-    partition = COMMITS
-
-    def __init__(self, world: World) -> None:
-        self.world, self.view, self.tail = world, View("g"), 0
-
-    def poll(self) -> None:
-        end = self.world.stable_end()
-        for entry in self.world.log[self.tail : end]:
-            if entry and (entry.transaction is None or entry.transaction.state == "committed"):
-                self.view.apply(entry.key, entry.value)
-        self.tail = max(self.tail, end)
-
-    def mirror(self, partition: TopicPartition, committed: Committed | None) -> Committed | None:
-        return self.view.mirror(partition, committed)
-
-    def garbage(self, partition: TopicPartition, mine: Sequence[KeyRange]) -> list[bytes]:
-        return self.view.garbage(partition, mine)
-
-
-@dataclass(slots=True, eq=False)
 class Task:
     """One owner of some slices. `at` is the set model of its progress, kept apart from the real one."""
 
-    process: Process
+    process: Follower
     owned: range
     generation: int
     stage: str = "closed"
@@ -120,22 +85,28 @@ class World:
     def __init__(self, exactly_once: bool, topics: int, rng: Random) -> None:
         self.exactly_once = exactly_once
         self.sources = [TopicPartition(f"source-{i}", 0) for i in range(topics)]
-        self.log: list[Entry | None] = []
-        self.open: list[Transaction] = []
+        self.log = ModelLog(newer=True)
+        self.log_of_today = ModelLog(False, self.log.entries, self.log.open)
+        self.upgraded: set[Follower] = set()
+        self.spelled: dict[bytes, str] = {}
         self.plain: dict[TopicPartition, Committed] = {}
-        self.view = View("g")
+        self.view = View(GROUP)
         self.truth = {source: [0] * SLICES for source in self.sources}
         self.owner: list[Task | None] = [None] * SLICES
         self.outputs: Counter[tuple[TopicPartition, int]] = Counter()
         self.generation = 0
-        self.processes = [Process(self) for _ in range(3)]
+        self.processes = [self.started(newer=False) for _ in range(3)]
         self.tasks: list[Task] = []
         self.zombies: list[Task] = []
         self.seen: Counter[str] = Counter()
         self.rebalance(rng)
 
-    def stable_end(self) -> int:
-        return min((transaction.first for transaction in self.open), default=len(self.log))
+    def started(self, *, newer: bool) -> Follower:
+        """Return what a process knows of the log when it has just begun: nothing. `newer`: it is of a version of the future."""
+        process = Follower(cast(Log, self.log if newer else self.log_of_today), GROUP)
+        if newer:
+            self.upgraded.add(process)
+        return process
 
     # The group.
 
@@ -164,18 +135,54 @@ class World:
 
     def restart(self, rng: Random) -> None:
         """A process begins to read the commits from the start, as the cleaner left them."""
-        self.processes[rng.randrange(len(self.processes))] = Process(self)
+        i = rng.randrange(len(self.processes))
+        self.processes[i] = self.started(newer=self.processes[i] in self.upgraded)
+
+    def upgrade(self, rng: Random) -> None:
+        """A process starts again in a version of the future: what it writes from now on, the others cannot read."""
+        self.processes[rng.randrange(len(self.processes))] = self.started(newer=True)
+        self.seen["upgrades"] += 1
+
+    def forget(self, rng: Random) -> None:
+        """The group is empty for so long that its plain offsets expire: what the individual commits say of every hash is the truth without them.
+
+        Where they leave some hashes out, the next start is refused; whoever operates the group puts the offsets back. Under at-least-once they
+        may be claims of stalled openers beside an owner of all hashes that wrote none: see `view`, "What goes away".
+        """
+        for task in self.tasks:
+            self.stop(task)
+        self.tasks = []
+        self.rebalance(rng)
+        kept, self.plain = self.plain, {}
+        for source in self.sources:
+            pieces = self.view.resolve(source, WHOLE)
+            if any(isinstance(piece, Hole) for piece in pieces):
+                self.plain |= {source: kept[source]} if source in kept else {}
+                self.seen["refused for want of offsets"] += 1
+            elif not self.exactly_once and self.behind(source):
+                self.plain |= {source: kept[source]} if source in kept else {}
+                self.seen["claims of stalled openers"] += 1
+            else:
+                self.seen["forgotten"] += 1
+        self.check()
+
+    def behind(self, source: TopicPartition) -> bool:
+        """Whether individual commits alone say less of some hash than was done."""
+        found = combine(self.view.resolve(source, WHOLE), None, START)
+        return any(
+            segment.position < self.truth[source][i] for segment in found for i in range(segment.range.start // WIDTH, segment.range.end // WIDTH + 1)
+        )
 
     def compact(self, rng: Random) -> None:
         """Keep the last value of each key below some offset; drop what was aborted, and tombstones at will."""
-        end = rng.randint(0, self.stable_end())
+        end = rng.randint(0, self.log.stable_end())
         kept: set[bytes] = set()
         for i in range(end - 1, -1, -1):
-            entry = self.log[i]
+            entry = self.log.entries[i]
             if entry:
                 aborted = entry.transaction is not None and entry.transaction.state == "aborted"
                 if aborted or entry.key in kept or (entry.value is None and rng.random() < 0.5):
-                    self.log[i] = None
+                    self.log.entries[i] = None
                 if not aborted:
                     kept.add(entry.key)
         self.seen["compactions"] += 1
@@ -209,11 +216,11 @@ class World:
 
     def decide(self, transaction: Transaction, state: str) -> None:
         transaction.state = state
-        self.open.remove(transaction)
+        self.log.open.remove(transaction)
         self.seen[state] += 1
         if state == "committed":
             self.keep(transaction.offsets)
-            for entry in self.log[transaction.first :]:
+            for entry in self.log.entries[transaction.first :]:
                 if entry and entry.transaction is transaction:
                     self.view.apply(entry.key, entry.value)
 
@@ -222,10 +229,14 @@ class World:
 
     def step(self, task: Task, rng: Random) -> None:
         if rng.random() < 0.7:
-            task.process.poll()
+            task.process.poll(0)
         match task.stage:
             case "closed":
-                task.generation, task.barrier, task.stage = (task.generation if task in self.zombies else self.generation), len(self.log), "barrier"
+                task.generation, task.barrier, task.stage = (
+                    (task.generation if task in self.zombies else self.generation),
+                    task.process.barrier(),
+                    "barrier",
+                )
             case "barrier":
                 self.pass_barrier(task)
             case "asking":
@@ -241,11 +252,12 @@ class World:
         self.check()
 
     def pass_barrier(self, task: Task) -> None:
-        pending = any(source in transaction.offsets for transaction in self.open for source in self.sources)
-        if task.process.tail < task.barrier or pending:
+        pending = any(source in transaction.offsets for transaction in self.log.open for source in self.sources)
+        if not task.process.passed(task.barrier) or pending:
+            self.seen["kept from opening by what cannot be read"] += bool(task.process.trouble)
             return
-        openings = {source: task.process.view.open(source, task.range, self.plain.get(source), START) for source in self.sources}
-        task.progress = Progress(task.range, openings, Author("g", task.generation, f"t-{id(task)}"))
+        openings = {source: task.process.open(source, task.range, self.plain.get(source), START) for source in self.sources}
+        task.progress = Progress(task.range, openings, Author(GROUP, task.generation, f"t-{id(task)}"))
         for source, opening in openings.items():
             task.at[source] = {}
             for i in task.owned:
@@ -282,8 +294,8 @@ class World:
         assert task.progress
         task.commit = plan([task.progress], task.process, claim=task.stage == "claiming")
         if self.exactly_once:
-            task.transaction = Transaction(len(self.log))
-            self.open.append(task.transaction)
+            task.transaction = Transaction(len(self.log.entries))
+            self.log.open.append(task.transaction)
         else:
             self.outputs.update(task.done)
             task.done.clear()
@@ -292,7 +304,8 @@ class World:
         for key, value in task.commit.records:
             if torn and rng.random() < 0.5:
                 continue
-            self.log.append(Entry(key, value, task.transaction))
+            spelled = self.spelled.setdefault(key, rng.choice(("key", "value")) if task.process in self.upgraded else "")
+            self.log.entries.append(Entry(key, value, task.transaction, spelled))
             if not self.exactly_once:
                 self.view.apply(key, value)
         self.seen["torn" if torn else "written"] += 1

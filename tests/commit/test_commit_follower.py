@@ -24,10 +24,10 @@ from coopstreams.commit.record import (
     topic_spec,
 )
 from coopstreams.log.kafka_log import KafkaLog
-from coopstreams.log.log import Log, Position, Writer
+from coopstreams.log.log import Log, Position, TopicSpec, Writer
 from coopstreams.log.memory import MemoryLog
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.errors import ConfigError, LogError
 from coopstreams.topology.keys import WHOLE, KeyRange
 from tests.conftest import Kafka
 
@@ -98,10 +98,36 @@ def test_a_changed_partition_count_is_refused_when_the_fence_row_tells() -> None
     log = MemoryLog()
     log.create_topics([topic_spec(4)])
     follower = Follower(log, "g")
-    follower.check([ORDERS, follower.partition])
+    follower.check({ORDERS: (7, ""), follower.partition: (0, ""), follower.rows()[-1]: None})
     moved = TopicPartition(TOPIC, (follower.partition.partition + 1) % 4)
     with pytest.raises(ConfigError, match=r"the partition count was changed, which it must never be"):
-        follower.check([ORDERS, moved])
+        follower.check({ORDERS: (7, ""), moved: (0, "")})
+
+
+def test_a_fence_row_above_the_end_says_that_records_are_gone() -> None:
+    follower = Follower(MemoryLog(), "g")
+    with pytest.raises(ConfigError, match=r"ends at offset 0, and group 'g' had read it up to 9: records of its progress are gone"):
+        follower.check({follower.partition: (9, "")})
+
+
+def test_an_end_below_what_was_read_is_no_barrier() -> None:
+    log = MemoryLog()
+    follower, writer = Follower(log, "g"), log.writer()
+    say(writer, follower, WHOLE, 1, 100)
+    pass_barrier(follower, follower.barrier())
+    log.delete_topics([TOPIC])
+    log.create_topics([topic_spec()])
+    with pytest.raises(LogError, match=r"ends at offset 0, and was read up to 1: .*made anew while group 'g' was running") as refused:
+        follower.barrier()
+    assert refused.value.retryable, "a broker that stood still answers so for a moment"
+
+
+@pytest.mark.parametrize("policy", ["delete", "compact,delete"])
+def test_a_topic_that_deletes_what_is_old_is_refused_with_the_command_that_mends_it(policy: str) -> None:
+    log = MemoryLog()
+    log.create_topics([TopicSpec(TOPIC, 50, {"cleanup.policy": policy})])
+    with pytest.raises(ConfigError, match=f"has cleanup.policy={policy}: .*--entity-name {TOPIC} --add-config cleanup.policy=compact"):
+        Follower(log, "g").check_policy()
 
 
 def test_a_commit_goes_from_one_task_through_the_log_to_its_successor(log: Log, follower: Follower) -> None:

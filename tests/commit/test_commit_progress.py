@@ -139,7 +139,7 @@ def test_a_whole_range_task_writes_a_record_beside_the_plain_offset_while_its_pa
     assert [value and value.segments for _, value in (decoded(*record) for record in commit.records)] == [
         (Segment(LEFT, 50, 49), Segment(RIGHT, 30, 29))
     ]
-    assert commit.offsets == {AT: (30, "ic 29 4")}
+    assert commit.offsets == {AT: (30, "ic 29 4 4")}
     task.advance(AT, 60, 59)
     commit = plan([task], view)
     assert (commit.records, commit.offsets) == ([], {AT: (60, "ic 59 4")})
@@ -154,7 +154,7 @@ def test_the_owner_of_hash_0_mirrors_the_stable_offset_also_when_only_siblings_m
     task, sibling = opened(Segment(LEFT, 50, 49), term=2, committed=Committed(20, 19, 1)), opened(Segment(RIGHT, 30, 29), term=2)
     assert task.mirror_due(view)
     assert not sibling.mirror_due(view)
-    assert plan([sibling, task], view).offsets == {AT: (30, "ic 29 1")}
+    assert plan([sibling, task], view).offsets == {AT: (30, "ic 29 1 2")}
     task.committed()
     assert not task.mirror_due(view)
     view.apply(encode_key(right), encode_value(CommitValue("b", (Segment(RIGHT, 40, 39),))))
@@ -187,3 +187,15 @@ def test_a_claim_repeats_what_was_inherited_where_one_is_needed() -> None:
 
 def test_a_thread_without_tasks_still_has_something_to_fence_with() -> None:
     assert plan([], Known("g")).offsets == {COMMITS: (42, "")}
+
+
+def test_a_whole_range_task_beside_individual_commits_writes_its_own_with_each_that_says_something_new() -> None:
+    task, view = opened(Segment(WHOLE, 10), term=4, claim=True), Known("g")
+    said: list[int] = []
+    for reached in (10, 20, 20, 30):
+        task.advance(AT, reached, 99)
+        commit = plan([task], view)
+        assert commit.offsets == {AT: (reached, f"ic {99 if reached > 10 else -1} 4")}
+        said += [decode_value(value, WHOLE).segments[0].position for _, value in commit.records if value]
+        task.committed()
+    assert said == [10, 20, 30]

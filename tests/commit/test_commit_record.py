@@ -91,9 +91,9 @@ def test_no_bytes_do_more_than_raise_that_error(raw: bytes, covered: KeyRange) -
 
 
 def test_a_version_of_the_future_says_so() -> None:
-    with pytest.raises(LogError, match=r"version 2, this coopstreams reads version 1: .*upgrade"):
+    with pytest.raises(LogError, match=r"version 2, this coopstreams reads version 1"):
         decode_key(b"\2" + encode_key(SOME_KEY)[1:])
-    with pytest.raises(LogError, match=r"version 2, this coopstreams reads version 1: .*upgrade"):
+    with pytest.raises(LogError, match=r"version 2, this coopstreams reads version 1"):
         decode_value(b"\2" + encode_value(SOME_VALUE)[1:], SOME_KEY.range)
 
 
@@ -114,13 +114,13 @@ def test_ten_thousand_runs_fit_into_one_record() -> None:
     assert len(encode_value(CommitValue("app-0-1", (Segment(WHOLE, 1_000_000, 1_700_000_000_000),)))) <= 21
 
 
-@given(st.integers(0, 2**63 - 1), st.integers(-1, 2**62), st.integers(0, 2**31 - 1), st.sampled_from(["", "\0"]))
-def test_metadata_of_a_plain_offset_comes_back(offset: int, stream_time: int, term: int, appended: str) -> None:
-    committed = Committed(offset, stream_time, term)
+@given(st.integers(0, 2**63 - 1), st.integers(-1, 2**62), st.integers(0, 2**31 - 1), st.integers(0, 9), st.sampled_from(["", "\0"]))
+def test_metadata_of_a_plain_offset_comes_back(offset: int, stream_time: int, term: int, beside: int, appended: str) -> None:
+    committed = Committed(offset, stream_time, term, beside)
     assert Committed.parse(offset, committed.metadata + appended) == committed
 
 
-@pytest.mark.parametrize("metadata", [None, "", "\0", "ic", "ic 5", "ic five 5", "ic 5 6 7", "somebody else's"])
+@pytest.mark.parametrize("metadata", [None, "", "\0", "ic", "ic 5", "ic five 5", "ic 5 6 7 8", "somebody else's"])
 def test_metadata_of_others_makes_a_foreign_offset(metadata: str | None) -> None:
     assert Committed.parse(7, metadata) == Committed(7, -1, None)
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from tests.commit.group_model import World
 
-EVENTS = ("work",) * 26 + ("wake",) * 7 + ("rebalance",) * 2 + ("crash", "compact", "restart")
+EVENTS = ("work",) * 52 + ("wake",) * 14 + ("rebalance",) * 4 + ("crash", "compact", "restart") * 2 + ("upgrade", "forget")
 
 
 def run_history(seed: int, exactly_once: bool) -> Counter[str]:
@@ -40,7 +40,9 @@ def test_thousands_of_seeded_histories_agree_with_the_set_model(exactly_once: bo
         live = max(live, history.pop("live"))
         seen += history
     print(f"seeds {base}..{base + histories - 1}: {dict(seen)}, at most {live} live records at the end")
-    assert all(seen[what] for what in ("written", "refused", "compactions", "whole", "shared"))
+    assert all(
+        seen[what] for what in ("written", "refused", "compactions", "whole", "shared", "forgotten", "kept from opening by what cannot be read")
+    )
 
 
 class Group(RuleBasedStateMachine):
@@ -59,7 +61,7 @@ class Group(RuleBasedStateMachine):
     def wake(self, rng: Random) -> None:
         self.world.wake(rng)
 
-    @rule(rng=st.randoms(use_true_random=False), fault=st.sampled_from(["rebalance", "crash", "compact", "restart"]))
+    @rule(rng=st.randoms(use_true_random=False), fault=st.sampled_from(["rebalance", "crash", "compact", "restart", "upgrade", "forget"]))
     def fail(self, rng: Random, fault: str) -> None:
         getattr(self.world, fault)(rng)
 

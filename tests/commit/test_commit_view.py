@@ -110,9 +110,9 @@ def test_a_split_of_a_whole_range_task_goes_on_from_the_plain_offset_not_from_ol
     assert (opening.term, opening.segments) == (3, (Segment(LEFT, 1000, 77),))
     say(view, LEFT, 3, 1100)
     assert positions(view, WHOLE, plain) == [(LEFT, 1100), (RIGHT, 1000)]
-    assert view.mirror(AT, plain) == plain, "the other half rests upon it"
+    assert view.mirror(AT, plain) == Committed(1000, 77, 2, 3), "the other half rests upon it"
     say(view, RIGHT, 3, 1050)
-    assert view.mirror(AT, plain) == Committed(1050, -1, 2)
+    assert view.mirror(AT, plain) == Committed(1050, -1, 2, 3)
 
 
 def test_while_a_whole_range_task_has_segments_the_larger_of_its_record_and_its_plain_offset_counts() -> None:
@@ -145,7 +145,7 @@ def test_a_foreign_offset_counts_where_it_is_larger_and_is_mirrored_over_only_wh
     assert positions(view, WHOLE, foreign) == [(LEFT, 150), (RIGHT, 140)]
     assert view.mirror(AT, foreign) is None
     say(view, RIGHT, 1, 145)
-    assert view.mirror(AT, foreign) == Committed(145, -1, 0)
+    assert view.mirror(AT, foreign) == Committed(145, -1, 0, 1)
 
 
 def test_an_operators_reset_of_a_whole_range_application_is_obeyed_in_both_directions() -> None:
@@ -224,3 +224,19 @@ def test_resolving_hash_by_hash_gives_the_highest_rank_and_garbage_is_what_speak
     assert {(decoded.term, decoded.generation, decoded.range) for decoded in map(decode_key, view.garbage(AT, [WHOLE]))} == {
         (term, generation, cents(cut[0] * 10, cut[1] * 10 + 9)) for term, generation, cut in silent
     }
+
+
+def test_a_mirror_names_the_highest_individual_commit_and_terms_go_on_above_it_when_it_is_gone() -> None:
+    view = View("g")
+    say(view, LEFT, 7, 150)
+    say(view, RIGHT, 6, 130)
+    mirror = view.mirror(AT, Committed(100, 5, 2))
+    assert mirror == Committed(130, -1, 2, 7)
+    assert not view.lacks(AT, mirror)
+    anew = View("g")
+    assert anew.lacks(AT, mirror)
+    assert anew.next_term(AT, mirror) == 8
+    say(anew, RIGHT, 6, 130)
+    assert anew.lacks(AT, mirror)
+    assert not anew.lacks(AT, Committed(130, -1, 8))
+    assert not anew.lacks(AT, None)

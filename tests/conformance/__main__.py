@@ -30,14 +30,17 @@ def main() -> int:
     ]
     outcomes = [run(case, ranges=asked.ranges, level=asked.level, backend=asked.store, optimization=asked.optimization) for case in cases]
     for outcome in outcomes:
-        for difference in outcome.differences:
+        for difference in outcome.differences if outcome.explained is None else ():
             print(f"FAILED {outcome.name}: {difference}", end="\n\n" if "\n" in difference else "\n")
     _print_families(outcomes)
     passed = sum(outcome.passed for outcome in outcomes)
-    print(f"{passed} of {len(outcomes)} passed ({asked.level}, ranges={asked.ranges}, {asked.store})")
+    explained = [outcome for outcome in outcomes if outcome.explained is not None and not outcome.passed]
+    for outcome in explained:
+        print(f"explained {outcome.name}: {outcome.explained}")
+    print(f"{passed} of {len(outcomes)} passed, {len(explained)} explained ({asked.level}, ranges={asked.ranges}, {asked.store})")
     if asked.report:
         asked.report.write_text(json.dumps(_report(asked, outcomes), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return 0 if outcomes and passed == len(outcomes) else 1
+    return 0 if outcomes and passed + len(explained) == len(outcomes) else 1
 
 
 def _print_families(outcomes: list[Outcome]) -> None:

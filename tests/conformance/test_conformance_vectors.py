@@ -1,10 +1,11 @@
 """What the real Kafka Streams library made of these cases, coopstreams makes of them: on both stores, and with any number of ranges."""
 
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 
-from tests.conformance.run import Backend, Level, read_cases, run
+from tests.conformance.run import EXPLAINED, Backend, Level, Outcome, read_cases, run
 
 HERE = Path(__file__).parent
 CASES = read_cases(HERE / "vectors.jsonl")
@@ -17,14 +18,28 @@ DONE = (HERE / "done.txt").read_text(encoding="utf-8").split()
 def test_a_family_comes_out_as_in_kafka_streams(family: str, ranges: int, level: Level, backend: Backend) -> None:
     outcomes = [run(case, ranges=ranges, level=level, backend=backend) for case in CASES if case["family"] == family]
     assert outcomes
-    assert [f"{outcome.name}: {difference}" for outcome in outcomes for difference in outcome.differences] == []
+    assert differences(outcomes) == []
 
 
 @pytest.mark.parametrize("backend", ["memory", "rocksdb"])
 @pytest.mark.parametrize(("ranges", "level"), [(1, "strict"), (4, "per-key")])
 def test_no_case_shows_whether_the_topology_was_optimized(ranges: int, level: Level, backend: Backend) -> None:
     outcomes = [run(case, ranges=ranges, level=level, backend=backend, optimization="all") for case in CASES]
-    assert [f"{outcome.name}: {difference}" for outcome in outcomes for difference in outcome.differences] == []
+    assert differences(outcomes) == []
+
+
+@pytest.mark.parametrize(("ranges", "level"), [(1, "strict"), (4, "per-key")])
+def test_what_is_explained_differs_in_the_stream_time_of_the_processor_and_in_nothing_else(ranges: int, level: Level) -> None:
+    """There it is the largest timestamp that its own sub-topology has taken in."""
+    (case,) = [case for case in CASES if case["name"] in EXPLAINED]
+    times = accumulate((given["timestamp_ms"] for given in case["inputs"]), max)
+    outputs = [{**row, "value": next(times)} if row["topic"] == "st" else row for row in case["expected"]["outputs"]]
+    assert run({**case, "expected": {**case["expected"], "outputs": outputs}}, ranges=ranges, level=level).differences == []
+    assert run(case, ranges=ranges, level=level).differences != []
+
+
+def differences(outcomes: list[Outcome]) -> list[str]:
+    return [f"{outcome.name}: {difference}" for outcome in outcomes if outcome.explained is None for difference in outcome.differences]
 
 
 def test_what_cannot_be_expressed_fails_its_case_and_no_other() -> None:

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.ranges import contains
-from coopstreams.commit.record import CommitKey, Committed, CommitValue, Segment, encode_key, encode_value
+from coopstreams.commit.record import (
+    PARTITIONS,
+    TOPIC,
+    CommitKey,
+    Committed,
+    CommitValue,
+    Segment,
+    encode_key,
+    encode_value,
+    partition_of,
+)
 from coopstreams.commit.view import View
 from coopstreams.consumer.offsets import OffsetAndRanges, catch_up, done_by_all, list_consumer_group_offsets
 from coopstreams.consumer.reset import reset_key, reset_offsets
@@ -63,7 +73,7 @@ def group(kafka: Kafka) -> Iterator[Group]:
     settings, name = {"bootstrap.servers": kafka.bootstrap}, kafka.unique("group")
     log = KafkaLog({**settings, "producer.transaction.timeout.ms": 600_000})  # a transaction stays open as long as the test says
     with GroupAdmin(settings, name) as admin:
-        yield Group(name, log, admin, settings, TopicPartition(kafka.topic("orders"), 0))
+        yield Group(name, log, admin, settings, TopicPartition(kafka.topic("orders", 2), 0))
     log.close()
 
 
@@ -144,6 +154,31 @@ def test_a_reset_backwards_counts_also_where_another_client_had_committed(group:
     group.plain(70, "somebody else's")
     reset_offsets(group.log, group.admin, {group.partition: 10})
     assert group.listed() == OffsetAndRanges(10, "", (), (Segment(WHOLE, 10),))
+
+
+@pytest.mark.broker
+def test_a_reset_takes_damaged_records_away_and_outranks_them_and_leaves_those_of_a_newer_version(group: Group) -> None:
+    elsewhere = TopicPartition(group.partition.topic, 1)
+    mine, other = (encode_key(CommitKey(group.name, *at, WHOLE, 30, 1)) for at in (group.partition, elsewhere))
+    group.individual(1, Segment(WHOLE, 50))
+    at = partition_of(group.name, PARTITIONS)
+    for key in (mine, other, mine[:-1]):
+        group.open.append(TOPIC, [key], [b"\1damaged"], [1], partitions=at)
+    group.open.flush(60)
+    with pytest.raises(LogError, match=r"3 of the records .* cannot be read.*coopstreams group reset"):
+        group.listed()
+    reset_offsets(group.log, group.admin, {group.partition: 10})
+    with pytest.raises(LogError, match=r"1 of the records .* cannot be read"):
+        group.listed()
+    reset_offsets(group.log, group.admin, {elsewhere: 20})
+    assert group.listed() == OffsetAndRanges(10, "", (), (Segment(WHOLE, 10),))
+    found = group.admin.committed([group.partition])[group.partition]
+    assert found is not None
+    assert Committed.parse(*found).term == 32
+    group.open.append(TOPIC, [b"\2" + mine[1:]], [b"\2"], [1], partitions=at)
+    group.open.flush(60)
+    with pytest.raises(LogError, match="upgrade this process"):
+        reset_offsets(group.log, group.admin, {group.partition: 5})
 
 
 @pytest.mark.broker

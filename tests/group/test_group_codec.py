@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
 from coopstreams.group.codec import decode_assignment, decode_subscription, encode_assignments, encode_subscription
-from coopstreams.group.members import Assignment, Cluster, Member, MemberInfo, MemberState
+from coopstreams.group.members import Assignment, Cluster, Member, MemberInfo, MemberState, Runs
 from coopstreams.topology.errors import GroupError
 from coopstreams.topology.keys import MAX_HASH, KeyRange
 from coopstreams.topology.task_id import TaskId
@@ -34,6 +34,7 @@ infos = st.builds(
     allow_key_share=st.booleans(),
     lags=st.dictionaries(tasks, st.integers(0, 1 << 62), max_size=3),
     ending=st.text(),
+    topology=st.lists(st.builds(Runs, st.text(), st.integers(0, 2000), st.booleans()), max_size=3).map(tuple),
 )
 states = st.builds(MemberState, infos, sorted_tasks, st.integers(-1, 1 << 31 - 1), sorted_tasks)
 clusters = st.builds(
@@ -62,6 +63,7 @@ def test_equal_states_are_equal_bytes_and_another_nonce_is_not(state: MemberStat
             state.info.allow_key_share,
             lags,
             state.info.ending,
+            state.info.topology,
         ),
         state.tasks[::-1],
         state.generation,
@@ -72,9 +74,9 @@ def test_equal_states_are_equal_bytes_and_another_nonce_is_not(state: MemberStat
     assert once != encode_subscription(state, nonce + 1, ["b", "a"], SOURCES)
 
 
-@given(clusters, st.dictionaries(st.text(min_size=1), sorted_tasks, min_size=1, max_size=4), st.booleans(), st.text())
-def test_an_assignment_says_what_was_put_in(cluster: Cluster, given_: dict[str, tuple[TaskId, ...]], settled: bool, error: str) -> None:
-    assignments = {m: Assignment(m, tasks, tasks[::2], settled, cluster, error) for m, tasks in given_.items()}
+@given(clusters, st.dictionaries(st.text(min_size=1), sorted_tasks, min_size=1, max_size=4), st.booleans(), st.text(), st.text())
+def test_an_assignment_says_what_was_put_in(cluster: Cluster, given_: dict[str, tuple[TaskId, ...]], settled: bool, error: str, waits: str) -> None:
+    assignments = {m: Assignment(m, tasks, tasks[::2], settled, cluster, error, waits) for m, tasks in given_.items()}
     encoded = encode_assignments(assignments, SOURCES)
     assert {m: decode_assignment(data, "leader") for m, data in encoded.items()} == assignments
 
@@ -115,12 +117,12 @@ def subscription(user_data: bytes | None) -> bytes:
         b"not kafka's protocol at all, whatever it is",
         subscription(None),
         subscription(b"sticky assignor"),
-        subscription(b"CS1" + b"not compressed"),
-        subscription(b"CS1" + zlib.compress(b"{not json")),
-        subscription(b"CS1" + zlib.compress(b'{"process": 5}')),
-        subscription(b"CS1" + zlib.compress(b'{"process": "p", "threads": 0}')),
-        subscription(b"CS1" + zlib.compress(b'{"process": "p", "tasks": [[0, 0]]}')),
-        subscription(b"CS1" + zlib.compress(b'{"process": "p", "tasks": [[0, 0, 9, 3]]}')),
+        subscription(b"CS2" + b"not compressed"),
+        subscription(b"CS2" + zlib.compress(b"{not json")),
+        subscription(b"CS2" + zlib.compress(b'{"process": 5}')),
+        subscription(b"CS2" + zlib.compress(b'{"process": "p", "threads": 0}')),
+        subscription(b"CS2" + zlib.compress(b'{"process": "p", "tasks": [[0, 0]]}')),
+        subscription(b"CS2" + zlib.compress(b'{"process": "p", "tasks": [[0, 0, 9, 3]]}')),
     ],
 )
 def test_a_stranger_in_the_group_is_named(data: bytes) -> None:
@@ -129,8 +131,19 @@ def test_a_stranger_in_the_group_is_named(data: bytes) -> None:
 
 
 def test_another_version_is_told_apart_from_a_stranger() -> None:
-    with pytest.raises(GroupError, match=r"member m speaks version b'2' .* this process b'1'"):
-        decode_subscription(subscription(b"CS2whatever"), "m")
+    with pytest.raises(GroupError, match=r"member m speaks version b'3' .* this process b'2'.* stop all its processes, then start them"):
+        decode_subscription(subscription(b"CS3whatever"), "m")
+
+
+def test_what_a_member_of_the_version_before_holds_is_understood_and_its_leader_is_not_obeyed() -> None:
+    """It does not say which topology it runs; and dealt tasks by its own, whatever the others ran."""
+    old = b"CS1" + zlib.compress(b'{"process":"p","host":"h","threads":2,"tasks":[[0,1,0,127]],"target":[[0,1,0,127]],"nonce":3}')
+    state = decode_subscription(subscription(old), "m")
+    assert (state.tasks, state.info.topology) == ((TaskId(0, 1, KeyRange.of_groups(0, 127)),), ())
+    given_ = b"CS1" + zlib.compress(b'{"process":"p","tasks":[[0,1,0,127]]}') + zlib.compress(b"{}")
+    wrapped = bytes(ConsumerProtocolAssignment(version=3, assigned_partitions=[], user_data=given_).encode())
+    with pytest.raises(GroupError, match=r"member leader speaks version b'1' .* this process b'2'"):
+        decode_assignment(wrapped, "leader")
 
 
 @given(st.binary(max_size=200))

@@ -331,6 +331,20 @@ def test_what_was_deleted_before_it_was_read_is_out_of_range(log: Log, topic: Ma
         log.delete_before(partition, 11)
 
 
+@pytest.mark.parametrize("ahead", [6, 1_000_000])
+def test_what_was_said_of_another_position_does_not_count_any_more(log: Log, topic: MakeTopic, ahead: int) -> None:
+    """A client says late that an offset is out of range: after it was told to read elsewhere, and of the new position as it seems."""
+    partition = topic()
+    fill(log, partition, numbers(10))
+    log.delete_before(partition, 6)
+    reader = log.reader()
+    for wrong in (2, ahead + 1) if ahead > 10 else (2, 3):
+        reader.assign({partition: Position(wrong)})
+        time.sleep(1)  # the answer comes, and nobody hears it
+    reader.assign({partition: Position(6)})
+    assert values(records(to_end(reader, partition))) == numbers(4, start=6)
+
+
 def test_a_topic_that_is_made_anew_has_another_id(log: Log, topic: MakeTopic) -> None:
     name = topic().topic
     first = log.topic_id(name)

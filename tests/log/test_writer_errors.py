@@ -6,11 +6,14 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
 
+from coopstreams.dev.broker import KafkaBroker
 from coopstreams.log.kafka_errors import error_of
 from coopstreams.log.kafka_log import KafkaLog
-from coopstreams.topology.errors import DeliveryError, FencedError
+from coopstreams.log.kafka_writer import RETRY_S
+from coopstreams.log.log import TopicSpec
+from coopstreams.topology.errors import DeliveryError, FencedError, LogError
 from tests.conftest import Kafka
 from tests.log.reading import PATIENCE_S
 
@@ -128,3 +131,42 @@ def test_an_error_that_the_client_lost_on_the_way_is_fatal() -> None:
     carried = SystemError("<method 'poll'> returned a result with an exception set")
     carried.__cause__ = KafkaException(KafkaError(KafkaError._FENCED))
     assert error_of(carried).code() == KafkaError._FENCED
+
+
+class Counted(Producer):
+    """A producer that counts how often it is asked to end a transaction."""
+
+    calls = 0
+
+    def abort_transaction(self, timeout: float = -1) -> None:
+        Counted.calls += 1
+        super().abort_transaction(timeout)
+
+
+def test_a_commit_that_ran_out_of_time_is_left_to_a_new_producer(broker_of_own: Callable[..., KafkaBroker], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An abort is answered by librdkafka ("Conflicting commit_transaction API call is already in progress") at once, as often as it is asked."""
+    monkeypatch.setattr("coopstreams.log.kafka_writer.Producer", Counted)
+    broker = broker_of_own()
+    cluster = KafkaLog({"bootstrap.servers": broker.bootstrap})
+    cluster.create_topics([TopicSpec("topic", 1)])
+    writer = cluster.writer("late")
+    writer.begin()
+    writer.append("topic", [b"k"], [b"v"], [1])
+    writer.flush(PATIENCE_S)
+    broker.pause()
+    with pytest.raises(LogError, match="committing a transaction") as raised:
+        writer.commit(0.5)
+    assert raised.value.retryable
+    assert writer._producer is not None
+    with pytest.raises(LogError, match="ending it"):
+        writer._insist(writer._producer.abort_transaction, 0.5, "ending it")
+    assert 1 <= Counted.calls <= 0.5 / RETRY_S + 2
+    broker.resume()
+    Counted.calls = 0
+    writer.abort()
+    assert Counted.calls == 0
+    writer.begin()
+    writer.append("topic", [b"k"], [b"after"], [1])
+    writer.commit(PATIENCE_S)
+    writer.close()
+    cluster.close()

@@ -230,9 +230,10 @@ class Node:
         return self.now
 
     def status(self) -> Status:
-        source = SourceStatus(TopicPartition("lines", 0), position=10, committed=8, end=12)
+        source = SourceStatus(TopicPartition("lines", 0), position=10, committed=8, end=12, stream_time=5000)
         restore = (RestoreStatus("counts", 50, 50, 25.0, 2.0),)
-        running = [TaskStatus(task, "running", opening.epoch, 10, 2.5, (source,)) for task, opening in list(self.openings.items())]
+        counts: tuple[Any, ...] = ({"out": 6}, {("windowed", "late"): 3}, 1, 700)
+        running = [TaskStatus(task, "running", opening.epoch, 10, 2.5, (source,), (), (), *counts) for task, opening in list(self.openings.items())]
         pick_up = (PickUpStatus("counts", 10, 40, 5.0, 6.0),)
         pending = [TaskStatus(task, reason, 0, restore=restore, pick_up=pick_up) for task, reason in list(self.pending.items())]
         return Status(self.application, "running", self.now, (*running, *pending), 12.5, {"threads": 2})

@@ -104,5 +104,10 @@ def test_a_task_that_moves_is_waited_for_until_the_deadline() -> None:
 
 
 def test_an_instance_that_is_not_there_is_an_error_that_says_where() -> None:
-    with QueryClient("http://127.0.0.1:9", deadline_s=0.1) as queries, pytest.raises(QueryError, match=r"127\.0\.0\.1:9 does not answer"):
+    heard: list[QueryError] = []
+    with (
+        QueryClient("http://127.0.0.1:9", deadline_s=0.4, on_wait=heard.append) as queries,
+        pytest.raises(QueryError, match=r"127\.0\.0\.1:9 does not answer"),
+    ):
         queries.status()
+    assert len(heard) == 1, "once, not at each attempt"

@@ -22,7 +22,9 @@ def test_what_threads_report_is_what_prometheus_reads() -> None:
     metrics.processed(LOW, 7)
     metrics.processed(LOW, 3)
     metrics.produced(LOW, "counts", 4)
-    metrics.dropped(LOW, "late", 2)
+    metrics.dropped(LOW, "windowed", "late", 2)
+    metrics.dead_lettered(LOW, 3)
+    metrics.dead_lettered(None)
     metrics.lag(LOW, "lines", 5)
     metrics.restored(LOW, "counts-store", 100, remaining=50)
     metrics.committed(0, 0.004)
@@ -33,14 +35,16 @@ def test_what_threads_report_is_what_prometheus_reads() -> None:
     metrics.tasks({"running": 2, "restoring": 1})
     metrics.answered("/v1/stores", 200, 0.01)
     read = samples(metrics)
-    task = ("task", "0_0[0..127]")
-    assert read["coopstreams_consumed_records_total", (task, ("topic", "lines"))] == 10
-    assert read["coopstreams_processed_records_total", (task,)] == 10
-    assert read["coopstreams_produced_records_total", (task, ("topic", "counts"))] == 4
-    assert read["coopstreams_dropped_records_total", (("reason", "late"), task)] == 2
+    task, part = ("task", "0_0[0..127]"), ("subtopology", "0")
+    assert read["coopstreams_consumed_records_total", (part, ("topic", "lines"))] == 10
+    assert read["coopstreams_processed_records_total", (part,)] == 10
+    assert read["coopstreams_produced_records_total", (part, ("topic", "counts"))] == 4
+    assert read["coopstreams_dropped_records_total", (("node", "windowed"), ("reason", "late"), part)] == 2
+    assert read["coopstreams_dead_letters_total", (part,)] == 3
+    assert read["coopstreams_dead_letters_total", (("subtopology", "global"),)] == 1
     assert read["coopstreams_record_e2e_latency_seconds_bucket", (("le", "0.025"), ("subtopology", "0"))] == 1
     assert read["coopstreams_lag_records", (task, ("topic", "lines"))] == 5
-    assert read["coopstreams_restored_records_total", (("store", "counts-store"), task)] == 100
+    assert read["coopstreams_restored_records_total", (("store", "counts-store"), part)] == 100
     assert read["coopstreams_restore_remaining_records", (("store", "counts-store"), task)] == 50
     assert read["coopstreams_commits_total", (("thread", "0"),)] == 2
     assert read["coopstreams_commit_latency_seconds_bucket", (("le", "0.005"), ("thread", "0"))] == 1
@@ -53,7 +57,7 @@ def test_what_threads_report_is_what_prometheus_reads() -> None:
     assert read["coopstreams_instance_info", (("application", "words"), ("instance", "i-1"))] == 1
 
 
-def test_a_task_that_closes_takes_its_series_along_and_no_other() -> None:
+def test_a_task_that_closes_takes_its_gauges_along_and_no_count() -> None:
     metrics = Metrics("words", "i-1")
     for task in (LOW, HIGH):
         metrics.processed(task, 1)
@@ -63,8 +67,9 @@ def test_a_task_that_closes_takes_its_series_along_and_no_other() -> None:
     metrics.task_closed(TaskId(5, 5, WHOLE))
     labels = {dict(labels).get("task") for _, labels in samples(metrics)} - {None}
     assert labels == {"0_0[128..255]"}
+    assert samples(metrics)["coopstreams_processed_records_total", (("subtopology", "0"),)] == 2
     metrics.processed(LOW, 2)
-    assert samples(metrics)["coopstreams_processed_records_total", (("task", "0_0[0..127]"),)] == 2
+    assert samples(metrics)["coopstreams_processed_records_total", (("subtopology", "0"),)] == 4
 
 
 def test_states_without_tasks_are_zero_and_instances_share_nothing() -> None:

@@ -98,3 +98,12 @@ def test_a_store_is_covered_only_if_every_hash_is_covered_once(first: list[KeyRa
 @pytest.mark.parametrize("key", [b"", b"a", "grüße".encode(), bytes(8)])
 def test_a_key_lies_where_producers_and_tasks_put_it(key: bytes) -> None:
     assert place(STORE, key) == Place(partition_of(key, 2), key_hash(key))
+
+
+@given(placements(whole=True), places)
+def test_an_instance_that_does_not_know_whose_tasks_are_whose_says_so(placement: Placement, at: Place) -> None:
+    waiting = replace(placement, waits="it runs another version")
+    for decision in (route(waiting, STORE, at), scatter(waiting, STORE)):
+        assert isinstance(decision, Moving)
+        assert "cannot say who owns" in decision.reason
+        assert "it runs another version" in decision.reason

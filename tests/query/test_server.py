@@ -99,7 +99,9 @@ def test_status_gathers_all_instances(cluster: Cluster) -> None:
     assert [(i["id"], i["state"], i["live"]) for i in answer["instances"]] == [("a", "running", True), ("b", "running", True)]
     task = answer["instances"][0]["tasks"][0]
     assert (task["state"], task["processed"], task["rate"], task["lag"]) == ("running", 10, 2.5, 4)
-    assert task["sources"] == [{"topic": "lines", "partition": 0, "position": 10, "committed": 8, "end": 12, "lag": 4}]
+    assert task["sources"] == [{"topic": "lines", "partition": 0, "position": 10, "committed": 8, "end": 12, "lag": 4, "stream_time": 5000}]
+    assert (task["written"], task["dropped"], task["dead_letters"]) == ({"out": 6}, [{"node": "windowed", "reason": "late", "records": 3}], 1)
+    assert (task["stream_time"], task["behind_ms"], task["shared"]) == (5000, 700, True)
     assert [i["id"] for i in get(cluster["b"].url + "/v1/status?local=true")["instances"]] == ["b"]
 
 

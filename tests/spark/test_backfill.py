@@ -53,9 +53,8 @@ def run(
     spark: SparkSession, topology: Topology, histories: Mapping[str, TableHistory], partitions: int, ranges: int, folder: Path, handler: str = "fail"
 ) -> Backfilled:
     plan = plan_of(topology, dict.fromkeys(histories, partitions), ranges, folder / "snapshots")
-    config = Config.of(
-        {"bootstrap.servers": "nowhere:1", "statestore.cache.max.bytes": 0, "processing.exception.handler": handler}, topology.application_id
-    )
+    given = {"statestore.cache.max.bytes": 0, "processing.exception.handler": handler, "errors.dead.letter.queue.topic.name": "dead"}
+    config = Config.of({"bootstrap.servers": "nowhere:1", **given}, topology.application_id)
     return carry_out(spark, topology, config, plan, histories, str(folder / "work"))
 
 
@@ -161,15 +160,18 @@ def numbers(spark: SparkSession) -> TableHistory:
     return TableHistory(spark.createDataFrame(rows, "key binary, value binary, timestamp bigint"))
 
 
-def test_a_record_that_fails_ends_the_run_with_its_position_or_is_dropped_and_counted(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_record_that_fails_ends_the_run_with_its_position_or_is_a_dead_letter_that_is_counted_and_said_to_be_unwritten(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     with pytest.raises(ProcessingError, match=r'the record at "numbers" partition 0 offset 33 made a function raise'):
         run(spark, stubborn(), {"numbers": numbers(spark)}, 1, 2, tmp_path / "fails")
-    done = run(spark, stubborn(), {"numbers": numbers(spark)}, 1, 2, tmp_path / "goes-on", handler="continue")
+    done = run(spark, stubborn(), {"numbers": numbers(spark)}, 1, 2, tmp_path / "goes-on", handler="dead-letter")
     counts = changelogs_of(stubborn(), tmp_path / "goes-on" / "snapshots", done.results)["counts"]
     assert {key: serdes.int64.decode(value) for key, (value, _) in counts.items()} == {
         b"k%d" % digit: sum(at % 7 == digit and at != 33 for at in range(60)) for digit in range(7)
     }
-    assert sum(result.dropped.get("processing", 0) for result in done.results) == 1
+    assert sum(count for result in done.results for reason, count in result.dropped.items() if reason.endswith(": processing")) == 1
+    assert done.unwritten == {"dead": 1}, "the run writes state only"
 
 
 def test_a_table_without_partitions_gets_those_of_a_producer_and_loses_no_record(spark: SparkSession) -> None:

@@ -40,6 +40,7 @@ def test_a_run_is_looked_at_done_and_published_and_then_refused(kafka: Kafka, sp
 
     looked = backfill("--dry-run")
     assert "900 offsets of Kafka, 8 tasks" in looked.stdout
+    assert "outputs: none (results, late records and dead letters are counted, not written; --outputs topic or table writes them)" in looked.stdout
     assert "in Spark SQL" not in looked.stdout
     assert "in Spark SQL, if all its records are understood there" in backfill("--dry-run", "--native").stdout
     assert not (tmp_path / "work").exists()
@@ -56,6 +57,7 @@ def test_a_run_is_looked_at_done_and_published_and_then_refused(kafka: Kafka, sp
     table = {key.decode(): serdes.int64.decode(value) for key, value in latest(read_topic(kafka.bootstrap, counting.changelog)).items()}
     assert table == written
     assert read_topic(kafka.bootstrap, counting.sink) == []
+    assert re.search(rf"^not written, because --outputs is none: \d+ records for {counting.sink}$", done.stdout, re.MULTILINE)
 
     again = backfill()
     assert isinstance(again.exception, ConfigError)

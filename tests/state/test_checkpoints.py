@@ -66,6 +66,7 @@ def test_a_task_that_opens_another_range_leaves_what_is_outside_alone() -> None:
     assert [(run.first, run.last, run.offset) for run in after] == [(0, 63, 100), (64, 191, 120), (192, 255, 90)]
 
 
-def test_bytes_that_are_no_checkpoints_are_reported() -> None:
+@pytest.mark.parametrize("data", [b"abc", Checkpoints((Checkpoint(0, 255, 5, topic_id="id-1"),)).encode()[:-1]])
+def test_bytes_that_are_no_checkpoints_are_reported(data: bytes) -> None:
     with pytest.raises(StateCorruptError, match="delete the folder"):
-        Checkpoints.decode(b"abc")
+        Checkpoints.decode(data)

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from coopstreams.state.database import Database
-from coopstreams.state.directory import StateDirectory
+from coopstreams.state.directory import FORMAT, StateDirectory
 from coopstreams.state.task_state import TaskState
 from coopstreams.topology.errors import StateCorruptError, StateError, StateLockedError
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
@@ -22,7 +22,7 @@ SPEC = StoreSpec("counts", "key_value", text, int64)
 BYTES = 1 << 30
 HOLD = """
 import sys
-from coopstreams.state.directory import StateDirectory
+from coopstreams.state.directory import FORMAT, StateDirectory
 directory = StateDirectory(sys.argv[1], "app", 0)
 print("held", flush=True)
 sys.stdin.read()
@@ -144,11 +144,29 @@ def test_the_same_process_cannot_open_a_folder_twice_either(tmp_path: Path) -> N
 def test_a_folder_of_a_newer_format_is_left_alone(tmp_path: Path) -> None:
     directory = StateDirectory(tmp_path, "app", 0)
     directory.close()
-    (directory.folder / "format").write_text("2\n")
-    with pytest.raises(StateError, match=r"has format 2, this coopstreams knows up to 1: upgrade coopstreams"):
+    (directory.folder / "format").write_text(f"{FORMAT + 1}\n")
+    with pytest.raises(StateError, match=rf"has format {FORMAT + 1}, this coopstreams knows up to {FORMAT}: upgrade coopstreams"):
         StateDirectory(tmp_path, "app", 0)
-    (directory.folder / "format").write_text("1\n")
+    (directory.folder / "format").write_text(f"{FORMAT}\n")
     StateDirectory(tmp_path, "app", 0).close()
+
+
+def test_state_of_a_format_that_does_not_name_its_changelogs_is_emptied_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = StateDirectory(tmp_path, "app", 0)
+    fill(directory.open(0, 3, [SPEC]))
+    directory.close()
+    own = directory.folder / "0_3.tests.state.sqlite_engine-Sqlite"
+    own.mkdir()
+    (own / "rows.db").write_bytes(b"an engine of the user's")
+    (directory.folder / "format").write_text("1\n")
+    with caplog.at_level(logging.WARNING):
+        again = StateDirectory(tmp_path, "app", 0)
+    assert "was of format 1: it is emptied once" in caplog.text
+    assert again.process_id == directory.process_id, "transactions that it left open are ended under the ids made of it"
+    assert again.partitions() == []
+    assert not own.exists()
+    again.close()
+    assert (again.folder / "format").read_text() == f"{FORMAT}\n"
 
 
 def test_a_process_id_that_is_no_id_is_made_anew(tmp_path: Path) -> None:

@@ -16,18 +16,17 @@ from coopstreams.state.database import Database
 from coopstreams.state.incoming import AT_ONCE, PATIENCE_S, Downloads, Incoming
 from coopstreams.state.memory import Memory
 from coopstreams.state.pickup import Snapshots
-from coopstreams.state.restore import Bounds
 from coopstreams.state.sst import sha256_of
 from coopstreams.topology.errors import StateError
 from coopstreams.topology.keys import key_group, key_hash
 from tests.broker.waiting import eventually
+from tests.state.bounds import bounds
 from tests.state.held import fetchers, gate
 from tests.state.test_pickup import CHANGELOG, PARTITION, ended, publish, restored, rocks
 from tests.state.test_restore import SPEC, some_log, stored
 
 LOG = some_log(500)
 TRUTH = stored(restored(LOG, 600))
-BOUNDS = Bounds(0, 1000, 0)
 
 
 @pytest.fixture
@@ -45,7 +44,7 @@ class Picking:
         self._snapshots = Snapshots(url, "app", self.folder)
 
     def begin(self, database: Database) -> Incoming:
-        return Incoming(self.downloads, self._snapshots, database, SPEC, PARTITION, CHANGELOG, range(256), BOUNDS)
+        return Incoming(self.downloads, self._snapshots, database, SPEC, PARTITION, CHANGELOG, range(256), bounds(1000))
 
     def files(self) -> list[Path]:
         return [path for path in self.folder.rglob("*") if path.is_file()]

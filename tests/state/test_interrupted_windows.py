@@ -21,6 +21,7 @@ from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.kstream import KStream
 from coopstreams.topology.nodes import Topology
 from coopstreams.topology.program import BoundProgram
+from tests.state.bounds import bounds
 
 Written: TypeAlias = list[tuple[bytes | None, bytes | None, int]]
 Input: TypeAlias = tuple[str, int]
@@ -77,7 +78,7 @@ class Life:
         self._database = Database(Memory(), self._part.stores)
         for spec in self._part.stores:
             log = self._logs[spec.name]
-            restore = Restore(self._database, spec, [self._range], log_start=0, target=len(log))
+            restore = Restore(self._database, spec, [self._range], bounds(len(log)))
             keys, values, times = [row[0] for row in log], [row[1] for row in log], [row[2] for row in log]
             restore.feed(Columns(keys, values, times, range(len(log)), times), len(log))
         self._open()

@@ -26,6 +26,7 @@ from coopstreams.topology.errors import ConfigError, StateCorruptError, StateErr
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 from coopstreams.topology.serdes import int64, text
 from coopstreams.topology.stores import StoreSpec
+from tests.state.bounds import TOPIC_ID, bounds, now_ms
 from tests.state.sqlite_engine import NAME, Sqlite
 from tests.state.test_restore import Record, feed, fold, some_log
 
@@ -47,7 +48,8 @@ def commit(database: Database, number: int, key_range: KeyRange = WHOLE, keys: i
                 entry.value, entry.timestamp = number, number
                 table.touch(key, entry)
     state.changes()
-    state.commit({spec.name: number for spec in specs})
+    state.topic_ids = {spec.name: TOPIC_ID for spec in specs}
+    state.commit({spec.name: number for spec in specs}, true_ms=now_ms())
 
 
 def values(database: Database, spec: StoreSpec) -> set[int]:
@@ -67,7 +69,7 @@ def restored(database: Database, log: Sequence[Record], upto: int, specs: Sequen
     """Bring all stores up to a changelog; return how much of it each has read."""
     read = {}
     for spec in specs:
-        restore = Restore(database, spec, [WHOLE], log_start=0, target=upto)
+        restore = Restore(database, spec, [WHOLE], bounds(upto))
         feed(restore, log, upto, 1000)
         read[spec.name] = restore.progress().read
     return read

@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coopstreams.state import layout, snapshot
-from coopstreams.state.checkpoints import Checkpoint
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Engine
 from coopstreams.state.incoming import Downloads, Incoming
@@ -33,9 +32,9 @@ from coopstreams.topology.errors import SnapshotError
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.serdes import text
 from coopstreams.topology.stores import StoreSpec, window_key
+from tests.state.bounds import bounds, stands
 from tests.state.test_restore import SIZE, SPEC, WINDOWS, Record, feed, some_log, stored
 
-EVER = 1 << 62
 CHANGELOG = Changelog("app-counts-changelog", "id-1", 4)
 PARTITION = 2
 numbers = count()
@@ -49,7 +48,7 @@ def url(tmp_path: Path) -> str:
 def restored(log: Sequence[Record], upto: int, spec: StoreSpec = SPEC, ranges: Sequence[KeyRange] = (WHOLE,)) -> Database:
     """Return a database that has replayed the log."""
     database = Database(Memory(), [spec])
-    feed(Restore(database, spec, ranges, log_start=0, target=upto), log, upto, 1000)
+    feed(Restore(database, spec, ranges, bounds(upto)), log, upto, 1000)
     return database
 
 
@@ -81,19 +80,19 @@ class PickingUp:
         self._snapshots = Snapshots(url, "app", folder / "incoming")
         self._changelog = changelog
 
-    def take(self, groups: Sequence[int], bounds: Bounds) -> Incoming:
+    def take(self, groups: Sequence[int], now: Bounds) -> Incoming:
         """Return a pick-up that has ended."""
         downloads = Downloads(lambda: 0.0)  # a machine that stands still is no place that is silent
-        incoming = Incoming(downloads, self._snapshots, self.database, self.spec, PARTITION, self._changelog, groups, bounds)
+        incoming = Incoming(downloads, self._snapshots, self.database, self.spec, PARTITION, self._changelog, groups, now)
         return ended(incoming, downloads)
 
     def restore(self, log: Sequence[Record], target: int, ranges: Sequence[KeyRange] = (WHOLE,), log_start: int = 0) -> Restore:
         """Return a restore that is done; it says how much it replayed."""
-        bounds = Bounds(log_start, target, int(time.time() * 1000) - TRUSTED_MS)
+        now = bounds(target, log_start=log_start)
         for key_range in ranges:
-            if groups := lacking(self.database.checkpoints(self.spec.name), key_range, bounds):
-                self.keys += [keys] if (keys := self.take(groups, bounds).keys) else []
-        restore = Restore(self.database, self.spec, ranges, log_start=log_start, target=target)
+            if groups := lacking(self.database.checkpoints(self.spec.name), key_range, now):
+                self.keys += [keys] if (keys := self.take(groups, now).keys) else []
+        restore = Restore(self.database, self.spec, ranges, now)
         feed(restore, log, target, 1000)
         return restore
 
@@ -142,7 +141,7 @@ def test_siblings_that_come_later_take_theirs_and_leave_what_runs_alone(tmp_path
     picking = PickingUp(url, rocks(tmp_path), tmp_path)
     picking.restore(log, 1000, [one])
     live = stored(picking.database)
-    picking.database.write([], {"counts": [Checkpoint(*layout.groups_of(one), 1000)]})
+    picking.database.write([], {"counts": [stands(1000, one)]})
     picking.restore(log, 1000, [two])
     assert {key: value for key, value in stored(picking.database).items() if key in live} == live
     picking.restore(log, 1000, [three])
@@ -165,9 +164,9 @@ def test_state_that_cannot_be_continued_gives_way_to_the_snapshot(tmp_path: Path
     publish(url, restored(log, 600))
     picking = PickingUp(url, rocks(tmp_path), tmp_path)
     zombies: list[Record] = [(number, b"zombie-%d" % number, b"1") for number in range(100)]
-    feed(Restore(picking.database, SPEC, [WHOLE], log_start=0, target=100), zombies, 100)
-    picking.database.write([], {"counts": [Checkpoint(0, 127, 5000)]})  # above the end: the topic was made anew
-    picking.database.write([], {"counts": [Checkpoint(128, 255, 100, true_ms=1)]})  # older than tombstones
+    feed(Restore(picking.database, SPEC, [WHOLE], bounds(100)), zombies, 100)
+    picking.database.write([], {"counts": [stands(5000, KeyRange.split(2)[0])]})  # above the end
+    picking.database.write([], {"counts": [replace(stands(100, KeyRange.split(2)[1]), true_ms=1)]})  # older than tombstones
     assert picking.restore(log, 1000).progress().read == 200
     assert stored(picking.database) == stored(restored(log, 1000))
 
@@ -259,10 +258,11 @@ def test_a_download_that_was_cut_short_is_done_again(tmp_path: Path, url: str, c
     ("spec", "changelog", "words"),
     [
         (SPEC, replace(CHANGELOG, topic_id="id-2"), "that was made anew"),
+        (SPEC, replace(CHANGELOG, topic_id=""), "topics no ids"),
         (SPEC, replace(CHANGELOG, partitions=8), "had 4 partitions then and has 8 now"),
         (replace(SPEC, value=text), CHANGELOG, "made by another topology"),
     ],
-    ids=["topic made anew", "more partitions", "another topology"],
+    ids=["topic made anew", "topics without ids", "more partitions", "another topology"],
 )
 def test_a_snapshot_of_something_else_is_refused_in_words(
     spec: StoreSpec, changelog: Changelog, words: str, tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
@@ -278,17 +278,20 @@ def test_a_snapshot_of_something_else_is_refused_in_words(
 
 
 @pytest.mark.parametrize(
-    ("bounds", "words", "chosen"),
+    ("now", "words", "chosen"),
     [
-        (Bounds(11, 99, 0), "below the log start 11", []),
-        (Bounds(0, 9, 0), "above the log end 9", []),
-        (Bounds(0, 99, 8), "keeps tombstones", [8]),
-        (Bounds(0, 99, 7), "", [0, 8]),
+        (Bounds(11, 99, "i", 9, 3), "below the log start 11", []),
+        (Bounds(0, 9, "i", 9, 3), "above the log end 9", []),
+        (Bounds(0, 99, "i", 11, 3), "keeps tombstones", [8]),
+        (Bounds(0, 99, "i", 10, 3), "", [0, 8]),
+        (Bounds(0, 99, "i", 8, 3), "ahead of the clock", [0]),
+        (Bounds(0, 99, "i-2", 9, 3), "id i, not i-2", []),
+        (Bounds(0, 99, "", 9, 3), "no ids", []),
     ],
 )
-def test_slices_that_the_changelog_does_not_go_on_from_are_not_chosen(bounds: Bounds, words: str, chosen: list[int]) -> None:
-    slices = (Slice(0, 0, 7, 10, true_ms=7), Slice(0, 8, 15, 10, true_ms=EVER), Slice(1, 0, 15, 10, true_ms=EVER))
-    taken, refusal = choose(StoreSlices("t", "i", 1, "s", slices), 0, range(256), bounds)
+def test_slices_that_the_changelog_does_not_go_on_from_are_not_chosen(now: Bounds, words: str, chosen: list[int]) -> None:
+    slices = (Slice(0, 0, 7, 10, true_ms=7), Slice(0, 8, 15, 10, true_ms=9), Slice(1, 0, 15, 10, true_ms=9))
+    taken, refusal = choose(StoreSlices("t", "i", 1, "s", slices), 0, range(256), now)
     assert words in refusal
     assert bool(words) == bool(refusal)
     assert [each.first for each in taken] == chosen
@@ -335,7 +338,7 @@ def test_a_pick_up_that_died_half_way_is_emptied_and_begun_again(tmp_path: Path,
     first, second = (snapshot.fetch(Place(url), "app", file, tmp_path) for file in halves.files[:2])
     second.path.write_bytes(b"the machine died here")
     with pytest.raises(SnapshotError):
-        database.ingest("windows", [halves.checkpoint], {first.file.family: [first.path], second.file.family: [second.path]})
+        database.ingest("windows", [halves.checkpoint(CHANGELOG.topic_id)], {first.file.family: [first.path], second.file.family: [second.path]})
     database.close()
 
     picking = PickingUp(url, Rocks(folder), tmp_path, WINDOWS)

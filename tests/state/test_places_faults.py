@@ -21,7 +21,7 @@ from coopstreams.state.database import Database
 from coopstreams.state.incoming import Downloads, Incoming
 from coopstreams.state.memory import Memory
 from coopstreams.state.pickup import Snapshots
-from coopstreams.state.restore import Bounds
+from tests.state.bounds import bounds
 from tests.state.test_pickup import CHANGELOG, PARTITION, ended, publish, restored
 from tests.state.test_restore import SPEC, some_log, stored
 
@@ -115,7 +115,7 @@ def picked_up(url: str, folder: Path) -> tuple[Database, int]:
     """Return a database that has picked up all there is, and how many keys came."""
     database, downloads = Database(Memory(), [SPEC]), Downloads(lambda: 0.0)  # never silent
     snapshots = Snapshots(url, "app", folder / "incoming")
-    return database, ended(Incoming(downloads, snapshots, database, SPEC, PARTITION, CHANGELOG, range(256), Bounds(0, 1000, 0)), downloads).keys
+    return database, ended(Incoming(downloads, snapshots, database, SPEC, PARTITION, CHANGELOG, range(256), bounds(1000)), downloads).keys
 
 
 def test_errors_that_pass_and_answers_that_are_cut_short_cost_only_a_repetition(

@@ -2,14 +2,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coopstreams.state import layout
-from coopstreams.state.checkpoints import Checkpoint
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Engine
 from coopstreams.state.memory import Memory
@@ -18,6 +16,7 @@ from coopstreams.topology.columns import Columns
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 from coopstreams.topology.serdes import int64, text
 from coopstreams.topology.stores import StoreSpec, window_key
+from tests.state.bounds import bounds, stands
 
 NewEngine = Callable[[], Engine]
 SPEC = StoreSpec("counts", "key_value", text, int64)
@@ -64,7 +63,7 @@ def some_log(size: int) -> list[Record]:
 def test_a_restored_store_is_the_fold_of_its_changelog(new_engine: NewEngine) -> None:
     log = some_log(500)
     database = Database(new_engine(), [SPEC])
-    restore = Restore(database, SPEC, [WHOLE], log_start=0, target=1000)
+    restore = Restore(database, SPEC, [WHOLE], bounds(1000))
     assert not restore.done
     feed(restore, log, 1000)
     assert restore.done
@@ -77,7 +76,7 @@ def test_restoring_one_of_eight_ranges_writes_exactly_the_keys_of_that_range(new
     kept = []
     for key_range in KeyRange.split(8):
         database = Database(new_engine(), [SPEC])
-        restore = Restore(database, SPEC, [key_range], log_start=0, target=4000)
+        restore = Restore(database, SPEC, [key_range], bounds(4000))
         feed(restore, log, 4000, 1000)
         assert stored(database) == fold(log, [key_range])
         kept.append(restore.progress().kept)
@@ -88,7 +87,7 @@ def test_restoring_one_of_eight_ranges_writes_exactly_the_keys_of_that_range(new
 
 def test_the_end_is_a_position_so_that_control_records_and_compaction_leave_nothing_to_wait_for() -> None:
     database = Database(Memory(), [SPEC])
-    restore = Restore(database, SPEC, [WHOLE], log_start=0, target=10)
+    restore = Restore(database, SPEC, [WHOLE], bounds(10))
     restore.feed(columns([(3, b"a", b"1")]), 4)
     assert not restore.done
     restore.feed(columns([]), 10)  # nothing but control records up to the end
@@ -98,15 +97,15 @@ def test_the_end_is_a_position_so_that_control_records_and_compaction_leave_noth
 
 def test_an_empty_changelog_is_restored_at_once_and_leaves_a_checkpoint() -> None:
     database = Database(Memory(), [SPEC])
-    assert Restore(database, SPEC, [KeyRange.of_groups(3, 5)], log_start=0, target=0).done
+    assert Restore(database, SPEC, [KeyRange.of_groups(3, 5)], bounds(0)).done
     assert database.checkpoint("counts", 3, 5) == 0
 
 
 def test_only_the_tail_is_replayed_when_there_is_a_checkpoint() -> None:
     log = some_log(500)
     database = Database(Memory(), [SPEC])
-    feed(Restore(database, SPEC, [WHOLE], log_start=0, target=600), log, 600)
-    restore = Restore(database, SPEC, [WHOLE], log_start=0, target=1000)
+    feed(Restore(database, SPEC, [WHOLE], bounds(600)), log, 600)
+    restore = Restore(database, SPEC, [WHOLE], bounds(1000))
     assert restore.position == 600
     feed(restore, log, 1000)
     assert restore.progress().read == 200
@@ -117,7 +116,7 @@ def test_a_restore_survives_a_change_of_ranges_midway_without_starting_over() ->
     log = some_log(500)
     one, two, three, four = KeyRange.split(4)
     database = Database(Memory(), [SPEC])
-    restore = Restore(database, SPEC, [one, two], log_start=0, target=1000)
+    restore = Restore(database, SPEC, [one, two], bounds(1000))
     feed(restore, log, 600)
     restore.retarget([two, three])
     assert restore.position == 0  # the new range needs everything
@@ -129,7 +128,7 @@ def test_a_restore_survives_a_change_of_ranges_midway_without_starting_over() ->
         restore.feed(columns(found), found[-1][0] + 2)
         read.append(restore.progress().kept - before)
     assert sum(read) <= len([key for _, key, _ in log if key_hash(key) in three])  # nothing of range two again
-    restore.retarget([two, three, four], target=1000)
+    restore.retarget([two, three, four], bounds=bounds(1000))
     feed(restore, log, 1000)
     assert restore.done
     assert stored(database) == fold(log, [two, three, four])
@@ -149,15 +148,15 @@ def test_state_that_cannot_be_continued_is_emptied_and_restored_from_the_log_sta
     log = some_log(500)
     mine, other = KeyRange.split(2)
     database = Database(Memory(), [SPEC])
-    feed(Restore(database, SPEC, [WHOLE], log_start=0, target=1000), [*log, (999, b"zombie", b"1"), (999, b"zombie-2", b"1")], 1000)
+    feed(Restore(database, SPEC, [WHOLE], bounds(1000)), [*log, (999, b"zombie", b"1"), (999, b"zombie-2", b"1")], 1000)
     before = {key: value for key, value in stored(database).items() if key_hash(key) in other}
     if checkpoint is None:
         shelf = database._of["counts"]
         shelf._checkpoints["counts"] = shelf.checkpoints("counts").without(0, 127)
     else:
-        database.write([], {"counts": [Checkpoint(0, 127, checkpoint)]})
+        database.write([], {"counts": [stands(checkpoint, mine)]})
     with caplog.at_level(logging.WARNING):
-        restore = Restore(database, SPEC, [mine], log_start=log_start, target=1000)
+        restore = Restore(database, SPEC, [mine], bounds(1000, log_start=log_start))
     assert words in caplog.text
     assert len([record for record in caplog.records if record.name.startswith("coopstreams.state")]) == 1
     assert restore.position == log_start
@@ -169,43 +168,83 @@ def test_state_that_cannot_be_continued_is_emptied_and_restored_from_the_log_sta
 
 
 def test_state_that_is_at_the_end_already_is_known_to_be_true_now() -> None:
-    times = iter([100.0, 200.0, 300.0, 400.0])
-    database = Database(Memory(), [SPEC], clock=lambda: next(times))
-    feed(Restore(database, SPEC, [WHOLE], log_start=0, target=20, wall_clock=lambda: 100.0), some_log(10), 20, 100)
+    database = Database(Memory(), [SPEC])
+    feed(Restore(database, SPEC, [WHOLE], bounds(20, now_s=100.0)), some_log(10), 20, 100)
     before = {at.true_ms for at in database.checkpoints("counts")}
-    assert Restore(database, SPEC, [KeyRange.of_groups(0, 127)], log_start=0, target=20, wall_clock=lambda: 300.0).done
+    assert Restore(database, SPEC, [KeyRange.of_groups(0, 127)], bounds(20, now_s=300.0)).done
     assert {at.true_ms for at in database.checkpoints("counts").within(128, 255)} == before
     assert {at.true_ms for at in database.checkpoints("counts").within(0, 127)} == {300_000}
 
 
 def test_state_that_is_older_than_the_tombstones_of_its_changelog_is_not_trusted(caplog: pytest.LogCaptureFixture) -> None:
     log = [(0, b"a", b"1"), (1, b"b", b"1")]
-    clock = count(1_000_000)
-    now = next(clock)
-    database = Database(Memory(), [SPEC], clock=lambda: now)
-    feed(Restore(database, SPEC, [WHOLE], log_start=0, target=2, wall_clock=lambda: now), log, 2)
+    now, database = 1_000_000, Database(Memory(), [SPEC])
+    feed(Restore(database, SPEC, [WHOLE], bounds(2, now_s=now)), log, 2)
     soon, late = now + TRUSTED_MS // 1000 - 1, now + TRUSTED_MS // 1000 + 1
-    assert Restore(database, SPEC, [WHOLE], log_start=0, target=4, wall_clock=lambda: soon).position == 2
+    assert Restore(database, SPEC, [WHOLE], bounds(4, now_s=soon)).position == 2
     # Key b was deleted, and compaction has removed its tombstone: the log does not say so any more.
     with caplog.at_level(logging.WARNING):
-        restore = Restore(database, SPEC, [WHOLE], log_start=0, target=4, wall_clock=lambda: late)
+        restore = Restore(database, SPEC, [WHOLE], bounds(4, now_s=late))
     assert "older than the changelog keeps tombstones" in caplog.text
     feed(restore, [(0, b"a", b"1")], 4)
     assert stored(database) == {b"a": (b"1", 0)}
 
 
+@pytest.mark.parametrize("ahead_s", [3600, 10 * 365 * 86_400])
+def test_state_of_the_future_is_not_trusted_because_nobody_knows_how_old_it_is(ahead_s: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A host whose clock was ahead for a moment: what it wrote then would be taken for new for as long as it was ahead."""
+    now, database = 1_000_000, Database(Memory(), [SPEC])
+    feed(Restore(database, SPEC, [WHOLE], bounds(2, now_s=now + ahead_s)), [(0, b"a", b"1"), (1, b"b", b"1")], 2)
+    with caplog.at_level(logging.WARNING):
+        restore = Restore(database, SPEC, [WHOLE], bounds(4, now_s=now))
+    assert f"dated {ahead_s} s ahead of the clock of this host" in caplog.text
+    feed(restore, [(0, b"a", b"1")], 4)  # b was deleted, and its tombstone is gone
+    assert stored(database) == {b"a": (b"1", 0)}
+
+
+def test_clocks_that_differ_a_little_cost_no_state() -> None:
+    database = Database(Memory(), [SPEC])
+    feed(Restore(database, SPEC, [WHOLE], bounds(2, now_s=1_000_200)), [(0, b"a", b"1")], 2)
+    assert Restore(database, SPEC, [WHOLE], bounds(4, now_s=1_000_000)).position == 2
+
+
+def test_state_of_another_topic_of_that_name_is_emptied_and_restored_from_the_new_one(
+    new_engine: NewEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The new changelog has grown past the checkpoint: its offsets say nothing against it. A sibling that runs stays as it is."""
+    old = [(number, b"%d" % number, b"old") for number in range(100)]
+    new = [(number, b"%d" % (number + 50), b"new") for number in range(200)]
+    database, (mine, other) = Database(new_engine(), [SPEC]), KeyRange.split(2)
+    feed(Restore(database, SPEC, [WHOLE], bounds(100)), old, 100)
+    with caplog.at_level(logging.WARNING):
+        restore = Restore(database, SPEC, [mine], bounds(200, topic_id="id-2"))
+    assert 'store "counts", key groups 0..127: its checkpoint is of another topic than its changelog is now (id id-1, not id-2)' in caplog.text
+    feed(restore, new, 200)
+    assert stored(database) == fold(new, [mine]) | fold(old, [other])
+    assert {run.topic_id for run in database.checkpoints("counts")} == {"id-1", "id-2"}
+    assert Restore(database, SPEC, [mine], bounds(200, topic_id="id-2")).done
+
+
+def test_where_topics_have_no_ids_state_is_restored_at_each_opening(caplog: pytest.LogCaptureFixture) -> None:
+    database = Database(Memory(), [SPEC])
+    feed(Restore(database, SPEC, [WHOLE], bounds(100, topic_id="")), some_log(50), 100)
+    with caplog.at_level(logging.WARNING):
+        assert Restore(database, SPEC, [WHOLE], bounds(100, topic_id="")).position == 0
+    assert "the brokers give topics no ids" in caplog.text
+
+
 def test_a_restore_that_was_interrupted_is_as_old_as_its_beginning() -> None:
     log = [(offset, b"%d" % offset, b"1") for offset in range(10)]
-    database = Database(Memory(), [SPEC], clock=lambda: 5_000.0)
-    feed(Restore(database, SPEC, [WHOLE], log_start=0, target=10, wall_clock=lambda: 1_000.0), log, 5)
+    database = Database(Memory(), [SPEC])
+    feed(Restore(database, SPEC, [WHOLE], bounds(10, now_s=1_000.0)), log, 5)
     assert [run.true_ms for run in database.checkpoints("counts")] == [1_000_000]
-    feed(Restore(database, SPEC, [WHOLE], log_start=0, target=10, wall_clock=lambda: 2_000.0), log, 10)
-    assert [run.true_ms for run in database.checkpoints("counts")] == [5_000_000]
+    feed(Restore(database, SPEC, [WHOLE], bounds(10, now_s=2_000.0)), log, 10)
+    assert [run.true_ms for run in database.checkpoints("counts")] == [2_000_000], "what came behind the end since then is not known"
 
 
 def test_progress_tells_rate_and_time_to_go() -> None:
     now = [100.0]
-    restore = Restore(Database(Memory(), [SPEC]), SPEC, [KeyRange.split(2)[0]], log_start=0, target=1000, clock=lambda: now[0])
+    restore = Restore(Database(Memory(), [SPEC]), SPEC, [KeyRange.split(2)[0]], bounds(1000), clock=lambda: now[0])
     assert (restore.progress().remaining, restore.progress().eta_s, restore.progress().rate) == (1000, None, 0.0)
     now[0] = 102.0
     restore.feed(columns([(number, b"%d" % number, b"v") for number in range(100)]), 250)
@@ -225,7 +264,7 @@ def test_windows_are_filtered_by_their_plain_key_and_old_ones_are_skipped(new_en
     database = Database(engine, [WINDOWS])
     log = window_log((b"%d" % key, window) for window in range(50) for key in range(20))
     one, _ = KeyRange.split(2)
-    restore = Restore(database, WINDOWS, [one], log_start=0, target=1000)
+    restore = Restore(database, WINDOWS, [one], bounds(1000))
     feed(restore, log, 1000, 100)
     kept = {window_key(b"%d" % key, window * SIZE) for key in range(20) for window in range(46, 50) if key_hash(b"%d" % key) in one}
     assert {key for key in stored(database, WINDOWS) if int.from_bytes(key[-8:], "big") >= 46 * SIZE} == kept
@@ -239,7 +278,7 @@ def test_windows_of_a_range_do_not_expire_by_what_a_faster_sibling_has_written()
     slow = next(key for key in keys if key_hash(key) < 1 << 55)
     fast = next(key for key in keys if key_hash(key) >= 1 << 62)
     log = window_log([(slow, 1), *((fast, window) for window in range(1, 100)), (slow, 2)])
-    restore = Restore(database, WINDOWS, [WHOLE], log_start=0, target=101)
+    restore = Restore(database, WINDOWS, [WHOLE], bounds(101))
     feed(restore, log, 101)
     assert {key for key in stored(database, WINDOWS) if key[:-8] == slow} == {window_key(slow, SIZE), window_key(slow, 2 * SIZE)}
 
@@ -262,19 +301,19 @@ def test_state_rebuilt_from_any_prefix_through_any_ranges_is_the_fold_of_the_pre
     quarters = KeyRange.split(4)
     engine = new_engine()
     database = Database(engine, [SPEC])
-    restore = Restore(database, SPEC, [], log_start=0, target=offset + 1)
+    restore = Restore(database, SPEC, [], bounds(offset + 1))
     upto = 0
     for upto, wanted in sorted(cuts, key=lambda cut: cut[0]):
         ranges = [quarters[number] for number in sorted(wanted)]
         for number in {0, 1, 2, 3} - wanted:
             database.drop(*layout.groups_of(quarters[number]))
         if again:
-            restore = Restore(database, SPEC, ranges, log_start=0, target=max(upto, offset + 1))
+            restore = Restore(database, SPEC, ranges, bounds(max(upto, offset + 1)))
         else:
-            restore.retarget(ranges, target=max(upto, offset + 1))
+            restore.retarget(ranges, bounds=bounds(max(upto, offset + 1)))
         feed(restore, log, upto, 3)
         assert stored(database) == fold([record for record in log if record[0] < upto], ranges)
-    restore.retarget([WHOLE], target=max(upto, offset + 1))
+    restore.retarget([WHOLE], bounds=bounds(max(upto, offset + 1)))
     feed(restore, log, max(upto, offset + 1), 3)
     assert stored(database) == fold(log)
     engine.close()

@@ -21,6 +21,7 @@ from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 from coopstreams.topology.serdes import json, text
 from coopstreams.topology.stores import StoreSpec
+from tests.state.bounds import bounds
 
 SPEC = StoreSpec("people", "key_value", text, json, logged=False, source="people-topic")
 Record = tuple[int, bytes | None, bytes | None]
@@ -78,7 +79,7 @@ def test_each_range_holds_what_its_task_had_read(records: list[tuple[int, bytes 
     database = Database(Memory(), [SPEC])
     for stand in stands:
         positions = dict(zip(QUARTERS, (min(at, end) for at in stand), strict=True))
-        restore = Restore(database, SPEC, QUARTERS, log_start=0, target=max(positions.values()), stops=positions)
+        restore = Restore(database, SPEC, QUARTERS, bounds(max(positions.values())), stops=positions)
         feed(restore, log, end)
         assert stored(database) == processed(log, positions)
         assert [database.checkpoint("people", *layout.groups_of(part)) for part in QUARTERS] == list(positions.values())
@@ -93,13 +94,13 @@ def test_a_task_that_comes_while_another_one_is_restored_is_read_up_to_its_own_p
     one, two = KeyRange.split(2)
     positions = {one: min(first, end), two: min(second, end)}
     database = Database(Memory(), [SPEC])
-    restore = Restore(database, SPEC, [one], log_start=0, target=positions[one], stops={one: positions[one]})
+    restore = Restore(database, SPEC, [one], bounds(positions[one]), stops={one: positions[one]})
     for _ in range(batches):
         if not restore.done:
             found = [record for record in log if record[0] >= restore.position][:2]
             columns = Columns([r[1] for r in found], [r[2] for r in found], [r[0] * 10 for r in found], [r[0] for r in found], [0] * len(found))
             restore.feed(columns, found[-1][0] + 1 if found else end)
-    restore.retarget([one, two], target=max(positions.values()), stops=positions)
+    restore.retarget([one, two], bounds=bounds(max(positions.values())), stops=positions)
     feed(restore, log, end)
     assert stored(database) == processed(log, positions)
 
@@ -133,8 +134,8 @@ def test_offsets_of_another_topic_are_not_taken_for_those_of_this_one(before: St
 def test_a_group_that_was_reset_to_an_earlier_offset_has_the_table_of_that_offset(caplog: pytest.LogCaptureFixture) -> None:
     log: list[Record] = [(0, b"a", b"1"), (1, b"a", b"2")]
     database = Database(Memory(), [SPEC])
-    feed(Restore(database, SPEC, [WHOLE], log_start=0, target=2, stops={WHOLE: 2}), log, 2)
+    feed(Restore(database, SPEC, [WHOLE], bounds(2), stops={WHOLE: 2}), log, 2)
     with caplog.at_level(logging.WARNING):
-        feed(Restore(database, SPEC, [WHOLE], log_start=0, target=1, stops={WHOLE: 1}), log, 2)
+        feed(Restore(database, SPEC, [WHOLE], bounds(1), stops={WHOLE: 1}), log, 2)
     assert "its checkpoint 2 is above the position 1 of its task: were the offsets of the group reset?" in caplog.text
     assert stored(database) == {b"a": (b"1", 0)}

@@ -26,6 +26,7 @@ from coopstreams.topology.errors import SnapshotError
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 from coopstreams.topology.serdes import int64, text
 from coopstreams.topology.stores import StoreSpec, window_key
+from tests.state.bounds import TOPIC_ID
 from tests.state.conftest import NewEngine
 
 SPEC = StoreSpec("counts", "key_value", text, int64)
@@ -63,7 +64,7 @@ def fill(database: Database, size: int = 3000) -> None:
         key = layout.database_key(b"key-%d" % number, window_key(b"key-%d" % number, start))
         windows.setdefault(segment, []).append((key, layout.pack(number, b"w")))
     changes = [Change("store/counts", *_columns(rows)), *(Change(family, *_columns(sorted(of))) for family, of in windows.items())]
-    marks = [Checkpoint(0, 99, 500, true_ms=7), Checkpoint(100, 255, 600, true_ms=8)]
+    marks = [Checkpoint(0, 99, 500, true_ms=7, topic_id=TOPIC_ID), Checkpoint(100, 255, 600, true_ms=8, topic_id=TOPIC_ID)]
     database.write(changes, {"counts": marks, "windows": [replace(mark, observed=240_000) for mark in marks]})
 
 
@@ -134,7 +135,7 @@ def test_a_database_that_ingests_slices_is_the_one_they_came_from(spec: StoreSpe
         by_family: dict[str, list[Path]] = {}
         for one in files:
             by_family.setdefault(one.file.family, []).append(one.path)
-        target.ingest(spec.name, [each.checkpoint], by_family)
+        target.ingest(spec.name, [each.checkpoint(TOPIC_ID)], by_family)
         assert not any(one.path.exists() for one in files)
     assert list(target.scan(spec.name, range(80, 128), None, None)) == list(origin.scan(spec.name, range(80, 128), None, None))
     assert target.checkpoints(spec.name).within(80, 127) == origin.checkpoints(spec.name).within(80, 127)
@@ -146,7 +147,9 @@ def test_ingested_state_outlives_the_process(folder: str, tmp_path: Path) -> Non
     (tmp_path / "target").mkdir()
     target = Database(Rocks(tmp_path / "target"), [SPEC])
     for each in taken(folder, origin, SPEC):
-        target.ingest("counts", [each.checkpoint], {file.family: [snapshot.fetch(Place(folder), "app", file, tmp_path).path] for file in each.files})
+        target.ingest(
+            "counts", [each.checkpoint(TOPIC_ID)], {file.family: [snapshot.fetch(Place(folder), "app", file, tmp_path).path] for file in each.files}
+        )
     target.close()
     again = Database(Rocks(tmp_path / "target"), [SPEC])
     assert len(list(again.scan("counts", range(256), None, None))) == 3000

@@ -8,10 +8,13 @@ from coopstreams.state import layout
 from coopstreams.state.checkpoints import Checkpoint
 from coopstreams.state.database import Database
 from coopstreams.state.memory import Memory
+from coopstreams.state.restore import Restore, lacking
 from coopstreams.state.task_state import TaskState
-from coopstreams.topology.keys import WHOLE, KeyRange
+from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 from coopstreams.topology.serdes import int64, json, text
 from coopstreams.topology.stores import StoreSpec, TableStore, window_key
+from tests.state.bounds import TOPIC_ID, bounds, stands
+from tests.state.conftest import NewEngine
 
 COUNTS = StoreSpec("counts", "key_value", text, int64)
 NAMES = StoreSpec("names", "key_value", text, text)
@@ -173,3 +176,30 @@ def test_the_size_of_a_buffer_is_about_what_python_takes(spec: StoreSpec, value:
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert 0.6 < table.size_bytes / taken < 1.6
+
+
+HOUR_S = 3600
+
+
+def test_a_task_that_has_nothing_to_write_is_continued_from_for_as_long_as_it_said_that_it_is_alive(new_engine: NewEngine) -> None:
+    """Alive for 30 hours, then away for one: nobody else wrote its keys meanwhile, so it has missed no tombstone. Its sibling is not known to live."""
+    began, database, (mine, other) = 1_000_000, Database(new_engine(), [COUNTS]), KeyRange.split(2)
+    Restore(database, COUNTS, [WHOLE], bounds(0, now_s=began))
+    state = TaskState(database, [COUNTS], mine, BYTES)
+    for hours in range(31):
+        state.confirm((began + hours * HOUR_S) * 1000)
+    again = bounds(7, now_s=began + 31 * HOUR_S)
+    assert lacking(database.checkpoints("counts"), mine, again) == []
+    assert lacking(database.checkpoints("counts"), other, again) == list(range(128, 256))
+    assert [(run.offset, run.topic_id) for run in database.checkpoints("counts").within(0, 127)] == [(0, TOPIC_ID)]
+
+
+def test_what_a_task_commits_stands_in_the_topic_that_it_was_restored_from() -> None:
+    database, (mine, other) = Database(Memory(), [COUNTS]), KeyRange.split(2)
+    Restore(database, COUNTS, [mine], bounds(5, topic_id="id-1"))
+    database.write([], {"counts": [stands(5, mine, "id-1"), stands(5, other, "id-2")]})
+    state = TaskState(database, [COUNTS], mine, BYTES)
+    put(state.stores["counts"], next(key for key in (b"%d" % number for number in range(99)) if key_hash(key) in mine), 1)
+    state.changes()
+    state.commit({"counts": 9}, true_ms=77)
+    assert [(run.offset, run.topic_id, run.true_ms == 77) for run in database.checkpoints("counts")] == [(9, "id-1", True), (5, "id-2", False)]

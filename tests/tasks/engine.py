@@ -26,6 +26,10 @@ from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.dispatch import Dispatcher
 from coopstreams.tasks.events import Aborted, Closed, Event, Failed
 from coopstreams.tasks.failures import handler
+from coopstreams.tasks.outlasting import Outlasting
+from coopstreams.tasks.refusals import Refusals
+from coopstreams.tasks.repeats import Sayings
+from coopstreams.tasks.tally import Tallies, Tally
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.tasks.thread import StreamThread
 from coopstreams.topology.columns import Columns, TopicPartition
@@ -80,6 +84,7 @@ class Engine:
         self.follower = Follower(self.log, self.application, partitions=1)
         self.member = Membership(self.log, self.application)
         self.metrics = Metrics(self.application, "test")
+        self.tallies = Tallies(self.metrics)
         self.program = compile_subtopology(topology, topology.subtopologies[0])
         self.sources = topology.subtopologies[0].topics
         self.stores = topology.subtopologies[0].stores
@@ -88,7 +93,8 @@ class Engine:
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         written = frozenset(self.log.partitions())
         self.committers = [self._committer(number, written) for number in range(threads)]
-        self.threads = [StreamThread(number, committer, self.events.put, interval_s) for number, committer in enumerate(self.committers)]
+        slow = Outlasting.of(self.config)
+        self.threads = [StreamThread(number, committer, self.events.put, interval_s, slow) for number, committer in enumerate(self.committers)]
         most = self.config["max.bytes.key.range.cache"]
         self.dispatcher = Dispatcher(self.log.reader(), lambda _: None, self.program.clocks_of, most, self.metrics)
         self.tasks: dict[TaskId, tuple[Task, StreamThread]] = {}
@@ -112,10 +118,11 @@ class Engine:
         database = self.databases.setdefault(partition, Database(Memory(), self.stores))
         state = TaskState(database, self.stores, range_, self.buffer)
         progress = Progress(range_, openings, Author(self.application, self.member.generation, f"app-{thread}"))
-        on_failure = handler(id_, self.config, partial(self.metrics.dropped, id_), self.committers[thread].dead_letter)
+        tally = Tally()
+        on_failure = handler(id_, self.config, tally.failure, self.committers[thread].dead_letter, Sayings())
         opened = Incarnation(id_, sources, state, progress, self.member.epoch)
         latency, idle_ms = partial(self.metrics.latency, id_.subtopology), self.config["max.task.idle.ms"]
-        return Task(opened, self.program, on_failure, caching=False, latency=latency, partitions=lambda _: 1, max_idle_ms=idle_ms)
+        return Task(opened, self.program, on_failure, tally, caching=False, latency=latency, partitions=lambda _: 1, max_idle_ms=idle_ms)
 
     def open(self, range_: KeyRange, partition: int = 0, thread: int = 0) -> Task:
         """Open a task and route its records to it."""
@@ -205,6 +212,7 @@ class Engine:
             lambda store: self.changelog(store.name),
             lambda: written,
             self.metrics,
+            Refusals(self.log, self.config),
         )
 
     def _check_fence(self, fence: GroupFence) -> str | None:

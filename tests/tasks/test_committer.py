@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+
 import pytest
 
 from coopstreams.commit.record import TOPIC
-from coopstreams.log.log import TopicSpec
+from coopstreams.dev.process import wait_until
+from coopstreams.log.log import GroupFence, TopicSpec
 from coopstreams.state import layout
 from coopstreams.state.views import StoreView
+from coopstreams.tasks import committer
 from coopstreams.tasks.task import Task
 from coopstreams.topology import serdes
 from coopstreams.topology.builder import StreamsBuilder
@@ -186,11 +192,26 @@ def test_at_least_once_positions_are_not_written_when_what_they_stand_for_is_not
 def test_a_task_of_a_part_claims_its_positions_before_it_processes_under_at_least_once_only() -> None:
     for guarantee, asked in ((AT_LEAST, 2), (EXACTLY, 0)):
         made = engine(guarantee, ["a"])
+        made.log.commit_offsets({SOURCE: (0, "ic -1 0")}, GroupFence("app", 1, "member"))
+        made.at_fence.clear()
         task = made.task(LEFT)
         made.committers[0].claim(task)
         assert len(made.at_fence) == asked, "once before the claim is written, and once after"
         assert len(made.read(TOPIC)) == (1 if asked else 0)
         assert [fence[TOPIC] for fence in made.at_fence] == [0, 1][:asked]
+
+
+@BOTH
+@pytest.mark.parametrize("range_", [WHOLE, LEFT, RIGHT], ids=str)
+def test_a_task_of_which_nothing_was_ever_committed_has_a_position_before_it_processes(guarantee: str, range_: KeyRange) -> None:
+    made = engine(guarantee, ["a"])
+    task = made.task(range_)
+    made.committers[0].claim(task)
+    assert made.log.committed("app")[SOURCE][0] == 0
+    fences = len(made.at_fence)
+    made.committers[0].claim(made.task(range_))
+    assert made.log.committed("app")[SOURCE][0] == 0
+    assert guarantee == AT_LEAST or len(made.at_fence) == fences, "once"
 
 
 @BOTH
@@ -234,3 +255,62 @@ def test_a_topic_that_is_gone_is_named() -> None:
         made.committers[0].check_topics()
     made.log.create_topics([TopicSpec("out", 1)])
     made.committers[0].check_topics()
+
+
+def true_ms(made: Engine) -> set[int]:
+    return {run.true_ms for run in made.databases[0].checkpoints("counts")}
+
+
+@BOTH
+def test_state_is_true_as_of_the_time_before_the_fence_because_a_process_may_be_stopped_behind_it(
+    guarantee: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It wakes up three days later: meanwhile others have written tombstones, and compaction has removed them."""
+    made, now = engine(guarantee, ["a"]), [1000]
+    monkeypatch.setattr(committer, "wall_clock_ms", lambda: now[0])
+
+    @contextmanager
+    def stopped_behind(epoch: int) -> Iterator[GroupFence]:
+        with fence(epoch) as inside:
+            yield inside
+            now[0] = 3 * 86_400_000
+
+    task = made.task(WHOLE)
+    made.committers[0].claim(task)
+    process(made, task)
+    fence, made.member.fence = made.member.fence, stopped_behind  # type: ignore[method-assign]
+    made.committers[0].commit([task])
+    assert true_ms(made) == {1000}
+
+
+def test_state_of_a_task_that_rests_is_true_as_long_as_the_group_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000]
+    monkeypatch.setattr(committer, "wall_clock_ms", lambda: now[0])
+    monkeypatch.setattr(committer, "CONFIRM_S", 0.0)
+    made = engine(EXACTLY, ["a"])
+    task, [at_work] = made.task(WHOLE), made.committers
+    process(made, task)
+    now[0] = 2000
+    at_work.confirm([task])
+    assert true_ms(made) == set(), "an interval is open: what it has written may count or not"
+    at_work.commit([task])
+    now[0] = 3000
+    at_work.confirm([task])
+    assert true_ms(made) == {3000}
+    made.member.answered, now[0] = False, 4000
+    at_work.confirm([task])
+    assert true_ms(made) == {3000}, "somebody else may have the task"
+
+
+def test_a_thread_without_work_says_again_and_again_that_its_state_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committer, "CONFIRM_S", 0.0)
+    times = count(1000)
+    monkeypatch.setattr(committer, "wall_clock_ms", lambda: next(times))
+    made = engine(EXACTLY, ["a"])
+    made.start()
+    made.open(WHOLE)
+    made.settle()
+    assert wait_until(lambda: bool(true_ms(made)), 90)
+    [committed] = true_ms(made)
+    assert wait_until(lambda: min(true_ms(made)) > committed + 3, 90)
+    made.stop()

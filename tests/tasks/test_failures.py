@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any, get_args
 
 import pytest
 
 from coopstreams.config import HANDLERS, Config
-from coopstreams.tasks.failures import dead_letter_headers, describe_failure, handler
+from coopstreams.tasks.failures import Answer, dead_letter_headers, describe_failure, handler, place_of
+from coopstreams.tasks.repeats import FIRST, Sayings
+from coopstreams.testing import TopologyTestDriver
+from coopstreams.topology import serdes
+from coopstreams.topology.builder import StreamsBuilder
 from coopstreams.topology.columns import Headers, TopicPartition
 from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.failures import Failure, Phase
@@ -39,10 +45,10 @@ def settings(**answers: str) -> Config:
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("answer", HANDLERS)
 def test_each_phase_has_its_own_answer(phase: Phase, answer: str, caplog: pytest.LogCaptureFixture) -> None:
-    counted: list[str] = []
+    counted: list[tuple[Failure, str]] = []
     dead: list[tuple[Failure, Headers]] = []
     failure = replace(FAILURE, phase=phase)
-    on_failure = handler(TASK, settings(**{phase: answer}), counted.append, lambda *letter: dead.append(letter))
+    on_failure = handler(TASK, settings(**{phase: answer}), lambda *one: counted.append(one), lambda *letter: dead.append(letter), Sayings())
     with caplog.at_level(logging.WARNING):
         if answer == "fail":
             with pytest.raises(ProcessingError, match=f"set {phase}.exception.handler to continue or dead-letter") as caught:
@@ -50,7 +56,7 @@ def test_each_phase_has_its_own_answer(phase: Phase, answer: str, caplog: pytest
             assert caught.value.__cause__ is failure.error
         else:
             on_failure(failure)
-    assert counted == ([] if answer == "fail" else [phase])
+    assert counted == ([] if answer == "fail" else [(failure, answer)])
     assert [letter[0] for letter in dead] == ([failure] if answer == "dead-letter" else [])
     said = [record.getMessage() for record in caplog.records if record.name.startswith("coopstreams.tasks")]
     assert len(said) == (0 if answer == "fail" else 1)
@@ -98,3 +104,55 @@ def test_an_error_that_quotes_a_large_value_makes_no_large_letter() -> None:
 def test_an_error_whose_text_is_no_unicode_still_becomes_a_header(message: str) -> None:
     headers: dict[str, Any] = dict(dead_letter_headers(TASK, replace(FAILURE, error=raised(ValueError(message)))))
     assert headers["__coopstreams.errors.message"].decode() == message.encode(errors="backslashreplace").decode()
+
+
+def test_where_no_letters_are_written_none_is_said_to_be_sent(caplog: pytest.LogCaptureFixture) -> None:
+    fates: dict[Answer, str] = {"continue": "dropped", "dead-letter": "left out, no letter is written"}
+    handler(TASK, settings(processing="dead-letter"), lambda *_: None, lambda *_: None, Sayings(), fates)(FAILURE)
+    assert caplog.records[0].getMessage().endswith("; left out, no letter is written")
+
+
+def test_of_many_alike_the_first_are_logged_one_by_one_and_the_rest_counted_and_the_last_named(caplog: pytest.LogCaptureFixture) -> None:
+    sayings = Sayings()
+    on_failure = handler(TASK, settings(processing="continue"), lambda *_: None, lambda *_: None, sayings)
+    for offset in range(3535):
+        on_failure(replace(FAILURE, offset=offset))
+    on_failure(replace(FAILURE, node="KSTREAM-FILTER-2", offset=7))
+    sayings.tick()
+    assert len(caplog.records) == FIRST + 1
+    assert [f"offset {offset} " in caplog.records[offset].getMessage() for offset in range(FIRST)] == [True] * FIRST
+    assert "KSTREAM-FILTER-2" in caplog.records[-1].getMessage(), "another node is another kind"
+    sayings.close()
+    [*_, last] = caplog.records
+    for part in (f"{3535 - FIRST:,} more like this, 3,535 so far", "offset 3534 ", "KSTREAM-MAP-1", "dropped"):
+        assert part in last.getMessage()
+    sayings.close()
+    assert caplog.records[-1] is last
+
+
+def mine(value: str) -> int:
+    return int(value)
+
+
+def of_a_library(value: str) -> object:
+    return Fraction(value)
+
+
+@pytest.mark.parametrize("function", [mine, of_a_library])
+def test_an_error_of_a_function_says_its_file_and_line_and_where_the_traceback_is(function: Callable[[str], object]) -> None:
+    builder = StreamsBuilder("app")
+    builder.stream("in", key=serdes.text, value=serdes.text).map_values(function, value=serdes.json).to("out")
+    with TopologyTestDriver(builder.build()) as driver, pytest.raises(ProcessingError) as caught:
+        driver.input("in", serdes.text, serdes.text).send("k", "no number")
+    line = function.__code__.co_firstlineno + 1
+    assert f"({__file__}, line {line}, in {function.__name__})" in str(caught.value)
+    assert "traceback is logged with -v" in str(caught.value)
+
+
+def test_an_error_in_which_no_code_of_the_user_ran_has_no_line() -> None:
+    assert place_of(ValueError("never raised")) == ""
+    builder = StreamsBuilder("app")
+    builder.stream("in", key=serdes.text, value=serdes.int64).filter(lambda _, value: value > 1).to("out")
+    with TopologyTestDriver(builder.build()) as driver, pytest.raises(ProcessingError) as caught:
+        driver.input("in", serdes.text, serdes.raw).send("k", b"short")
+    assert ", line " not in str(caught.value)

@@ -1,7 +1,7 @@
 """Global tables: read whole before anybody looks, then followed. What cannot be read is for the handler."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -10,10 +10,13 @@ from coopstreams import KeyValueStore, Processor, Record
 from coopstreams.config import Config
 from coopstreams.log.log import Position, TopicSpec
 from coopstreams.log.memory import MemoryLog
+from coopstreams.tasks.failures import Answer, Count
 from coopstreams.tasks.globals import Globals
+from coopstreams.tasks.repeats import Sayings
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ProcessingError
+from coopstreams.topology.failures import Failure
 from coopstreams.topology.global_tables import GlobalTable, GlobalUpdate
 from coopstreams.topology.stores import StoreSpec
 
@@ -33,12 +36,17 @@ def settings(**given: str) -> Config:
     return Config.of({"bootstrap.servers": "in-memory", "errors.dead.letter.queue.topic.name": "dead", **names}, "app")
 
 
-def unexpected(reason: str) -> None:
-    raise AssertionError(reason)
+def unexpected(failure: Failure, answer: Answer) -> None:
+    raise AssertionError(failure, answer)
 
 
-def tables_of(log: MemoryLog, dropped: Callable[[str], None] = unexpected, tables: Sequence[GlobalTable] = (TABLE,), **given: str) -> Globals:
-    return Globals(log, tables, {"names": 3}, settings(**given), dropped)
+def noted(reasons: list[str]) -> Count:
+    """Return what notes the phases of the failures that are counted."""
+    return lambda failure, _: reasons.append(failure.phase)
+
+
+def tables_of(log: MemoryLog, count: Count = unexpected, tables: Sequence[GlobalTable] = (TABLE,), **given: str) -> Globals:
+    return Globals(log, tables, {"names": 3}, settings(**given), count, Sayings())
 
 
 def test_what_is_in_the_topic_is_there_when_load_returns() -> None:
@@ -75,7 +83,7 @@ def test_what_comes_later_is_followed_and_an_error_is_told() -> None:
 
 
 def test_without_global_tables_nothing_is_read() -> None:
-    table = Globals(written(), [], {}, settings(), unexpected)
+    table = Globals(written(), [], {}, settings(), unexpected, Sayings())
     table.load(lambda: False)
     table.follow(lambda error: None)
     table.stop()
@@ -137,7 +145,7 @@ def test_an_error_of_the_processor_is_for_the_handler_and_what_it_has_put_for_th
     with pytest.raises(ProcessingError, match=r"offset 1 made a function raise at count: ValueError: bad"):
         tables.load(lambda: False)
     tables.stop()
-    tables = tables_of(log, reasons.append, [table], processing_exception_handler="continue")
+    tables = tables_of(log, noted(reasons), [table], processing_exception_handler="continue")
     tables.load(lambda: False)
     assert {key: entry.value for key, entry in tables.rows["counts"].scan(None, None)} == {b"x": 2}
     assert reasons == ["processing"]
@@ -167,7 +175,7 @@ def test_of_a_record_that_is_left_out_no_row_is_seen_but_by_the_processor_itself
     update = GlobalUpdate("move", Moving, serdes.text, serdes.text)
     table = GlobalTable("names", StoreSpec("rows", "key_value", serdes.text, serdes.text, logged=False), update)
     reasons = list[str]()
-    tables = tables_of(written((b"k", b"good"), (b"k", bad)), reasons.append, [table], processing_exception_handler="continue")
+    tables = tables_of(written((b"k", b"good"), (b"k", bad)), noted(reasons), [table], processing_exception_handler="continue")
     tables.load(lambda: False)
     assert {key: entry.value for key, entry in tables.rows["rows"].scan(None, None)} == dict.fromkeys((b"a", b"b", b"c", b"d"), "good")
     assert reasons == ["processing"]
@@ -191,7 +199,7 @@ def test_a_value_that_cannot_be_read_may_be_left_out_and_the_row_stays_as_it_was
     log, reasons = written(*BAD), list[str]()
     log.create_topics([TopicSpec("dead", 1)])
     for start in (1, 2):  # nobody commits: each start finds the same
-        table = tables_of(log, reasons.append, deserialization_exception_handler=answer)
+        table = tables_of(log, noted(reasons), deserialization_exception_handler=answer)
         table.load(lambda: False)
         assert {key: entry.value for key, entry in table.rows["all-names"].scan(None, None)} == {b"a": "1", b"b": "2"}
         table.stop()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from dataclasses import replace
+from itertools import accumulate, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -167,3 +168,28 @@ def test_no_source_tells_a_time_to_which_another_has_not_come(left: list[tuple[i
             assert all(position.stream_time <= first for other, position in told.items() if other != step.source)
             told[step.source] = Position(step.next_offset, step.stream_time)
     assert told == {source: Position(len(log), log[-1][2] if log else NO_STREAM_TIME) for source, log in logs.items()}
+
+
+@given(st.lists(st.integers(0, 40), max_size=12), st.lists(st.integers(0, 3), max_size=12), st.booleans())
+def test_a_source_that_waits_keeps_one_batch_of_nothing_and_says_what_all_of_them_said(times: list[int], nothings: list[int], ended: bool) -> None:
+    """Fetches without a record come behind records; the last of them may only say that the partition was read to its end, without clocks."""
+    queues, log = SourceQueues([(TABLE, START), (STREAM, START)]), log_of(times)
+    upto, time = 0, NO_STREAM_TIME
+    for record, count in zip(log, [*nothings, *[0] * len(log)], strict=False):
+        upto, time = upto + 1, max(time, record[2])
+        queues.add(replace(run_of(STREAM, [(upto - 1, record[1], time)], upto, time), clocks=[time]))
+        for _ in range(count):
+            upto, time = upto + 1, time + 1
+            queues.add(replace(run_of(STREAM, [], upto, time), clocks=[time]))
+    if ended and upto:
+        queues.add(Run.ended(STREAM, 0, Position(upto + 1, time)))
+        upto += 1
+    assert taken(queues) == []
+    batches = [columns for columns, *_ in queues._sources[STREAM].waiting]
+    assert not any(not len(one) and not len(other) for one, other in pairwise(batches))
+    feed(queues, TABLE, log_of([1000]), upto=1, at_end=False)
+    steps = [step for step in queues.steps(1 << 20, 0.0) if step.source == STREAM]
+    assert sum(len(step.columns) for step in steps) == len(log)
+    if steps:
+        assert (steps[-1].next_offset, steps[-1].stream_time) == (upto, time)
+        assert [step.clocks for step in steps if step.clocks][-1] == [time]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from coopstreams import StreamsBuilder, TimeWindows, Topology, serdes
+from coopstreams.log.log import TopicSpec
+from coopstreams.log.memory import MemoryLog
 from coopstreams.state.manifest import Manifest, Slice, StoreSlices, shape_of
 from coopstreams.state.pickup import Changelog
-from coopstreams.tasks.rebuild import Wanted, assembled, logged, pieces
-from coopstreams.topology.errors import ConfigError
+from coopstreams.tasks.rebuild import Rebuilder, Wanted, assembled, logged, pieces
+from coopstreams.topology.errors import ConfigError, SnapshotError
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.serdes import Serde
 
@@ -71,3 +75,17 @@ def test_the_new_manifest_keeps_what_still_fits_and_nothing_else() -> None:
     changed = {"counts": logged(topology(Serde("latin", lambda text: text.encode("latin-1"), lambda data: data.decode("latin-1"))))["counts"]}
     assert assembled("new", "app", older(a=kept), {}, changed, NOW).stores == {}
     assert assembled("new", "app", None, {"counts": [new]}, specs, NOW).stores["counts"].slices == (new,)
+
+
+def test_a_changelog_that_is_made_anew_meanwhile_does_not_get_the_slices_of_the_other(tmp_path: Path) -> None:
+    log, rebuilt = MemoryLog(), topology()
+    names = [f"app-{store}-changelog" for store in logged(rebuilt)]
+    log.create_topics([TopicSpec(name, 1) for name in ["words", "app-by-word-repartition", *names]])
+    rebuilder = Rebuilder(log, rebuilt, "app", str(tmp_path))
+    pieces = rebuilder.pieces(Wanted(["counts"]))
+    slices = {store: made for piece in pieces for store, made in rebuilder.rebuild(piece, lambda *_: None).items()}
+    assert list(rebuilder.publish(slices).stores) == ["counts"]
+    log.delete_topics(["app-counts-changelog"])
+    log.create_topics([TopicSpec("app-counts-changelog", 1)])
+    with pytest.raises(SnapshotError, match="app-counts-changelog: deleted and made anew while it was rebuilt"):
+        rebuilder.publish(slices)

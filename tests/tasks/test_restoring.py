@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from unittest.mock import patch
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,8 +14,11 @@ from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory import MemoryLog
 from coopstreams.state import layout
 from coopstreams.state.database import Database
+from coopstreams.state.engine import Engine
 from coopstreams.state.memory import Memory
 from coopstreams.state.pickup import Snapshots
+from coopstreams.state.rocks import Rocks
+from coopstreams.tasks import restoring as restoring_module
 from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.tasks.restoring import Restoring
 from coopstreams.topology.columns import TopicPartition
@@ -21,6 +26,7 @@ from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 from coopstreams.topology.serdes import text
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
+from tests.state.sqlite_engine import Sqlite
 
 TABLE = StoreSpec("table", "key_value", text, text, logged=False, source="people")
 COUNTS = StoreSpec("counts", "key_value", text, text)
@@ -146,10 +152,81 @@ def test_tasks_that_open_together_ask_once_what_their_changelog_is_now(tmp_path:
     log.writer().append("counts-log", KEYS, KEYS, range(len(KEYS)), partitions=0)
     snapshots = Snapshots(str(tmp_path / "snapshots"), "app", tmp_path / "incoming")
     reading = Restoring(log, lambda spec: f"{spec.name}-log", snapshots)
-    for opened, tasks in enumerate((KeyRange.split(8)[:5], KeyRange.split(8)[5:]), start=1):
+    for tasks in (KeyRange.split(8)[:5], KeyRange.split(8)[5:]):
+        log.asked.clear()
         for part in tasks:
             reading.add(TaskId(0, 0, part), [COUNTS], database, {})
+        assert log.asked == ["counts-log"]
+        reading.step()
+        log.asked.clear()  # later, it may be another topic of that name
         assert len(run(reading)) == len(tasks)
-        assert log.asked == ["counts-log"] * opened, "later, it may be another topic of that name"
     assert rows(database, "counts", WHOLE) == {key: key for key in KEYS}
+    reading.close()
+
+
+def made_anew(log: MemoryLog, topic: str, records: int) -> None:
+    """Delete a topic and make it again, with other values."""
+    log.delete_topics([topic])
+    log.create_topics([TopicSpec(topic, 2)])
+    log.writer().append(topic, [KEYS[at % 30] for at in range(records)], [b"new-%d" % at for at in range(records)], range(records), partitions=0)
+
+
+def fold_anew(upto: int, key_range: KeyRange) -> dict[bytes, bytes]:
+    return {KEYS[at % 30]: b"new-%d" % at for at in range(upto) if key_hash(KEYS[at % 30]) in key_range}
+
+
+ENGINES: Mapping[str, Callable[[Path], tuple[Engine, Mapping[str, Engine]]]] = {
+    "memory": lambda _: (Memory(), {}),
+    "rocks": lambda folder: (Rocks(folder), {}),
+    "sqlite": lambda folder: (Sqlite(folder), {}),
+    "mixed": lambda folder: (Rocks(folder), {"counts": Memory()}),
+}
+
+
+@pytest.mark.parametrize("engine", list(ENGINES))
+def test_a_topic_that_was_made_anew_and_has_grown_past_the_state_is_read_from_its_beginning(
+    engine: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A changelog, and a source topic that is a changelog. What a sibling has is its own, until that opens."""
+    engine_of, apart = ENGINES[engine](tmp_path)
+    log, database, (one, two) = cluster(100), Database(engine_of, STORES, apart=apart), KeyRange.split(2)
+    reading = restoring(log)
+    for half in (one, two):
+        reading.add(TaskId(0, 0, half), STORES, database, {"table": {half: 90}})
+    assert len(run(reading)) == 2
+    for topic in ("people", "counts-log"):
+        made_anew(log, topic, 200)
+    caplog.clear()
+    reading.add(TaskId(0, 0, one), STORES, database, {"table": {one: 95}})
+    assert run(reading) == [TaskId(0, 0, one)]
+    assert caplog.text.count("that was made anew; restoring them from the beginning") == 2
+    assert rows(database, "table", one) == fold_anew(95, one)
+    assert rows(database, "counts", one) == fold_anew(200, one)
+    assert rows(database, "table", two) == fold(90, two)
+    assert rows(database, "counts", two) == fold(100, two)
+    reading.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 120), st.integers(0, 300), st.integers(0, 8), st.sampled_from(STORES))
+def test_whenever_a_topic_is_made_anew_while_it_is_read_the_state_is_that_of_the_new_one(
+    before: int, after: int, steps: int, spec: StoreSpec
+) -> None:
+    """Batches of ten, so that a restore is anywhere: nothing read yet, half of it, more than the new one has, all."""
+    log, database = cluster(before), Database(Memory(), [spec])
+    reading, task = restoring(log), TaskId(0, 0, WHOLE)
+    stand = min(before, after)
+    positions = {"table": {WHOLE: stand}} if spec is TABLE else {}
+    with patch.object(restoring_module, "BATCH", 10):
+        reading.add(task, [spec], database, positions)
+        for _ in range(steps):
+            reading.step()
+        open_already = reading.finished() == [task]
+        made_anew(log, spec.source or "counts-log", after)
+        for _ in range(2):
+            if open_already:
+                reading.add(task, [spec], database, positions)
+            assert run(reading) == [task]
+            open_already = True
+            assert rows(database, spec.name, WHOLE) == fold_anew(stand if spec is TABLE else after, WHOLE)
     reading.close()

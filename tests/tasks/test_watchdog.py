@@ -79,3 +79,26 @@ def test_the_rate_stays_between_the_slowest_and_the_fastest_look(looks: list[tup
 def test_lag_is_the_sum_over_the_sources_and_never_negative() -> None:
     sight = Watch(LIMIT_S).look(TASK, 0, {AT: 5, TABLE: 9}, {AT: 8, TABLE: 7}, 0)
     assert sight.lag == 3
+
+
+def test_a_task_that_waits_says_so_long_before_it_is_ill() -> None:
+    watch = Watch(stalled_s=30.0, slow_s=3.0)
+    for now in range(10):
+        watch.look(TASK, float(now), {AT: 5}, {AT: 9}, 5)
+    assert watch.stalled(9.5) == {}
+    assert watch.slow(2.0) == {}
+    assert watch.slow(9.5) == {TASK: "no commit for 10 s with 4 records waiting"}
+    watch.look(TASK, 10.0, {AT: 9}, {AT: 9}, 9)
+    assert watch.slow(60.0) == {}
+    watch.look(TASK, 61.0, {AT: 9}, {AT: 12}, 9)
+    watch.look(TASK, 62.0, {AT: 9}, {AT: 12}, 9)
+    assert watch.slow(98.0) == {}, "by then it is `stalled`, and says more"
+    assert list(watch.stalled(98.0)) == [TASK]
+
+
+def test_a_leader_that_does_not_answer_is_named_although_no_lag_is_known() -> None:
+    watch = Watch()
+    watch.look(TASK, 1.0, {AT: 9}, {AT: 9}, 9)
+    watch.unanswered[AT] = 2.0
+    assert watch.slow(4.0) == {}
+    assert watch.slow(12.0) == {TASK: f"the leader of {AT} has not answered for 10 s"}

@@ -8,8 +8,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from coopstreams.dev.process import wait_until
+from coopstreams.log.log import TopicSpec
 from coopstreams.tasks import watcher
 from coopstreams.tasks.events import Failed
+from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.roster import Roster
 from coopstreams.tasks.task import Task
 from coopstreams.tasks.watcher import Watcher
@@ -39,7 +41,19 @@ class Watched(Engine):
         super().__init__(builder.build(), {"in": 1, "out": 1}, processing_guarantee=guarantee, interval_s=0.005)
         self.roster = Roster()
         self.open_tasks: dict[TaskId, Task] = {}
-        self.watcher = Watcher(self.log, self.metrics, self.roster, self.open_tasks, frozenset({"in"}), 0.0, 0.005, self.events.put)
+        self.watcher = Watcher(
+            self.log,
+            self.metrics,
+            self.tallies,
+            Sayings(),
+            self.roster,
+            self.open_tasks,
+            frozenset({"in"}),
+            0.0,
+            0.005,
+            self.events.put,
+            lambda spec: self.changelog(spec.name),
+        )
 
     def run(self, *ranges: KeyRange) -> None:
         """Open the tasks of these ranges."""
@@ -130,6 +144,27 @@ def test_a_task_that_is_closed_while_it_is_looked_at_leaves_no_series_behind(wat
     watched.watcher._watch_tasks(seen, {SOURCE: 10}, 0.0)
     assert watched.metric("coopstreams_lag_records") == 10, "of the one that stayed"
     assert str(gone) not in watched.metrics.text().decode()
+
+
+def test_a_changelog_that_is_deleted_or_made_anew_while_its_task_runs_has_a_name(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
+    changelog, look = watched.changelog("counts"), watched.watcher._compare
+    watched.run(LEFT, RIGHT)
+    [left, right] = sorted(watched.open_tasks)
+    watched.open_tasks[left].state.topic_ids = {"counts": watched.log.topic_id(changelog)}  # as after a restore
+    watched.open_tasks[right].state.topic_ids = {"counts": ""}  # brokers without ids
+    look(watched.open_tasks)
+    assert (watched.watcher.watch.made_anew, caplog.text) == ({}, "")
+    watched.log.delete_topics([changelog])
+    look(watched.open_tasks)
+    assert watched.watcher.watch.made_anew == {left: f'{changelog} was deleted: what store "counts" had before is only on this host'}
+    watched.log.create_topics([TopicSpec(changelog, 1)])
+    for _ in range(3):
+        look(watched.open_tasks)
+    assert "was deleted and made anew" in watched.watcher.watch.made_anew[left]
+    assert caplog.text.count("Stop all instances and rebuild it from the source") == 1
+    watched.open_tasks[left].state.topic_ids = {"counts": watched.log.topic_id(changelog)}  # it was opened again
+    look(watched.open_tasks)
+    assert watched.watcher.watch.made_anew == {}
 
 
 def test_whatever_ends_the_watcher_is_told(watched: Watched) -> None:

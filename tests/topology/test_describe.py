@@ -9,7 +9,6 @@ import pytest
 
 from coopstreams.topology import serdes
 from coopstreams.topology.builder import StreamsBuilder
-from coopstreams.topology.describe import fingerprint
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.nodes import Topology
@@ -206,23 +205,6 @@ def test_json_says_what_the_pictures_leave_out() -> None:
 def test_another_format_is_an_error() -> None:
     with pytest.raises(TopologyError, match="described as text, mermaid, dot, json, not as 'svg'"):
         words().describe("svg")
-
-
-def test_a_fingerprint_stays_while_only_functions_change() -> None:
-    assert fingerprint(words()) == fingerprint(words(split=lambda line: line.split(",")))
-    assert len(fingerprint(words())) == 16
-
-
-def test_a_fingerprint_changes_with_a_serde_a_store_a_window_or_a_node() -> None:
-    topologies = [
-        words(),
-        words(value=serdes.json),
-        words(store="other"),
-        HOURLY,
-        delays(TimeWindows(hours=2)),
-        delays(TimeWindows(hours=1, grace=1)),
-    ]
-    assert len({fingerprint(topology) for topology in topologies}) == len(topologies)
 
 
 def test_joins_show_what_they_keep_and_look_into() -> None:

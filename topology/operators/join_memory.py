@@ -37,6 +37,9 @@ _NEVER = -1
 class SideTimes(Protocol):
     """What a join asks of the program around it."""
 
+    elsewhere: bool
+    """Whether records of some keys of the partition are taken by other processes."""
+
     def stream_time(self, topics: tuple[str, ...]) -> int:
         """Return the largest stream time that any of these topics has reached."""
         ...
@@ -103,10 +106,15 @@ class JoinMemory:
         self._told = max(self._told, now)
 
     def due(self, now: int) -> list[Pair]:
-        """Return the records that have waited until the gate was last opened, and forget them. `now`: stream time."""
+        """Return the records that have waited until the gate was last opened, and forget them. `now`: stream time.
+
+        A record that another process takes moves time here, too, but opens no gate here: then the time itself does.
+        """
         self._told = max(self._told, now)
         if self._waiting is None:
             return []
+        if self._process.elsewhere:
+            self._gate.look(now)
         told: list[Pair] = []
         for at, order, key in self._gate.closed(self._waiting.order, now):
             told += [_pair(1 - order, key, value, None, at) for value in self._waiting.values(key, 1 - order, at)]
@@ -147,10 +155,11 @@ class Gate:
         with self._guard:
             self._remove(wait)
 
-    def look(self, now: int, side: int) -> None:
-        """Open the gate for what is due at this stream time, if the record of this side that moved time makes it worth a look."""
+    def look(self, now: int, side: int | None = None) -> None:
+        """Open the gate for what is due at this stream time, if the record that moved time makes it worth a look. `side`: of it, if that is known."""
         with self._guard:
-            if self._first + self._reach[side] + self._grace_ms >= now:
+            reach = min(self._reach) if side is None else self._reach[side]
+            if self._first + reach + self._grace_ms >= now:
                 return
             self._opened = now
             last = self._order[-1] if self._order else None

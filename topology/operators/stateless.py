@@ -43,7 +43,10 @@ def filter_records(compiler: Compiler, function: Function, node: Filter, record:
 
 
 def _filter_rows(compiler: Compiler, function: Function, node: Filter, record: Record) -> None:
-    """A row that does not pass is a tombstone; one that did not pass before either is no news, where the row before is known."""
+    """A row that does not pass is a tombstone; one that did not pass before either is no news, where the row before is known.
+
+    Of a versioned table it always is: a record may change the past, of which the row before says nothing.
+    """
     if not node.sends_old:
         record = replace(record, old=None)
     if node.store is not None:
@@ -57,7 +60,7 @@ def _filter_rows(compiler: Compiler, function: Function, node: Filter, record: R
         function.line(f"{kept} = {value} if {value} is not None and {word}{passes} else None")
         if old:
             function.line(f"{old} = {record.old} if {record.old} is not None and {word}{passed} else None")
-    if old:
+    if old and record.latest is None:
         with function.block(f"if {kept} is None and {old} is None:"):
             function.line(function.skip)
     compiler.forward(function, node, record.with_value(kept, old if compiler.analysis.wants_old(node) else None))
@@ -69,13 +72,16 @@ def _filter_kept_rows(compiler: Compiler, function: Function, node: Filter, stor
     value, kept = function.value(record), function.fresh("value")
     with function.guard("processing", node.name):
         function.line(f"{kept} = {value} if {value} is not None and {'not ' if node.negate else ''}{passes} else None")
-    _keep(compiler, function, node, store, record, kept, skip_nothing=node.sends_old)
+    _keep(compiler, function, node, store, record, kept, skip_nothing=node.sends_old and record.latest is None)
 
 
 def _keep(
     compiler: Compiler, function: Function, node: Filter | MapValues, store: StoreSpec, record: Record, value: str, *, skip_nothing: bool
 ) -> None:
-    """Write that a row is kept and forwarded; with `skip_nothing`, neither if there is no row and was none."""
+    """Write that a row is kept and forwarded; with `skip_nothing`, neither if there is no row and was none.
+
+    The rows have no versions, whatever the table above has: each record is the latest of its row.
+    """
     key_bytes = function.key_as_bytes(record, store.row_key or store.key, node)
     if store.kind != "key_value":
         for windows in compiler.analysis.windows_above(node):
@@ -94,7 +100,7 @@ def _keep(
         function.line(f"touch_{name}({key_bytes}, {entry})")
     compiler.keep_headers(function, node, entry)
     if not compiler.caches(node):
-        compiler.forward(function, node, record.with_value(value, old))
+        compiler.forward(function, node, replace(record.with_value(value, old), latest=None))
 
 
 def map_values(compiler: Compiler, function: Function, node: MapValues, record: Record) -> None:

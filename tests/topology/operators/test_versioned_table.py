@@ -92,6 +92,34 @@ def test_streams_see_the_past_change_and_tables_do_not() -> None:
         assert store.get("a") == 3
 
 
+@pytest.mark.parametrize("ranges", [1, 4])
+@pytest.mark.parametrize("store", [None, "even"])
+def test_a_filter_tells_of_each_record_that_does_not_pass_also_of_a_row_that_never_was(store: str | None, ranges: int) -> None:
+    builder = StreamsBuilder("app")
+    table = builder.table("in", key=serdes.text, value=serdes.int64, history=100)
+    table.filter(lambda _, value: value % 2 == 0, store=store).to_stream().to("out")
+    with TopologyTestDriver(builder.build(), ranges) as driver:
+        for value, timestamp in ((1, 50), (3, 40), (None, 45), (2, 60), (5, 55)):
+            driver.input("in", serdes.text, serdes.int64).send("a", value, timestamp)
+        found = driver.output("out", serdes.text, serdes.int64).records()
+        assert [(record.value, record.timestamp) for record in found] == [(None, 50), (None, 40), (None, 45), (2, 60), (None, 55)]
+
+
+def test_a_view_in_a_store_of_its_own_has_no_versions_and_so_no_past() -> None:
+    """What stands below takes each row as the latest, as the store does; below the table itself it would leave this one out."""
+    builder = StreamsBuilder("app")
+    table = builder.table("in", key=serdes.text, value=serdes.int64, store="rows", history=100)
+    for name, view in (("kept", table.filter(lambda _, value: value > 0, store="view")), ("seen", table.filter(lambda _, value: value > 0))):
+        view.group_by(lambda _, value: ("all", value), key=serdes.text, value=serdes.int64).reduce(
+            lambda total, value: total + value, lambda total, value: total - value, store=name
+        )
+    with TopologyTestDriver(builder.build(), ranges=2) as driver:
+        for value, timestamp in ((1, 50), (7, 40)):
+            driver.input("in", serdes.text, serdes.int64).send("a", value, timestamp)
+        assert (driver.store("view").get("a"), driver.store("rows").get("a")) == (7, 1)
+        assert (driver.store("kept").get("all"), driver.store("seen").get("all")) == (7, 1)
+
+
 @given(st.lists(st.tuples(st.integers(0, 30), st.none() | st.integers(0, 5)), min_size=1), st.integers(0, 30))
 def test_a_history_in_any_order_is_the_history_in_order(puts: list[tuple[int, int | None]], at: int) -> None:
     versions: list[tuple[int, Any]] = []

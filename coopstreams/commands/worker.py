@@ -1,0 +1,49 @@
+"""The worker's side of a supervisor: who started it and how often, the sentence with which it ends, and an end with its supervisor's.
+
+All of it comes from the environment (`supervisor.py`); a process that nobody supervises finds nothing there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+
+from coopstreams.supervisor import LAST_END, LAST_WORDS, MOST_WORDS, RESTARTS, SUPERVISOR
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 1.0
+
+
+def past(environment: Mapping[str, str]) -> dict[str, str | int | float]:
+    """Return what `/v1/status` says of a worker that was started again: `restarts` and `last_end`; nothing of any other process."""
+    restarts = int(environment.get(RESTARTS, "0"))
+    return {"restarts": restarts, "last_end": environment.get(LAST_END, "")} if restarts else {}
+
+
+def end_with_supervisor(environment: Mapping[str, str], stop: Callable[[], None]) -> bool:
+    """Have `stop` called when the supervisor is gone, since nobody would end this process otherwise; return whether there is one."""
+    supervisor = environment.get(SUPERVISOR)
+    if supervisor is None:
+        return False
+    threading.Thread(target=_watch, args=(int(supervisor), stop), name="parent", daemon=True).start()
+    return True
+
+
+def say_why(error: BaseException, environment: Mapping[str, str]) -> None:
+    """Tell the supervisor, if there is one, of what this process ends."""
+    descriptor = environment.get(LAST_WORDS)
+    if descriptor is None:
+        return
+    try:
+        os.write(int(descriptor), f"{type(error).__name__}: {error}"[:MOST_WORDS].encode(errors="replace"))
+    except OSError as refused:
+        log.debug("the supervisor does not hear why this process ends: %s", refused)
+
+
+def _watch(supervisor: int, stop: Callable[[], None]) -> None:
+    while os.getppid() == supervisor:
+        threading.Event().wait(LOOK_EVERY_S)
+    stop()

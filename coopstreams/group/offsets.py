@@ -1,0 +1,42 @@
+"""A group's plain offsets, of which open transactions may still change some.
+
+Invariant: an answer that is certain is kept, and only the rest is asked for again. Under exactly-once some thread always has a transaction
+open: with all partitions in one question that fails as a whole, 64 threads leave no moment in which it succeeds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable
+
+from coopstreams.commit.record import TOPIC
+from coopstreams.group.requests import Fetched, Offsets
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import LogError
+
+PAUSE_S = 0.02
+
+
+def settled_offsets(
+    fetch: Callable[[Iterable[TopicPartition] | None], Fetched], group: str, partitions: Iterable[TopicPartition] | None, timeout_s: float
+) -> Offsets:
+    """Return what `fetch` tells of these partitions (of all: None), asked again until no open transaction can change it.
+
+    Of the commit topic, which some transaction always changes, only what is certain at once: nobody goes on from there.
+
+    Raises:
+        LogError: retryable: a transaction stayed open; names the partitions.
+    """
+    left: Collection[TopicPartition] | None = None if partitions is None else set(partitions)
+    found: Offsets = {}
+    give_up = time.monotonic() + timeout_s
+    while True:
+        answer = fetch(left)
+        found |= answer.offsets
+        left = {partition for partition in answer.unstable if partition.topic != TOPIC}
+        if not left:
+            return found
+        if time.monotonic() > give_up:
+            names = ", ".join(map(str, sorted(left)))
+            raise LogError(f"offsets of group {group}: an open transaction has kept back {names} for {timeout_s:.0f} s", retryable=True)
+        time.sleep(PAUSE_S)

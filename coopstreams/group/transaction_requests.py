@@ -1,0 +1,160 @@
+"""What is asked of Kafka about transactions: of the coordinator how one ended, of the leaders who has one open, and to end it there.
+
+Each exchange is a request and a function that reads the answer, as in `requests`. An answer about many partitions says of each what
+is known, or why nothing is: one without a leader does not hide the others.
+"""
+
+# pyright: reportAttributeAccessIssue=false
+# pyright brings stubs of kafka-python 2.
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kafka import errors
+from kafka.protocol.admin import DescribeProducersRequest, DescribeTransactionsRequest, ListTransactionsRequest
+from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
+from kafka.protocol.producer import WriteTxnMarkersRequest
+
+from coopstreams.group.hanging import ENDED, Marker, Open, Told
+from coopstreams.group.requests import Exchange
+from coopstreams.topology.columns import TopicPartition
+
+NO_LEADER = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Leaders:
+    """Who leads which partition (`NO_LEADER`: nobody does now), the topics that this principal may not see, and all brokers."""
+
+    of: Mapping[TopicPartition, int]
+    hidden: frozenset[str]
+    brokers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What a broker says of partitions: who has a transaction open in each, or the error in its place."""
+
+    open: Mapping[TopicPartition, tuple[Open, ...]]
+    errors: Mapping[TopicPartition, errors.KafkaError]
+
+
+def describe_transaction(transactional_id: str) -> Exchange[Told | None]:
+    """Ask the transaction's coordinator what it knows; None: it knows no such transactional id."""
+
+    def read(response: Any) -> Told | None:
+        found = response.transaction_states[0]
+        kind = errors.for_code(found.error_code)
+        if kind is errors.TransactionalIdNotFoundError:
+            return None
+        if kind is not errors.NoError:
+            raise kind(transactional_id)
+        partitions = frozenset(TopicPartition(topic.topic, partition) for topic in found.topics for partition in topic.partitions)
+        return Told(found.transaction_state, found.producer_id, found.producer_epoch, found.transaction_start_time_ms, partitions)
+
+    request = DescribeTransactionsRequest(transactional_ids=[transactional_id])
+    return Exchange(f"asking for the state of transaction {transactional_id}", request, read)
+
+
+def find_leaders(topics: Collection[str]) -> Exchange[Leaders]:
+    """Ask any broker who leads the partitions of topics; those of topics that it does not know are left out."""
+    topic_type = MetadataRequest.MetadataRequestTopic
+    request = MetadataRequest(max_version=9, topics=[topic_type(name=topic) for topic in sorted(topics)], allow_auto_topic_creation=False)
+
+    def read(response: Any) -> Leaders:
+        leaders = {
+            TopicPartition(topic.name, partition.partition_index): int(partition.leader_id)
+            for topic in response.topics
+            for partition in topic.partitions
+        }
+        hidden = {topic.name for topic in response.topics if errors.for_code(topic.error_code) is errors.TopicAuthorizationFailedError}
+        return Leaders(leaders, frozenset(hidden), frozenset(int(broker.node_id) for broker in response.brokers))
+
+    return Exchange("asking for the leaders of partitions", request, read)
+
+
+def list_ended() -> Exchange[dict[int, str]]:
+    """Ask a broker for the transactional ids whose last transaction has ended, as the coordinator that it is; by producer id."""
+
+    def read(response: Any) -> dict[int, str]:
+        kind = errors.for_code(response.error_code)
+        if kind is not errors.NoError:
+            raise kind("ListTransactions")
+        return {int(entry.producer_id): str(entry.transactional_id) for entry in response.transaction_states}
+
+    request = ListTransactionsRequest(state_filters=sorted(ENDED), producer_id_filters=[])
+    return Exchange("listing transactions that have ended", request, read)
+
+
+def describe_producers(partitions: Iterable[TopicPartition]) -> Exchange[Answers]:
+    """Ask a broker who has a transaction open in partitions that it leads."""
+    topics = [DescribeProducersRequest.TopicRequest(name=topic, partition_indexes=numbers) for topic, numbers in _by_topic(partitions).items()]
+
+    def read(response: Any) -> Answers:
+        found: dict[TopicPartition, tuple[Open, ...]] = {}
+        refused: dict[TopicPartition, errors.KafkaError] = {}
+        for topic in response.topics:
+            for partition in topic.partitions:
+                at, kind = TopicPartition(topic.name, partition.partition_index), errors.for_code(partition.error_code)
+                if kind is not errors.NoError:
+                    refused[at] = kind(str(at))
+                else:
+                    found[at] = tuple(
+                        Open(one.producer_id, one.producer_epoch, one.coordinator_epoch, one.current_txn_start_offset)
+                        for one in partition.active_producers
+                        if one.current_txn_start_offset >= 0
+                    )
+        return Answers(found, refused)
+
+    return Exchange("asking for open transactions", DescribeProducersRequest(topics=topics), read)
+
+
+def write_markers(markers: Mapping[TopicPartition, Marker]) -> Exchange[dict[TopicPartition, errors.KafkaError]]:
+    """Tell the leader of partitions how a transaction ended in them, as a coordinator does; the answer has what was refused."""
+    marker_type = WriteTxnMarkersRequest.WritableTxnMarker
+    topic_type = marker_type.WritableTxnMarkerTopic
+    by_marker: dict[Marker, list[TopicPartition]] = {}
+    for at, marker in markers.items():
+        by_marker.setdefault(marker, []).append(at)
+    written = [
+        marker_type(
+            producer_id=marker.producer,
+            producer_epoch=marker.epoch,
+            transaction_result=marker.commit,
+            topics=[topic_type(name=topic, partition_indexes=numbers) for topic, numbers in _by_topic(where).items()],
+            coordinator_epoch=marker.coordinator_epoch,
+        )
+        for marker, where in by_marker.items()
+    ]
+
+    def read(response: Any) -> dict[TopicPartition, errors.KafkaError]:
+        refused: dict[TopicPartition, errors.KafkaError] = {}
+        for marker in response.markers:
+            for topic in marker.topics:
+                for partition in topic.partitions:
+                    at, kind = TopicPartition(topic.name, partition.partition_index), errors.for_code(partition.error_code)
+                    if kind is not errors.NoError:
+                        refused[at] = kind(str(at))
+        return refused
+
+    return Exchange("ending a transaction in its partitions", WriteTxnMarkersRequest(max_version=1, markers=written), read)
+
+
+def newest_metadata() -> Exchange[int]:
+    """Ask a broker for the newest format of the cluster's metadata that it understands: it tells its version, though not the patch."""
+    request = ApiVersionsRequest(client_software_name="coopstreams", client_software_version="1")
+
+    def read(response: Any) -> int:
+        return next((int(one.max_version) for one in response.supported_features or () if one.name == "metadata.version"), 0)
+
+    return Exchange("asking for a broker's version", request, read)
+
+
+def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    topics: dict[str, list[int]] = {}
+    for topic, partition in sorted(partitions):
+        topics.setdefault(topic, []).append(partition)
+    return topics

@@ -1,0 +1,274 @@
+"""Transactions as the brokers see them: waiting until one has ended everywhere, and ending it where the coordinator failed to.
+
+`settle` is asked before a transactional id is taken over and after a transaction was ended on a broker that may skip markers; until it
+returns, nothing is begun under that id. `hanging` has the rule, and why.
+
+Invariant: a marker is written only if the coordinator said the same before and after the partitions were asked: nobody went on in between;
+and only if the other brokers name it: one that stood still, and wakes, says of an open transaction that it was committed (seen).
+Turned down: asking after each commit on every broker (two requests a commit; only brokers with KAFKA-20734 need it), and a new transactional
+id for each life of a process (its predecessor's open offsets would hold the group for ever).
+"""
+# pyright: reportAttributeAccessIssue=false
+# pyright brings stubs of kafka-python 2.
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from kafka import errors
+
+from coopstreams.group import requests, transaction_requests
+from coopstreams.group.connection import Connection
+from coopstreams.group.hanging import ENDING, ONGOING, SKIPPING_METADATA, Marker, Told, believed, missing_markers, refusal
+from coopstreams.group.transaction_requests import NO_LEADER, Answers, Leaders
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import LogError
+
+log = logging.getLogger(__name__)
+
+OFFSETS_TOPIC = "__consumer_offsets"
+PAUSE_S = 0.01
+UNKNOWN_FOR_S = 3.0
+"""How long a partition may be unknown before it is taken for deleted: a broker that has just started may not know all."""
+SLICE_MS, GLANCE_MS = 3000, 1000
+"""How long a broker may take for its answer: where everybody must give one, and where whoever does not is left out."""
+LOOK_AGAIN_S = 10.0
+"""How long a coordinator's version is believed: its broker may be replaced by another one."""
+
+_T = TypeVar("_T")
+
+
+class Transactions:
+    """Questions about transactional ids, and the end of their transactions. `async`: on the connection's I/O thread."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._coordinators: dict[str, int] = {}
+        self._skips: dict[str, tuple[bool, float]] = {}
+        """Whether the coordinator of a transactional id may skip markers, and until when that is believed."""
+        self._unseen: set[TopicPartition] = set()
+        """Partitions that this principal may not be told about."""
+        self._hidden: set[str] = set()
+        """Their topics, which were said."""
+
+    def open_partitions(self, transactional_id: str, timeout_s: float) -> frozenset[TopicPartition] | None:
+        """Return the partitions of the transaction that is open, for `settle` after its end; None: its coordinator finishes what it ends.
+
+        Raises:
+            LogError: refused, or no answer in time.
+        """
+        skips, until = self._skips.get(transactional_id, (True, 0.0))
+        if not skips and time.monotonic() < until:
+            return None  # each commit asks: no other thread is woken
+        return self._connection.run(self._open_partitions, transactional_id, time.monotonic() + timeout_s)
+
+    def settle(self, transactional_id: str, partitions: Collection[TopicPartition], timeout_s: float) -> frozenset[TopicPartition]:
+        """Return when the last transaction has ended in these partitions; if one is ongoing, at once, with its partitions.
+
+        Raises:
+            LogError: retryable: no answer in time, or a partition has no leader. Not retryable: it hangs, and this principal may not end it;
+                says what that means and what to do.
+        """
+        return self._connection.run(self._settled, transactional_id, partitions, time.monotonic() + timeout_s)
+
+    def settle_topics(self, transactional_id: str, topics: Collection[str], timeout_s: float) -> frozenset[TopicPartition]:
+        """As `settle`, before the id is taken over: in all partitions of these topics, and where groups keep their offsets.
+
+        What is returned is to be settled when the id was taken over, which aborts it; nothing, if its coordinator finishes what it ends. With such a
+        coordinator a partition that does not answer is left out: nothing can hang there but what is left from another one.
+        """
+        return self._connection.run(self._settled_topics, transactional_id, topics, time.monotonic() + timeout_s)
+
+    def settle_dead(self, dead: Callable[[str], bool], topics: Collection[str], timeout_s: float) -> None:
+        """End what the last transactions of transactional ids that nobody uses any more left open in these topics, and in groups' offsets.
+
+        Raises:
+            LogError: as `settle`.
+        """
+        self._connection.run(self._settle_dead, dead, topics, time.monotonic() + timeout_s)
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._connection.close()
+
+    async def _settled(
+        self, transactional_id: str, partitions: Collection[TopicPartition], give_up: float, *, everywhere: bool = True
+    ) -> frozenset[TopicPartition]:
+        """See `settle`; `everywhere`: wait for each of these partitions to answer."""
+        while True:
+            told = await self._told(transactional_id, give_up)
+            if told is None:
+                return frozenset()
+            if told.state == ONGOING:
+                return told.partitions
+            if told.state not in ENDING:
+                answers = await self._producers(partitions, give_up, everywhere=everywhere)
+                missing = missing_markers(told, answers.open)
+                if not missing:
+                    return frozenset()
+                if await self._told(transactional_id, give_up) == told and await self._is_coordinator(transactional_id, give_up):
+                    await self._write(transactional_id, told, missing, answers, give_up)
+            elif time.monotonic() > give_up:
+                raise LogError(f'the transaction of "{transactional_id}" stays in state {told.state}: its markers are not written', retryable=True)
+            await self._connection.sleep(PAUSE_S)
+
+    async def _settled_topics(self, transactional_id: str, topics: Collection[str], give_up: float) -> frozenset[TopicPartition]:
+        skips = await self._may_skip(transactional_id, give_up)
+        if await self._told(transactional_id, give_up) is None:
+            return frozenset()
+        leaders = await self._leaders(topics, give_up)
+        ongoing = await self._settled(transactional_id, leaders.of.keys(), give_up, everywhere=skips)
+        return ongoing if skips else frozenset()
+
+    async def _settle_dead(self, dead: Callable[[str], bool], topics: Collection[str], give_up: float) -> None:
+        leaders, ids = await self._leaders(topics, give_up), dict[int, str]()
+        for broker in sorted(leaders.brokers):
+            try:
+                ended = await self._connection.once(transaction_requests.list_ended(), broker)
+            except errors.KafkaError as error:
+                log.info("broker %d does not say which transactions have ended: %s", broker, error)
+            else:
+                ids.update((producer, id_) for producer, id_ in ended.items() if dead(id_))
+        found = (await self._producers(leaders.of.keys(), give_up, everywhere=False)).open if ids else {}
+        for producer in {one.producer for all_ in found.values() for one in all_} & ids.keys():
+            where = {at for at, all_ in found.items() if any(one.producer == producer for one in all_)}
+            await self._settled(ids[producer], where, give_up)
+
+    async def _leaders(self, topics: Collection[str], give_up: float) -> Leaders:
+        """Return who leads the partitions of these topics and of that of the groups' offsets: of those that exist and may be seen."""
+        wanted, unknown_until = {*topics, OFFSETS_TOPIC}, time.monotonic() + UNKNOWN_FOR_S
+        leaders = await self._ask(transaction_requests.find_leaders(wanted), give_up)
+        while wanted - leaders.hidden - {at.topic for at in leaders.of} and time.monotonic() < unknown_until:
+            await self._connection.sleep(PAUSE_S)
+            leaders = await self._ask(transaction_requests.find_leaders(wanted), give_up)
+        self._say_hidden(leaders.hidden)
+        return leaders
+
+    async def _open_partitions(self, transactional_id: str, give_up: float) -> frozenset[TopicPartition] | None:
+        told = await self._told(transactional_id, give_up) if await self._may_skip(transactional_id, give_up) else None
+        return None if told is None else told.partitions
+
+    async def _may_skip(self, transactional_id: str, give_up: float) -> bool:
+        """Return whether the coordinator may call a transaction complete that a partition never heard of."""
+        skips, until = self._skips.get(transactional_id, (True, 0.0))
+        if time.monotonic() > until:
+            self._coordinators.pop(transactional_id, None)
+            skips = await self._ask_coordinator(transactional_id, transaction_requests.newest_metadata(), give_up) in SKIPPING_METADATA
+            self._skips[transactional_id] = skips, time.monotonic() + LOOK_AGAIN_S
+        return skips
+
+    async def _told(self, transactional_id: str, give_up: float) -> Told | None:
+        return await self._ask_coordinator(transactional_id, transaction_requests.describe_transaction(transactional_id), give_up)
+
+    async def _producers(self, partitions: Iterable[TopicPartition], give_up: float, *, everywhere: bool) -> Answers:
+        """Return who has a transaction open in these partitions, once all that exist have answered; not `everywhere`: who answers at once."""
+        left, found = set(partitions) - self._unseen, Answers({}, {})
+        reasons: Mapping[TopicPartition, object] = {}
+        unknown_until = time.monotonic() + UNKNOWN_FOR_S
+        while left:
+            leaders = (await self._ask(transaction_requests.find_leaders({at.topic for at in left}), give_up)).of
+            if time.monotonic() > unknown_until:
+                left &= leaders.keys()  # the others were deleted
+            reasons = dict.fromkeys(left, "it has no leader")
+            for node in {leaders.get(at, NO_LEADER) for at in left} - {NO_LEADER}:
+                theirs = {at for at in left if leaders.get(at) == node}
+                try:
+                    answers = await self._connection.once(
+                        transaction_requests.describe_producers(theirs), node, SLICE_MS if everywhere else GLANCE_MS
+                    )
+                except errors.KafkaError as error:
+                    if not requests.passes(error):
+                        raise requests.translated("asking for open transactions", error) from error
+                    reasons |= dict.fromkeys(theirs, error)
+                    continue
+                found = Answers({**found.open, **answers.open}, {})
+                self._hide(answers)
+                left -= answers.open.keys() | self._unseen
+                reasons |= {at: error for at, error in answers.errors.items() if at in left}
+            if not everywhere:
+                break
+            if left and time.monotonic() > give_up:
+                at = min(left)
+                raise LogError(
+                    f"{at} does not say whether a transaction is open in it: {reasons.get(at)}. Nothing is begun before it does.", retryable=True
+                )
+            if left:
+                await self._connection.sleep(PAUSE_S)
+        return found
+
+    def _hide(self, answers: Answers) -> None:
+        """Ask no more for partitions that this principal may not be told about."""
+        hidden = {at for at, error in answers.errors.items() if isinstance(error, errors.AuthorizationError)}
+        self._unseen |= hidden
+        self._say_hidden({at.topic for at in hidden})
+
+    def _say_hidden(self, topics: Collection[str]) -> None:
+        if new := set(topics) - self._hidden:
+            self._hidden |= new
+            log.warning("hanging transactions cannot be seen in %s: allow READ on it (kafka-acls)", ", ".join(sorted(new)))
+
+    async def _write(self, transactional_id: str, told: Told, missing: Mapping[TopicPartition, Marker], answers: Answers, give_up: float) -> None:
+        """Write what is missing where there is a leader; `settled` looks again."""
+        leaders = (await self._ask(transaction_requests.find_leaders({at.topic for at in missing}), give_up)).of
+        last: errors.KafkaError | None = None
+        for node in {leaders.get(at, NO_LEADER) for at in missing} - {NO_LEADER}:
+            theirs = {at: marker for at, marker in missing.items() if leaders.get(at) == node}
+            try:
+                refused = await self._connection.once(transaction_requests.write_markers(theirs), node)
+            except errors.KafkaError as error:
+                refused = dict.fromkeys(theirs, error)
+            for at in sorted(theirs.keys() - refused.keys()):
+                ended = "committed" if theirs[at].commit else "aborted"
+                log.warning('%s was never told that a transaction of "%s" was %s (KAFKA-20734); told it now', at, transactional_id, ended)
+            for reason in refused.values():
+                if isinstance(reason, errors.AuthorizationError):
+                    raise LogError(refusal(transactional_id, told, missing, answers.open, str(reason)))
+                last = reason
+        if time.monotonic() > give_up:
+            what = f'the last transaction of "{transactional_id}" hangs in {min(missing)} and could not be ended there in time'
+            raise LogError(f"{what}: {last or 'it has no leader'}", retryable=True)
+
+    async def _is_coordinator(self, transactional_id: str, give_up: float) -> bool:
+        """Return whether all other brokers name the one that has told of a transaction. One that stood still tells of the past when it wakes.
+
+        Raises:
+            LogError: retryable: they do not, or none answers, and the time is over.
+        """
+        told_by, named = self._coordinators.get(transactional_id), set[int]()
+        others = [broker for broker in self._connection.brokers() if broker != told_by]
+        for broker in others:
+            with suppress(errors.KafkaError):
+                named.add(await self._connection.once(requests.transaction_coordinator(transactional_id), broker, GLANCE_MS))
+        if believed(told_by, named, alone=not others):
+            return True
+        self._coordinators.pop(transactional_id, None)
+        if time.monotonic() > give_up:
+            raise LogError(
+                f'the brokers do not agree who coordinates "{transactional_id}": {told_by} says so, others name {named or "nobody"}', retryable=True
+            )
+        return False
+
+    async def _ask(self, exchange: requests.Exchange[_T], give_up: float) -> _T:
+        async def any_broker() -> Any:
+            return None
+
+        return await self._connection.ask(exchange, any_broker, _left_ms(give_up))
+
+    async def _ask_coordinator(self, transactional_id: str, exchange: requests.Exchange[_T], give_up: float) -> _T:
+        async def node() -> int:
+            if transactional_id not in self._coordinators:
+                self._coordinators[transactional_id] = await self._connection.once(requests.transaction_coordinator(transactional_id), None)
+            return self._coordinators[transactional_id]
+
+        def moved() -> None:
+            self._coordinators.pop(transactional_id, None)
+
+        return await self._connection.ask(exchange, node, _left_ms(give_up), moved)
+
+
+def _left_ms(give_up: float) -> int:
+    return max(1, int(1000 * (give_up - time.monotonic())))

@@ -1,0 +1,88 @@
+"""Whether a task that finds no position has never begun, or has lost it.
+
+A task makes its first position durable before it processes anything (`Progress.begin`). So where there is state, there was a position: a
+changelog with records, and no offset of any source, means that the group's offsets were deleted, or expired while no instance ran. To begin
+at `auto.offset.reset` then would do everything again on top of the state. The same holds where key ranges have committed and the plain offset,
+which came first, is gone, but for hashes of which individual commits tell.
+
+The first task without a position has all of the application looked at: a task without state, too, must not write results again into the
+sources of one whose state is there.
+
+Invariant: ends are asked for before offsets, so an application that is just beginning elsewhere is never taken for one that has lost them.
+Turned down: looking at the local state (it may be gone while the changelog is there, and the other way round).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from coopstreams.commit.positions import Coordinator
+from coopstreams.commit.view import Opening
+from coopstreams.log.log import Log
+from coopstreams.tasks.reading import Reading
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.keys import WHOLE
+from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.task_id import TaskId
+
+
+@dataclass(slots=True)
+class Begun:
+    """Looks at the changelogs of one application. Used by the opener thread."""
+
+    group: str
+    log: Log
+    coordinator: Coordinator
+    reading: Callable[[], Reading]
+    changelog: Callable[[StoreSpec], str]
+    _looked: bool = field(default=False, init=False)
+
+    def check(self, task: TaskId, openings: Mapping[TopicPartition, Opening], individual: Callable[[], Iterable[TopicPartition]]) -> None:
+        """Do nothing if a task has a position, or has never begun. `individual`: the partitions of which there are individual commits.
+
+        Raises:
+            ConfigError: it has lost its position; says what to do.
+        """
+        beginning = [source for source, opening in openings.items() if opening.begins]
+        for source in beginning:
+            if openings[source].term > 1:  # others have committed, and they began with a plain offset
+                raise self._lost(
+                    f"key ranges of {source} have committed, others never did, and the plain offset that they began with is gone", [source]
+                )
+        if len(beginning) < len(openings):
+            return
+        reading = self.reading()
+        numbers = [(task.subtopology, task.partition)]
+        if not self._looked:
+            numbers = [(number, partition) for number in reading.programs for partition in range(reading.topics.tasks[number] or 0)]
+        self._look(reading, numbers, individual)
+        self._looked = True
+
+    def _look(self, reading: Reading, numbers: Iterable[tuple[int, int]], individual: Callable[[], Iterable[TopicPartition]]) -> None:
+        written: dict[TopicPartition, tuple[TopicPartition, ...]] = {}
+        for number, partition in numbers:
+            for store in reading.programs[number].subtopology.stores:
+                changelog = TopicPartition(self.changelog(store), partition)
+                if store.logged and self.log.end_offset(changelog) > 0:
+                    written[changelog] = reading.sources(TaskId(number, partition, WHOLE))
+                    break
+        if not written:
+            return
+        rows = self.coordinator.fetch_offsets({source for sources in written.values() for source in sources}, stable=False).offsets
+        known = {partition for partition, row in rows.items() if row is not None}.union(individual())
+        for changelog, sources in written.items():
+            if known.isdisjoint(sources):
+                raise self._lost(f"{changelog} has records, and there is no position in any of its sources", sources)
+
+    def _lost(self, what: str, sources: Iterable[TopicPartition]) -> ConfigError:
+        commands = "; ".join(
+            f"`coopstreams group reset {self.group} --topic {source.topic} --partition {source.partition} --to OFFSET`" for source in sorted(sources)
+        )
+        return ConfigError(
+            f"group {self.group!r} has lost its positions: {what}. Its offsets were deleted, or they expired while no instance ran "
+            f"(offsets.retention.minutes of the brokers), or the topic was made anew (Kafka deletes its offsets with it). Begin anew: stop all instances "
+            f"and run `coopstreams reset`. Or, if you know where the state stands (topic made anew: earliest), say so: {commands}. What lies between is "
+            "done twice, or left out"
+        )

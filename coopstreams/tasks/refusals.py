@@ -1,0 +1,143 @@
+"""Which records a broker will refuse, and why: what is asked after it has refused one.
+
+Kafka refuses whole batches, and its client says of each record in one the same: not which one was bad, nor from which record it was made.
+So after a refusal the interval is given up, and for a while the tasks go record by record, and each result is held against the settings of its
+topic before it is written. One that does not fit is a failure of the source record at hand, for `production.exception.handler`.
+
+Invariant: a record that the topic's settings allow is never left out. What they do not explain ends the thread, with what Kafka said.
+Turned down: a delivery callback for each record (half a microsecond for all, and it names the whole batch); holding records against the settings
+always (a twentieth of a microsecond for all, for something that is rare); remembering refused records by their content (the batch again).
+Source: Kafka `LogValidator`, `DefaultRecordBatch` (the sizes); librdkafka `rd_kafka_msg_max_wire_size`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from coopstreams.config import Config
+from coopstreams.log.log import Log
+from coopstreams.topology.columns import Headers
+
+CAREFUL_S = 60.0
+"""How long results are looked at one by one after the last that was refused."""
+BATCH_BYTES = 61
+"""Of a batch before its records."""
+CLIENT_BYTES = 36
+"""What librdkafka adds to key, value and headers when it asks whether a record is too large."""
+SHOWN = 60
+"""Characters of a key in a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the settings of a topic allow. None: anything."""
+
+    most_bytes: int | None = None
+    after_ms: int | None = None
+    before_ms: int | None = None
+    compacted: bool = False
+
+    @staticmethod
+    def of(topic: Mapping[str, str], *, compressed: bool) -> Limits:
+        """Return the limits in a topic's configuration. `compressed`: the size that counts is not known before a record is sent."""
+        timed = topic.get("message.timestamp.type") != "LogAppendTime"
+
+        def number(name: str) -> int | None:
+            return int(topic[name]) if name in topic else None
+
+        return Limits(
+            None if compressed else number("max.message.bytes"),
+            number("message.timestamp.after.max.ms") if timed else None,
+            number("message.timestamp.before.max.ms") if timed else None,
+            "compact" in topic.get("cleanup.policy", ""),
+        )
+
+    def reason(self, key: bytes | None, value: bytes | None, headers: Headers | None, timestamp: int, now_ms: int) -> str | None:
+        """Return why the broker refuses a record that comes alone, with the setting; None: it does not."""
+        if key is None and self.compacted:
+            return "it has no key, and the topic is compacted (cleanup.policy)"
+        if self.after_ms is not None and timestamp - now_ms > self.after_ms:
+            return (
+                f"its timestamp is {seconds(timestamp - now_ms)} ahead of the clock, message.timestamp.after.max.ms allows {seconds(self.after_ms)}"
+            )
+        if self.before_ms is not None and now_ms - timestamp > self.before_ms:
+            return (
+                f"its timestamp is {seconds(now_ms - timestamp)} behind the clock, message.timestamp.before.max.ms allows {seconds(self.before_ms)}"
+            )
+        if self.most_bytes is not None and (size := batch_bytes(key, value, headers)) > self.most_bytes:
+            return f"it has {size} bytes with what Kafka adds, max.message.bytes allows {self.most_bytes}"
+        return None
+
+
+class Refusals:
+    """Whether results are to be looked at, and what is seen in them. Shared by the stream threads of an instance."""
+
+    def __init__(self, log: Log, config: Config) -> None:
+        self._log = log
+        self._limits: dict[str, Limits] = {}
+        self._until = float("-inf")
+        settings = {name.removeprefix("producer."): value for name, value in config.client.items()}
+        self._compressed = str(settings.get("compression.type", settings.get("compression.codec", "none"))) != "none"
+        self._client_bytes = int(settings.get("message.max.bytes", 1_000_000))
+
+    @property
+    def expected(self) -> bool:
+        """Whether a broker has refused a record lately."""
+        return time.monotonic() < self._until
+
+    def expect(self) -> None:
+        """A broker has refused a record: look at each from now on, for a while; ask again what the topics allow."""
+        self._until = time.monotonic() + CAREFUL_S
+        self._limits.clear()
+
+    def reason(self, topic: str, key: bytes | None, value: bytes | None, headers: Headers | None, timestamp: int) -> str | None:
+        """Return why a record cannot be written to a topic; None: nothing is known against it.
+
+        Raises:
+            LogError: nobody says what the topic allows.
+        """
+        limits = self._limits.get(topic)
+        if limits is None:
+            limits = self._limits[topic] = Limits.of(self._log.topic_config(topic), compressed=self._compressed)
+        why = limits.reason(key, value, headers, timestamp, int(time.time() * 1000))
+        if why is None and (size := CLIENT_BYTES + payload_bytes(key, value, headers)) > self._client_bytes:
+            why = f"it has {size} bytes, producer.message.max.bytes allows {self._client_bytes}"
+        if why is not None:
+            self._until = time.monotonic() + CAREFUL_S
+            return f'topic "{topic}" does not take the record with key {shown(key)} and timestamp {timestamp}: {why}'
+        return None
+
+
+def batch_bytes(key: bytes | None, value: bytes | None, headers: Headers | None) -> int:
+    """Return the bytes of a batch with this one record in it, not compressed."""
+    body = 3 + _field(key) + _field(value) + _varint(len(headers or ()))
+    for name, content in headers or ():
+        body += _field(name.encode()) + _field(content)
+    return BATCH_BYTES + _varint(body) + body
+
+
+def payload_bytes(key: bytes | None, value: bytes | None, headers: Headers | None) -> int:
+    """Return the bytes of key, value and headers."""
+    return len(key or b"") + len(value or b"") + sum(len(name.encode()) + len(content or b"") for name, content in headers or ())
+
+
+def shown(key: bytes | None) -> str:
+    """Return a key for people, its beginning if it is long."""
+    text = repr(key)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(key or b'')} bytes)"
+
+
+def seconds(ms: int) -> str:
+    """Return a time span for people."""
+    return f"{ms / 1000:,.0f} s"
+
+
+def _field(content: bytes | None) -> int:
+    return 1 if content is None else _varint(len(content)) + len(content)
+
+
+def _varint(number: int) -> int:
+    """Return the bytes of a length: zigzag, seven bits each."""
+    return max(1, ((number << 1).bit_length() + 6) // 7)

@@ -1,0 +1,101 @@
+"""What tasks have done, counted: for the status of each, and for the metrics of the process.
+
+A task's stream thread counts in a `Tally` of its own, by the batch. `Tallies` brings what is new of it to the metrics, once a second and
+when the task is closed, so that no count of the process is lost with a task.
+
+Invariant: the metrics of a process never go back, whatever tasks come and go. What was done, given up and done again counts again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from coopstreams.metrics import Metrics
+from coopstreams.tasks.failures import Answer
+from coopstreams.topology.failures import Failure
+from coopstreams.topology.program import BoundProgram
+from coopstreams.topology.task_id import TaskId
+
+Drop = tuple[str, str]
+"""Node and reason."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one opening of a task has done. Its stream thread counts, any thread reads.
+
+    Shape: `written` by topic, changelogs left out; `failed` by node and phase.
+    """
+
+    written: Counter[str] = field(default_factory=Counter)
+    failed: Counter[Drop] = field(default_factory=Counter)
+    dead_letters: int = 0
+    closed: bool = False
+    """Whether all of it is in the metrics."""
+
+    def failure(self, failure: Failure, answer: Answer) -> None:
+        """Count a record that failed."""
+        self.failed[failure.node, failure.phase] += 1
+        self.dead_letters += answer == "dead-letter"
+
+
+class Counting(Protocol):
+    """What is counted of: a `Task`."""
+
+    id: TaskId
+    processed: int
+    tally: Tally
+    program: BoundProgram
+
+
+def dropped(task: Counting) -> dict[Drop, int]:
+    """Return what a task has left out, by node and reason: what its program dropped, and what failed."""
+    found = {(node, reason.replace(" ", "-")): count for (node, reason), count in task.program.dropped.items()}
+    return found | dict(task.tally.failed)
+
+
+@dataclass(slots=True)
+class _Seen:
+    processed: int = 0
+    dead_letters: int = 0
+    dropped: Mapping[Drop, int] = field(default_factory=dict)
+
+
+class Tallies:
+    """Brings what the tasks of a process have done to its metrics. Any thread."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._seen: dict[int, tuple[Counting, _Seen]] = {}
+        self._lock = threading.Lock()
+
+    def failure(self, failure: Failure, answer: Answer) -> None:
+        """Count a record of a global table that failed."""
+        self._metrics.dropped(None, failure.node, failure.phase)
+        self._metrics.dead_lettered(None, int(answer == "dead-letter"))
+
+    def look(self, task: Counting) -> None:
+        """Count what a task has done since the last look."""
+        with self._lock:
+            self._look(task)
+
+    def closed(self, task: Counting) -> None:
+        """Count the rest, and let go of a task."""
+        with self._lock:
+            self._look(task)
+            task.tally.closed = True
+            self._seen.pop(id(task), None)
+
+    def _look(self, task: Counting) -> None:
+        if not task.tally.closed:
+            before = self._seen.get(id(task), (task, _Seen()))[1]
+            now = _Seen(task.processed, task.tally.dead_letters, dropped(task))
+            self._metrics.processed(task.id, now.processed - before.processed)
+            self._metrics.dead_lettered(task.id, now.dead_letters - before.dead_letters)
+            for (node, reason), count in now.dropped.items():
+                self._metrics.dropped(task.id, node, reason, count - before.dropped.get((node, reason), 0))
+            self._seen[id(task)] = task, now

@@ -1,0 +1,204 @@
+"""Three real Kafka brokers, each also a controller, and what can be done to each of them.
+
+Everything is kept three times, and a write counts when two have it: one broker may be away, and the cluster goes on.
+Brokers have the numbers that Kafka gives them: 1, 2, 3.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from confluent_kafka.admin import AdminClient
+from kafka.admin import KafkaAdminClient
+from kafka.errors import KafkaError
+from rich.console import Console
+
+from coopstreams.dev.broker import KafkaBroker, cluster_id
+from coopstreams.dev.jars import KAFKA
+from coopstreams.dev.process import free_port
+from coopstreams.dev.settings import cluster_settings
+from tests.conftest import Kafka
+
+NODES = (1, 2, 3)
+MEND_TIMEOUT_S = 120.0
+_GROUP, _TRANSACTION = 0, 1
+_FIND_COORDINATOR = 10
+
+
+class ThreeBrokers:
+    """A cluster of three nodes in a folder. Started by `with`, stopped at its end; a broker that is broken stays so until `start` or `mend`."""
+
+    def __init__(self, folder: Path, *, settings: Mapping[str, str] | None = None, console: Console | None = None, version: str = KAFKA) -> None:
+        ports = _ports(2 * len(NODES))
+        controllers, cluster = {node: next(ports) for node in NODES}, cluster_id(uuid.uuid4())
+        self.brokers = {
+            node: KafkaBroker(
+                folder / f"broker-{node}",
+                port=next(ports),
+                controller_port=controllers[node],
+                cluster=cluster,
+                settings=cluster_settings(controllers, node) | dict(settings or {}),
+                console=console,
+                version=version,
+            )
+            for node in NODES
+        }
+        self.paused: set[int] = set()
+        self._kafka: Kafka | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.mend()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all brokers at once: nobody wants their data any more."""
+        for broker in self.brokers.values():
+            broker.kill()
+
+    @property
+    def bootstrap(self) -> str:
+        """The addresses of all brokers, also of those that are down."""
+        return ",".join(broker.bootstrap for broker in self.brokers.values())
+
+    @property
+    def kafka(self) -> Kafka:
+        """The cluster as tests use a broker: makes topics of three replicas, with names of their own."""
+        if self._kafka is None:
+            self._kafka = Kafka(self.bootstrap, AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 2}), replicas=len(NODES))
+        return self._kafka
+
+    @property
+    def living(self) -> list[int]:
+        """The brokers that run and are not paused."""
+        return [node for node, broker in self.brokers.items() if node not in self.paused and broker.running is not None]
+
+    def kill(self, node: int) -> None:
+        """End a broker without warning, as a power failure would."""
+        self.paused.discard(node)
+        self.brokers[node].kill()
+
+    def stop(self, node: int) -> None:
+        """Ask a broker to end: it hands its leaders over first."""
+        self.paused.discard(node)
+        self.brokers[node].stop()
+
+    def pause(self, node: int) -> None:
+        """Freeze a broker: its connections stay open, and nobody answers."""
+        self.paused.add(node)
+        self.brokers[node].pause()
+
+    def resume(self, node: int) -> None:
+        """Let a paused broker go on; it may not know for a while what happened meanwhile."""
+        self.paused.discard(node)
+        self.brokers[node].resume()
+
+    def start(self, node: int) -> None:
+        """Let a broker be there again, whatever was done to it; return when it answers."""
+        self.paused.discard(node)
+        self.brokers[node].resume()
+        self.brokers[node].start()
+
+    def mend(self) -> None:
+        """Have all brokers run, and wait until every partition has a leader and all its replicas."""
+        with ThreadPoolExecutor(len(NODES)) as threads:  # the first two wait for each other
+            list(threads.map(self.start, set(NODES) - set(self.living)))
+        deadline = time.monotonic() + MEND_TIMEOUT_S
+        while (missing := self._missing()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not missing, f"partitions without all their replicas after {MEND_TIMEOUT_S:g} s: {missing}"
+
+    def leader_of(self, topic: str, partition: int = 0) -> int | None:
+        """Return the broker that leads a partition; None: nobody does."""
+        found = self._admin().list_topics(topic, timeout=30).topics[topic].partitions[partition].leader
+        return found if found > 0 else None
+
+    def group_coordinator(self, group: str) -> int | None:
+        """Return the broker that coordinates a group; None: nobody does at present."""
+        return self._coordinator(_GROUP, group)
+
+    def transaction_coordinator(self, transactional_id: str) -> int | None:
+        """Return the broker that coordinates a transactional producer; None: nobody does at present."""
+        return self._coordinator(_TRANSACTION, transactional_id)
+
+    def controller(self) -> int:
+        """Return the controller that decides at present who leads what."""
+        client: Any = KafkaAdminClient(bootstrap_servers=[self.brokers[node].bootstrap for node in self.living], request_timeout_ms=2000)
+        deadline = time.monotonic() + MEND_TIMEOUT_S
+        try:
+            while True:
+                try:
+                    return int(client.describe_metadata_quorum()["topics"][0]["partitions"][0]["leader_id"])
+                except KafkaError:  # it asked one that stands still
+                    assert time.monotonic() < deadline, "no controller says that it is one"
+        finally:
+            client.close()
+
+    def _admin(self) -> AdminClient:
+        """A new client that knows the living alone: an older one may ask one that is paused, and wait."""
+        servers = ",".join(self.brokers[node].bootstrap for node in self.living)
+        return AdminClient({"bootstrap.servers": servers, "log_level": 2})
+
+    def _missing(self) -> list[str]:
+        found = self._admin().list_topics(timeout=30)
+        missing = [f"broker {node}" for node in set(NODES) - found.brokers.keys()]
+        return missing + [
+            f"{topic.topic}-{partition.id}"
+            for topic in found.topics.values()
+            for partition in topic.partitions.values()
+            if partition.leader < 0 or len(partition.isrs) < len(partition.replicas)
+        ]
+
+    def _coordinator(self, kind: int, key: str) -> int | None:
+        node = coordinator_by(int(self.brokers[self.living[0]].bootstrap.rpartition(":")[2]), kind, key)
+        return node if node in NODES else None
+
+
+def coordinator_by(port: int, kind: int, key: str) -> int:
+    """Return the broker that the one on this port names as coordinator of a group (0) or a transactional id (1); -1: none yet.
+
+    Shape: a FindCoordinator request, version 1; its answer has throttle time, error, message, node.
+    """
+    text, client = key.encode(), b"tests"
+    header = struct.pack(">hhih", _FIND_COORDINATOR, 1, 7, len(client)) + client
+    request = header + struct.pack(">h", len(text)) + text + struct.pack(">b", kind)
+    with closing(socket.create_connection(("127.0.0.1", port), timeout=10)) as connection:
+        connection.sendall(struct.pack(">i", len(request)) + request)
+        (size,) = struct.unpack(">i", _read(connection, 4))
+        answer = _read(connection, size)
+    _, _, error, length = struct.unpack_from(">iihh", answer)
+    (node,) = struct.unpack_from(">i", answer, 12 + max(0, length))
+    return -1 if error else int(node)
+
+
+def _read(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = connection.recv(size - len(data))
+        if not part:
+            raise ConnectionError("the broker closed the connection")
+        data += part
+    return data
+
+
+def _ports(count: int) -> Iterator[int]:
+    """Return different free ports."""
+    found: set[int] = set()
+    while len(found) < count:
+        found.add(free_port())
+    return iter(found)

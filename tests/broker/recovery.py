@@ -1,0 +1,140 @@
+"""How long outputs are missing after the loss of a broker, a coordinator, a worker, or a worker and a broker: three brokers, three workers.
+
+    python -m tests.broker.recovery [--guarantee exactly_once_v2] [--only NAME ...]
+
+One line a loss: the longest time from an order to its count around it, by the brokers' clocks, and what the workers said meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from coopstreams.commit.record import PARTITIONS, TOPIC, partition_of
+from tests.broker.application import Application
+from tests.broker.chaos import Feeder
+from tests.broker.chaos_cluster import EXACTLY_ONCE, Run, settings_of, topics_of
+from tests.broker.cluster import ThreeBrokers
+from tests.broker.reading import read_topic
+from tests.broker.stalls import Reasons, Stall, waits
+
+A_SECOND = 150
+AWAY_S = 30.0
+CALM_S = 8.0
+SHOWN = 4
+
+
+@dataclass(slots=True)
+class Losses:
+    """What can be lost. Each function does it and says what it was."""
+
+    run: Run
+
+    def broker(self, how: str, find: Callable[[], int | None]) -> str:
+        """Lose a broker, found when it is time."""
+        node = find()
+        assert node is not None
+        getattr(self.run.cluster, how)(node)
+        return f"{how} broker {node}"
+
+    def worker(self, how: str) -> str:
+        """Lose a worker; one that is killed is started again by its supervisor."""
+        number = min(self.run.application.workers())
+        (self.run.application.kill if how == "kill" else self.run.application.freeze)(number)
+        return f"{how} worker {number}"
+
+    def both(self, find: Callable[[], int | None]) -> str:
+        """Lose a worker, and a broker at once."""
+        return f"{self.broker('kill', find)}, {self.worker('kill')}"
+
+    def all(self) -> dict[str, Callable[[], str]]:
+        """Return every loss by its name."""
+        cluster, topics = self.run.cluster, self.run.topics
+        where: dict[str, Callable[[], int | None]] = {
+            "group": lambda: cluster.group_coordinator(topics.application),
+            "transaction": lambda: cluster.transaction_coordinator(random.Random(1).choice(self.run.transactional_ids())),
+            "commits": lambda: cluster.leader_of(TOPIC, partition_of(topics.application, PARTITIONS)),
+            "source": lambda: cluster.leader_of(topics.orders, 0),
+        }
+        losses: dict[str, Callable[[], str]] = {
+            f"{name}-{how}": lambda how=how, find=find: self.broker(how, find)  # type: ignore[misc]
+            for name, find in where.items()
+            for how in ("kill", "pause", "stop")
+        }
+        losses |= {f"worker-{how}": lambda how=how: self.worker(how) for how in ("kill", "pause")}  # type: ignore[misc]
+        losses |= {f"both-{name}": lambda find=find: self.both(find) for name, find in where.items()}  # type: ignore[misc]
+        return losses
+
+
+def calm(run: Run) -> None:
+    """Have everything well, and some seconds of that."""
+    for pid in list(run.application.stopped):
+        run.application.thaw(pid)
+    run.cluster.mend()
+    time.sleep(CALM_S)
+    run.application.look()
+    assert not run.application.ended, run.application.ended
+
+
+def measure(run: Run, names: list[str], feeder: Feeder, reasons: Reasons) -> None:
+    """Lose one thing after the other, then print what it cost."""
+    losses, times = Losses(run).all(), dict[str, tuple[float, float, str]]()
+    for name in names or list(losses):
+        calm(run)
+        began = time.time()
+        what = losses[name]()
+        run.faults.note(f"{name}: {what}")
+        time.sleep(AWAY_S)
+        times[name] = (began, time.time(), what)
+    calm(run)
+    time.sleep(CALM_S)
+    assert feeder.failure is None, feeder.failure
+    bootstrap = run.cluster.bootstrap
+    waited = waits(read_topic(bootstrap, run.topics.orders), read_topic(bootstrap, run.topics.counts))
+    print(f"\n{'lost':20} {'longest wait':>12}  {'unnamed':>7}  what was lost, and what the workers said")
+    for name, (began, ended, what) in times.items():
+        inside = [wait for wait in waited if began - 1 <= wait.start <= ended]
+        worst = max(inside, key=lambda wait: wait.longest_s, default=Stall(0, began, began, float("inf")))
+        print(
+            f"{name:20} {worst.longest_s:10.1f} s  {reasons.silent_s(worst):5.1f} s  {what}; partition {worst.partition} at +{worst.start - began:.1f} s"
+        )
+        for reason, often in reasons.of(worst).most_common(SHOWN):
+            print(f"{'':44} {often:3} x {reason[:220]}")
+
+
+def main() -> int:
+    """Run it from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--guarantee", choices=[EXACTLY_ONCE, "at_least_once"], default=EXACTLY_ONCE)
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--folder", type=Path)
+    arguments = parser.parse_args()
+    folder = arguments.folder or Path(tempfile.mkdtemp(prefix="recovery-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"logs and data: {folder}", flush=True)
+    with ExitStack() as running:
+        cluster = running.enter_context(ThreeBrokers(folder))
+        topics = topics_of(cluster)
+        settings = settings_of(topics, arguments.guarantee)
+        application = Application(Path(__file__).with_name("chaos_app.py"), cluster.bootstrap, folder, topics.environment, settings)
+        running.callback(application.clean_up)
+        run = Run(cluster, topics, application, 1)
+        feeder = Feeder(cluster.bootstrap, topics, 1, orders=10_000_000, a_second=A_SECOND)
+        application.start("first", 3)
+        with Reasons(application.urls) as reasons:
+            time.sleep(2 * CALM_S)
+            feeder.start()
+            time.sleep(CALM_S)
+            measure(run, arguments.only, feeder, reasons)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

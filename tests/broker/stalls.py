@@ -1,0 +1,151 @@
+"""How long records waited for their results, and what the workers said meanwhile.
+
+The time is the brokers': input and output topics have `message.timestamp.type=LogAppendTime`, so that no client's troubles are measured.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import httpx
+
+from tests.broker.reading import Record
+
+LONG_S = 3.0
+"""What is called a stall."""
+EVERY_S = 0.5
+ANSWER_S = 0.5
+NEAR_S = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A time in which records of a partition waited. Units: seconds since the epoch."""
+
+    partition: int
+    start: float
+    end: float
+    longest_s: float
+    """How long the record waited that waited longest; `end - start` is longer where stalls follow each other."""
+
+
+@dataclass(slots=True)
+class Faults:
+    """What was done, and when."""
+
+    done: list[tuple[float, str]] = field(default_factory=list)
+
+    def note(self, what: str) -> None:
+        """Something was done now."""
+        self.done.append((time.time(), what))
+        print(time.strftime("%H:%M:%S"), what, flush=True)
+
+    def between(self, start: float, end: float) -> list[str]:
+        """Return what was done in this time."""
+        return [what for at, what in self.done if start <= at <= end]
+
+
+def waits(orders: Iterable[Record], counts: Iterable[Record]) -> list[Stall]:
+    """Return how long each order waited for its count: the nth order of a key is what its count becomes n by."""
+    came: dict[tuple[bytes, int], Record] = {}
+    for record in counts:
+        came.setdefault((record.key or b"", int.from_bytes(record.value or b"", "big")), record)  # the first, where there are doubles
+    seen: Counter[bytes] = Counter()
+    found = []
+    for order in orders:
+        if len(order.value or b"") != 8:
+            continue  # unreadable, on purpose
+        seen[order.key or b""] += 1
+        count = came.get((order.key or b"", seen[order.key or b""]))
+        if count is not None:
+            found.append(Stall(order.partition, order.timestamp / 1000, count.timestamp / 1000, (count.timestamp - order.timestamp) / 1000))
+    return found
+
+
+def stalls(waited: Iterable[Stall], long_s: float = LONG_S) -> list[Stall]:
+    """Return the stalls, longest first: waits of a partition that overlap are one, from the first record that waited for long."""
+    by_partition = defaultdict(list)
+    for wait in waited:
+        if wait.longest_s > long_s:
+            by_partition[wait.partition].append(wait)
+    found: list[Stall] = []
+    for partition, some in by_partition.items():
+        some.sort(key=lambda wait: wait.start)
+        merged = [some[0]]
+        for wait in some[1:]:
+            if wait.start <= merged[-1].end:
+                last = merged[-1]
+                merged[-1] = Stall(partition, last.start, max(last.end, wait.end), max(last.longest_s, wait.longest_s))
+            else:
+                merged.append(wait)
+        found += merged
+    return sorted(found, key=lambda stall: -stall.longest_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A reason that a worker gave for not being well; `code` is empty if it was well."""
+
+    at: float
+    worker: int
+    code: str
+    message: str
+    task: str | None
+
+    def concerns(self, partition: int) -> bool:
+        """Whether it tells why counts of a partition do not come: it is about its task, or about the whole worker."""
+        return bool(self.code) and (self.task is None or self.task.startswith(f"0_{partition}["))
+
+
+@dataclass(slots=True)
+class Reasons:
+    """A thread that asks the workers all the time whether they are well, and why not."""
+
+    urls: Callable[[], Mapping[int, str]]
+    seen: list[Said] = field(default_factory=list)
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def __enter__(self) -> Reasons:
+        self._thread = threading.Thread(target=self._run, name="reasons", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        assert self._thread is not None
+        self._thread.join(60)
+
+    def of(self, stall: Stall) -> Counter[str]:
+        """Return how many times each reason was given for a stall: of which worker, which code, and the last message of that."""
+        said = [one for one in self.seen if stall.start <= one.at <= stall.end and one.concerns(stall.partition)]
+        last = {(one.worker, one.code): one.message for one in said}
+        counts = Counter((one.worker, one.code) for one in said)
+        return Counter({f"worker {worker} {code}: {last[worker, code]}": count for (worker, code), count in counts.items()})
+
+    def silent_s(self, stall: Stall) -> float:
+        """Return for how long of a stall nobody had a reason. Units: seconds, to a half; a reason counts for a moment before and after."""
+        named = [one.at for one in self.seen if stall.start - NEAR_S <= one.at <= stall.end + NEAR_S and one.concerns(stall.partition)]
+        slots = range(int((stall.end - stall.start) / EVERY_S))
+        return EVERY_S * sum(not any(abs(at - stall.start - slot * EVERY_S) < NEAR_S for at in named) for slot in slots)
+
+    def _run(self) -> None:
+        with httpx.Client(trust_env=False, timeout=ANSWER_S) as client:
+            while not self._stop.wait(EVERY_S):
+                for worker, url in self.urls().items():
+                    self.seen += _ask(client, worker, url)
+
+
+def _ask(client: httpx.Client, worker: int, url: str) -> list[Said]:
+    now = time.time()
+    try:
+        answer = client.get(f"{url}/health/ready").json()
+    except httpx.ConnectError:
+        return []  # it does not run
+    except httpx.TransportError:
+        return [Said(now, worker, "no-answer", "it does not answer", None)]
+    return [Said(now, worker, reason["code"], reason["message"], reason["task"]) for reason in answer["reasons"]]

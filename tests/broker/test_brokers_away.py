@@ -1,0 +1,62 @@
+"""Three brokers of which some are away: nothing that starts, opens or reads ends because of that."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from coopstreams.commit.record import PARTITIONS, TOPIC, partition_of
+from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.log import TopicSpec
+from tests.broker.cluster import NODES, ThreeBrokers
+from tests.broker.counting import Counting, await_running, await_table
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+
+KEYS = [f"key-{number}" for number in range(100)]
+
+
+def leader_of_commits(cluster: ThreeBrokers, counting: Counting) -> int:
+    """Return the broker whose absence an instance feels first: it leads the group's individual commits."""
+    leader = cluster.leader_of(TOPIC, partition_of(counting.application, PARTITIONS))
+    assert leader is not None
+    return leader
+
+
+@pytest.mark.parametrize("how", ["kill", "stop", "pause"])
+def test_an_instance_starts_while_a_broker_is_away(three_brokers: ThreeBrokers, tmp_path: Path, how: str) -> None:
+    counting = Counting.make(three_brokers.kafka, partitions=3)
+    with counting.app(tmp_path, processing_guarantee="exactly_once_v2") as app:
+        await_running([app])
+    written = counting.write(KEYS)
+    getattr(three_brokers, how)(leader_of_commits(three_brokers, counting))
+    with counting.app(tmp_path, processing_guarantee="exactly_once_v2") as app:
+        await_running([app])
+        await_table(app, written)
+
+
+def test_an_instance_starts_while_all_brokers_are_away_and_goes_on_when_they_come(three_brokers: ThreeBrokers, tmp_path: Path) -> None:
+    counting = Counting.make(three_brokers.kafka, partitions=3)
+    written = counting.write(KEYS)
+    for node in NODES:
+        three_brokers.kill(node)
+    mending = threading.Timer(10, three_brokers.mend)
+    mending.start()
+    with counting.app(tmp_path, processing_guarantee="exactly_once_v2", connect_timeout_ms=300_000) as app:
+        await_running([app])
+        await_table(app, written)
+    mending.join()
+
+
+def test_a_topic_that_was_made_is_there_whichever_broker_is_asked(three_brokers: ThreeBrokers) -> None:
+    """One broker answers before the others know of it: a worker ended with a KeyError, because its next question went to another."""
+    log = KafkaLog({"bootstrap.servers": three_brokers.bootstrap})
+    try:
+        for _ in range(40):
+            name = three_brokers.kafka.unique("made")
+            log.create_topics([TopicSpec(name, 1)])
+            assert all(log.partitions([name]) == {name: 1} for _ in range(20))
+    finally:
+        log.close()

@@ -1,0 +1,108 @@
+"""SIGTERM and Ctrl-C at any moment of the start: the end is in good order, with status 0 and without a traceback."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from coopstreams.dev.process import free_port
+from tests.broker.chaos import seed_of_run
+from tests.conftest import Kafka
+
+pytestmark = pytest.mark.broker
+
+DRIVER = """
+import os, sys, threading, time
+from coopstreams import __main__, interrupts
+
+listen = interrupts.listen
+
+def then():
+    listen()
+    threading.Thread(target=lambda: (time.sleep(float(os.environ["AFTER_S"])), os.kill(os.getpid(), int(os.environ["SIGNAL"]))), daemon=True).start()
+
+interrupts.listen = then  # before anything else of ours is loaded
+sys.argv[0] = "coopstreams"
+__main__.main()
+"""
+"""`coopstreams`, with a signal to itself so long after its first instruction: Python itself takes signals before that."""
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STARTED_S = 6.0
+"""A start takes about so long, more or less."""
+LONG_MS = 600_000
+"""No end within a test's patience comes from this time-out."""
+
+
+class Starts:
+    """Runs of the counting application, each asked to end at another moment."""
+
+    def __init__(self, folder: Path, bootstrap: str, environment: dict[str, str]) -> None:
+        self._folder, self._bootstrap, self._environment = folder, bootstrap, environment
+
+    def run(self, number: signal.Signals, after_s: float, *arguments: str, **settings: object) -> None:
+        """Start, send a signal, and see that the end is a good one and leaves nobody behind."""
+        given = {"bootstrap.servers": self._bootstrap, "state.dir": self._folder / "state", "connect.timeout.ms": LONG_MS}
+        given |= {name.replace("_", "."): value for name, value in settings.items()}
+        flags = [part for name, value in given.items() for part in ("--set", f"{name}={value}")]
+        told = {"AFTER_S": str(after_s), "SIGNAL": str(int(number)), "PYTHONFAULTHANDLER": "1"}
+        command = [sys.executable, "-c", DRIVER, "run", str(Path(__file__).with_name("counting_app.py")), *flags, *arguments]
+        process = subprocess.Popen(
+            command, env=os.environ | self._environment | told, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            said = process.communicate(timeout=150)[0].decode(errors="replace")  # their end, too: workers have the same pipe
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)  # says where each thread is
+            pytest.fail(f"{number.name} after {after_s:.2f} s did not end it:\n{process.communicate()[0].decode(errors='replace')}")
+        assert process.returncode == 0, f"{number.name} after {after_s:.2f} s: status {process.returncode}\n{said}"
+        assert "Traceback" not in said, f"{number.name} after {after_s:.2f} s:\n{said}"
+        assert "did not drain" not in said, said
+
+
+@pytest.fixture
+def away(tmp_path: Path) -> Starts:
+    """Starts without a broker."""
+    return Starts(tmp_path, f"127.0.0.1:{free_port()}", {"TEST_APPLICATION": "nowhere", "TEST_INPUT": "in", "TEST_OUTPUT": "out"})
+
+
+@pytest.fixture
+def there(kafka: Kafka, tmp_path: Path) -> Callable[[int], Starts]:
+    """Return a function that makes starts of an application that nobody has started yet."""
+
+    def make(number: int) -> Starts:
+        environment = {"TEST_APPLICATION": kafka.unique("asked"), "TEST_INPUT": kafka.topic("in"), "TEST_OUTPUT": kafka.topic("out")}
+        return Starts(tmp_path / str(number), kafka.bootstrap, environment)
+
+    return make
+
+
+def moments(seed: int, count: int) -> list[float]:
+    """Return moments of a start, more of them early than late."""
+    generator = random.Random(seed)
+    return [STARTED_S * generator.random() ** 2 for _ in range(count)]
+
+
+@pytest.mark.parametrize("arguments", [(), ("--processes", "2")], ids=["alone", "processes"])
+def test_without_brokers(away: Starts, arguments: Sequence[str]) -> None:
+    away.run(signal.SIGTERM, 2.5, *arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("brokers", ["there", "away"])
+@pytest.mark.parametrize("arguments", [(), ("--processes", "2")], ids=["alone", "processes"])
+def test_at_any_moment(away: Starts, there: Callable[[int], Starts], brokers: str, arguments: Sequence[str]) -> None:
+    seed = seed_of_run()
+    print(f"seed {seed}")
+    for number, after_s in enumerate(moments(seed, 14)):
+        starts = away if brokers == "away" else there(number)
+        guarantee = ("exactly_once_v2", "at_least_once")[number // 2 % 2]
+        starts.run(SIGNALS[number % 2], after_s, *arguments, processing_guarantee=guarantee)

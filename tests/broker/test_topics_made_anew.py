@@ -1,0 +1,100 @@
+"""A changelog that was deleted and made again under its name: state that came from the old one is never continued from."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from coopstreams import CoopStreams, StreamsBuilder, serdes
+from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.log import TopicSpec
+from coopstreams.tasks import watcher
+from tests.broker.counting import Counting, await_table, groups_on_disk, metric
+from tests.broker.waiting import eventually
+from tests.conftest import Kafka
+
+pytestmark = pytest.mark.broker
+
+BOTH = [f"both-{number}" for number in range(100)]
+"""Keys that the old changelog has and the new one, with other values."""
+GONE = [f"gone-{number}" for number in range(100)]
+"""Keys that only the old changelog has."""
+
+
+def made_anew(kafka: Kafka, topic: str, rows: Mapping[str, bytes], times: int) -> None:
+    """Delete a compacted topic of one partition and make it again, with these rows so many times."""
+    kafka.delete(topic)
+    with closing(KafkaLog({"bootstrap.servers": kafka.bootstrap})) as cluster:
+        eventually(lambda: topic not in cluster.partitions(), 60, lambda: f"{topic} is still there")
+        cluster.create_topics([TopicSpec(topic, 1, {"cleanup.policy": "compact"})])
+        with closing(cluster.writer()) as writer:
+            for _ in range(times):
+                writer.append(topic, [key.encode() for key in rows], list(rows.values()), [0] * len(rows), partitions=0)
+            writer.flush(60)
+
+
+def health(app: CoopStreams) -> list[str]:
+    """Return what keeps an instance from being ready, by name."""
+    return [reason["code"] for reason in httpx.get(f"{app.url}/health/ready", trust_env=False, timeout=60).json()["reasons"]]
+
+
+@pytest.mark.parametrize("engine", ["rocksDB", "tests.state.sqlite_engine:Sqlite"])
+def test_a_changelog_that_has_grown_past_the_checkpoints_of_the_one_before_is_restored_from_its_beginning(
+    kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture, engine: str
+) -> None:
+    counting = Counting.make(kafka)
+    with counting.app(tmp_path, default_dsl_store=engine, processing_guarantee="exactly_once_v2") as app:
+        await_table(app, counting.write([*BOTH, *GONE]))
+    made_anew(kafka, counting.changelog, dict.fromkeys(BOTH, serdes.int64.encode(1000)), times=5)
+    with caplog.at_level(logging.WARNING), counting.app(tmp_path, default_dsl_store=engine) as app:
+        await_table(app, dict.fromkeys(BOTH, 1000), timeout_s=30)
+        assert groups_on_disk(app).total() == len(BOTH)
+        assert metric(app, "coopstreams_restored_records_total") == 5 * len(BOTH)
+    assert 'store "counts", key groups 0..255: its checkpoint is of another topic than its changelog is now' in caplog.text
+    with counting.app(tmp_path, default_dsl_store=engine) as app:
+        await_table(app, dict.fromkeys(BOTH, 1000))
+        assert metric(app, "coopstreams_restored_records_total") == 0, "from then on it is the topic of the checkpoints"
+
+
+def test_a_source_topic_that_is_a_changelog_is_read_from_its_beginning_once_it_was_made_anew(
+    kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The brokers forget the offsets of a topic that is deleted, so that the task begins at its beginning, and so does the table."""
+    source = kafka.topic("people", cleanup_policy="compact")
+    application = kafka.unique("people")
+    builder = StreamsBuilder(application)
+    builder.table(source, key=serdes.text, value=serdes.int64, store="counts")
+    settings: dict[str, Any] = {"topology_optimization": "reuse.ktable.source.topics", "ranges_per_partition": 2, "commit_interval_ms": 50}
+    counting = Counting(kafka, application, source, source, builder.build())
+    rows = dict.fromkeys([*BOTH, *GONE], serdes.int64.encode(1))
+    made_anew(kafka, source, rows, times=2)
+    with counting.app(tmp_path, **settings) as app:
+        await_table(app, dict.fromkeys([*BOTH, *GONE], 1))
+    made_anew(kafka, source, dict.fromkeys(BOTH, serdes.int64.encode(1000)), times=7)
+    with caplog.at_level(logging.WARNING), counting.app(tmp_path, **settings) as app:
+        await_table(app, dict.fromkeys(BOTH, 1000), timeout_s=30)
+        assert groups_on_disk(app).total() == len(BOTH)
+    assert "its checkpoint is of another topic than its changelog is now" in caplog.text
+
+
+def test_a_changelog_that_is_made_anew_while_its_task_runs_has_a_name_and_the_next_opening_has_what_was_written_since(
+    kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher, "COMPARE_EVERY_S", 0.5)
+    counting = Counting.make(kafka)
+    with counting.app(tmp_path, processing_guarantee="exactly_once_v2") as app:
+        await_table(app, counting.write([*BOTH, *GONE]))
+        assert health(app) == []
+        made_anew(kafka, counting.changelog, {}, times=0)
+        eventually(lambda: health(app) == ["changelog-made-anew"], 60, lambda: str(health(app)))
+        counting.write(BOTH)
+        await_table(app, dict.fromkeys(GONE, 1) | dict.fromkeys(BOTH, 2))
+    with counting.app(tmp_path) as app:
+        await_table(app, dict.fromkeys(BOTH, 2))
+        assert health(app) == []

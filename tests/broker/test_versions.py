@@ -1,0 +1,295 @@
+"""Two versions of a program in one group, on a real Kafka: one of them has all tasks, the other waits and says why, and nothing is lost or doubled.
+
+The first version reads B; the second reads A and B, so that its sub-topology 0 is another one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
+from coopstreams.consumer import CooperativeConsumer
+from coopstreams.query.client import QueryClient
+from coopstreams.topology.errors import GroupError, QueryError
+from tests.broker.counting import PATIENT, failure_of, instance_of
+from tests.broker.reading import latest, read_topic
+from tests.broker.waiting import eventually
+from tests.conftest import Kafka
+
+pytestmark = pytest.mark.broker
+
+
+@dataclass
+class Program:
+    """An application of which there are versions, each reading some of its topics; what was written, and what came out, by topic."""
+
+    kafka: Kafka
+    folder: Path
+    guarantee: str = "exactly_once_v2"
+    running: dict[str, tuple[CoopStreams, ExitStack]] = field(default_factory=dict)
+    written: dict[str, Counter[bytes]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.application = self.kafka.unique("versions")
+        self.topics = {name: (self.kafka.topic(f"in-{name}", 2), self.kafka.topic(f"out-{name}", 2)) for name in "ab"}
+
+    def topology(self, reads: str) -> Topology:
+        builder = StreamsBuilder(self.application)
+        for name in reads:
+            source, sink = self.topics[name]
+            builder.stream(source, key=serdes.text, value=serdes.raw).group_by_key().count(store=f"counts-{name}").to_stream().to(sink)
+        return builder.build()
+
+    def start(self, name: str, reads: str, folder: str = "") -> CoopStreams:
+        """Start a process of the version that reads these topics; `folder`: whose state it finds, if not its own."""
+        folder = str(self.folder / (folder or name))
+        settings = {"bootstrap.servers": self.kafka.bootstrap, "state.dir": folder, "processing.guarantee": self.guarantee}
+        app, stack = CoopStreams(self.topology(reads), settings | {"commit.interval.ms": 50, **PATIENT}), ExitStack()
+        stack.enter_context(app)
+        self.running[name] = app, stack
+        return app
+
+    def stop(self, name: str) -> None:
+        self.running.pop(name)[1].close()
+
+    def stop_all(self) -> None:
+        for name in list(self.running):
+            self.stop(name)
+
+    def write(self, records: int) -> None:
+        """Write so many records to both topics."""
+        producer = Producer({"bootstrap.servers": self.kafka.bootstrap, "linger.ms": 5, "partitioner": "murmur2_random"})
+        for name, (source, _) in self.topics.items():
+            for number in range(records):
+                key = f"key-{number % 37}".encode()
+                producer.produce(source, b"x", key)
+                self.written.setdefault(name, Counter())[key] += 1
+        assert producer.flush(60) == 0
+
+    def counted(self, name: str) -> Counter[bytes]:
+        found = latest(read_topic(self.kafka.bootstrap, self.topics[name][1]))
+        return Counter({key: int.from_bytes(value, "big") for key, value in found.items()})
+
+    def exact(self, names: str) -> None:
+        """Wait until each record of these topics has counted, once."""
+        eventually(lambda: all(self.counted(name) >= self.written[name] for name in names), 120, self.report)
+        assert {name: self.counted(name) for name in names} == {name: self.written[name] for name in names}
+
+    def report(self) -> str:
+        sums = {name: (self.counted(name).total(), written.total()) for name, written in self.written.items()}
+        return f"counted, of: {sums}; { ({name: app.status() for name, (app, _) in self.running.items()}) }"
+
+
+@pytest.fixture
+def program(kafka: Kafka, tmp_path: Path) -> Iterator[Program]:
+    made = Program(kafka, tmp_path)
+    yield made
+    made.stop_all()
+
+
+def reasons(app: CoopStreams) -> list[str]:
+    status = app.status()
+    return [] if status is None else [reason["code"] for reason in status["reasons"]]
+
+
+def members(app: CoopStreams) -> int:
+    assigned = instance_of(app).assigned
+    return 0 if assigned is None else len(assigned.cluster.members)
+
+
+def await_works(app: CoopStreams, of: int) -> None:
+    """Wait until a process runs tasks in a group of so many members."""
+    eventually(lambda: members(app) == of and bool(instance_of(app).tasks) and not reasons(app), 120, lambda: str(app.status()))
+
+
+def await_waits(app: CoopStreams) -> None:
+    """Wait until a process has no tasks for the one reason, and says so wherever one looks."""
+    eventually(lambda: reasons(app) == ["another-version"], 120, lambda: str(app.status()))
+    status = app.status()
+    assert status is not None
+    assert (status["state"], status["live"], status["ready"], status["tasks"]) == ("waiting", True, False, [])
+    assert f"it runs version {status['details']['version']} of the topology, and the group runs " in status["reasons"][0]["message"]
+
+
+def test_the_later_version_waits_with_its_reason_and_takes_over_when_the_earlier_one_stops(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = program.start("first", "b")
+    await_works(first, of=1)
+    program.write(500)
+    with caplog.at_level(logging.WARNING):
+        second = program.start("second", "ab")
+        await_waits(second)
+    program.write(500)
+    program.exact("b")
+    told = [record.getMessage() for record in caplog.records if "this process gets no tasks" in record.getMessage()]
+    assert len(told) == 1
+    assert "2 sub-topologies, not 1" in told[0]
+    assert "application.id" in told[0]
+    with QueryClient(str(first.url), deadline_s=10) as client:
+        states = {instance["state"]: instance["ready"] for instance in client.status()["instances"]}
+        assert states == {"running": True, "waiting": False}
+    with (
+        QueryClient(str(second.url), deadline_s=1) as client,
+        pytest.raises(QueryError, match="cannot say who owns the key: it runs version") as refused,
+    ):
+        client.get("counts-b", "key-1")
+    assert refused.value.code == "TASK_MOVING"
+    assert refused.value.retryable
+    program.stop("first")
+    await_works(second, of=1)
+    program.exact("ab")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
+def test_the_earlier_version_waits_where_the_later_one_leads(program: Program, guarantee: str) -> None:
+    program.guarantee = guarantee
+    second = program.start("second", "ab")
+    await_works(second, of=1)
+    program.write(500)
+    first = program.start("first", "b")
+    await_waits(first)
+    program.write(500)
+    program.exact("ab")
+    program.stop("second")
+    program.write(500)
+    await_works(first, of=1)
+    program.exact("b")
+    again = program.start("again", "ab", folder="second")
+    await_waits(again)
+    program.stop("first")
+    program.exact("ab")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
+def test_the_majority_takes_over_from_a_leader_of_another_version_and_gives_back(program: Program, guarantee: str) -> None:
+    """The leader runs the second version all the time: it deals tasks that it does not know itself."""
+    program.guarantee = guarantee
+    leader = program.start("leader", "ab")
+    await_works(leader, of=1)
+    program.write(500)
+    first = program.start("first", "b")
+    await_waits(first)
+    another = program.start("another", "b")
+    await_waits(leader)
+    for app in (first, another):
+        await_works(app, of=3)
+    program.write(500)
+    program.exact("b")
+    program.stop("another")
+    program.stop("first")
+    await_works(leader, of=1)
+    program.exact("ab")
+    program.stop("leader")
+    program.write(500)
+    await_works(program.start("in the place of another version", "ab", folder="first"), of=1)
+    program.exact("ab")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
+def test_processes_are_replaced_one_by_one_and_back_again_while_records_flow(program: Program, guarantee: str) -> None:
+    program.guarantee = guarantee
+    for number in range(3):
+        program.start(f"{number}", "b")
+    ended = threading.Event()
+
+    def flow() -> None:
+        while not ended.wait(0.05):
+            program.write(100)
+
+    producer = threading.Thread(target=flow)
+    producer.start()
+    try:
+        await_works(program.running["0"][0], of=3)
+        for reads in ("ab", "b", "ab"):
+            for number in range(3):
+                program.stop(f"{number}")
+                app = program.start(f"{number}", reads)
+                if number == 0:
+                    await_waits(app)
+                else:  # the majority
+                    await_works(app, of=3)
+    finally:
+        ended.set()
+        producer.join()
+    program.exact("ab")
+
+
+@pytest.mark.slow
+def test_two_quite_different_programs_under_one_application_id_do_not_share_out_their_tasks(kafka: Kafka, tmp_path: Path) -> None:
+    """80 records in, 35 out: that is what they did."""
+    application, sources, sinks = kafka.unique("twice"), [kafka.topic("in", 2), kafka.topic("in", 2)], [kafka.topic("out", 2), kafka.topic("out", 2)]
+    programs = []
+    for number in range(2):
+        builder = StreamsBuilder(application)
+        stream = builder.stream(sources[number], key=serdes.text, value=serdes.text)
+        (stream.map_values(str.upper, value=serdes.text) if number else stream).to(sinks[number])
+        programs.append(builder.build())
+    settings = {"bootstrap.servers": kafka.bootstrap, "commit.interval.ms": 50, **PATIENT}
+    one, other = (CoopStreams(topology, settings | {"state.dir": str(tmp_path / f"{number}")}) for number, topology in enumerate(programs))
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "partitioner": "murmur2_random"})
+    with one:
+        await_works(one, of=1)
+        with other:
+            await_waits(other)
+            for number in range(80):
+                producer.produce(sources[number % 2], f"value-{number}", f"key-{number}")
+            assert producer.flush(60) == 0
+            eventually(lambda: len(read_topic(kafka.bootstrap, sinks[0])) >= 40, 120, lambda: str(one.status()))
+            one.stop()
+            eventually(lambda: len(read_topic(kafka.bootstrap, sinks[1])) >= 40, 120, lambda: str(other.status()))
+    assert [len(read_topic(kafka.bootstrap, sink)) for sink in sinks] == [40, 40]
+
+
+@pytest.mark.slow
+def test_a_consumer_does_not_get_into_the_group_of_an_application_nor_the_other_way_round(program: Program) -> None:
+    """They name their assignor alike, and number what they read in different ways."""
+    app = program.start("app", "b")
+    await_works(app, of=1)
+    settings = {"bootstrap.servers": program.kafka.bootstrap, "group.id": program.application, "session.timeout.ms": 60_000}
+    with CooperativeConsumer(settings) as consumer:
+        consumer.subscribe([program.topics["b"][0]])
+        refusals: list[str] = []
+
+        def refused() -> bool:
+            try:
+                consumer.consume(1, 0.1)
+            except GroupError as error:
+                refusals.append(str(error))
+            return bool(refusals)
+
+        eventually(refused, 120, lambda: "the consumer is in the group of the application")
+        assert "does not say which topology it runs: it is a consumer" in refusals[0]
+        assert "group.id of its own" in refusals[0]
+    await_works(app, of=1)
+    program.write(100)
+    program.exact("b")
+    program.stop("app")
+    with CooperativeConsumer(settings) as consumer:
+        consumer.subscribe([program.topics["a"][0]])
+        consumed: list[object] = []
+
+        def reads() -> bool:
+            consumed.extend(consumer.consume(1000, 0.1))
+            return len(consumed) >= program.written["a"].total()
+
+        eventually(reads, 120, lambda: "the consumer reads nothing")
+        stranger = CoopStreams(program.topology("b"), {"bootstrap.servers": program.kafka.bootstrap, "state.dir": str(program.folder / "x")})
+        error: list[BaseException] = []
+        failing = threading.Thread(target=lambda: error.append(failure_of(stranger)))
+        failing.start()
+        eventually(lambda: bool(consumer.consume(1, 0.1)) or not failing.is_alive(), 120, lambda: "the application is in the group of consumers")
+        assert isinstance(error[0], GroupError)
+        assert "is an instance of an application, and the group is one of consumers" in str(error[0])

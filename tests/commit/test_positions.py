@@ -1,0 +1,184 @@
+"""Where tasks begin when some plain offsets are certain and others are not: a task waits for its own partitions, and says for which."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coopstreams.commit.follower import Follower
+from coopstreams.commit.positions import Positions
+from coopstreams.commit.record import TOPIC, CommitKey, Committed, CommitValue, Segment, encode_key, encode_value
+from coopstreams.group.requests import Fetched
+from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.log import TopicSpec
+from coopstreams.log.memory import MemoryLog
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.keys import WHOLE, KeyRange
+from coopstreams.topology.task_id import TaskId
+from tests.conftest import Kafka
+from tests.group.instances import PATIENCE_S, Application, application, commit, eventually
+
+LEFT, RIGHT = (TaskId(0, number, WHOLE) for number in range(2))
+
+
+@dataclass
+class Asking:
+    id: TaskId
+    plain: dict[TopicPartition, Committed | None] = field(default_factory=dict)
+    barrier: int | None = 0
+    doubted_at: float | None = None
+
+
+@dataclass
+class Busy:
+    """A coordinator of a group that commits all the time: of each partition an answer is rarely certain, of the commit topic's row never."""
+
+    rng: Random
+    offsets: dict[TopicPartition, int]
+    certain: float = 0.1
+    told: set[TopicPartition] = field(default_factory=set)
+
+    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> Fetched:
+        asked = set(partitions or ())
+        assert not asked & self.told, "what is certain is not asked for again"
+        unstable = {at for at in asked if at.topic == TOPIC or self.rng.random() > self.certain} if stable else set()
+        self.told |= {at for at in asked - unstable if at.topic != TOPIC}
+        return Fetched({at: (self.offsets[at], "ic -1 1") if at in self.offsets else None for at in asked - unstable}, frozenset(unstable))
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 40))
+def test_every_task_opens_when_each_of_its_partitions_was_certain_once(rng: Random, partitions: int) -> None:
+    log = MemoryLog()
+    log.create_topics([TopicSpec(topic, partitions) for topic in ("orders", "customers")])
+    coordinator = Busy(rng, {TopicPartition("orders", number): 0 for number in range(partitions)})
+    positions = Positions(
+        log, coordinator, Follower(log, "g"), lambda task: (orders(task), TopicPartition("customers", task.partition)), "earliest", "a"
+    )
+    waiting = {(task := TaskId(0, number, WHOLE)): Asking(task) for number in range(partitions)}
+    while waiting:
+        for task, progress in positions.resolve(list(waiting.values()), 1).items():
+            del waiting[task]
+            assert progress.partitions == [orders(task), TopicPartition("customers", task.partition)]
+        assert all("an open transaction keeps back" in positions.waits_for(task) for task in waiting)
+    positions.resolve([], 1)
+    assert positions.unstable == {}
+
+
+@dataclass
+class Mirrored:
+    """A coordinator that has one offset, which names an individual commit of term 2 beside it."""
+
+    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> Fetched:
+        return Fetched({at: None if at.topic == TOPIC else (5, "ic -1 1 2") for at in partitions or ()})
+
+
+def test_an_offset_that_a_sibling_committed_behind_the_barrier_has_the_barrier_taken_again() -> None:
+    log = MemoryLog()
+    log.create_topics([TopicSpec("orders", 1)])
+    follower = Follower(log, "g")
+    positions = Positions(log, Mirrored(), follower, lambda task: (orders(task),), "earliest", "a")
+    task = TaskId(0, 0, KeyRange.split(2)[1])
+    one = Asking(task)
+    assert positions.resolve([one], 1) == {}
+    assert one.barrier is None
+    sibling = CommitKey("g", "orders", 0, KeyRange.split(2)[0], 2, 1)
+    value = encode_value(CommitValue("sibling", (Segment(sibling.range, 7),)))
+    log.writer().append(TOPIC, [encode_key(sibling)], [value], [1], partitions=follower.partition.partition)
+    follower.poll(0.0)
+    assert positions.resolve([one], 1)[task].term(orders(task)) == 3
+
+
+def test_commits_that_are_missing_behind_each_barrier_went_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = MemoryLog()
+    log.create_topics([TopicSpec("orders", 1)])
+    positions = Positions(log, Mirrored(), Follower(log, "g"), lambda task: (orders(task),), "earliest", "a")
+    one = Asking(LEFT)
+    assert positions.resolve([one], 1) == {}
+    monkeypatch.setattr("coopstreams.commit.positions.DOUBT_S", 0.0)
+    with pytest.raises(ConfigError, match="had committed more than the plain offset 5 says"):
+        positions.resolve([one], 1)
+
+
+def orders(task: TaskId) -> TopicPartition:
+    return TopicPartition("orders", task.partition)
+
+
+@pytest.fixture
+def app(kafka: Kafka) -> Iterator[Application]:
+    with application(kafka.bootstrap, kafka.unique("positions"), 1) as app:
+        yield app
+
+
+@pytest.mark.broker
+def test_a_transaction_on_one_partition_and_on_the_commit_topic_keeps_back_that_partition_alone(kafka: Kafka, app: Application) -> None:
+    topic = kafka.topic("input", 2)
+    a = app.start("a")
+    app.complete("a")
+    commit(a, TopicPartition(topic, 1), 0, "ic -1 3")
+    log = KafkaLog({"bootstrap.servers": app.bootstrap})
+    follower = Follower(log, app.group)
+    positions = Positions(log, a.member, follower, lambda task: (TopicPartition(topic, task.partition),), "earliest", "a")
+    left, right = Asking(LEFT), Asking(RIGHT)
+    writer = log.writer(f"{app.group}-transaction")
+    writer.begin()
+    with a.member.fence(0) as fence:
+        writer.send_offsets({TopicPartition(topic, 0): (0, "ic -1 7"), follower.partition: (0, "")}, fence)
+    opened = positions.resolve([left, right], 1)
+    assert {task: progress.term(TopicPartition(topic, 1)) for task, progress in opened.items()} == {RIGHT: 4}
+    assert f"keeps back that of {topic}-0 for" in positions.waits_for(LEFT)
+    assert "keeps" not in positions.waits_for(RIGHT)
+    writer.commit(PATIENCE_S)
+    eventually(lambda: LEFT in positions.resolve([left], 1))
+    assert left.plain == {TopicPartition(topic, 0): Committed(0, -1, 7)}
+    writer.close()
+    follower.close()
+    log.close()
+
+
+@pytest.mark.broker
+def test_tasks_open_beside_many_threads_whose_transactions_are_always_open(kafka: Kafka, app: Application) -> None:
+    """Each has the commit topic's row in its transaction, as threads have that own no hash 0."""
+    topic = kafka.topic("input")
+    a = app.start("a")
+    app.complete("a")
+    log = KafkaLog({"bootstrap.servers": app.bootstrap})
+    follower = Follower(log, app.group)
+    overlapping: queue.SimpleQueue[int] = queue.SimpleQueue()
+    stop = threading.Event()
+
+    def commit_on(number: int, began: threading.Event, previous: threading.Event) -> None:
+        """Have a transaction open, and end it only when the next thread's is, too."""
+        writer = log.writer(f"{app.group}-{number}")
+        while not stop.is_set():
+            writer.begin()
+            with a.member.fence(0) as fence:
+                writer.send_offsets({follower.partition: (0, "")}, fence)
+            began.set()
+            previous.wait(PATIENCE_S)
+            previous.clear()
+            writer.commit(PATIENCE_S)
+            overlapping.put(number)
+        began.set()
+        writer.close()
+
+    turns = threading.Event(), threading.Event()
+    threads = [threading.Thread(target=commit_on, args=(number, turns[number], turns[1 - number])) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(4):
+        overlapping.get(timeout=PATIENCE_S)
+    positions = Positions(log, a.member, follower, lambda _: (TopicPartition(topic, 0),), "earliest", "a")
+    assert LEFT in positions.resolve([Asking(LEFT)], 1)
+    stop.set()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    follower.close()
+    log.close()

@@ -1,0 +1,34 @@
+"""The leader of a group of consumers: what is held is not given away, and who is no consumer gets nothing."""
+
+from __future__ import annotations
+
+from coopstreams.consumer.assignors import sticky
+from coopstreams.consumer.dealing import deal, topic_number
+from coopstreams.group.members import MemberInfo, MemberState, Runs
+from coopstreams.topology.keys import WHOLE
+from coopstreams.topology.task_id import TaskId
+
+ORDERS = TaskId(topic_number("orders"), 0, WHOLE)
+
+
+def consumer() -> MemberState:
+    return MemberState(MemberInfo("consumer"), topics=("orders",))
+
+
+def instance(*tasks: TaskId) -> MemberState:
+    """Of an application that reads the same topic: its tasks have numbers of its own."""
+    return MemberState(MemberInfo("app", topology=(Runs("reads orders", 1),)), tasks, 3, tasks, ("orders",))
+
+
+def test_an_instance_of_an_application_in_the_group_is_refused() -> None:
+    given = deal(sticky, {"orders": 1}, ["orders"], {"a": consumer(), "app": instance()})
+    assert given["a"].tasks == (ORDERS,)
+    assert given["app"].tasks == ()
+    assert given["app"].error.startswith("member app is an instance of an application, and the group is one of consumers. Give")
+    assert [member.tasks for member in given["a"].cluster.members] == [(ORDERS,), ()]
+
+
+def test_while_it_holds_tasks_nobody_reads_what_it_may_be_reading() -> None:
+    given = deal(sticky, {"orders": 1}, ["orders"], {"a": consumer(), "app": instance(TaskId(0, 0, WHOLE))})
+    assert (given["a"].tasks, given["a"].target) == ((), (ORDERS,))
+    assert not given["app"].settled

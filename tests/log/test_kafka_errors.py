@@ -1,0 +1,137 @@
+"""What heals and what is final: every error of librdkafka is on one side, and what nobody named heals."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from confluent_kafka import KafkaError
+
+from coopstreams.log.kafka_errors import FENCED, FINAL, OUT_OF_RANGE, UNKNOWN, heals, not_delivered, translated
+from coopstreams.log.patience import ATTEMPT_S, FIRST_ATTEMPT_S, SILENT_S, Patience
+from coopstreams.topology.errors import FencedError, OffsetOutOfRangeError
+
+CODES = sorted({code for name in dir(KafkaError) if isinstance(code := getattr(KafkaError, name), int)} - {KafkaError.NO_ERROR})
+OF_BROKERS_THAT_ARE_AWAY = (
+    "_DESTROY_BROKER",  # one that is not in the cluster's metadata at present
+    "_DESTROY",
+    "_TRANSPORT",
+    "_ALL_BROKERS_DOWN",
+    "_TIMED_OUT",
+    "_TIMED_OUT_QUEUE",
+    "_RESOLVE",
+    "_NODE_UPDATE",
+    "_WAIT_COORD",
+    "_WAIT_CACHE",
+    "_INTR",
+    "_FAIL",
+    "UNKNOWN",
+    "BROKER_NOT_AVAILABLE",
+    "LEADER_NOT_AVAILABLE",
+    "NOT_LEADER_FOR_PARTITION",
+    "REPLICA_NOT_AVAILABLE",
+    "LISTENER_NOT_FOUND",
+    "FENCED_LEADER_EPOCH",
+    "UNKNOWN_LEADER_EPOCH",
+    "OFFSET_NOT_AVAILABLE",
+    "KAFKA_STORAGE_ERROR",
+    "COORDINATOR_NOT_AVAILABLE",
+    "COORDINATOR_LOAD_IN_PROGRESS",
+    "NOT_COORDINATOR",
+    "NOT_CONTROLLER",
+    "STALE_BROKER_EPOCH",
+    "CONCURRENT_TRANSACTIONS",
+    "NOT_ENOUGH_REPLICAS",
+    "REQUEST_TIMED_OUT",
+    "NETWORK_EXCEPTION",
+    "THROTTLING_QUOTA_EXCEEDED",
+    "UNSTABLE_OFFSET_COMMIT",
+    "REBOOTSTRAP_REQUIRED",
+)
+
+
+@pytest.mark.parametrize("name", OF_BROKERS_THAT_ARE_AWAY)
+def test_what_brokers_say_that_die_start_or_move_leaders_heals(name: str) -> None:
+    error = KafkaError(getattr(KafkaError, name))
+    assert heals(error)
+    assert translated(error, "asking").retryable
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_only_what_is_named_as_final_ends_anything(code: int) -> None:
+    assert heals(KafkaError(code)) is (code not in FINAL)
+    assert FENCED | UNKNOWN | OUT_OF_RANGE <= FINAL
+
+
+def test_a_fatal_error_never_heals_whatever_its_code() -> None:
+    assert not heals(KafkaError(KafkaError._TRANSPORT, "lost", True))
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(code, FencedError) for code in sorted(FENCED)] + [(code, OffsetOutOfRangeError) for code in sorted(OUT_OF_RANGE)]
+)
+def test_the_other_kinds_keep_their_names(code: int, kind: type[Exception]) -> None:
+    assert isinstance(translated(KafkaError(code), "doing it"), kind)
+
+
+def test_brokers_that_are_fenced_may_come_back_but_too_few_never_do() -> None:
+    """Both are said by Kafka 4.2 in these words, under the same code."""
+    away = "Unable to replicate the partition 3 time(s): All brokers are currently fenced."
+    few = "Unable to replicate the partition 3 time(s): The target replication factor of 3 cannot be reached because only 1 broker(s) are registered."
+    assert heals(KafkaError(KafkaError.INVALID_REPLICATION_FACTOR, away))
+    assert not heals(KafkaError(KafkaError.INVALID_REPLICATION_FACTOR, few))
+
+
+@pytest.mark.parametrize(
+    ("name", "again"),
+    [
+        ("NOT_ENOUGH_REPLICAS", True),
+        ("NOT_ENOUGH_REPLICAS_AFTER_APPEND", True),
+        ("_MSG_TIMED_OUT", True),
+        ("_PURGE_QUEUE", True),
+        ("MSG_SIZE_TOO_LARGE", False),
+        ("INVALID_RECORD", False),
+        ("TOPIC_AUTHORIZATION_FAILED", False),
+        ("UNKNOWN_TOPIC_OR_PART", False),
+    ],
+)
+def test_a_record_is_worth_writing_again_unless_it_was_refused(name: str, again: bool) -> None:
+    """With a replica too few, a stream thread gave up for good, and with it the instance."""
+    assert not_delivered(KafkaError(getattr(KafkaError, name)), "a record").retryable is again
+
+
+class Clock:
+    """Time that passes only when somebody waits."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_attempts_grow_and_end_with_the_time_out(caplog: pytest.LogCaptureFixture) -> None:
+    clock, attempts = Clock(), []
+    patience = Patience("asking for the offsets of t-0", 30.0, clock, clock.sleep)
+    with caplog.at_level(logging.WARNING):
+        while not patience.over:
+            attempts.append(patience.attempt_s())
+            clock.sleep(attempts[-1])
+            patience.rest("Local: Timed out (_TIMED_OUT)")
+    assert attempts[:4] == [FIRST_ATTEMPT_S, 2 * FIRST_ATTEMPT_S, 4 * FIRST_ATTEMPT_S, ATTEMPT_S]
+    assert max(attempts) == ATTEMPT_S
+    assert 1030.0 <= clock.now < 1031.0
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "asking for the offsets of t-0" in said
+    assert "_TIMED_OUT" in said
+
+
+def test_who_is_answered_soon_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    patience = Patience("asking", 30.0, clock, clock.sleep)
+    while clock.now < 1000 + SILENT_S - 0.1:
+        patience.rest("not yet")
+    assert not caplog.records

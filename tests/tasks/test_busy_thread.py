@@ -1,0 +1,45 @@
+"""What waits in front of a thread that is busy for long: all records, and of each partition one word on how far it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from coopstreams.topology import serdes
+from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.keys import KeyRange, key_hash
+from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
+
+LEFT, RIGHT = KeyRange.split(2)
+SOURCE = TopicPartition("in", 0)
+OF_LEFT, OF_RIGHT = ([key for key in (b"%d" % number for number in range(200)) if key_hash(key) in half] for half in (LEFT, RIGHT))
+
+
+@pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
+def test_the_records_of_siblings_leave_one_message_in_front_of_a_thread_that_does_nothing(guarantee: str) -> None:
+    builder = StreamsBuilder("app")
+    builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to("out")
+    made = Engine(builder.build(), {"in": 1, "out": 1}, threads=2, processing_guarantee=guarantee)
+    busy, working = made.threads
+    working.start()
+    left, right = made.open(LEFT, thread=0), made.open(RIGHT, thread=1)
+
+    def write(key: bytes, timestamp: int) -> None:
+        made.write("in", [(key, b"", timestamp)])
+        while not made.dispatcher.move(0.01):
+            pass
+
+    for number in range(300):
+        write(OF_RIGHT[number % len(OF_RIGHT)], number)
+    assert busy._inbox.qsize() == 2, "the task, and how far its partition is"
+    write(OF_LEFT[0], 1000)
+    for number in range(300):
+        write(OF_RIGHT[number % len(OF_RIGHT)], 2000 + number)
+    assert (busy._inbox.qsize(), busy.backlog) == (4, 1), "behind the record that came between"
+    busy.start()
+    made.settle()
+    made.close(left)
+    made.close(right)
+    made.stop()
+    assert len(made.read("out")) == 601
+    assert (left.progress.durable(SOURCE), right.progress.durable(SOURCE)) == (601, 601)

@@ -1,0 +1,72 @@
+"""A call that is always too slow is named in the end; one that is slow now and then is not."""
+
+from __future__ import annotations
+
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coopstreams.log.log import Position
+from coopstreams.tasks.outlasting import FORGOTTEN_AFTER_S, MOST_TIMES, Outlasting
+from coopstreams.tasks.task import STEP_S
+from coopstreams.topology import serdes
+from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.keys import WHOLE
+from tests.tasks.engine import Engine
+
+LIMITS = {"transaction.timeout.ms": 15.0, "max.poll.interval.ms": 300.0}
+CALL = 'task 0_0[0..255]: the record at "in" partition 0 offset 7'
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.floats(0, 1000), st.floats(0, 2000)), max_size=40))
+def test_only_a_call_that_was_too_slow_so_often_is_hopeless(history: list[tuple[str, float, float]]) -> None:
+    slow, now = Outlasting(LIMITS), 0.0
+    times: dict[str, int] = {"a": 0, "b": 0}
+    for call, seconds, pause in history:
+        now += pause  # never so long that it is forgotten by both
+        said = slow.void(call, seconds, now)
+        if seconds > slow.least_s:
+            times[call] += 1
+        assert said is None or times[call] >= MOST_TIMES
+        assert said is None or f"{call} takes" in said
+
+
+def test_it_says_which_call_and_how_long_and_what_to_raise() -> None:
+    slow = Outlasting(LIMITS)
+    assert slow.least_s == 15
+    assert [slow.void(CALL, 20, now) for now in (0, 30)] == [None, None]
+    assert slow.void(CALL, 14, 40) is None
+    said = slow.void(CALL, 21, 60)
+    assert said is not None
+    assert said.startswith(f"{CALL} takes 21 s, longer than transaction.timeout.ms (15 s): its results were void 3 times")
+    assert "Raise transaction.timeout.ms above that" in said
+    both = slow.void(CALL, 400, 500)
+    assert both is not None
+    assert "Raise transaction.timeout.ms and max.poll.interval.ms above that" in both
+
+
+def test_what_was_long_ago_is_forgotten() -> None:
+    slow = Outlasting(LIMITS)
+    assert [slow.void(CALL, 20, at * (FORGOTTEN_AFTER_S + 1)) for at in range(10)] == [None] * 10
+    assert slow.void(CALL, 2 * FORGOTTEN_AFTER_S, 1e6) is None
+    assert slow.void(CALL, 2 * FORGOTTEN_AFTER_S, 1e6 + 5 * FORGOTTEN_AFTER_S) is None
+    assert slow.void(CALL, 2 * FORGOTTEN_AFTER_S, 1e6 + 10 * FORGOTTEN_AFTER_S) is not None, "it takes that long"
+
+
+def test_a_task_that_is_opened_again_takes_slow_calls_one_by_one() -> None:
+    """Sixty-four of them together might outlast what one does not, and would be the same sixty-four each time."""
+    builder, source = StreamsBuilder("app"), TopicPartition("in", 0)
+    builder.stream("in", key=serdes.raw, value=serdes.raw).foreach(lambda *_: time.sleep(1.5 * STEP_S))
+    made = Engine(builder.build(), {"in": 1})
+    made.write("in", [(b"k", b"v", 1)] * 100)
+    task, reader = made.task(WHOLE), made.log.reader()
+    reader.assign({source: Position(0)})
+    reader.route(source, [WHOLE])
+    for run in reader.fetch(100, 0):
+        task.add(run)
+    for done in (1, 2, 3):
+        assert task.step()
+        assert task.processed == done
+        assert task.last_step == f'the record at offset {done - 1} of "in" partition 0'

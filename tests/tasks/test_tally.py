@@ -1,0 +1,103 @@
+"""Counts of a process outlive its tasks: they never go back, and nothing is counted twice or missing."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from coopstreams.tasks.tally import dropped
+from coopstreams.tasks.task import Task
+from coopstreams.topology import serdes
+from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.keys import WHOLE, KeyRange
+from coopstreams.topology.nodes import Topology
+from tests.tasks.engine import EXACTLY, Engine
+
+SOURCE = TopicPartition("in", 0)
+
+
+def counting() -> Topology:
+    """Records without a key are dropped; values that are no JSON fail."""
+    builder = StreamsBuilder("app")
+    stream = builder.stream("in", key=serdes.text, value=serdes.json, name="read").filter(lambda _, value: value is not None, name="seen")
+    stream.group_by_key().count(store="counts").to_stream().to("out")
+    return builder.build()
+
+
+def made() -> Engine:
+    engine = Engine(
+        counting(),
+        {"in": 1, "out": 1, "dead": 1},
+        processing_guarantee=EXACTLY,
+        deserialization_exception_handler="dead-letter",
+        errors_dead_letter_queue_topic_name="dead",
+    )
+    rows: list[tuple[bytes | None, bytes | None, int]] = [(b"%d" % number, b"1", number) for number in range(20)]
+    engine.write("in", [*rows, (None, b"1", 21), (b"bad", b"no JSON", 22), (b"bad", b"no JSON", 23)])
+    return engine
+
+
+def process(engine: Engine, task: Task) -> None:
+    """Let a task process and commit all there is, on this thread."""
+    reader = engine.log.reader()
+    reader.assign({SOURCE: task.progress.position(SOURCE)})
+    reader.route(SOURCE, [task.id.range])
+    for run in reader.fetch(1 << 20, 0):
+        task.add(run)
+    engine.committers[0].begin(task)
+    while task.step():
+        pass
+    engine.committers[0].write_outputs(task)
+    engine.committers[0].commit([task])
+
+
+def totals(engine: Engine) -> dict[str, float]:
+    families = text_string_to_metric_families(engine.metrics.text().decode())
+    found: dict[str, float] = {}
+    for sample in (sample for family in families for sample in family.samples if sample.name.endswith("_total")):
+        found[sample.name] = found.get(sample.name, 0) + sample.value
+    return found
+
+
+def test_a_task_that_is_closed_leaves_its_counts_and_its_successor_adds_to_them() -> None:
+    engine = made()
+    before: dict[str, float] = {}
+    for range_ in (WHOLE, *KeyRange.split(2)):  # a task, and then two that have its keys between them
+        task = engine.task(range_)
+        engine.tallies.look(task)
+        process(engine, task)
+        engine.tallies.look(task)
+        engine.tallies.look(task)
+        task.discard()
+        engine.tallies.closed(task)
+        engine.metrics.task_closed(task.id)
+        engine.tallies.look(task)  # the watcher may be a moment behind
+        now = totals(engine)
+        assert all(now[name] >= value for name, value in before.items())
+        before = now
+    assert before["coopstreams_processed_records_total"] == 23
+    assert before["coopstreams_dropped_records_total"] == 3
+    assert before["coopstreams_dead_letters_total"] == 2
+    assert len(engine.read("dead")) == 2
+
+
+@pytest.mark.parametrize("looks", [0, 1])
+def test_what_a_task_did_since_the_last_look_is_counted_when_it_is_closed(looks: int) -> None:
+    engine = made()
+    task = engine.task(WHOLE)
+    for _ in range(looks):
+        engine.tallies.look(task)
+    process(engine, task)
+    engine.tallies.closed(task)
+    assert totals(engine)["coopstreams_processed_records_total"] == 23
+
+
+def test_a_task_says_what_it_wrote_dropped_and_buried() -> None:
+    engine = made()
+    task = engine.task(WHOLE)
+    process(engine, task)
+    assert task.tally.written == {"out": 20}
+    assert task.tally.dead_letters == 2
+    assert sum(dropped(task).values()) == 3
+    assert {reason for _, reason in dropped(task)} == {"null-key", "deserialization"}

@@ -1,0 +1,65 @@
+"""What a task that opens waits for has a name at each step, and it is the step of now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from random import Random
+from typing import Any, cast
+
+from coopstreams.commit.follower import Follower
+from coopstreams.commit.positions import Positions
+from coopstreams.commit.record import TOPIC, CommitKey, encode_key
+from coopstreams.group.requests import Fetched
+from coopstreams.log.log import TopicSpec
+from coopstreams.log.memory import MemoryLog
+from coopstreams.tasks.opener import Opener
+from coopstreams.tasks.restoring import Restoring
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import LogError
+from coopstreams.topology.keys import WHOLE
+from coopstreams.topology.task_id import TaskId
+from tests.commit.test_positions import Busy
+
+TASK = TaskId(0, 0, WHOLE)
+ORDERS = TopicPartition("orders", 0)
+
+
+class Away(Busy):
+    """A coordinator that is away at first; then all offsets stay in somebody's transaction."""
+
+    away = True
+
+    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> Fetched:
+        if self.away:
+            raise LogError("no coordinator found", retryable=True)
+        return super().fetch_offsets(partitions, stable=stable)
+
+
+def test_a_barrier_that_was_passed_is_named_no_more() -> None:
+    log = MemoryLog()
+    log.create_topics([TopicSpec("orders", 1)])
+    follower, coordinator = Follower(log, "g"), Away(Random(1), {}, certain=0.0)
+    positions = Positions(log, coordinator, follower, lambda _: (ORDERS,), "earliest", "a")
+    anything = cast(Any, None)  # neither the group nor the stores are asked before the positions are known
+    opener = Opener(anything, follower, positions, Restoring(log, str), anything, lambda _: False, lambda _: None, lambda _: None)
+
+    def say() -> str:
+        return opener.waits_for(TASK).why
+
+    opener.open(TASK, 1)
+    assert say() == "its turn with the opener"
+    writer = log.writer("g-0")
+    writer.begin()
+    writer.append(TOPIC, [encode_key(CommitKey("g", *ORDERS, WHOLE, 1, 1))], [None], [1], partitions=follower.partition.partition)
+    opener._take_requests()
+    opener._try_turn()
+    assert say() == f"the barrier: offset 1 of {follower.partition}, known up to 0"
+    writer.commit(60)
+    while not follower.passed(1):
+        follower.poll(0.1)
+    opener._try_turn()
+    assert say() == "the group's plain offsets, which failed and is done again: no coordinator found"
+    coordinator.away = False
+    opener._try_turn()
+    assert say().startswith("the group's plain offsets: an open transaction keeps back that of orders-0 for ")
+    assert set(positions.unstable) == {ORDERS}
