@@ -88,9 +88,10 @@ class StateDirectory:
             return self._use((subtopology, partition), specs, wipe_corrupt)
 
     def release(self, subtopology: int, partition: int) -> None:
-        """Give a database back; the last one closes it, and removes the folder if nothing is in it."""
+        """Give a database back; the last one closes it, and removes the folder if nothing is in it. Not after `close`, which has done that."""
         with self._lock:
-            self._give_back((subtopology, partition))
+            if self._lock_file >= 0:
+                self._give_back((subtopology, partition))
 
     def drop(self, subtopology: int, partition: int, ranges: Iterable[KeyRange], specs: Sequence[StoreSpec]) -> None:
         """Forget key ranges that have moved away, keys and checkpoints, and the folders once nothing is left in them.

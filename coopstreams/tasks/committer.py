@@ -8,9 +8,9 @@ because its records were in the log before its fence was asked. With the fence f
 
 Invariant: the epoch of the membership is the one under which the tasks were opened, and the fence refuses another one: a member that
 was lost and came back cannot commit what it did before.
-Under at-least-once nobody fences records, so a zombie's may land in a changelog above those of its successor, and a later restore
-would go back to them. Hence no changelog is written unless the group has answered within the session time-out, and a record that was
-not sent for so long is given up (`parts`). What is left is a process that is stopped in the very milliseconds in which it writes.
+Under at-least-once nobody fences records, so a zombie's may land above those of its successor: a later restore would go back to them, and
+who reads the results would end with old ones. Hence nothing is written unless the group has answered within the session time-out, and a
+record that was not sent for so long is given up (`parts`). What is left is a process that is stopped in the very milliseconds in which it writes.
 Source: KIP-447 for the fence; the notes on individual commits for the order.
 """
 
@@ -141,11 +141,13 @@ class Committer:
 
         Raises:
             ProcessingError: Kafka does not take one, and the production handler says `fail`.
+            MembershipLostError: somebody else may have the task by now: these results may be older than what is there.
         """
         for output in task.program.outputs.values():
             if self.careful and len(output):
                 self._leave_out_refused(task, output)
             if len(output):
+                self._check_sure(task.epoch)
                 self._writer.append(output.topic, output.keys, output.values, output.timestamps, partitions=output.partitions, headers=output.headers)
                 self._metrics.produced(task.id, output.topic, len(output))
                 task.tally.written[output.topic] += len(output)
@@ -326,7 +328,7 @@ class Committer:
         return checkpoints
 
     def _check_sure(self, epoch: int) -> None:
-        """Do nothing if nobody else can have this member's tasks: nobody fences a changelog under at-least-once.
+        """Do nothing if nobody else can have this member's tasks: nobody fences records under at-least-once.
 
         Raises:
             MembershipLostError: the group may have gone on. The records of a process that was stopped would cover its successor's.

@@ -1,0 +1,310 @@
+"""Threads that take turns, chosen by a seed, in virtual time.
+
+A thread of a simulated machine is a fiber: code that runs until it waits (`Machine` is its `Host`). Then the scheduler picks one that need not
+wait, at random; if there is none, it is at once as late as it must be for the first time-out.
+
+    machine    one process: its threads, its clocks, whether it stands still or is dead
+    fiber      one thread
+    scheduler  whose turn it is, and what time
+
+Invariant: the same seed, the same turns: nothing here or above asks the operating system for time, threads or randomness.
+Source: the idea is FoundationDB's simulation (Zhou et al., SIGMOD 2021).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+from queue import Empty
+from random import Random
+from types import TracebackType
+from typing import Any
+
+from greenlet import GreenletExit, getcurrent, greenlet
+
+EPOCH_MS = 1_700_000_000_000
+"""What the clocks on the wall show at the beginning."""
+MOST_TURNS = 2_000_000
+"""After so many, whatever is being simulated does not end."""
+
+
+class Stuck(AssertionError):
+    """Nobody has a turn, and no time-out comes; or it goes on for ever."""
+
+
+class Fiber(greenlet):
+    """One thread of a machine."""
+
+    def __init__(self, scheduler: Scheduler, machine: Machine, body: Callable[[], None], name: str) -> None:
+        super().__init__(self._run, scheduler.hub)
+        self.scheduler, self.machine, self.name = scheduler, machine, name
+        self.waits: int | None = None
+        """The number of the wait that it is in; None: it can go on."""
+        self.woken = False
+        self.started = self.ended = False
+        self._body = body
+        self._ends: set[Fiber] = set()
+
+    def _run(self) -> None:
+        try:
+            self._body()
+        except GreenletExit:
+            pass
+        except BaseException as error:  # noqa: BLE001 whoever runs the simulation raises it
+            self.scheduler.crashed(self, error)
+        self.ended = True
+        self.scheduler.wake(self._ends)
+
+    def start(self) -> None:
+        """Take turns from now on."""
+        self.started = True
+        self.scheduler.ready.append(self)
+
+    def is_alive(self) -> bool:
+        """Whether it has begun and not ended."""
+        return self.started and not self.ended
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end."""
+        if self.is_alive():
+            self.scheduler.wait(timeout, self._ends)
+
+
+class Scheduler:
+    """Whose turn it is, and what time."""
+
+    def __init__(self, random: Random) -> None:
+        self.hub = getcurrent()
+        self.now = 0.0
+        self.turns = 0
+        self.random = random
+        self.ready: list[Fiber] = []
+        self.errors: list[tuple[Fiber, BaseException]] = []
+        self._timers: list[tuple[float, int, Fiber | None, int, Callable[[], None] | None]] = []
+        self._numbers = count()
+        self._closed = False
+
+    def run(self, until_s: float) -> None:
+        """Let everybody take turns until that moment, or until a thread has ended with an error.
+
+        Raises:
+            Stuck: too many turns without an end.
+        """
+        while not self.errors:
+            while self._timers and (self._timers[0][0] <= self.now):
+                _, _, fiber, number, then = heapq.heappop(self._timers)
+                if then is not None:
+                    then()
+                elif fiber is not None and fiber.waits == number:
+                    self._go_on(fiber, woken=False)
+            if self.ready:
+                self._turn()
+                continue
+            if not self._timers or self._timers[0][0] > until_s:
+                self.now = max(self.now, until_s)
+                return
+            self.now = self._timers[0][0]
+
+    def _turn(self) -> None:
+        ready = self.ready
+        at = int(self.random.random() * len(ready))
+        fiber = ready[at]
+        ready[at] = ready[-1]
+        ready.pop()
+        if fiber.machine.dead or fiber.ended:
+            return
+        if fiber.machine.paused:
+            fiber.machine.parked.append(fiber)
+            return
+        self.turns += 1
+        if self.turns > MOST_TURNS:
+            raise Stuck(f"{self.turns} turns, and it is {self.now:.3f} s: {fiber.machine.name} {fiber.name} had the last one")
+        fiber.switch()
+
+    def at(self, seconds: float, then: Callable[[], None]) -> None:
+        """Have this called by the scheduler at that moment."""
+        heapq.heappush(self._timers, (seconds, next(self._numbers), None, 0, then))
+
+    def wait(self, timeout: float | None, among: set[Fiber] | None = None) -> bool:
+        """Have the calling fiber wait until it is woken or this time is over; return whether it was woken."""
+        if self._closed:
+            raise GreenletExit
+        fiber = getcurrent()
+        assert isinstance(fiber, Fiber), "only the threads of a machine can wait"
+        number = fiber.waits = next(self._numbers)
+        if timeout is not None:
+            heapq.heappush(self._timers, (self.now + max(0.0, timeout), number, fiber, number, None))
+        if among is not None:
+            among.add(fiber)
+        self.hub.switch()
+        if among is not None:
+            among.discard(fiber)
+        if self._closed:
+            raise GreenletExit
+        return fiber.woken
+
+    def wake(self, waiting: set[Fiber]) -> None:
+        """Let all of these go on."""
+        for fiber in sorted(waiting, key=lambda one: one.waits or 0):
+            if fiber.waits is not None:
+                self._go_on(fiber, woken=True)
+        waiting.clear()
+
+    def crashed(self, fiber: Fiber, error: BaseException) -> None:
+        """A thread has ended with an error that nobody caught."""
+        self.errors.append((fiber, error))
+
+    def close(self, machines: list[Machine]) -> None:
+        """End all fibers, whatever they are doing."""
+        self._closed = True
+        for fiber in [fiber for machine in machines for fiber in machine.fibers]:
+            while fiber.started and not fiber.ended and not fiber.dead:
+                if not fiber:  # it never had a turn
+                    break
+                fiber.throw(GreenletExit)
+        self.errors.clear()
+
+    def _go_on(self, fiber: Fiber, *, woken: bool) -> None:
+        fiber.waits, fiber.woken = None, woken
+        self.ready.append(fiber)
+
+
+class Machine:
+    """A process on a machine of its own: the `Host` of what runs in it."""
+
+    def __init__(self, scheduler: Scheduler, name: str) -> None:
+        self.scheduler, self.name = scheduler, name
+        self.paused = self.dead = False
+        self.parked: list[Fiber] = []
+        self.fibers: list[Fiber] = []
+        self.asleep_s = 0.0
+        """How long it was suspended."""
+        self.wall_off_ms = 0
+        """How far its clock on the wall is from the others'."""
+        self._names = count()
+
+    # --- what happens to it ---
+
+    def pause(self) -> None:
+        """Stand still, as by SIGSTOP."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """Go on."""
+        self.paused = False
+        parked, self.parked = self.parked, []
+        self.scheduler.ready += parked
+
+    def kill(self) -> None:
+        """End between two instructions, as by SIGKILL."""
+        self.dead = True
+        self.parked.clear()
+
+    # --- as a host ---
+
+    def now(self) -> float:
+        return self.scheduler.now
+
+    def elapsed(self) -> float:
+        return self.scheduler.now + self.asleep_s
+
+    def wall_ms(self) -> int:
+        return EPOCH_MS + int(self.scheduler.now * 1000) + self.wall_off_ms
+
+    def sleep(self, seconds: float) -> None:
+        self.scheduler.wait(seconds)
+
+    def called(self) -> str:
+        return self.name
+
+    def unique(self) -> str:
+        return f"{self.scheduler.random.getrandbits(128):032x}"
+
+    def thread(self, body: Callable[[], None], name: str) -> Fiber:
+        fiber = Fiber(self.scheduler, self, body, name)
+        self.fibers.append(fiber)
+        return fiber
+
+    def inbox(self) -> Inbox:
+        return Inbox(self.scheduler)
+
+    def signal(self) -> Signal:
+        return Signal(self.scheduler)
+
+    def condition(self) -> Condition:
+        return Condition(self.scheduler)
+
+
+class Inbox:
+    """See `host.Inbox`."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._items: deque[Any] = deque()
+        self._waiting: set[Fiber] = set()
+
+    def put(self, item: Any) -> None:
+        self._items.append(item)
+        self._scheduler.wake(self._waiting)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        if not self._items and block:
+            self._scheduler.wait(timeout, self._waiting)
+        return self.get_nowait()
+
+    def get_nowait(self) -> Any:
+        if not self._items:
+            raise Empty
+        return self._items.popleft()
+
+
+class Signal:
+    """See `host.Signal`."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._set = False
+        self._waiting: set[Fiber] = set()
+
+    def set(self) -> None:
+        self._set = True
+        self._scheduler.wake(self._waiting)
+
+    def clear(self) -> None:
+        self._set = False
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self._set:
+            self._scheduler.wait(timeout, self._waiting)
+        return self._set
+
+
+class Condition:
+    """See `host.Condition`. Nobody else has a turn inside of it, so there is nothing to lock."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._waiting: set[Fiber] = set()
+
+    def __enter__(self) -> bool:
+        return True
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /) -> None:
+        pass
+
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        give_up = None if timeout is None else self._scheduler.now + timeout
+        while not (holds := predicate()):
+            left = None if give_up is None else give_up - self._scheduler.now
+            if left is not None and left <= 0:
+                break
+            self._scheduler.wait(left, self._waiting)
+        return holds
+
+    def notify_all(self) -> None:
+        self._scheduler.wake(self._waiting)

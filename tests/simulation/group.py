@@ -1,0 +1,364 @@
+"""A group as its coordinator knows it, and the client side that speaks with it: the classic protocol, as far as members can tell.
+
+    join       everybody says what it has; when all have, or time is over, a generation begins
+    sync       the leader says who gets what
+    heartbeat  whoever is silent for a session is out, and the group rebalances
+
+Invariant: what a coordinator of Kafka would refuse (another generation, an unknown member) is refused here.
+Source: Kafka `GroupCoordinator` (classic groups), KIP-394 for member ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from coopstreams.group.joining import Hooks, Timings
+from coopstreams.group.requests import Fetched
+from coopstreams.log.log import GroupFence
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import FencedError, GroupError, LogError, MembershipLostError
+from tests.simulation.cluster import Cluster, lost
+from tests.simulation.faults import Network, T
+from tests.simulation.fibers import Fiber, Machine, Scheduler
+
+LOOK_S = 0.5
+
+
+class Phase(Enum):
+    """Kafka's words."""
+
+    EMPTY = "Empty"
+    PREPARING = "PreparingRebalance"
+    COMPLETING = "CompletingRebalance"
+    STABLE = "Stable"
+
+
+class UnknownMember(Exception):
+    """The coordinator does not know this member."""
+
+
+class IllegalGeneration(Exception):
+    """Another generation has begun."""
+
+
+class Rebalancing(Exception):
+    """Join again."""
+
+
+@dataclass(slots=True)
+class _Member:
+    subscription: bytes
+    heard: float
+    session_s: float
+    joined: bool = True
+    assignment: bytes = b""
+
+
+@dataclass
+class Group:
+    """One group."""
+
+    scheduler: Scheduler
+    phase: Phase = Phase.EMPTY
+    generation: int = 0
+    members: dict[str, _Member] = field(default_factory=dict)
+    leader: str = ""
+    _deadline: float = 0.0
+    _waiting: set[Fiber] = field(default_factory=set)
+    _ids: int = 0
+
+    def __post_init__(self) -> None:
+        self.scheduler.at(self.scheduler.now + LOOK_S, self._look)
+
+    def check(self, fence: GroupFence) -> str | None:
+        """Return why a fence is stale, or None."""
+        if fence.member not in self.members:
+            return f"member {fence.member} is unknown"
+        return None if fence.generation == self.generation else f"generation {fence.generation} is over, it is {self.generation}"
+
+    def join(self, member: str, subscription: bytes, session_s: float, rebalance_s: float) -> str:
+        """Take a request to join; return the id of the member. The answer comes when `in_generation`."""
+        if member and member not in self.members:
+            raise UnknownMember
+        if not member:
+            self._ids += 1
+            member = f"member-{self._ids}"
+        known = self.members.setdefault(member, _Member(subscription, self.scheduler.now, session_s))
+        unchanged = known.subscription == subscription and known.assignment
+        known.subscription, known.heard = subscription, self.scheduler.now
+        if self.phase is Phase.STABLE and unchanged and member != self.leader:
+            return member  # Kafka gives it what it has
+        known.joined = True
+        if self.phase is not Phase.PREPARING:
+            self._prepare(rebalance_s)
+            known.joined = True
+        self._complete_if_all()
+        return member
+
+    def in_generation(self, member: str, machine: Machine) -> tuple[int, dict[str, bytes]]:
+        """Wait for the generation; return it, and for the leader what everybody says."""
+        while member in self.members and self.phase is Phase.PREPARING:
+            machine.scheduler.wait(None, self._waiting)
+        if member not in self.members:
+            raise UnknownMember
+        self.members[member].heard = self.scheduler.now
+        told = {id_: each.subscription for id_, each in self.members.items()} if member == self.leader and self.phase is Phase.COMPLETING else {}
+        return self.generation, told
+
+    def sync(self, member: str, generation: int, given: Mapping[str, bytes], machine: Machine) -> bytes:
+        """Return what the member gets; the leader says it for all."""
+        self._check(member, generation)
+        if self.phase is Phase.COMPLETING and member == self.leader:
+            for id_, each in self.members.items():
+                each.assignment = given.get(id_, b"")
+            self.phase = Phase.STABLE
+            self.scheduler.wake(self._waiting)
+        while self.phase is Phase.COMPLETING and self.generation == generation and member in self.members:
+            machine.scheduler.wait(None, self._waiting)
+        self._check(member, generation)
+        if self.phase is not Phase.STABLE:
+            raise Rebalancing
+        self.members[member].heard = self.scheduler.now
+        return self.members[member].assignment
+
+    def heartbeat(self, member: str, generation: int) -> None:
+        """A sign of life."""
+        self._check(member, generation)
+        self.members[member].heard = self.scheduler.now
+        if self.phase is Phase.PREPARING:
+            raise Rebalancing
+
+    def leave(self, member: str) -> None:
+        """The member goes."""
+        if self.members.pop(member, None) is not None:
+            self._without(member)
+
+    def _check(self, member: str, generation: int) -> None:
+        if member not in self.members:
+            raise UnknownMember
+        if generation != self.generation:
+            raise IllegalGeneration
+
+    def _prepare(self, rebalance_s: float) -> None:
+        self.phase, self._deadline = Phase.PREPARING, self.scheduler.now + rebalance_s
+        for each in self.members.values():
+            each.joined = False
+        self.scheduler.wake(self._waiting)
+        self.scheduler.at(self._deadline, self._complete_late)
+
+    def _complete_late(self) -> None:
+        if self.phase is Phase.PREPARING and self.scheduler.now >= self._deadline:
+            self.members = {id_: each for id_, each in self.members.items() if each.joined}
+            self._complete_if_all()
+
+    def _complete_if_all(self) -> None:
+        if self.phase is not Phase.PREPARING or not all(each.joined for each in self.members.values()):
+            return
+        self.generation += 1
+        self.phase = Phase.COMPLETING if self.members else Phase.EMPTY
+        if self.leader not in self.members:
+            self.leader = next(iter(self.members), "")
+        for each in self.members.values():
+            each.heard, each.assignment = self.scheduler.now, b""
+        self.scheduler.wake(self._waiting)
+
+    def _without(self, member: str) -> None:
+        if not self.members:
+            self.generation += 1
+            self.phase, self.leader = Phase.EMPTY, ""
+        elif self.phase is Phase.PREPARING:
+            self._complete_if_all()
+        else:
+            if self.leader == member:
+                self.leader = next(iter(self.members))
+            self._prepare(60.0)
+        self.scheduler.wake(self._waiting)
+
+    def _look(self) -> None:
+        """Put out who was silent for a session."""
+        for id_, each in list(self.members.items()):
+            waits = self.phase is Phase.PREPARING and each.joined
+            if not waits and self.scheduler.now - each.heard > each.session_s:
+                self.leave(id_)
+        self.scheduler.at(self.scheduler.now + LOOK_S, self._look)
+
+
+class SimCoordinator:
+    """The side of a member: a `joining.Coordinator` without a client."""
+
+    def __init__(
+        self, machine: Machine, cluster: Cluster, network: Network, group: Group, name: str, timings: Timings, hooks: Hooks
+    ) -> None:
+        self.problem = "not started"
+        self._machine, self._cluster, self._network, self._group = machine, cluster, network, group
+        self._name, self._timings, self._hooks = name, timings, hooks
+        self._generation, self._member = -1, ""
+        self._stable = False
+        self._again = True
+        self._out = self._closed = False
+        self._heard_at = 0.0
+        self._wake = machine.signal()
+        self._driver = machine.thread(self._drive, "group")
+
+    # --- joining.Coordinator ---
+
+    def start(self) -> None:
+        self._driver.start()
+
+    def identity(self) -> tuple[int, str]:
+        return self._generation, self._member
+
+    def settled_in(self, generation: int) -> bool:
+        return self._stable and self._generation == generation
+
+    @property
+    def sure_until(self) -> float:
+        return self.heard_at and self.heard_at + self._timings.session / 1000
+
+    @property
+    def heard_at(self) -> float:
+        return self._heard_at if self._generation >= 0 else 0.0
+
+    def rejoin(self) -> None:
+        self._out, self._again = False, True
+        self._wake.set()
+
+    def leave(self) -> None:
+        self._out = True
+        self._wake.set()
+
+    def check(self) -> None:
+        self._wake.set()
+
+    def commit_offsets(self, fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int, str]], timeout_ms: int | None = None) -> None:  # noqa: ARG002
+        try:
+            self._call("committing offsets", lambda: self._cluster.log.commit_offsets(offsets, fence))
+        except FencedError as error:
+            raise MembershipLostError(str(error)) from error
+
+    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> Fetched:
+        return self._call("fetching offsets", lambda: self._fetched(None if partitions is None else list(partitions), stable))
+
+    def end_transaction(self, transactional_id: str, timeout_ms: int | None = None) -> None:  # noqa: ARG002
+        def end() -> None:
+            state = self._cluster.log._state
+            with state.changed:
+                if (producer := state.producers.get(transactional_id)) is not None:
+                    state.end(producer, commit=False)
+                    producer.epoch += 1
+            self._machine.scheduler.wake(self._cluster.waiting)
+
+        self._call(f"ending the transaction of {transactional_id}", end)
+
+    def open_transactions(self, timeout_ms: int) -> frozenset[str]:  # noqa: ARG002
+        def listed() -> frozenset[str]:
+            return frozenset(id_ for id_, producer in self._cluster.log._state.producers.items() if producer.transaction is not None)
+
+        return self._call("listing transactions", listed)
+
+    def close(self, *, leave: bool) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._wake.set()
+        if leave and self._member:
+            self._group.leave(self._member)
+
+    # --- its thread ---
+
+    def _drive(self) -> None:
+        beat_at = 0.0
+        while not self._closed:
+            self._wake.clear()
+            try:
+                if not self._hooks.alive() or self._out:
+                    self._go()
+                elif self._again or self._generation < 0:
+                    self._again = False
+                    self._join()
+                    self.problem = ""
+                    beat_at = self._machine.now()
+                else:
+                    self._beat()
+                    beat_at = self._machine.now()
+            except (UnknownMember, IllegalGeneration) as error:
+                self._lose(keep_id=isinstance(error, IllegalGeneration))
+                continue
+            except Rebalancing:
+                self._again = True
+                continue
+            except LogError:
+                self._again = self._again or self._generation < 0
+            except GroupError as error:
+                self.problem = str(error)
+                self._hooks.failed(error)
+                return
+            if not self._again:
+                self._wake.wait(max(0.0, beat_at + self._timings.heartbeat / 1000 - self._machine.now()))
+            else:
+                self._machine.sleep(0.02)
+
+    def _join(self) -> None:
+        self._stable = False
+        patient_until = self._machine.now() + self._timings.patience / 1000
+        while not self._hooks.may_join() and self._machine.now() < patient_until:
+            self._machine.sleep(0.005)
+        subscription, sent = self._hooks.subscription(), self._machine.elapsed()
+        session_s, rebalance_s = self._timings.session / 1000, self._timings.rebalance / 1000
+        self._again = False
+        try:
+            self._member = self._call("joining", lambda: self._group.join(self._member, subscription, session_s, rebalance_s))
+            generation, told = self._group.in_generation(self._member, self._machine)
+            if self._closed:
+                return
+            self._generation, joined = generation, self._machine.elapsed()
+            given = self._hooks.assignments(told) if told else {}
+            assignment = self._call("syncing", lambda: self._group.sync(self._member, generation, given, self._machine))
+        except LogError:
+            self._again = True
+            raise
+        if self._closed:
+            return
+        self._heard_at, self._stable = max(sent, joined), True
+        if self._hooks.joined(generation, assignment):
+            self._again = True
+
+    def _beat(self) -> None:
+        sent = self._machine.elapsed()
+        try:
+            self._call("heartbeat", lambda: self._group.heartbeat(self._member, self._generation))
+        except Rebalancing:
+            self._heard_at = sent
+            raise
+        self._heard_at = sent
+
+    def _go(self) -> None:
+        if self._member:
+            self._group.leave(self._member)
+            self._lose(keep_id=False)
+
+    def _lose(self, *, keep_id: bool) -> None:
+        held, self._generation, self._stable = self._generation >= 0, -1, False
+        if not keep_id:
+            self._member = ""
+        self._again = True
+        if held:
+            self._hooks.lost()
+
+    def _call(self, what: str, do: Callable[[], T]) -> T:
+        return self._network.ask(self._machine, f"group {self._name}: {what}", do, lost)
+
+    def _fetched(self, partitions: list[TopicPartition] | None, stable: bool) -> Fetched:
+        state = self._cluster.log._state
+        known = state.groups.get(self._name, {})
+        wanted = list(known) if partitions is None else partitions
+        pending = {
+            partition
+            for producer in state.producers.values()
+            if producer.transaction is not None
+            for partition in producer.transaction.offsets.get(self._name, {})
+        }
+        unstable = frozenset(pending & set(wanted)) if stable else frozenset()
+        return Fetched({partition: known.get(partition) for partition in wanted if partition not in unstable}, unstable)

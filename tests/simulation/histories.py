@@ -1,0 +1,42 @@
+"""What is played for a seed: each program under each guarantee."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from coopstreams.config import AT_LEAST_ONCE, EXACTLY_ONCE
+from tests.simulation.programs import PROGRAMS
+from tests.simulation.world import Violation, World
+
+STEPS = 30
+
+
+class History(NamedTuple):
+    """One run: `seed` decides everything that chance decides."""
+
+    seed: int
+    program: str
+    guarantee: str
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}, {self.program}, {self.guarantee}"
+
+
+def histories(seeds: Iterable[int], guarantee: str | None = None) -> Iterator[History]:
+    """Yield what is played for these seeds."""
+    for seed in seeds:
+        for program in PROGRAMS:
+            yield from (History(seed, program, each) for each in (EXACTLY_ONCE, AT_LEAST_ONCE) if guarantee in (None, each))
+
+
+def play(history: History, steps: int = STEPS) -> tuple[World, Violation | None]:
+    """Return the world of a history at its end, and what was wrong in it."""
+    world = World(history.seed, PROGRAMS[history.program], exactly_once=history.guarantee == EXACTLY_ONCE)
+    try:
+        world.run(steps)
+    except Violation as violation:
+        return world, violation
+    finally:
+        world.close()
+    return world, None
