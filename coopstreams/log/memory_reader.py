@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -71,14 +70,8 @@ class MemoryReader:
         """Return what is there; wait only for the first record."""
         if self._closed:
             raise LogError("this reader is closed")
-        deadline = time.monotonic() + timeout_s
         with self._state.changed:
-            while not (runs := self._take(max_records)):
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    break
-                self._state.changed.wait(left)
-            return runs
+            return self._state.changed.wait_for(lambda: self._take(max_records), timeout_s)
 
     def close(self) -> None:
         """Read nothing more."""
