@@ -16,8 +16,8 @@ from coopstreams.topology.program import TimestampColumn
 
 
 @dataclass(slots=True)
-class _Reading:
-    """One partition that is being read."""
+class Reading:
+    """One partition that is being read, for readers that are like this one."""
 
     at: Position
     held: bool = False
@@ -31,7 +31,7 @@ class MemoryReader:
     def __init__(self, state: MemoryState, *, committed_only: bool) -> None:
         self._state = state
         self._committed_only = committed_only
-        self._readings: dict[TopicPartition, _Reading] = {}
+        self._readings: dict[TopicPartition, Reading] = {}
         self._routes: dict[TopicPartition, Routes] = {}
         self._closed = False
 
@@ -44,7 +44,7 @@ class MemoryReader:
             del self._readings[partition]
             self._routes.pop(partition, None)
         for partition, at in positions.items():
-            reading = self._readings.setdefault(partition, _Reading(at))
+            reading = self._readings.setdefault(partition, Reading(at))
             if reading.at.offset != at.offset:
                 reading.told_end = None
             elif reading.at.stream_time > at.stream_time:
@@ -99,7 +99,7 @@ class MemoryReader:
                 self._readings[partition] = self._readings.pop(partition)
         return taken
 
-    def _read(self, partition: TopicPartition, reading: _Reading, most: int) -> tuple[list[Run], int]:
+    def _read(self, partition: TopicPartition, reading: Reading, most: int) -> tuple[list[Run], int]:
         stored, at = self._state.partition(partition), reading.at
         if not stored.start <= at.offset <= stored.end:
             raise OffsetOutOfRangeError(

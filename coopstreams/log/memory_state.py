@@ -107,6 +107,7 @@ class MemoryState:
     def fence(self, producer: Producer) -> None:
         """Fence the writer of an id, and abort what it has open."""
         producer.epoch += 1
+        producer.committed = False
         if producer.open:
             self._end(producer, commit=False)
 
@@ -173,7 +174,6 @@ class MemoryState:
     def _end(self, producer: Producer, *, commit: bool) -> None:
         places, producer.places = producer.places, {}
         producer.open, producer.committed = False, commit
-        producer.ended += 1
         for place in places:
             self.tell(place, producer, commit=commit)
         self.changed.notify_all()

@@ -45,10 +45,8 @@ class Producer:
     """That of the writer that may use the id: the last one that took it over."""
     open: bool = False
     """Whether it has a transaction open."""
-    ended: int = 0
-    """How many transactions have ended."""
     committed: bool = False
-    """How the last one did."""
+    """Whether the last one that ended was committed. Not after the id was taken over: then nobody knows, and it counts as aborted."""
     places: dict[Place, None] = field(default_factory=dict)
     """What the open transaction has been to, in that order."""
 
