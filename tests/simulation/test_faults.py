@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from coopstreams.commit.follower import Follower
+from coopstreams.commit.record import TOPIC
 from coopstreams.group.requests import Fetched
 from coopstreams.log.log import GroupFence, Position, Reader, Run, TopicSpec, Writer
 from coopstreams.topology.columns import TopicPartition
@@ -259,6 +261,33 @@ def test_a_leader_that_stood_still_tells_an_old_end_until_it_hears_of_its_succes
     assert setting.log.end_offset(A) == 3
     setting.cluster.do("learn", old)
     assert setting.log.end_offset(A) == 5
+
+
+def test_a_barrier_that_believes_the_leader_of_before_passes_below_an_open_transaction() -> None:
+    """What an opener may do to whom a stale end is told: the reason why `end_offset` must be the true one."""
+    setting = Setting(On("end offset", Stale()))
+    follower = Follower(setting.log, "g")
+    old = setting.cluster.brokers.leader(follower.partition).broker
+    setting.cluster.do("pause", old)
+    setting.cluster.do("fail_over", old)
+    writer = setting.log.writer("earlier owner")
+    writer.begin()
+    writer.append(TOPIC, [b"k"], [b"v"], [1], partitions=follower.partition.partition)
+    writer.flush(1)
+    setting.cluster.do("start", old)
+    assert follower.passed(follower.barrier()), "told by the leader of before"
+    assert not follower.passed(follower.barrier())
+
+
+def test_a_coordinator_that_stood_still_tells_old_offsets() -> None:
+    setting = Setting(On("fetch offsets", Stale(), nth=2))
+    setting.group.commit({SOURCE: (1, "")}, ME)
+    old = setting.cluster.brokers.leader("g").broker
+    setting.cluster.do("pause", old)
+    setting.cluster.do("fail_over", old)
+    setting.group.commit({SOURCE: (2, "")}, ME)
+    setting.cluster.do("start", old)
+    assert [setting.group.fetch_offsets([SOURCE]).offsets[SOURCE] for _ in range(3)] == [(2, ""), (1, ""), (2, "")]
 
 
 def test_clients_go_on_with_another_leader() -> None:
