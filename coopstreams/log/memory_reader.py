@@ -71,6 +71,8 @@ class MemoryReader:
         if self._closed:
             raise LogError("this reader is closed")
         with self._state.changed:
+            if (runs := self._take(max_records)) or timeout_s <= 0:
+                return runs
             return self._state.changed.wait_for(lambda: self._take(max_records), timeout_s)
 
     def close(self) -> None:
