@@ -12,10 +12,10 @@ from coopstreams.log.log import Log, TopicSpec
 from coopstreams.log.memory import MemoryLog
 from coopstreams.topology.columns import TopicPartition
 from tests.conftest import Kafka
-from tests.simulation.clock import RealClock
-from tests.simulation.cluster import Cluster
-from tests.simulation.log import SimulatedLog
-from tests.simulation.plan import Chance, Early, Late, Lost
+from tests.simulation.kafka.clock import RealClock
+from tests.simulation.kafka.cluster import Cluster
+from tests.simulation.kafka.log import SimulatedLog
+from tests.simulation.kafka.plan import Chance, Early, Late, Lost
 
 MakeTopic = Callable[..., TopicPartition]
 

@@ -68,7 +68,7 @@ def test_an_offset_is_found_by_time_where_there_is_one(kafka: Kafka, offsets: Ka
 def test_of_an_offset_and_that_of_a_transaction_the_one_that_was_sent_later_counts(
     kafka: Kafka, group: str, offsets: KafkaOffsets, before: bool
 ) -> None:
-    """The simulated cluster does the same: `tests/simulation/test_faults.py`."""
+    """The simulated cluster does the same: `tests/simulation/kafka/test_faults.py`."""
     place = TopicPartition(kafka.topic("source"), 0)
     member = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": group})
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": kafka.unique("tx")})
@@ -85,7 +85,7 @@ def test_of_an_offset_and_that_of_a_transaction_the_one_that_was_sent_later_coun
 
 
 def test_a_group_has_no_offsets_of_a_topic_that_was_deleted(kafka: Kafka, group: str, offsets: KafkaOffsets) -> None:
-    """The simulated cluster does the same: `tests/simulation/test_faults.py`."""
+    """The simulated cluster does the same: `tests/simulation/kafka/test_faults.py`."""
     place = TopicPartition(kafka.topic("source"), 0)
     offsets.commit({place: (5, "")})
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})

@@ -13,10 +13,10 @@ import pytest
 from coopstreams.log.log import GroupFence, Position, Reader, TopicSpec, Writer
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
-from tests.simulation.clock import VirtualClock
-from tests.simulation.cluster import Cluster, Event
-from tests.simulation.log import SimulatedGroup, SimulatedLog
-from tests.simulation.plan import Chance, Crash, Crashed, Early, Fault, Kind, Late, Lost, NoFaults, Skipped, Stale, Torn
+from tests.simulation.kafka.clock import VirtualClock
+from tests.simulation.kafka.cluster import Cluster, Event
+from tests.simulation.kafka.log import SimulatedGroup, SimulatedLog
+from tests.simulation.kafka.plan import Chance, Crash, Crashed, Early, Fault, Kind, Late, Lost, NoFaults, Skipped, Stale, Torn
 
 PARTITIONS = [TopicPartition(topic, number) for topic in ("out", "changes") for number in range(2)]
 GROUP = GroupFence("g", 1, "m")

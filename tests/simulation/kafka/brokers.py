@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from zlib import crc32
 
-from tests.simulation.plan import Where
+from tests.simulation.kafka.plan import Where
 
 
 @dataclass(slots=True)

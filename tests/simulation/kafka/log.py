@@ -10,10 +10,10 @@ from coopstreams.log.log import GroupFence, TopicSpec
 from coopstreams.log.memory_transactions import Offsets
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
-from tests.simulation.cluster import Cluster
-from tests.simulation.plan import Call, Kind
-from tests.simulation.reader import SimulatedReader
-from tests.simulation.writer import SimulatedWriter
+from tests.simulation.kafka.cluster import Cluster
+from tests.simulation.kafka.plan import Call, Kind
+from tests.simulation.kafka.reader import SimulatedReader
+from tests.simulation.kafka.writer import SimulatedWriter
 
 T = TypeVar("T")
 

@@ -24,9 +24,9 @@ from coopstreams.log.memory_state import CheckFence, MemoryState
 from coopstreams.log.memory_transactions import Place, Producer, Session
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
-from tests.simulation.brokers import Brokers
-from tests.simulation.clock import Clock, VirtualClock
-from tests.simulation.plan import Call, Crash, Crashed, Fault, Kind, Late, Lost, NoFaults, Plan, Skipped, Stale, Where
+from tests.simulation.kafka.brokers import Brokers
+from tests.simulation.kafka.clock import Clock, VirtualClock
+from tests.simulation.kafka.plan import Call, Crash, Crashed, Fault, Kind, Late, Lost, NoFaults, Plan, Skipped, Stale, Where
 
 T = TypeVar("T")
 ANYBODY: frozenset[Kind] = frozenset({"topics", "create topics", "delete topics", "describe topic"})

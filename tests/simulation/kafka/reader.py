@@ -6,8 +6,8 @@ from coopstreams.log.log import Run
 from coopstreams.log.memory_reader import MemoryReader, Reading
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
-from tests.simulation.cluster import Cluster
-from tests.simulation.plan import Call, Crash, Crashed, Late, Lost, Torn
+from tests.simulation.kafka.cluster import Cluster
+from tests.simulation.kafka.plan import Call, Crash, Crashed, Late, Lost, Torn
 
 
 class SimulatedReader(MemoryReader):

@@ -16,8 +16,8 @@ from coopstreams.log.memory_transactions import Offsets, Session
 from coopstreams.log.memory_writer import by_partition, check_records, choose_partitions
 from coopstreams.topology.columns import Headers, Int64s, TopicPartition
 from coopstreams.topology.errors import DeliveryError, FencedError, LogError
-from tests.simulation.cluster import Cluster
-from tests.simulation.plan import Call, Early
+from tests.simulation.kafka.cluster import Cluster
+from tests.simulation.kafka.plan import Call, Early
 
 ABORT_S = 5.0
 

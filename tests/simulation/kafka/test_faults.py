@@ -12,10 +12,10 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import DeliveryError, FencedError, LogError, OffsetOutOfRangeError, RefusedError
 from coopstreams.topology.keys import KeyRange
 from tests.log.reading import fill, numbers, read_all, records, values, write
-from tests.simulation.clock import VirtualClock
-from tests.simulation.cluster import Cluster
-from tests.simulation.log import SimulatedGroup, SimulatedLog
-from tests.simulation.plan import Crash, Crashed, Early, Fault, Late, Lost, On, Script, Skipped, Stale, Torn
+from tests.simulation.kafka.clock import VirtualClock
+from tests.simulation.kafka.cluster import Cluster
+from tests.simulation.kafka.log import SimulatedGroup, SimulatedLog
+from tests.simulation.kafka.plan import Crash, Crashed, Early, Fault, Late, Lost, On, Script, Skipped, Stale, Torn
 
 A, B, SOURCE = TopicPartition("a", 0), TopicPartition("b", 0), TopicPartition("source", 0)
 ME = GroupFence("g", 1, "me")
