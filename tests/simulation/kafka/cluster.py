@@ -1,0 +1,308 @@
+"""A Kafka cluster with faults, over the state of a `MemoryLog`: brokers, requests that get lost, markers that come late, time that somebody moves.
+
+The state machine is `MemoryState`, as the in-memory log has it; this puts between it and its clients what a network, brokers and time do. A
+*request* goes to the broker that leads what it is about. The *plan* says what happens to it; what befalls brokers and topics is done by name
+(`at`, `do`), by whoever drives the run. Nothing here sleeps, draws a number or asks the machine for the time.
+
+A transaction ends in two steps. The coordinator decides, and each place gets its marker: at once, later, or never (`Skipped`). Until then
+committed reads of that place stop below it, and a group's offsets are unstable. The producer's own next transaction waits for its markers, as
+Kafka's does; so those that are only late are written then.
+
+Invariant: what a plan may do, Kafka may do. A fault loses requests, answers, time and processes; never what the cluster has acknowledged.
+Turned down: replicas, ISR and truncation (with acks=all and an ISR of two they show as lost answers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from heapq import heappop, heappush
+from itertools import count
+from typing import NamedTuple, TypeVar
+
+from coopstreams.log.memory_state import CheckFence, MemoryState
+from coopstreams.log.memory_transactions import Place, Producer, Session
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import LogError
+from tests.simulation.kafka.brokers import Brokers
+from tests.simulation.kafka.clock import Clock, VirtualClock
+from tests.simulation.kafka.plan import Call, Crash, Crashed, Fault, Kind, Late, Lost, NoFaults, Plan, Skipped, Stale, Where
+
+T = TypeVar("T")
+ANYBODY: frozenset[Kind] = frozenset({"topics", "create topics", "delete topics", "describe topic"})
+"""What each broker answers."""
+
+
+class Event(NamedTuple):
+    """What was asked, or done to the cluster, and the fault that it met."""
+
+    at: float
+    what: Call | tuple[object, ...]
+    fault: Fault | None = None
+
+
+class _Marker(NamedTuple):
+    """A marker that the coordinator has still to write."""
+
+    due: float
+    place: Place
+    producer: Producer
+    commit: bool
+
+
+class Cluster:
+    """A cluster; its clients are `SimulatedLog` and `SimulatedGroup`.
+
+    `check_fence`: the coordinator of groups. `skips`: brokers with KAFKA-20734, which may call a transaction complete that a place never
+    heard of; a writer then waits for all its markers, as `KafkaWriter` does. `note`: told of each event.
+    """
+
+    def __init__(
+        self,
+        plan: Plan | None = None,
+        clock: Clock | None = None,
+        *,
+        brokers: int = 3,
+        check_fence: CheckFence = lambda _: None,
+        skips: bool = False,
+        transaction_timeout_s: float = 60.0,
+        note: Callable[[Event], None] = lambda _: None,
+    ) -> None:
+        self.plan: Plan = plan or NoFaults()
+        self.clock: Clock = clock or VirtualClock()
+        self.brokers = Brokers(brokers)
+        self.skips = skips
+        self.state = _State(self, check_fence)
+        self._transaction_timeout_s = transaction_timeout_s
+        self._note = note
+        self._markers: list[_Marker] = []
+        self._deadlines: dict[Producer, float] = {}
+        """When transactions time out."""
+        self._later: list[tuple[float, int, Callable[[], object]]] = []
+        self._serial = count()
+        self._past: dict[int, dict[Where, object]] = {}
+        """What brokers believed when they were stopped short."""
+
+    def heed(self, call: Call) -> Fault | None:
+        """Return what happens to a request; a process may end of it.
+
+        Raises:
+            Crashed: before it has its effect.
+        """
+        fault = self.plan.fault(call)
+        self._note(Event(self.clock.now(), call, fault))
+        if fault == Crash():
+            raise Crashed(call)
+        return fault
+
+    def ask(self, call: Call, effect: Callable[[], T], seconds: float) -> T:
+        """Return the answer to a request.
+
+        Raises:
+            LogError: retryable: no answer in time; it may have had its effect, or may have it later. Or what `effect` raises.
+            Crashed: the process of the client ends here.
+        """
+        fault = self.heed(call)
+        if isinstance(fault, Late):
+            self._do_later(self.clock.now() + fault.seconds, lambda: self._arrive(call, effect))
+            raise unanswered(call)
+        if fault == Lost() or not self.clock.wait(lambda: self._answers(call), seconds):
+            raise unanswered(call)
+        if fault in (Lost(answer=True), Crash(after=True)):
+            with suppress(LogError):
+                self._take(effect)
+            raise unanswered(call) if isinstance(fault, Lost) else Crashed(call)
+        if fault == Stale() and (told := self._told_before(call.where)) is not None:
+            return told  # type: ignore[return-value]
+        return self._take(effect)
+
+    def step(self) -> None:
+        """Do what is due now."""
+        now = self.clock.now()
+        with self.state.changed:
+            while self._later and self._later[0][0] <= now:
+                heappop(self._later)[2]()
+            for producer in [producer for producer, deadline in self._deadlines.items() if deadline <= now and self.brokers.answers(producer.id)]:
+                self.state.fence(producer)
+            if self._markers:
+                self._write_markers(lambda marker: marker.due <= now)
+
+    def next_at(self) -> float | None:
+        """Return when something is due, as far as it is known: never mind what waits for a broker that is away."""
+        due = [at for at, _, _ in self._later[:1]]
+        due += [marker.due for marker in self._markers if self.brokers.answers(marker.place.where)]
+        due += [deadline for producer, deadline in self._deadlines.items() if self.brokers.answers(producer.id)]
+        return min(due, default=None)
+
+    def at(self, when: float, what: str, *details: object) -> None:
+        """Have something befall the cluster at a time: see `do`."""
+        self._do_later(when, lambda: self.do(what, *details))
+
+    def do(self, what: str, *details: object) -> None:
+        """Have something befall the cluster: the name of a method below, and what it takes."""
+        self._note(Event(self.clock.now(), (what, *details)))
+        with self.state.changed:
+            getattr(self, what)(*details)
+            self.state.changed.notify_all()
+
+    def pause(self, broker: int) -> None:
+        """Have a broker stand still: it leads on, and nobody answers, until `fail_over`; when it wakes, it believes what was true now."""
+        past: dict[Where, object] = {group.where: group.committed for group in self.state.groups.values()}
+        for topic in self.state.topics.values():
+            past |= {partition.where: partition.end for partition in topic.partitions}
+        self._past[broker] = {where: told for where, told in past.items() if self.brokers.leader(where).broker == broker}
+        self.brokers.away.add(broker)
+
+    def stop(self, broker: int) -> None:
+        """Have a broker end; it leads on until `fail_over`."""
+        self.brokers.away.add(broker)
+
+    def start(self, broker: int) -> None:
+        """Have a broker answer again, which was stopped or stood still."""
+        self.brokers.away.discard(broker)
+
+    def learn(self, broker: int) -> None:
+        """Have a broker that woke hear of its successors."""
+        self._past.pop(broker, None)
+
+    def fail_over(self, broker: int) -> None:
+        """Have others lead what a broker leads."""
+        self.brokers.fail_over(broker)
+
+    def move(self, where: Where, broker: int) -> None:
+        """Have another broker lead."""
+        self.brokers.move(where, broker)
+
+    def remake(self, topic: str) -> None:
+        """Delete a topic and create it again: empty, with another id; groups lose their offsets in it."""
+        spec = self.state.topic(topic).spec
+        self.state.delete_topic(topic)
+        self.state.create_topic(spec)
+
+    def compact(self, topic: str) -> None:
+        """Have the cleaner run over a topic."""
+        for partition in self.state.topic(topic).partitions:
+            partition.compact()
+
+    def retain(self, partition: TopicPartition, offset: int) -> None:
+        """Have retention delete what lies below an offset."""
+        self.state.delete_before(partition, offset)
+
+    def expire(self, group: str, *partitions: TopicPartition) -> None:
+        """Have the offsets of a group expire: of these partitions, or all."""
+        offsets = self.state.group(group)
+        offsets.forget(partitions or offsets.committed)
+
+    def take_over(self, transactional_id: str, by: str, seconds: float, kind: Kind = "take over") -> Session:
+        """Return the right to an id, when what was open under it has ended everywhere.
+
+        Raises:
+            LogError: retryable: no answer in time, or a place cannot be told.
+        """
+        if (known := self.state.producers.get(transactional_id)) is not None:
+            self.finish(known, seconds)
+        session = self.ask(Call(kind, transactional_id, by), lambda: self.state.take_over(transactional_id), seconds)
+        self.finish(session.producer, seconds)
+        return session
+
+    def finish(self, producer: Producer, seconds: float) -> None:
+        """Return when the last transaction of a producer has ended in each place that is told at all.
+
+        Raises:
+            LogError: retryable: a place has no leader that answers.
+        """
+        theirs = [marker for marker in self._markers if marker.producer is producer]
+        if not theirs:
+            return
+        for marker in theirs:
+            if not self.clock.wait(lambda where=marker.place.where: self._answers(Call("marker", where, producer.id)), seconds):  # type: ignore[misc]
+                raise unanswered(Call("marker", marker.place.where, producer.id))
+        with self.state.changed:
+            self._write_markers(lambda marker: marker.producer is producer)
+
+    def settle(self, producer: Producer, topics: Collection[str]) -> None:
+        """Finish what the last transaction of a producer left open in these topics and in groups' offsets, as it was decided."""
+        with self.state.changed:
+            on_their_way = {id(marker.place) for marker in self._markers if marker.producer is producer}
+            places: list[Place] = [place for name, topic in self.state.topics.items() if name in topics for place in topic.partitions]
+            for place in [*places, *self.state.groups.values()]:
+                if place.is_open(producer) and place not in producer.places and id(place) not in on_their_way:
+                    place.mark(producer, commit=producer.committed)
+
+    def tell(self, place: Place, producer: Producer, *, commit: bool) -> None:
+        """Write a marker as the plan has it."""
+        call, now = Call("marker", place.where, producer.id), self.clock.now()
+        fault = self.plan.fault(call)
+        self._note(Event(now, call, fault))
+        if fault == Skipped() and self.skips:
+            return
+        self._markers.append(_Marker(now + (fault.seconds if isinstance(fault, Late) else 0.0), place, producer, commit))
+        self._write_markers(lambda marker: marker.due <= now)
+
+    def begun(self, producer: Producer) -> None:
+        """A transaction is open."""
+        self._deadlines[producer] = self.clock.now() + self._transaction_timeout_s
+
+    def ended(self, producer: Producer) -> None:
+        """It is not open any more."""
+        self._deadlines.pop(producer, None)
+
+    def _take(self, effect: Callable[[], T]) -> T:
+        with self.state.changed:
+            return effect()
+
+    def _arrive(self, call: Call, effect: Callable[[], object]) -> None:
+        """Have a request its effect that comes when nobody waits for it any more."""
+        if self._answers(call):
+            with suppress(LogError):
+                effect()
+
+    def _answers(self, call: Call) -> bool:
+        self.step()
+        return len(self.brokers.away) < self.brokers.count if call.kind in ANYBODY else self.brokers.answers(call.where)
+
+    def _told_before(self, where: Where) -> object:
+        """Return what a broker tells of the past that woke and does not know its successor; None: there is none."""
+        for broker, past in self._past.items():
+            if where in past and broker not in self.brokers.away and self.brokers.leader(where).broker != broker:
+                return past[where]
+        return None
+
+    def _do_later(self, when: float, what: Callable[[], object]) -> None:
+        heappush(self._later, (when, next(self._serial), what))
+
+    def _write_markers(self, now: Callable[[_Marker], bool]) -> None:
+        """Write these of the markers that are left, where somebody answers."""
+        left = []
+        for marker in self._markers:
+            if now(marker) and self.brokers.answers(marker.place.where):
+                marker.place.mark(marker.producer, commit=marker.commit)
+            else:
+                left.append(marker)
+        self._markers = left
+        self.state.changed.notify_all()
+
+
+class _State(MemoryState):
+    """The state machine, with the cluster between a decision and its markers."""
+
+    def __init__(self, cluster: Cluster, check_fence: CheckFence) -> None:
+        ids = count(1)
+        super().__init__(check_fence, new_id=lambda: f"topic-{next(ids)}")
+        self._cluster = cluster
+
+    def begin(self, session: Session) -> None:
+        super().begin(session)
+        self._cluster.begun(session.producer)
+
+    def tell(self, place: Place, producer: Producer, *, commit: bool) -> None:
+        self._cluster.tell(place, producer, commit=commit)
+
+    def _end(self, producer: Producer, *, commit: bool) -> None:
+        self._cluster.ended(producer)
+        super()._end(producer, commit=commit)
+
+
+def unanswered(call: Call) -> LogError:
+    """Return the error of a client that hears nothing in time."""
+    return LogError(f"{call.kind} ({call.where}): no broker answered in time", retryable=True)
