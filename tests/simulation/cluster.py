@@ -1,210 +1,164 @@
-"""The cluster as a simulated machine sees it: a `MemoryLog` behind a network. It is the machine's `Log`.
-
-A writer keeps records as a producer's queue does: some are in the log at once, the rest when it is flushed. So a process that is stopped
-between the two still has them when it wakes.
-"""
+"""The simulated cluster for fibers: requests take time, whoever asks waits, and a process that a fault ends has no further turn."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection
+from random import Random
+from types import TracebackType
+from typing import TypeVar
 
-from coopstreams.log.log import GroupFence, Position, Run, TopicSpec
-from coopstreams.log.memory import MemoryLog
-from coopstreams.log.memory_reader import MemoryReader
-from coopstreams.log.memory_writer import MemoryWriter
-from coopstreams.topology.clocks import ClockColumns
-from coopstreams.topology.columns import Headers, Int64s, TopicPartition
-from coopstreams.topology.errors import LogError
-from coopstreams.topology.keys import KeyRange
-from coopstreams.topology.program import TimestampColumn
-from tests.simulation.faults import Network, T
-from tests.simulation.fibers import Fiber, Machine
+from greenlet import getcurrent
+
+from coopstreams.log.log import Run
+from coopstreams.log.memory_state import CheckFence
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import FencedError, LogError
+from tests.simulation.fibers import Fiber, Scheduler
+from tests.simulation.kafka.cluster import Cluster
+from tests.simulation.kafka.log import SimulatedLog
+from tests.simulation.kafka.plan import Call, Crashed, Fault, Kind, Plan
+from tests.simulation.kafka.reader import SimulatedReader
+from tests.simulation.kafka.writer import SimulatedWriter
+
+T = TypeVar("T")
+
+GIVEN_UP_S = 2.0
+"""How long a client waits for an answer that does not come, before it asks again or says so."""
+PATIENCE_S = 30.0
+"""For how long `KafkaLog` asks again."""
 
 
-MESSAGE_TIMEOUT_S = 10.0
-"""After which a producer gives a record up that it has not sent: see `tasks.parts`."""
+class Changed:
+    """The lock of the cluster's state: nobody else has a turn inside of it; and those who wait for it to change."""
 
-
-def lost(why: str) -> LogError:
-    """A question without an answer, as the clients say it."""
-    return LogError(why, retryable=True)
-
-
-class Cluster:
-    """The brokers: the log, and who waits for something to read."""
-
-    def __init__(self, log: MemoryLog) -> None:
-        self.log = log
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
         self.waiting: set[Fiber] = set()
 
+    def __enter__(self) -> bool:
+        return True
 
-class SimReader:
-    """A `Reader` of a machine."""
-
-    def __init__(self, log: SimLog, reader: MemoryReader) -> None:
-        self._of, self._reader = log, reader
-
-    def assign(self, positions: Mapping[TopicPartition, Position]) -> None:
-        self._reader.assign(positions)
-
-    def route(
-        self,
-        partition: TopicPartition,
-        ranges: Sequence[KeyRange],
-        timestamps: TimestampColumn | None = None,
-        clocks: ClockColumns | None = None,
-    ) -> None:
-        self._reader.route(partition, ranges, timestamps, clocks)
-
-    def hold(self, partition: TopicPartition, held: bool) -> None:
-        self._reader.hold(partition, held)
-
-    def fetch(self, max_records: int, timeout_s: float) -> list[Run]:
-        """Return what is there; a fetch may bring less than there is, and late."""
-        machine, network = self._of.machine, self._of.network
-        give_up = machine.now() + timeout_s
-        machine.sleep(0.0 if network.calm else network.random.expovariate(1 / network.latency_s))
-        most = max_records if network.calm else min(max_records, 1 + int(network.random.expovariate(1 / 20)))
-        while not (runs := self._reader.fetch(most, 0)):
-            left = give_up - machine.now()
-            if left <= 0:
-                break
-            machine.scheduler.wait(left, self._of.cluster.waiting)
-        return runs
-
-    def close(self) -> None:
-        self._reader.close()
-
-
-class SimWriter:
-    """A `Writer` of a machine."""
-
-    def __init__(self, log: SimLog, writer: MemoryWriter, name: str) -> None:
-        self._of, self._writer, self._name = log, writer, name
-        self._queue: list[tuple[float, Callable[[], None]]] = []
-
-    def append(
-        self,
-        topic: str,
-        keys: Sequence[bytes | None],
-        values: Sequence[bytes | None],
-        timestamps: Int64s,
-        *,
-        partitions: int | Int64s | None = None,
-        headers: Sequence[Headers | None] | None = None,
-    ) -> None:
-        """Queue these records; some go out at once."""
-        row = list(keys), list(values), list(timestamps)
-        self._queue.append((self._of.machine.now(), lambda: self._writer.append(topic, *row, partitions=partitions, headers=headers)))
-        if self._of.network.random.random() < 0.3:
-            self._send()
-
-    def flush(self, timeout_s: float) -> None:  # noqa: ARG002 the network has its own
-        self._of.call(f"{self._name}: flushing", self._send)
-
-    def delivered_to(self, partition: TopicPartition) -> int:
-        return self._writer.delivered_to(partition)
-
-    def begin(self) -> None:
-        if not self._writer._epoch:
-            self._of.call(f"{self._name}: registering", self._writer.begin)
-        else:
-            self._writer.begin()
-
-    def send_offsets(self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence) -> None:
-        self._of.call(f"{self._name}: sending offsets", lambda: self._writer.send_offsets(offsets, fence))
-
-    def commit(self, timeout_s: float) -> None:  # noqa: ARG002
-        self._of.call(f"{self._name}: committing", self._commit)
-
-    def abort(self) -> None:
-        self._queue.clear()
-        self._of.call(f"{self._name}: aborting", self._writer.abort)
-        self._of.changed()
-
-    def close(self) -> None:
-        self._queue.clear()
-        self._of.sure(f"{self._name}: closing", self._writer.close)
-
-    def _commit(self) -> None:
-        self._send()
-        self._writer.commit(0)
-        self._of.changed()
-
-    def _send(self) -> None:
-        queue, self._queue = self._queue, []
-        for since, each in queue:
-            if self._of.machine.now() - since > MESSAGE_TIMEOUT_S:
-                raise lost(f"{self._name}: a record waited for too long and was given up")
-            each()
-        if queue:
-            self._of.changed()
-
-
-class SimLog:
-    """The `Log` of a machine."""
-
-    def __init__(self, machine: Machine, cluster: Cluster, network: Network) -> None:
-        self.machine, self.cluster, self.network = machine, cluster, network
-
-    def call(self, what: str, do: Callable[[], T]) -> T:
-        """Return what the brokers answer.
-
-        Raises:
-            LogError: retryable: no answer.
-        """
-        return self.network.ask(self.machine, what, do, lost)
-
-    def sure(self, what: str, do: Callable[[], T]) -> T:
-        """Return what the brokers answer, asked until they do."""
-        while True:
-            try:
-                return self.call(what, do)
-            except LogError as error:
-                if not error.retryable:
-                    raise
-
-    def changed(self) -> None:
-        """There may be more to read."""
-        self.machine.scheduler.wake(self.cluster.waiting)
-
-    def reader(self, *, committed_only: bool = True) -> SimReader:
-        return SimReader(self, self.cluster.log.reader(committed_only=committed_only))
-
-    def writer(self, transactional_id: str | None = None, written: Callable[[], Collection[str]] | None = None) -> SimWriter:  # noqa: ARG002
-        name = transactional_id or "a writer"
-        return SimWriter(self, self.sure(f"{name}: registering", lambda: self.cluster.log.writer(transactional_id)), name)
-
-    def settle(self, dead: Callable[[str], bool], written: Collection[str]) -> None:
-        self.call("settling", lambda: self.cluster.log.settle(dead, written))
-
-    def partitions(self, topics: Sequence[str] | None = None) -> dict[str, int]:
-        return self.sure("partitions", lambda: self.cluster.log.partitions(topics))
-
-    def create_topics(self, specs: Sequence[TopicSpec]) -> None:
-        self.sure("creating topics", lambda: self.cluster.log.create_topics(specs))
-
-    def delete_topics(self, names: Sequence[str]) -> None:
-        self.sure("deleting topics", lambda: self.cluster.log.delete_topics(names))
-
-    def topic_config(self, topic: str) -> dict[str, str]:
-        return self.sure(f"configuration of {topic}", lambda: self.cluster.log.topic_config(topic))
-
-    def topic_id(self, topic: str) -> str:
-        return self.sure(f"id of {topic}", lambda: self.cluster.log.topic_id(topic))
-
-    def start_offset(self, partition: TopicPartition) -> int:
-        return self.sure(f"start of {partition}", lambda: self.cluster.log.start_offset(partition))
-
-    def end_offset(self, partition: TopicPartition) -> int:
-        return self.sure(f"end of {partition}", lambda: self.cluster.log.end_offset(partition))
-
-    def delete_before(self, partition: TopicPartition, offset: int) -> None:
-        self.sure(f"deleting of {partition}", lambda: self.cluster.log.delete_before(partition, offset))
-
-    def close(self) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /) -> None:
         pass
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"a simulated log has no {name!r}")
+    def notify_all(self) -> None:
+        """Let all look again."""
+        self._scheduler.wake(self.waiting)
+
+
+class FiberClock:
+    """Virtual time, in which a fiber waits."""
+
+    def __init__(self, scheduler: Scheduler, changed: Changed) -> None:
+        self._scheduler, self._changed = scheduler, changed
+        self.next_at: Callable[[], float | None] = lambda: None
+
+    def now(self) -> float:
+        return self._scheduler.now
+
+    def wait(self, ready: Callable[[], bool], seconds: float) -> bool:
+        """Wait until it is ready; the world itself never waits."""
+        give_up = self._scheduler.now + seconds
+        while not ready():
+            left = give_up - self._scheduler.now
+            if left <= 0 or not isinstance(getcurrent(), Fiber):
+                return False
+            due = self.next_at()
+            self._scheduler.wait(left if due is None else min(left, max(0.001, due - self._scheduler.now)), self._changed.waiting)
+        return True
+
+
+class FiberCluster(Cluster):
+    """A cluster whose clients are fibers. Units: `latency_s`, of one way."""
+
+    def __init__(self, scheduler: Scheduler, plan: Plan, random: Random, latency_s: float, check_fence: CheckFence) -> None:
+        changed = Changed(scheduler)
+        clock = FiberClock(scheduler, changed)
+        super().__init__(plan, clock, check_fence=check_fence, transaction_timeout_s=15.0)
+        self.state.changed = changed  # type: ignore[assignment]  # where nobody has a turn there is nothing to lock
+        clock.next_at = self.next_at
+        self._random, self._latency_s = random, latency_s
+        self.killed: Callable[[Fiber], None] = lambda _: None
+        """Is told of the fiber at whose request its process has ended."""
+
+    def decided(self, partition: TopicPartition) -> bool:
+        """Whether readers see all that counts of a partition: no transaction in it is open, or lacks its marker."""
+        stored = self.state.partition(partition)
+        return stored.stable_end == stored.end
+
+    def heed(self, call: Call) -> Fault | None:
+        try:
+            return super().heed(call)
+        except Crashed:
+            self._end()
+            raise
+
+    def ask(self, call: Call, effect: Callable[[], T], seconds: float) -> T:
+        self.travel()
+        try:
+            answer = super().ask(call, effect, seconds)
+        except Crashed:
+            self._end()
+            raise
+        except FencedError:
+            self.travel()
+            raise
+        except LogError as error:
+            if error.retryable and isinstance(fiber := getcurrent(), Fiber):
+                fiber.machine.sleep(GIVEN_UP_S)
+            raise
+        self.travel()
+        return answer
+
+    def travel(self) -> None:
+        """A request or an answer is on its way."""
+        if isinstance(fiber := getcurrent(), Fiber):
+            fiber.machine.sleep(self._random.expovariate(1 / self._latency_s))
+
+    def _end(self) -> None:
+        """The process of the calling fiber ends here."""
+        fiber = getcurrent()
+        assert isinstance(fiber, Fiber)
+        self.killed(fiber)
+        fiber.scheduler.wait(None)
+
+
+class FiberReader(SimulatedReader):
+    """A fetch takes time."""
+
+    def fetch(self, max_records: int, timeout_s: float) -> list[Run]:
+        assert isinstance(self._cluster, FiberCluster)
+        self._cluster.travel()
+        return super().fetch(max_records, timeout_s)
+
+
+class FiberLog(SimulatedLog):
+    """The `Log` of a machine: patient, as `KafkaLog` is."""
+
+    def __init__(self, cluster: FiberCluster, by: str) -> None:
+        super().__init__(cluster, by, timeout_s=5.0)
+        self._clock = cluster.clock
+
+    def reader(self, *, committed_only: bool = True) -> FiberReader:
+        return FiberReader(self._cluster, self._by, committed_only=committed_only)
+
+    def writer(self, transactional_id: str | None = None, written: Callable[[], Collection[str]] | None = None) -> SimulatedWriter:
+        return patient(self._clock.now, lambda: super(FiberLog, self).writer(transactional_id, written))
+
+    def _ask(self, kind: Kind, where: TopicPartition | str, effect: Callable[[], T]) -> T:
+        return patient(self._clock.now, lambda: super(FiberLog, self)._ask(kind, where, effect))
+
+
+def patient(now: Callable[[], float], question: Callable[[], T]) -> T:
+    """Return the answer, asked for until time is over.
+
+    Raises:
+        LogError: it is.
+    """
+    give_up = now() + PATIENCE_S
+    while True:
+        try:
+            return question()
+        except LogError as error:
+            if not error.retryable or now() > give_up:
+                raise

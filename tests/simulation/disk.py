@@ -14,8 +14,6 @@ _NUMBERS = count()
 class Disk(Memory):
     """A store type, `tests.simulation.disk:Disk`: what one process has written in a folder, the next one finds there."""
 
-    _families = None
-
     def __new__(cls, folder: Path) -> Disk:
         """Return the engine of a folder as whoever had it before has left it; a folder that was made anew has an empty one."""
         mark = folder / "disk"
@@ -24,12 +22,11 @@ class Disk(Memory):
         number = str(next(_NUMBERS))
         mark.write_text(number)
         _DISKS[number] = made = super().__new__(cls)
+        Memory.__init__(made)
         return made
 
-    def __init__(self, folder: Path) -> None:  # noqa: ARG002 by __new__
-        if self._families is None:
-            super().__init__()
-        self._closed = False
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._closed = folder, False
 
 
 def wipe() -> None:

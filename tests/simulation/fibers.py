@@ -30,7 +30,7 @@ MOST_TURNS = 2_000_000
 """After so many, whatever is being simulated does not end."""
 
 
-class Stuck(AssertionError):
+class StuckError(AssertionError):
     """Nobody has a turn, and no time-out comes; or it goes on for ever."""
 
 
@@ -90,7 +90,7 @@ class Scheduler:
         """Let everybody take turns until that moment, or until a thread has ended with an error.
 
         Raises:
-            Stuck: too many turns without an end.
+            StuckError: too many turns without an end.
         """
         while not self.errors:
             while self._timers and (self._timers[0][0] <= self.now):
@@ -120,7 +120,7 @@ class Scheduler:
             return
         self.turns += 1
         if self.turns > MOST_TURNS:
-            raise Stuck(f"{self.turns} turns, and it is {self.now:.3f} s: {fiber.machine.name} {fiber.name} had the last one")
+            raise StuckError(f"{self.turns} turns, and it is {self.now:.3f} s: {fiber.machine.name} {fiber.name} had the last one")
         fiber.switch()
 
     def at(self, seconds: float, then: Callable[[], None]) -> None:
@@ -160,9 +160,7 @@ class Scheduler:
         """End all fibers, whatever they are doing."""
         self._closed = True
         for fiber in [fiber for machine in machines for fiber in machine.fibers]:
-            while fiber.started and not fiber.ended and not fiber.dead:
-                if not fiber:  # it never had a turn
-                    break
+            while bool(fiber) and not fiber.dead:  # false before its first turn
                 fiber.throw(GreenletExit)
         self.errors.clear()
 

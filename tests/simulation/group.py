@@ -19,9 +19,10 @@ from coopstreams.group.requests import Fetched
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import FencedError, GroupError, LogError, MembershipLostError
-from tests.simulation.cluster import Cluster, lost
-from tests.simulation.faults import Network, T
+from tests.simulation.cluster import FiberCluster, T, patient
 from tests.simulation.fibers import Fiber, Machine, Scheduler
+from tests.simulation.kafka.log import SimulatedGroup
+from tests.simulation.kafka.plan import Call, Kind
 
 LOOK_S = 0.5
 
@@ -35,15 +36,15 @@ class Phase(Enum):
     STABLE = "Stable"
 
 
-class UnknownMember(Exception):
+class UnknownMemberError(Exception):
     """The coordinator does not know this member."""
 
 
-class IllegalGeneration(Exception):
+class IllegalGenerationError(Exception):
     """Another generation has begun."""
 
 
-class Rebalancing(Exception):
+class RebalancingError(Exception):
     """Join again."""
 
 
@@ -81,7 +82,7 @@ class Group:
     def join(self, member: str, subscription: bytes, session_s: float, rebalance_s: float) -> str:
         """Take a request to join; return the id of the member. The answer comes when `in_generation`."""
         if member and member not in self.members:
-            raise UnknownMember
+            raise UnknownMemberError
         if not member:
             self._ids += 1
             member = f"member-{self._ids}"
@@ -102,7 +103,7 @@ class Group:
         while member in self.members and self.phase is Phase.PREPARING:
             machine.scheduler.wait(None, self._waiting)
         if member not in self.members:
-            raise UnknownMember
+            raise UnknownMemberError
         self.members[member].heard = self.scheduler.now
         told = {id_: each.subscription for id_, each in self.members.items()} if member == self.leader and self.phase is Phase.COMPLETING else {}
         return self.generation, told
@@ -119,7 +120,7 @@ class Group:
             machine.scheduler.wait(None, self._waiting)
         self._check(member, generation)
         if self.phase is not Phase.STABLE:
-            raise Rebalancing
+            raise RebalancingError
         self.members[member].heard = self.scheduler.now
         return self.members[member].assignment
 
@@ -128,7 +129,7 @@ class Group:
         self._check(member, generation)
         self.members[member].heard = self.scheduler.now
         if self.phase is Phase.PREPARING:
-            raise Rebalancing
+            raise RebalancingError
 
     def leave(self, member: str) -> None:
         """The member goes."""
@@ -137,9 +138,9 @@ class Group:
 
     def _check(self, member: str, generation: int) -> None:
         if member not in self.members:
-            raise UnknownMember
+            raise UnknownMemberError
         if generation != self.generation:
-            raise IllegalGeneration
+            raise IllegalGenerationError
 
     def _prepare(self, rebalance_s: float) -> None:
         self.phase, self._deadline = Phase.PREPARING, self.scheduler.now + rebalance_s
@@ -188,11 +189,10 @@ class Group:
 class SimCoordinator:
     """The side of a member: a `joining.Coordinator` without a client."""
 
-    def __init__(
-        self, machine: Machine, cluster: Cluster, network: Network, group: Group, name: str, timings: Timings, hooks: Hooks
-    ) -> None:
+    def __init__(self, machine: Machine, cluster: FiberCluster, group: Group, name: str, timings: Timings, hooks: Hooks) -> None:
         self.problem = "not started"
-        self._machine, self._cluster, self._network, self._group = machine, cluster, network, group
+        self._machine, self._cluster, self._group = machine, cluster, group
+        self._broker = SimulatedGroup(cluster, machine.name, name, timeout_s=5.0)
         self._name, self._timings, self._hooks = name, timings, hooks
         self._generation, self._member = -1, ""
         self._stable = False
@@ -232,31 +232,21 @@ class SimCoordinator:
     def check(self) -> None:
         self._wake.set()
 
-    def commit_offsets(self, fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int, str]], timeout_ms: int | None = None) -> None:  # noqa: ARG002
+    def commit_offsets(self, fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int, str]], timeout_ms: int | None = None) -> None:
         try:
-            self._call("committing offsets", lambda: self._cluster.log.commit_offsets(offsets, fence))
+            patient(self._machine.now, lambda: self._broker.commit(offsets, fence))
         except FencedError as error:
             raise MembershipLostError(str(error)) from error
 
     def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> Fetched:
-        return self._call("fetching offsets", lambda: self._fetched(None if partitions is None else list(partitions), stable))
+        asked = None if partitions is None else list(partitions)
+        return patient(self._machine.now, lambda: self._broker.fetch_offsets(asked, stable=stable))
 
-    def end_transaction(self, transactional_id: str, timeout_ms: int | None = None) -> None:  # noqa: ARG002
-        def end() -> None:
-            state = self._cluster.log._state
-            with state.changed:
-                if (producer := state.producers.get(transactional_id)) is not None:
-                    state.end(producer, commit=False)
-                    producer.epoch += 1
-            self._machine.scheduler.wake(self._cluster.waiting)
+    def end_transaction(self, transactional_id: str, timeout_ms: int | None = None) -> None:
+        self._broker.end_transaction(transactional_id, timeout_ms)
 
-        self._call(f"ending the transaction of {transactional_id}", end)
-
-    def open_transactions(self, timeout_ms: int) -> frozenset[str]:  # noqa: ARG002
-        def listed() -> frozenset[str]:
-            return frozenset(id_ for id_, producer in self._cluster.log._state.producers.items() if producer.transaction is not None)
-
-        return self._call("listing transactions", listed)
+    def open_transactions(self, timeout_ms: int) -> frozenset[str]:
+        return self._broker.open_transactions()
 
     def close(self, *, leave: bool) -> None:
         if self._closed:
@@ -283,10 +273,10 @@ class SimCoordinator:
                 else:
                     self._beat()
                     beat_at = self._machine.now()
-            except (UnknownMember, IllegalGeneration) as error:
-                self._lose(keep_id=isinstance(error, IllegalGeneration))
+            except (UnknownMemberError, IllegalGenerationError) as error:
+                self._lose(keep_id=isinstance(error, IllegalGenerationError))
                 continue
-            except Rebalancing:
+            except RebalancingError:
                 self._again = True
                 continue
             except LogError:
@@ -309,13 +299,13 @@ class SimCoordinator:
         session_s, rebalance_s = self._timings.session / 1000, self._timings.rebalance / 1000
         self._again = False
         try:
-            self._member = self._call("joining", lambda: self._group.join(self._member, subscription, session_s, rebalance_s))
+            self._member = self._call("join", lambda: self._group.join(self._member, subscription, session_s, rebalance_s))
             generation, told = self._group.in_generation(self._member, self._machine)
             if self._closed:
                 return
             self._generation, joined = generation, self._machine.elapsed()
             given = self._hooks.assignments(told) if told else {}
-            assignment = self._call("syncing", lambda: self._group.sync(self._member, generation, given, self._machine))
+            assignment = self._call("sync", lambda: self._group.sync(self._member, generation, given, self._machine))
         except LogError:
             self._again = True
             raise
@@ -329,7 +319,7 @@ class SimCoordinator:
         sent = self._machine.elapsed()
         try:
             self._call("heartbeat", lambda: self._group.heartbeat(self._member, self._generation))
-        except Rebalancing:
+        except RebalancingError:
             self._heard_at = sent
             raise
         self._heard_at = sent
@@ -347,18 +337,5 @@ class SimCoordinator:
         if held:
             self._hooks.lost()
 
-    def _call(self, what: str, do: Callable[[], T]) -> T:
-        return self._network.ask(self._machine, f"group {self._name}: {what}", do, lost)
-
-    def _fetched(self, partitions: list[TopicPartition] | None, stable: bool) -> Fetched:
-        state = self._cluster.log._state
-        known = state.groups.get(self._name, {})
-        wanted = list(known) if partitions is None else partitions
-        pending = {
-            partition
-            for producer in state.producers.values()
-            if producer.transaction is not None
-            for partition in producer.transaction.offsets.get(self._name, {})
-        }
-        unstable = frozenset(pending & set(wanted)) if stable else frozenset()
-        return Fetched({partition: known.get(partition) for partition in wanted if partition not in unstable}, unstable)
+    def _call(self, kind: Kind, do: Callable[[], T]) -> T:
+        return self._cluster.ask(Call(kind, self._name, self._machine.name), do, 5.0)

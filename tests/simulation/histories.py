@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from coopstreams.config import AT_LEAST_ONCE, EXACTLY_ONCE
 from tests.simulation.programs import PROGRAMS
-from tests.simulation.world import Violation, World
+from tests.simulation.world import ViolationError, World
 
 STEPS = 30
 
@@ -30,12 +30,12 @@ def histories(seeds: Iterable[int], guarantee: str | None = None) -> Iterator[Hi
             yield from (History(seed, program, each) for each in (EXACTLY_ONCE, AT_LEAST_ONCE) if guarantee in (None, each))
 
 
-def play(history: History, steps: int = STEPS) -> tuple[World, Violation | None]:
+def play(history: History, steps: int = STEPS) -> tuple[World, ViolationError | None]:
     """Return the world of a history at its end, and what was wrong in it."""
     world = World(history.seed, PROGRAMS[history.program], exactly_once=history.guarantee == EXACTLY_ONCE)
     try:
         world.run(steps)
-    except Violation as violation:
+    except ViolationError as violation:
         return world, violation
     finally:
         world.close()

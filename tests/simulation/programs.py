@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -74,3 +74,16 @@ def wrong_counts(program: Program, written: Sequence[bytes], rows: Rows, *, exac
         if last < count:
             wrong.append(f"{key!r} was written {count} times, and counted {last}")
     return wrong
+
+
+def wrong_states(rows: Rows, states: Iterable[tuple[str, bytes, int]], *, whole: bool) -> list[str]:
+    """Return what is wrong with counts in databases (whose, key, count), given what was told: a database never has what does not count.
+
+    `whole`: they are those of tasks that run, and nothing is left to do.
+    """
+    told = {key: len(numbers) for key, numbers in counts_told(rows).items()}
+    return [
+        f"the database of {where} has {key!r} {count} times, told were {told.get(key, 0)}"
+        for where, key, count in states
+        if count > told.get(key, 0) or (whole and count < told.get(key, 0))
+    ]

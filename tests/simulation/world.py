@@ -11,35 +11,53 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from random import Random
 from uuid import UUID
 
+from coopstreams import serdes
 from coopstreams.config import Config
 from coopstreams.group.joining import Hooks, Timings
 from coopstreams.log.log import Position, TopicSpec
-from coopstreams.log.memory import MemoryLog
+from coopstreams.log.memory_reader import MemoryReader
+from coopstreams.log.memory_writer import MemoryWriter
+from coopstreams.state.views import StoreView
 from coopstreams.tasks.instance import Instance
 from coopstreams.tasks.lifecycle import Lifecycle
 from coopstreams.tasks.parts import Parts
 from coopstreams.tasks.wiring import Wiring
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.keys import WHOLE
 from tests.simulation import disk
-from tests.simulation.cluster import Cluster, SimLog
-from tests.simulation.faults import Network
-from tests.simulation.fibers import Machine, Scheduler, Stuck
+from tests.simulation.cluster import FiberCluster, FiberLog
+from tests.simulation.fibers import Fiber, Machine, Scheduler
 from tests.simulation.group import Group, SimCoordinator
-from tests.simulation.programs import APPLICATION, Program, Rows, written, wrong_counts
+from tests.simulation.kafka.plan import Chance, Crash, Early, Fault, Kind, Late, Lost, NoFaults, Plan, Torn
+from tests.simulation.programs import APPLICATION, Program, Rows, written, wrong_counts, wrong_states
 
 MOST_PROCESSES = 4
+OUT = TopicPartition("out", 0)
 CALM_S = 400.0
 """How long everything may take to be done once nothing goes wrong any more."""
 LOOK_S = 0.25
+LOSSES: list[tuple[float, Fault]] = [(0.004, Lost()), (0.004, Lost(answer=True)), (0.002, Late(7.0)), (0.001, Crash()), (0.001, Crash(after=True))]
+ASKED: tuple[Kind, ...] = (
+    "produce", "take over", "send offsets", "commit", "abort", "end transaction", "commit offsets", "fetch offsets",
+    "end offset", "start offset", "list transactions", "join", "sync",
+)  # fmt: skip
+RATES: dict[Kind, list[tuple[float, Fault]]] = {
+    **dict.fromkeys(ASKED, LOSSES),
+    "heartbeat": [(0.01, Lost()), (0.01, Lost(answer=True))],
+    "append": [(0.3, Early())],
+    "marker": [(0.03, Late(0.5)), (0.01, Late(10.0))],
+    "fetch": [(0.02, Lost()), (0.05, Torn(1)), (0.05, Torn(3))],
+}
+"""The usual faults: how likely each is for a request of a kind."""
 
 
-class Violation(AssertionError):
+class ViolationError(AssertionError):
     """An oracle does not hold."""
 
 
@@ -71,7 +89,7 @@ class Process:
 
     def _run(self) -> None:
         world = self.world
-        wiring = Wiring(self.machine, lambda *_: SimLog(self.machine, world.cluster, world.network), self._coordinator)
+        wiring = Wiring(self.machine, lambda *_: FiberLog(world.cluster, self.machine.name), self._coordinator)
         with Parts.build(world.program.build(), world.config(self.number), wiring) as self.parts:
             self.instance = Instance(self.parts, Lifecycle())
             if not self.stopping:
@@ -79,8 +97,8 @@ class Process:
         self.ended = True
 
     def _coordinator(self, _: object) -> Callable[[str, str | None, Timings, Hooks], SimCoordinator]:
-        def make(name: str, instance: str | None, timings: Timings, hooks: Hooks) -> SimCoordinator:  # noqa: ARG001
-            return SimCoordinator(self.machine, self.world.cluster, self.world.network, self.world.group, name, timings, hooks)
+        def make(name: str, instance: str | None, timings: Timings, hooks: Hooks) -> SimCoordinator:
+            return SimCoordinator(self.machine, self.world.cluster, self.world.group, name, timings, hooks)
 
         return make
 
@@ -91,18 +109,14 @@ class World:
     def __init__(self, seed: int, program: Program, *, exactly_once: bool) -> None:
         self.random = Random(seed)
         self.program, self.exactly_once = program, exactly_once
+        self.events: list[str] = []
         self.scheduler = Scheduler(Random(self.random.getrandbits(64)))
-        self.network = Network(
-            Random(self.random.getrandbits(64)),
-            latency_s=self.random.choice((0.001, 0.005, 0.02)),
-            lost=self.random.choice((0.0, 0.0, 0.005, 0.02)),
-            unanswered=self.random.choice((0.0, 0.0, 0.005, 0.02)),
-        )
         self.group = Group(self.scheduler)
-        self.cluster = Cluster(MemoryLog(self.group.check))
+        latency_s = self.random.choice((0.001, 0.005, 0.02))
+        self.cluster = FiberCluster(self.scheduler, self._plan(), Random(self.random.getrandbits(64)), latency_s, self.group.check)
+        self.cluster.killed = self._killed
         self.folder = Path(tempfile.mkdtemp(prefix="coopstreams-simulation-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
         self._name_processes()
-        self.events: list[str] = []
         self.written: list[bytes] = []
         self.read: list[tuple[bytes | None, bytes | None]] = []
         self.processes: list[Process] = []
@@ -110,10 +124,11 @@ class World:
         self.partitions = self.random.choice((1, 1, 2))
         self.threads = self.random.choice((1, 1, 2))
         self.ranges = self.random.choice((1, 2, 4))
-        self.cluster.log.create_topics([TopicSpec("in", self.partitions), TopicSpec("out", 1)])
-        self._reader = self.cluster.log.reader()
-        self._reader.assign({TopicPartition("out", 0): Position(0)})
-        self._writer = self.cluster.log.writer()
+        for spec in (TopicSpec("in", self.partitions), TopicSpec("out", 1)):
+            self.cluster.state.create_topic(spec)
+        self._reader = MemoryReader(self.cluster.state, committed_only=True)
+        self._reader.assign({OUT: Position(0)})
+        self._writer = MemoryWriter(self.cluster.state, None)
 
     def config(self, number: int) -> Config:
         """Return the configuration of a process."""
@@ -137,12 +152,14 @@ class World:
         """Let so many things happen, then let everything come to an end.
 
         Raises:
-            Violation: an oracle does not hold.
+            ViolationError: an oracle does not hold.
         """
         try:
             self._run(steps)
-        except Stuck as stuck:
-            raise Violation(str(stuck)) from stuck
+        except AssertionError as wrong:
+            if isinstance(wrong, ViolationError):
+                raise
+            raise ViolationError(f"{type(wrong).__name__}: {wrong}") from wrong
 
     def _run(self, steps: int) -> None:
         for number in range(self.random.choice((1, 2, 3))):
@@ -176,7 +193,6 @@ class World:
         keys, values = [key for key, _ in records], [value for _, value in records]
         self._writer.append("in", keys, values, [int(self.scheduler.now * 1000) + 1] * count)
         self.written += keys
-        self.scheduler.wake(self.cluster.waiting)
 
     @property
     def living(self) -> list[Process]:
@@ -184,7 +200,7 @@ class World:
         return [process for process in self.processes if not process.ended]
 
     def _happen(self) -> None:
-        event = self.random.choice(("produce", "produce", "produce", "start", "kill", "stop", "pause", "resume", "rest", "rest", "suspend", "lost"))
+        event = self.random.choice(("produce", "produce", "produce", "start", "kill", "stop", "pause", "resume", "rest", "rest", "plan"))
         living = self.living
         awake = [process for process in living if not process.machine.paused]
         asleep = [process for process in living if process.machine.paused]
@@ -204,9 +220,8 @@ class World:
                 self._strike("goes on", self.random.choice(asleep), lambda process: process.machine.resume())
             case "rest":
                 self._let(self.random.choice((0.01, 3.0, 15.0)))
-            case "lost" if self.random.random() < 0.3:
-                self.network.lost, self.network.unanswered = self.random.choice(((0.0, 0.0), (0.05, 0.0), (0.0, 0.05), (0.02, 0.02)))
-                self._say(f"{self.network.lost} of the requests are lost, {self.network.unanswered} of the answers")
+            case "plan":
+                self.cluster.plan = self._plan()
             case _:
                 pass
 
@@ -217,7 +232,7 @@ class World:
     def _calm_down(self) -> None:
         """Nothing goes wrong any more: everything must be done, and be right, after a while."""
         self._say("nothing goes wrong any more")
-        self.network.calm = True
+        self.cluster.plan = NoFaults()
         for process in self.living:
             if process.machine.paused:
                 process.machine.resume()
@@ -228,7 +243,7 @@ class World:
         give_up = self.scheduler.now + CALM_S
         while wrong := self._wrong(whole=True):
             if self.scheduler.now > give_up:
-                raise Violation(f"after {CALM_S:.0f} s of calm: {'; '.join(wrong)}. {self._reasons()}")
+                raise ViolationError(f"after {CALM_S:.0f} s of calm: {'; '.join(wrong)}. {self._reasons()}")
             self._let(2.0)
             if not self.living:
                 self.start(0)
@@ -239,9 +254,21 @@ class World:
         while self.scheduler.now < until:
             self.scheduler.run(min(until, self.scheduler.now + LOOK_S))
             for fiber, error in self.scheduler.errors:
-                raise Violation(f"{fiber.machine.name} {fiber.name} ended: {type(error).__name__}: {error}") from error
+                raise ViolationError(f"{fiber.machine.name} {fiber.name} ended: {type(error).__name__}: {error}") from error
             if wrong := self._wrong(whole=False):
-                raise Violation("; ".join(wrong))
+                raise ViolationError("; ".join(wrong))
+
+    def _plan(self) -> Plan:
+        """What requests meet from now on."""
+        scale = self.random.choice((0.0, 0.3, 1.0, 3.0))
+        self._say(f"{scale:g} times the usual faults of requests")
+        rates = {kind: [(rate * scale, fault) for rate, fault in faults] for kind, faults in RATES.items()}
+        return Chance(Random(self.random.getrandbits(64)), rates)
+
+    def _killed(self, fiber: Fiber) -> None:
+        """A process has ended at one of its requests."""
+        process = next(process for process in self.processes if process.machine is fiber.machine)
+        self._strike(f"ends in {fiber.name}", process, Process.kill)
 
     def _name_processes(self) -> None:
         """Transactional ids are made of what is in this file; by itself it would be another one each time."""
@@ -253,7 +280,22 @@ class World:
     # --- oracles ---
 
     def _wrong(self, *, whole: bool) -> list[str]:
-        return wrong_counts(self.program, self.written, self._told(), exactly_once=self.exactly_once, whole=whole)
+        rows = self._told()
+        wrong = wrong_counts(self.program, self.written, rows, exactly_once=self.exactly_once, whole=whole)
+        if wrong or not self.exactly_once or not self.cluster.decided(OUT):
+            return wrong
+        return wrong_states(rows, self._states(running=whole), whole=whole)
+
+    def _states(self, *, running: bool) -> Iterator[tuple[str, bytes, int]]:
+        """Yield each count in a database: whose, the key, the count. `running`: of tasks that run."""
+        for process in self.living:
+            if process.parts is None or process.instance is None:
+                continue
+            for (subtopology, partition), opened in list(process.parts.directory._open.items()):
+                for spec in process.parts.subtopology(subtopology).stores:
+                    tasks = [task for task in process.instance.tasks if (task.subtopology, task.partition) == (subtopology, partition)]
+                    for row in StoreView(opened.database, spec, [task.range for task in tasks] if running else [WHOLE]).all():
+                        yield f"{process.machine.name} {subtopology}_{partition}", row.key, serdes.int64.decode(row.value)
 
     def _told(self) -> Rows:
         for run in self._reader.fetch(1 << 20, 0):

@@ -1,0 +1,95 @@
+"""Bugs that are put in on purpose: an oracle that does not find them is worth nothing.
+
+Each is one that a hand could make, and most have been made: see `notes` in the commit history of the places they are in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from coopstreams.commit.barrier import Barrier
+from coopstreams.commit.follower import Follower
+from coopstreams.commit.progress import Progress
+from coopstreams.group.holdings import Holdings
+from coopstreams.group.membership import GroupMember
+from coopstreams.log.log import GroupFence
+from coopstreams.state.task_state import TaskState
+from coopstreams.tasks.changelogs import Changelogs
+from coopstreams.tasks.committer import Committer
+from coopstreams.tasks.opener import Opener
+
+
+def _no_barrier() -> AbstractContextManager[Any]:
+    """Tasks open with whatever of the group's commits is known by chance."""
+    return patch.object(Barrier, "passed", lambda _, waiting: list(waiting))
+
+
+def _stale_barrier() -> AbstractContextManager[Any]:
+    """The end of the commit topic is what a broker that stood still believes."""
+    return patch.object(Follower, "barrier", lambda self: self.tail)
+
+
+@contextmanager
+def _current_identity(self: GroupMember, epoch: int) -> Iterator[GroupFence]:
+    generation, member = self._coordinator.identity()
+    yield GroupFence(self.group, generation, member, None)
+
+
+def _any_epoch() -> AbstractContextManager[Any]:
+    """Work of an earlier membership is committed under the identity of the present one."""
+    return patch.object(GroupMember, "fence", _current_identity)
+
+
+def _short_restore() -> AbstractContextManager[Any]:
+    """A restore ends before the last rows of its changelog."""
+    whole = Changelogs.bounds
+
+    def short(self: Changelogs, *given: Any) -> Any:
+        bounds = whole(self, *given)
+        return bounds.__class__(bounds.log_start, max(bounds.log_start, bounds.target - 3), bounds.topic_id, bounds.asked_ms, bounds.trusted_ms)
+
+    return patch.object(Changelogs, "bounds", short)
+
+
+def _done_again() -> AbstractContextManager[Any]:
+    """A task does not leave out what an earlier owner of part of its range has done."""
+    return patch.object(Progress, "unseen", lambda _, __, columns: columns)
+
+
+def _given_away() -> AbstractContextManager[Any]:
+    """A task that is revoked is given to another member before it is closed here."""
+    return patch.object(Holdings, "held", property(lambda self: self.tasks))
+
+
+def _early_database() -> AbstractContextManager[Any]:
+    """The database has what was processed before it is durable in the log."""
+    write = Committer._write
+
+    def early(self: Committer, tasks: Any) -> Any:
+        written = write(self, tasks)
+        for task in tasks:
+            TaskState.commit(task.state, {}, {}, 0)
+        return written
+
+    return patch.object(Committer, "_write", early)
+
+
+def _silent_opener() -> AbstractContextManager[Any]:
+    """Openings that were told to be given up are forgotten, and nobody hears of it."""
+    return patch.object(Opener, "cancel", lambda *_: None)
+
+
+PLANTED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "no barrier": _no_barrier,
+    "a stale barrier": _stale_barrier,
+    "any epoch commits": _any_epoch,
+    "a restore that ends early": _short_restore,
+    "what was done is done again": _done_again,
+    "revoked is released": _given_away,
+    "the database before the log": _early_database,
+    "a cancel that nobody hears": _silent_opener,
+}
+"""By name: what puts the bug in."""
