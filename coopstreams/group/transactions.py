@@ -24,7 +24,8 @@ from kafka import errors
 from coopstreams.group import requests, transaction_requests
 from coopstreams.group.connection import Connection
 from coopstreams.group.hanging import ENDING, ONGOING, SKIPPING_METADATA, Marker, Told, believed, missing_markers, refusal
-from coopstreams.group.transaction_requests import NO_LEADER, Answers, Leaders
+from coopstreams.group.leadership import NO_LEADER
+from coopstreams.group.transaction_requests import Answers, Leaders
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 
@@ -90,10 +91,6 @@ class Transactions:
             LogError: as `settle`.
         """
         self._connection.run(self._settle_dead, dead, topics, time.monotonic() + timeout_s)
-
-    def close(self) -> None:
-        """Let go of the connection."""
-        self._connection.close()
 
     async def _settled(
         self, transactional_id: str, partitions: Collection[TopicPartition], give_up: float, *, everywhere: bool = True
