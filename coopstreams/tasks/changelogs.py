@@ -8,9 +8,9 @@ until `is_still` says so.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 
+from coopstreams.host import SYSTEM
 from coopstreams.log.log import Log
 from coopstreams.state.pickup import Changelog
 from coopstreams.state.restore import NO_STOPS, TRUSTED_MS, Bounds, trusted_ms
@@ -28,9 +28,9 @@ class Changelogs:
         LogError: the brokers do not answer.
     """
 
-    def __init__(self, cluster: Log, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, cluster: Log, clock_ms: Callable[[], int] = SYSTEM.wall_ms) -> None:
         self._cluster = cluster
-        self._clock = clock
+        self._clock_ms = clock_ms
         self._ids: dict[str, str] = {}
         self._trusted_ms: dict[str, int] = {}
 
@@ -45,7 +45,7 @@ class Changelogs:
 
     def all_bounds(self, changelogs: Mapping[TopicPartition, Mapping[KeyRange, int]]) -> dict[TopicPartition, Bounds]:
         """Return the bounds of each of these, with its stops, in one question for their ends."""
-        asked_ms = int(self._clock() * 1000)
+        asked_ms = self._clock_ms()
         ids = {changelog: self._topic_id(changelog.topic) for changelog in changelogs}
         ends = self._cluster.end_offsets([changelog for changelog, stops in changelogs.items() if not stops])
         return {
