@@ -36,8 +36,8 @@ from coopstreams.topology.errors import GroupError, LogError, UnknownTopicError
 UNKNOWN_FOR_S = 3.0
 """How long a topic may be unknown before it is an error: a new one may not be known everywhere yet."""
 LOOK_S = 1.0
-GLANCE_S = 1.0
-"""How long a leader may take to say where a partition ends, before it is asked who leads it now."""
+GLANCE_S = 3.0
+"""How long, at most, a leader may take to say where a partition ends, before it is asked who leads it now."""
 SILENT_S = 20.0
 """A client that has had no answer for so long is replaced, when a question ran out of time."""
 NEW_FOR_S = 30.0
