@@ -92,6 +92,10 @@ class Transactions:
         """
         self._connection.run(self._settle_dead, dead, topics, time.monotonic() + timeout_s)
 
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._connection.close()
+
     async def _settled(
         self, transactional_id: str, partitions: Collection[TopicPartition], give_up: float, *, everywhere: bool = True
     ) -> frozenset[TopicPartition]:

@@ -21,7 +21,6 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # t
 from confluent_kafka.cimpl import NewTopic
 
 from coopstreams.group.admin import connected
-from coopstreams.group.connection import Connection
 from coopstreams.group.ends import Ends, Told
 from coopstreams.group.transactions import Transactions
 from coopstreams.log.kafka_errors import UNKNOWN, away, error_of, heals, translated, unknown_topic
@@ -55,9 +54,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Brokers:
-    """A connection to each single broker, and what is asked on it."""
+    """What asks single brokers, on one connection to each."""
 
-    connection: Connection
     transactions: Transactions
     ends: Ends
 
@@ -181,7 +179,7 @@ class KafkaLog:
                 self._closed = True
                 self._consumer.close()
                 if self._brokers is not None:
-                    self._brokers.connection.close()
+                    self._brokers.transactions.close()
 
     def _take_transactions(self) -> Transactions:
         """Return what asks the brokers about transactions, connected the first time."""
@@ -202,7 +200,7 @@ class KafkaLog:
                     connection = connected(self._settings, self.timeout_s)
                 except GroupError as error:
                     raise LogError(str(error), retryable=True) from error
-                self._brokers = _Brokers(connection, Transactions(connection), Ends(connection))
+                self._brokers = _Brokers(Transactions(connection), Ends(connection))
             return self._brokers
 
     def _new_consumer(self) -> Consumer:

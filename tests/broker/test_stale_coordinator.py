@@ -38,8 +38,7 @@ def test_a_transaction_that_is_open_is_not_ended_because_an_old_coordinator_says
     producer.begin_transaction()
     producer.produce(topic, b"first", partition=0)
     producer.commit_transaction(LONG_S)
-    connection = connected({"bootstrap.servers": kafka.bootstrap}, LONG_S)
-    transactions = Transactions(connection)
+    transactions = Transactions(connected({"bootstrap.servers": kafka.bootstrap}, LONG_S))
     try:
         assert transactions.settle_topics(id_, [topic], LONG_S) == frozenset()
         old = three_brokers.transaction_coordinator(id_)
@@ -62,5 +61,5 @@ def test_a_transaction_that_is_open_is_not_ended_because_an_old_coordinator_says
         assert [record.value for record in read_topic(kafka.bootstrap, topic)] == [b"first"], "an open transaction was committed by somebody else"
         producer.commit_transaction(LONG_S)
     finally:
-        connection.close()
+        transactions.close()
     eventually(lambda: len(read_topic(kafka.bootstrap, topic)) == 4, LONG_S, lambda: "the second transaction is not there after its commit")
