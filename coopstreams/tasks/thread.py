@@ -251,7 +251,8 @@ class StreamThread:
     def _next_punctuation_s(self) -> float:
         """How long until a processor wants to be called by the wall clock."""
         due = [task.program.next_punctuation_ms for task in self._tasks]
-        return min((at / 1000 - time.time() for at in due if at is not None), default=self._interval)
+        now_ms = wall_clock_ms()
+        return min(((at - now_ms) / 1000 for at in due if at is not None), default=self._interval)
 
     def _punctuate(self) -> None:
         """Call what is due by the wall clock."""
