@@ -53,7 +53,7 @@ def test_a_changelog_that_has_grown_past_the_checkpoints_of_the_one_before_is_re
         await_table(app, counting.write([*BOTH, *GONE]))
     made_anew(kafka, counting.changelog, dict.fromkeys(BOTH, serdes.int64.encode(1000)), times=5)
     with caplog.at_level(logging.WARNING), counting.app(tmp_path, default_dsl_store=engine) as app:
-        await_table(app, dict.fromkeys(BOTH, 1000), timeout_s=30)
+        await_table(app, dict.fromkeys(BOTH, 1000))
         assert groups_on_disk(app).total() == len(BOTH)
         assert metric(app, "coopstreams_restored_records_total") == 5 * len(BOTH)
     assert 'store "counts", key groups 0..255: its checkpoint is of another topic than its changelog is now' in caplog.text
@@ -78,7 +78,7 @@ def test_a_source_topic_that_is_a_changelog_is_read_from_its_beginning_once_it_w
         await_table(app, dict.fromkeys([*BOTH, *GONE], 1))
     made_anew(kafka, source, dict.fromkeys(BOTH, serdes.int64.encode(1000)), times=7)
     with caplog.at_level(logging.WARNING), counting.app(tmp_path, **settings) as app:
-        await_table(app, dict.fromkeys(BOTH, 1000), timeout_s=30)
+        await_table(app, dict.fromkeys(BOTH, 1000))
         assert groups_on_disk(app).total() == len(BOTH)
     assert "its checkpoint is of another topic than its changelog is now" in caplog.text
 
