@@ -32,7 +32,7 @@ def configure_logging(verbose: bool, who: str = "", handler: logging.Handler | N
 
 
 class _Terminal(logging.StreamHandler[TextIO]):
-    """Writes to what `sys.stderr` is when a line comes: the one of before may be closed, as that of a test is in which a command ran."""
+    """Writes to what `sys.stderr` is when a line comes: the one of before may be closed, as that of a test in which a command ran."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr

@@ -81,7 +81,7 @@ def check_beside(follower: Follower, committed: Mapping[TopicPartition, Committe
 
 
 def check_named(group: str, openings: Mapping[TopicPartition, Opening], ids: Mapping[str, str]) -> None:
-    """Do nothing if the individual commits are of the topics that have these ids now. Those of before coopstreams noted ids name none.
+    """Do nothing if the individual commits are of the topics that have these ids now. Commits of older versions name none.
 
     Raises:
         ConfigError: a topic was made anew since.
@@ -94,9 +94,10 @@ def check_named(group: str, openings: Mapping[TopicPartition, Opening], ids: Map
 def made_anew(group: str, partition: TopicPartition, offset: int) -> ConfigError:
     """Return what is said of a source that is another topic than the one in which the group stands; with the cure."""
     return ConfigError(
-        f"{partition}: the topic was deleted and made anew since group {group!r} was at offset {offset} of it. What the new one has there is other "
-        "records, and those below were never processed. Begin anew (`coopstreams reset`); or read it from its beginning, on top of the state that is "
-        f"there: stop all instances and run `coopstreams group reset {group} --topic {partition.topic} --to earliest`"
+        f"{partition}: the topic was deleted and made anew since group {group!r} was at offset {offset} of it. What the new "
+        "one has there is other records, and those below were never processed. Begin anew (`coopstreams reset`); or read it "
+        "from its beginning, on top of the state that is there: stop all instances and run "
+        f"`coopstreams group reset {group} --topic {partition.topic} --to earliest`"
     )
 
 
@@ -116,9 +117,9 @@ class Positions:
         begun: Begun | None = None,
         host: Host = SYSTEM,
     ) -> None:
-        """`begun`: of an application. It is asked about each task that finds no position, and commits name their topics.
+        """`begun`: of an application. It is asked about each task that finds no position; commits name their topics.
 
-        Without, such a task begins at `auto.offset.reset`, whatever there may have been; and what stands beside commits is the user's.
+        Without, such a task begins at `auto.offset.reset`, whatever there may have been; metadata are the user's.
         """
         self._host = host
         self._log = log

@@ -136,7 +136,7 @@ class Opening:
     begins: bool = False
     """Nothing was ever committed of some of these hashes, as far as can be seen: they begin at `auto.offset.reset`."""
     named: frozenset[str] = frozenset()
-    """What stands beside the positions of the individual commits that speak: an application's name the topic that they are of."""
+    """The metadata of the individual commits that speak: an application's name their topic."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,7 @@ def await_running(apps: Iterable[CoopStreams], timeout_s: float = 120) -> None:
 
 
 def at_rest(instances: Iterable[Instance]) -> bool:
-    """Whether no rebalance is to follow: all were given by the same generation what they were promised, and nobody is giving anything up."""
+    """Whether no rebalance is to follow: one generation gave all what they were promised, and nobody gives anything up."""
     holdings = [instance.member._holdings for instance in instances]
     generations = {each.generation for each in holdings}
     return len(generations) == 1 and all(each._settled and not each.closing and not each.wants_rebalance for each in holdings)
