@@ -12,6 +12,7 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import DeliveryError, FencedError, LogError, OffsetOutOfRangeError, RefusedError
 from coopstreams.topology.keys import KeyRange
 from tests.log.reading import fill, numbers, read_all, records, values, write
+from tests.simulation.kafka.client import Client
 from tests.simulation.kafka.clock import VirtualClock
 from tests.simulation.kafka.cluster import Cluster
 from tests.simulation.kafka.log import SimulatedGroup, SimulatedLog
@@ -30,15 +31,15 @@ class Setting:
         self.cluster = Cluster(
             Script(rules), self.clock, skips=skips, check_fence=lambda fence: None if fence.generation == self.generation else "stale"
         )
-        self.log = SimulatedLog(self.cluster, "me", settles=settles)
-        self.group = SimulatedGroup(self.cluster, "me", "g")
+        self.log = SimulatedLog(Client(self.cluster, "me"), settles=settles)
+        self.group = SimulatedGroup(Client(self.cluster, "me"), "g")
         self.log.create_topics([TopicSpec(at.topic, 1) for at in (A, B, SOURCE)])
 
     def transact(self, writer: Writer, value: str, *, commit: bool = True) -> None:
         writer.begin()
         for partition in (A, B):
             write(writer, partition, [value])
-        writer.flush(1)
+        writer.flush(10)
         if commit:
             writer.send_offsets({SOURCE: (len(value), "")}, ME)
             writer.commit(1)
@@ -46,7 +47,7 @@ class Setting:
             writer.abort()
 
     def pass_time(self, seconds: float) -> None:
-        self.clock.move(seconds)
+        self.clock.sleep(seconds)
         self.cluster.step()
 
     def counts(self) -> tuple[list[str | None], list[str | None], int | None]:
@@ -130,7 +131,7 @@ def test_markers_reach_one_partition_before_the_other_and_the_next_transaction_w
     setting.transact(writer, "first")
     fill(setting.log, B, ["plain"])
     assert setting.counts() == (["first"], [], 5)
-    assert setting.cluster.next_at() == 3.0
+    assert setting.cluster.due_in() == 3.0
     setting.transact(writer, "second")
     assert setting.counts() == (["first", "second"], ["first", "plain", "second"], 6)
 
@@ -350,7 +351,7 @@ def test_a_refused_record_surfaces_when_it_is_sent_and_the_next_transaction_goes
 @pytest.mark.parametrize(("fault", "now", "later"), [(Lost(), 0, 0), (Lost(answer=True), 1, 1), (Late(5.0), 0, 1)])
 def test_records_that_are_not_acknowledged_are_there_or_not_or_come_when_others_have_taken_over(fault: Fault, now: int, later: int) -> None:
     setting = Setting(On("produce", fault, by="zombie"))
-    zombie = SimulatedLog(setting.cluster, "zombie").writer()
+    zombie = SimulatedLog(Client(setting.cluster, "zombie")).writer()
     write(zombie, A, ["old"])
     with pytest.raises(DeliveryError):
         zombie.flush(1)
