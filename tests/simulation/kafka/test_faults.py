@@ -16,7 +16,7 @@ from tests.simulation.kafka.client import Client
 from tests.simulation.kafka.clock import VirtualClock
 from tests.simulation.kafka.cluster import Cluster
 from tests.simulation.kafka.log import SimulatedGroup, SimulatedLog
-from tests.simulation.kafka.plan import Crash, Crashed, Early, Fault, Late, Lost, On, Script, Skipped, Stale, Torn
+from tests.simulation.kafka.plan import Crash, Crashed, Early, Fault, Late, Lost, On, Script, Skipped, Slow, Stale, Torn
 
 A, B, SOURCE = TopicPartition("a", 0), TopicPartition("b", 0), TopicPartition("source", 0)
 ME = GroupFence("g", 1, "me")
@@ -197,6 +197,15 @@ def test_a_stale_generation_commits_nothing_when_its_request_arrives() -> None:
     with pytest.raises(FencedError):
         setting.group.commit({SOURCE: (5, "")}, ME)
     assert setting.group.fetch_offsets(None).offsets == {}
+
+
+@pytest.mark.parametrize(("arrives", "left"), [(0.5, None), (2.0, (5, ""))])
+def test_what_befalls_the_cluster_while_a_request_is_on_its_way_comes_before_it(arrives: float, left: tuple[int, str] | None) -> None:
+    setting = Setting(On("commit offsets", Slow(arrives, answer=1.0)))
+    setting.cluster.at(1.0, "expire", "g")
+    setting.group.commit({SOURCE: (5, "")}, ME)
+    assert setting.clock.now() == arrives + 1.0
+    assert setting.group.fetch_offsets([SOURCE]).offsets == {SOURCE: left}
 
 
 def test_offsets_expire_and_go_with_their_topic() -> None:
