@@ -74,7 +74,8 @@ class Cluster:
         self.clock: Clock = clock or VirtualClock()
         self.brokers = Brokers(brokers)
         self.skips = skips
-        self.state = _State(self, check_fence)
+        self._signals: dict[int, Signal] = {}
+        self.state = _State(self, check_fence, self._signals)
         self._transaction_timeout_s = transaction_timeout_s
         self._note = note
         self._markers: list[_Marker] = []
@@ -126,12 +127,11 @@ class Cluster:
     @contextmanager
     def woken(self, signal: Signal) -> Iterator[None]:
         """Have this raised whenever something has changed."""
-        waiting = self.state.changed.signals
-        waiting[id(signal)] = signal
+        self._signals[id(signal)] = signal
         try:
             yield
         finally:
-            del waiting[id(signal)]
+            del self._signals[id(signal)]
 
     def step(self) -> None:
         """Do what is due now."""
@@ -261,23 +261,21 @@ class Cluster:
 class _Changed(threading.Condition):
     """Tells whoever waits, on whatever machine."""
 
-    def __init__(self) -> None:
+    def __init__(self, signals: dict[int, Signal]) -> None:
         super().__init__()
-        self.signals: dict[int, Signal] = {}
+        self._signals = signals
 
     def notify_all(self) -> None:
-        for signal in list(self.signals.values()):
+        for signal in list(self._signals.values()):
             signal.set()
 
 
 class _State(MemoryState):
     """The state machine, with the cluster between a decision and its markers."""
 
-    changed: _Changed
-
-    def __init__(self, cluster: Cluster, check_fence: CheckFence) -> None:
+    def __init__(self, cluster: Cluster, check_fence: CheckFence, signals: dict[int, Signal]) -> None:
         ids = count(1)
-        super().__init__(check_fence, new_id=lambda: f"topic-{next(ids)}", changed=_Changed())
+        super().__init__(check_fence, new_id=lambda: f"topic-{next(ids)}", changed=_Changed(signals))
         self._cluster = cluster
 
     def begin(self, session: Session) -> None:

@@ -34,7 +34,9 @@ RATES: dict[Kind, list[tuple[float, Fault]]] = {
     "fetch": [(0.2, Lost()), (0.1, Torn(1)), (0.1, Torn(3))],
     "end offset": [(0.2, Stale())],
 }
-IN_TIME = {kind: [(rate, fault) for rate, fault in faults if kind == "marker" or not isinstance(fault, Late)] for kind, faults in RATES.items()}
+IN_TIME: dict[Kind, list[tuple[float, Fault]]] = {
+    kind: [(rate, fault) for rate, fault in faults if kind == "marker" or not isinstance(fault, Late)] for kind, faults in RATES.items()
+}
 """For brokers that skip markers: if a commit arrives there between a look at the transaction and `InitProducerId`, nobody can know that it counted."""
 
 
