@@ -17,7 +17,6 @@ next start may have another disk), the names of the topics alone (they say neith
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing
 
@@ -26,6 +25,7 @@ import orjson
 from coopstreams.config import Config
 from coopstreams.consumer.offsets import group_offsets, individual_commits
 from coopstreams.group.admin import GroupAdmin
+from coopstreams.host import SYSTEM, Host
 from coopstreams.log.log import Log, Position, Run, TopicSpec
 from coopstreams.topology.changes import Change, Verdict, changes, made_right, weighed, word_of
 from coopstreams.topology.columns import TopicPartition
@@ -52,8 +52,9 @@ def topic_spec(application_id: str, replication: int = -1) -> TopicSpec:
 class Deployed:
     """What a cluster knows of the versions of one application. One thread at a time."""
 
-    def __init__(self, cluster: Log, config: Config) -> None:
+    def __init__(self, cluster: Log, config: Config, host: Host = SYSTEM) -> None:
         self._log = cluster
+        self._host = host
         self._config = config
         self.topic = topology_topic(config["application.id"])
         self.begun = frozenset[str]()
@@ -70,7 +71,7 @@ class Deployed:
             return None
         at = TopicPartition(self.topic, 0)
         told: bytes | None = None
-        for run in _to_end(self._log, {at: self._log.start_offset(at)}):
+        for run in self._to_end({at: self._log.start_offset(at)}):
             told = next((value for value in reversed(run.columns.values) if value is not None), told)
         if told is None:
             return None
@@ -125,7 +126,7 @@ class Deployed:
         told = orjson.dumps(orjson.loads(topology.describe("json")) | {_BEGUN: sorted(self.begun)})
         self._log.create_topics([topic_spec(self._config["application.id"], self._config["replication.factor"])])
         with closing(self._log.writer()) as writer:
-            writer.append(self.topic, [_KEY], [told], [time.time_ns() // 1_000_000], partitions=0)
+            writer.append(self.topic, [_KEY], [told], [self._host.wall_ms()], partitions=0)
             writer.flush(_TIMEOUT_S)
 
     def holds(self, change: Change) -> bool:
@@ -134,7 +135,7 @@ class Deployed:
         partitions = [TopicPartition(change.topic, number) for number in range(self._log.partitions([change.topic]).get(change.topic, 0))]
         if change.what != "repartition topic":
             return any(self._log.end_offset(at) > self._log.start_offset(at) for at in partitions)
-        return any(len(run.columns.offsets) for run in _to_end(self._log, self._unprocessed(partitions)))
+        return any(len(run.columns.offsets) for run in self._to_end(self._unprocessed(partitions)))
 
     def _unprocessed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return from where on a topic has what not all key ranges have processed."""
@@ -143,6 +144,23 @@ class Deployed:
             stand = group_offsets(admin, follower, partitions)
         starts = {at: self._log.start_offset(at) for at in stand}
         return {at: start if (known := stand[at]) is None else max(start, known.offset) for at, start in starts.items()}
+
+    def _to_end(self, starts: Mapping[TopicPartition, int]) -> Iterator[Run]:
+        """Yield what is committed of these partitions from these offsets on, up to their ends.
+
+        Raises:
+            LogError: retryable: the end is not reached in time.
+        """
+        left, give_up = set(starts), self._host.now() + _TIMEOUT_S
+        with closing(self._log.reader()) as reader:
+            reader.assign({at: Position(offset) for at, offset in starts.items()})
+            while left:
+                if self._host.now() > give_up:
+                    raise LogError(f"{', '.join(map(str, sorted(left)))} could not be read to the end in {_TIMEOUT_S:.0f} s", retryable=True)
+                for run in reader.fetch(_BATCH, 0.2):
+                    yield run
+                    if run.at_end:
+                        left.discard(run.partition)
 
 
 def refusal(application: str, refused: Iterable[Change], word: str) -> str:
@@ -156,21 +174,3 @@ def refusal(application: str, refused: Iterable[Change], word: str) -> str:
 
 def _is(verdict: Verdict) -> str:
     return str(verdict) if verdict in (Verdict.EMPTY, Verdict.UNREADABLE) else f"is {verdict}"
-
-
-def _to_end(cluster: Log, starts: Mapping[TopicPartition, int]) -> Iterator[Run]:
-    """Yield what is committed of these partitions from these offsets on, up to their ends.
-
-    Raises:
-        LogError: retryable: the end is not reached in time.
-    """
-    left, give_up = set(starts), time.monotonic() + _TIMEOUT_S
-    with closing(cluster.reader()) as reader:
-        reader.assign({at: Position(offset) for at, offset in starts.items()})
-        while left:
-            if time.monotonic() > give_up:
-                raise LogError(f"{', '.join(map(str, sorted(left)))} could not be read to the end in {_TIMEOUT_S:.0f} s", retryable=True)
-            for run in reader.fetch(_BATCH, 0.2):
-                yield run
-                if run.at_end:
-                    left.discard(run.partition)

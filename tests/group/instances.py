@@ -12,8 +12,10 @@ from typing import Any
 
 from coopstreams.dev.process import wait_until
 from coopstreams.group.assignor import assign
+from coopstreams.group.coordinator import connector
 from coopstreams.group.members import Cluster, MemberInfo
 from coopstreams.group.membership import Assigned, GroupEvent, GroupMember, Lost, Refused, Timings
+from coopstreams.host import SYSTEM, Host
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import AssignmentError
@@ -81,6 +83,7 @@ class Instance:
         timings: Timings = CALM,
         instance_id: str | None = None,
         alive: Callable[[], bool] = lambda: True,
+        host: Host = SYSTEM,
         **info: Any,
     ) -> None:
         self.name = name
@@ -90,7 +93,7 @@ class Instance:
         self.may_release.set()
         self._inbox: queue.SimpleQueue[GroupEvent | None] = queue.SimpleQueue()
         self.member = GroupMember(
-            {"bootstrap.servers": bootstrap},
+            connector({"bootstrap.servers": bootstrap}, host),
             group,
             [f"{group}-topic"],
             lambda: MemberInfo(name, **info),
@@ -100,6 +103,7 @@ class Instance:
             instance_id=instance_id,
             sources={0: [f"{group}-topic"]},
             timings=timings,
+            host=host,
         )
         self._control = threading.Thread(target=self._run, name=f"control-{name}", daemon=True)
         self._control.start()
