@@ -85,11 +85,6 @@ def severity(found: Collection[Change]) -> int:
     return max((change.verdict.severity for change in found), default=0)
 
 
-def made_right(found: Collection[Change], stores: Collection[str]) -> bool:
-    """Return whether nothing is wrong any more once these stores of the new version have been made from their sources again."""
-    return all(change.verdict.severity < 2 or (change.what == "store" and (change.now or change.name) in stores) for change in found)
-
-
 def word_of(found: Collection[Change]) -> str:
     """Return 8 hex digits for what does not simply go on, whatever a cluster holds: with them an operator accepts exactly that."""
     told = sorted(f"{change.what} {change.name} {change.verdict}" for change in found if change.verdict.severity)
@@ -126,7 +121,7 @@ def _another_application(old: Outline, new: Outline) -> Change:
 
 
 def _rebuild(store: str) -> str:
-    return f"stop all instances and run `coopstreams rebuild APP --from source --store {store}`"
+    return f"stop all instances, `coopstreams rebuild NEW --from source --store {store}`, and accept the change"
 
 
 def _kept_store(old: Outline, new: Outline, was: Store) -> Change:

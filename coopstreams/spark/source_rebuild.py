@@ -34,10 +34,8 @@ from coopstreams.spark.standing import check_stopped
 from coopstreams.spark.task import TaskResult
 from coopstreams.spark.unchanged import check_resumable
 from coopstreams.state.manifest import Slice
-from coopstreams.tasks.deployed import Deployed
 from coopstreams.tasks.rebuild import Rebuilder, Wanted
 from coopstreams.topology.errors import GroupError
-from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.nodes import Topology
 
 WORK = "coopstreams-rebuild"
@@ -112,7 +110,6 @@ def carry_out_rebuild(
         GroupError: the application runs, or has run since the plan was made.
         ProcessingError, LogError, ...: what a task raised; `resume` goes on where it failed.
     """
-    assert plan.rebuild is not None
     with closing(cluster_of(config)) as cluster:
         _check_unmoved(config, cluster, plan)
         done = carry_out(spark, topology, config, plan, {}, work, on_stage, on_progress)
@@ -128,8 +125,6 @@ def carry_out_rebuild(
             Rebuilder(cluster, as_planned(topology, config, plan), config["application.id"], plan.snapshots, run=plan.run).publish(slices)
         if plan.seed:
             cluster.delete_topics([marks_topic(plan.application, plan.run)])
-            if (plan.rebuild.partitions, plan.rebuild.key_range) == (None, WHOLE):
-                Deployed(cluster, config).made_again(as_planned(topology, config, plan), plan.rebuild.stores)
     return RebuiltFromSource(plan, stores, done.results)
 
 

@@ -17,7 +17,7 @@ next start may have another disk), the names of the topics alone (they say neith
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 
 import orjson
@@ -27,7 +27,7 @@ from coopstreams.consumer.offsets import group_offsets, individual_commits
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.host import SYSTEM, Host
 from coopstreams.log.log import Log, Position, Run, TopicSpec
-from coopstreams.topology.changes import Change, Verdict, changes, made_right, weighed, word_of
+from coopstreams.topology.changes import Change, Verdict, changes, weighed, word_of
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError, TopologyChangedError
 from coopstreams.topology.naming import topology_topic
@@ -99,12 +99,6 @@ class Deployed:
         if last is not None:
             self._check(last, mine)
         if last != mine and (last is not None or mine.stores or mine.repartitions):
-            self._tell(last, mine, topology)
-
-    def made_again(self, topology: Topology, stores: Collection[str]) -> None:
-        """Have this version be the last one, if these stores, just made from their sources, are all that would keep it from starting."""
-        last, mine = self.last(), outline(topology)
-        if last is not None and last != mine and made_right(weighed(changes(last, mine), self.holds), stores):
             self._tell(last, mine, topology)
 
     def _check(self, last: Outline, mine: Outline) -> None:

@@ -23,7 +23,7 @@ from coopstreams.tasks.deployed import Deployed
 from coopstreams.tasks.reset import carry_out, plan_reset
 from coopstreams.topology.errors import TopologyChangedError
 from coopstreams.topology.naming import topology_topic
-from tests.broker.counting import PATIENT, failure_of
+from tests.broker.counting import PATIENT, await_running, failure_of
 from tests.broker.reading import latest, read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
@@ -257,7 +257,8 @@ def test_a_version_that_waits_is_asked_again_when_it_is_its_turn(kafka: Kafka, t
     changed.write(changed.a)
     changed.counts(counted())
     topic = topology_topic(changed.id)
-    with changed.app(counted()):
+    with changed.app(counted()) as running:
+        await_running([running])
         kafka.delete(topic)
         eventually(lambda: topic not in kafka.topics(), 60, lambda: "it is still there")
         waiting = changed.app(folded(serdes.int64), instance=1)

@@ -24,7 +24,7 @@ from coopstreams.spark.source_planning import begin_rebuild
 from coopstreams.spark.source_rebuild import RebuiltFromSource, rebuild_from_source
 from coopstreams.tasks.rebuild import Wanted
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import ConfigError, GroupError, OffsetOutOfRangeError, TopologyChangedError
+from coopstreams.topology.errors import ConfigError, GroupError, OffsetOutOfRangeError
 from coopstreams.topology.keys import KeyRange, key_hash, partition_of
 from tests.broker import law
 from tests.broker.counting import Counting, await_table, metric, table
@@ -176,28 +176,6 @@ def test_a_changelog_that_was_deleted_is_written_again(kafka: Kafka, spark: Spar
     written += counting.write(list(written)[:50])
     has_run(counting, tmp_path / "state", written)
     assert counts(counting) == written
-
-
-def test_a_version_that_would_mix_its_results_with_old_ones_starts_once_the_store_was_made_again(
-    kafka: Kafka, spark: SparkSession, tmp_path: Path
-) -> None:
-    counting = Counting.make(kafka, 2)
-    written = counting.write(f"key-{number % 60}" for number in range(300))
-    has_run(counting, tmp_path / "state", written)
-    builder = StreamsBuilder(counting.application)
-    stream = builder.stream(counting.source, key=serdes.text, value=serdes.raw)
-    stream.group_by_key().aggregate(int, lambda _, __, total: total + 10, value=serdes.int64, store="counts")
-    tens = replace(counting, topology=builder.build())
-    with pytest.raises(TopologyChangedError, match=r"(?s)store counts is mixed: .*--from source --store counts"):
-        tens.app(tmp_path / "state").run()
-    rebuild_from_source(
-        tens.topology, settings_of(tens), wanted=Wanted(["counts"], partitions=[0]), spark=spark, ranges=1, work=str(tmp_path / "work")
-    )
-    with pytest.raises(TopologyChangedError):
-        tens.app(tmp_path / "state").run()
-    rebuild_from_source(tens.topology, settings_of(tens), spark=spark, ranges=1, work=str(tmp_path / "work"))
-    written += tens.write(list(written)[:50])
-    has_run(tens, tmp_path / "state", {key: 10 * count for key, count in written.items()})
 
 
 def two_stages(counting: Counting) -> Counting:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from coopstreams.topology import serdes
 from coopstreams.topology.builder import StreamsBuilder
-from coopstreams.topology.changes import Change, Verdict, changes, made_right, severity, weighed, word_of
+from coopstreams.topology.changes import Change, Verdict, changes, severity, weighed, word_of
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.materialized import Materialized
@@ -265,14 +265,6 @@ def test_an_old_changelog_is_not_taken_for_the_state_of_a_store_that_was_left_ou
     weighed_ = {change.name: change for change in weighed(found, lambda change: change.topic == "app-more-changelog")}
     assert weighed_["more"].verdict is MIXED
     assert "delete app-more-changelog" in weighed_["more"].cure
-
-
-def test_what_was_made_again_from_its_source_is_right_and_nothing_else_is() -> None:
-    found = changes(of(counts(key=serdes.text)), of(counts("numbers", key=serdes.text)))
-    assert not made_right(found, ["numbers"]), "the repartition topic may have records"
-    drained = weighed(found, lambda change: change.what == "store")
-    assert made_right(drained, ["numbers"])
-    assert not made_right(drained, ["counts"])
 
 
 @given(ANY, ANY, ANY)
