@@ -1,6 +1,7 @@
 """The narrow interface to a partitioned log: readers, writers, and what an administrator asks.
 
-Two implementations: `KafkaLog` (confluent-kafka) and `MemoryLog`; one contract suite (`tests/log/`) holds both to this page.
+Two implementations: `KafkaLog` (confluent-kafka) and `MemoryLog`; one contract suite (`tests/log/`) holds both to this page, and the
+simulated cluster of the tests, which is a `MemoryLog` with faults (`tests/simulation/kafka/`).
 It speaks in columns, in runs of one (partition, slot), and has no callback per record: that is what lets a native reader and
 writer come later without a change above.
 
