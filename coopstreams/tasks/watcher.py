@@ -156,7 +156,7 @@ class Watcher:
             if source in unanswered and self._host.now() > give_up:
                 break
             try:
-                self._ends[source] = self._log.end_offset(source)
+                self._ends[source] = self._log.reported_end(source)
                 unanswered.pop(source, None)
             except LogError as error:
                 if source not in unanswered:
