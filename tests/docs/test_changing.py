@@ -9,6 +9,6 @@ from tests.docs.reader import Reader
 
 
 def test_the_commands_of_the_page_print_what_it_shows(tmp_path: Path) -> None:
-    reader = Reader(tmp_path, {}, {}, {})
+    reader = Reader(tmp_path, {}, {})
     for block in blocks(ROOT / "docs" / "changing.md"):
         reader.type(block)
