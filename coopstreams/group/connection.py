@@ -136,6 +136,8 @@ class Connection:
     async def ask(self, exchange: Exchange[_T], node: Node, timeout_ms: int | None = None, moved: Callable[[], None] | None = None) -> _T:
         """Return the answer of whoever is responsible, asked again while that may help; `moved` says that it may be another by now.
 
+        No attempt takes the whole time: a broker that stands still is asked until another one is responsible.
+
         Raises:
             MembershipLostError: the request came from a member that is none, or not in this generation.
             LogError: refused, or no answer in time.
@@ -145,7 +147,7 @@ class Connection:
         answer: errors.KafkaError | None = None
         while True:
             try:
-                return await self.once(exchange, await node(), max(100.0, 1000 * (give_up - time.monotonic())))
+                return await self.once(exchange, await node(), min(_SLICE_MS, max(100.0, 1000 * (give_up - time.monotonic()))))
             except errors.KafkaError as error:
                 if not requests.passes(error):
                     raise requests.translated(exchange.what, error) from error
@@ -199,6 +201,10 @@ class Connection:
     def plain_id(self, coordinator: Any) -> int:
         """Return the id of the broker behind the coordinator's connection."""
         return int(str(coordinator).rpartition("-")[2])
+
+    def connected(self, node: Any) -> bool:
+        """Return whether there is a connection to this node. Any thread."""
+        return bool(self.client.connected(node))
 
     def brokers(self) -> list[Any]:
         """Return the ids of all brokers that are known."""

@@ -186,8 +186,20 @@ class Parts:
         timings = Timings(
             session=self.config["session.timeout.ms"], heartbeat=self.config["heartbeat.interval.ms"], connect=self.config["connect.timeout.ms"]
         )
+        # Who had the state folder before is dead, since this process has its lock. What that one has under way, brokers fence: under
+        # exactly-once. Without, the session time-out is what keeps it from the changelogs.
+        predecessor = self.directory.last_member if self.config.exactly_once else ""
         return GroupMember(
-            self.config.client, self.application, self.subscribed, info, deal, emit, alive, sources=self.source_topics, timings=timings
+            self.config.client,
+            self.application,
+            self.subscribed,
+            info,
+            deal,
+            emit,
+            alive,
+            predecessor=predecessor,
+            sources=self.source_topics,
+            timings=timings,
         )
 
     def sources(self, task: TaskId) -> tuple[TopicPartition, ...]:

@@ -80,6 +80,7 @@ class Instance:
         *,
         timings: Timings = CALM,
         instance_id: str | None = None,
+        predecessor: str = "",
         alive: Callable[[], bool] = lambda: True,
         **info: Any,
     ) -> None:
@@ -98,6 +99,7 @@ class Instance:
             self._inbox.put,
             alive,
             instance_id=instance_id,
+            predecessor=predecessor,
             sources={0: [f"{group}-topic"]},
             timings=timings,
         )
