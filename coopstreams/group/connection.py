@@ -34,6 +34,8 @@ _T = TypeVar("_T")
 
 _PAUSE_S = 0.02
 _SLICE_MS = 3000
+_MARGIN_MS = 50
+"""By how much a request's own time-out comes first: it says more."""
 REQUEST_MS = 4000
 """How long a heartbeat, or the search for the coordinator, may go without an answer; a join has a time of its own."""
 
@@ -131,7 +133,9 @@ class Connection:
 
     async def once(self, exchange: Exchange[_T], node: Any, timeout_ms: float = _SLICE_MS) -> _T:
         """Send a request to a node; return what its answer means, or raise kafka-python's error."""
-        return exchange.read(await self._manager.send(exchange.request, node_id=node, request_timeout_ms=timeout_ms))
+        # Waited for besides: while a connection is being made, kafka-python's own time-out does not run.
+        answer = self._manager.send(exchange.request, node_id=node, request_timeout_ms=timeout_ms)
+        return exchange.read(await self._manager.wait_for(answer, timeout_ms + _MARGIN_MS))
 
     async def ask(self, exchange: Exchange[_T], node: Node, timeout_ms: int | None = None, moved: Callable[[], None] | None = None) -> _T:
         """Return the answer of whoever is responsible, asked again while that may help; `moved` says that it may be another by now.
@@ -249,10 +253,12 @@ def _client_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "client_id": "coopstreams",
         "request_timeout_ms": REQUEST_MS,  # kafka-python's 30 s would cost the membership when the coordinator hangs
+        "socket_connection_setup_timeout_ms": REQUEST_MS,  # a broker that hangs still takes connections
         "reconnect_backoff_max_ms": 1000,  # kafka-python's 30 s would cost the membership after a short outage
         "receive_message_max_bytes": 100_000_000,
         **settings,
     }
+    arguments.setdefault("socket_connection_setup_timeout_max_ms", arguments["socket_connection_setup_timeout_ms"])
     callback, config = arguments.pop("oauth_cb", None), arguments.pop("oauth_config", "")
     if callback is not None:
         arguments["sasl_oauth_token_provider"] = _TokenProvider(callback, config)

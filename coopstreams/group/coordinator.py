@@ -177,9 +177,7 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
 class GroupCoordinator:
     """Membership of one process in one group. Any thread but the I/O thread."""
 
-    def __init__(
-        self, settings: Mapping[str, Any], group: str, instance: str | None, timings: Timings, hooks: Hooks, predecessor: str = ""
-    ) -> None:
+    def __init__(self, settings: Mapping[str, Any], group: str, instance: str | None, timings: Timings, hooks: Hooks, predecessor: str = "") -> None:
         self.problem = "not started"
         """What keeps this process out of the group, in words; empty: nothing."""
         self._group = group

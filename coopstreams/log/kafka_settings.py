@@ -49,6 +49,9 @@ _DEFAULTS: dict[Kind, dict[str, Any]] = {
     },
     "producer": {
         "linger.ms": 5,
+        # What a lost broker owes, metadata among it, is asked of others before its partitions have another leader, not after; and what a living
+        # leader owes until that broker is no longer in sync (9 s as well) is asked for once more, not given up just before it comes.
+        "socket.timeout.ms": 6_000,
         "retry.backoff.ms": 5,  # the first request after a commit waits for it: 100, the default, costs 100 ms a transaction (measured)
         "queue.buffering.max.messages": 1_000_000,
         "queue.buffering.max.kbytes": 524_288,

@@ -188,7 +188,8 @@ class KafkaWriter:
         if self._coordinator not in (None, fence.coordinator):
             self._void = True
             raise LogError(
-                f"{what}: its coordinator is broker {fence.coordinator} now, no longer {self._coordinator}; going on with a new producer", retryable=True
+                f"{what}: its coordinator is broker {fence.coordinator} now, no longer {self._coordinator}; going on with a new producer",
+                retryable=True,
             )
         self._coordinator = fence.coordinator
 
