@@ -29,6 +29,12 @@ MAY_IMPORT = {
 }
 PURE = {"msgspec", "orjson", "sortedcontainers", "xxhash", "coopstreams"}
 IMPURE = {"asyncio", "multiprocessing", "socket", "subprocess", "threading", "time"}
+HOSTED = ("coopstreams/tasks/", "coopstreams/commit/", "coopstreams/group/")
+SPEAKS_WITH_BROKERS = {f"coopstreams/group/{name}.py" for name in ("admin", "connection", "coordinator", "settings", "transactions")} | {
+    "coopstreams/tasks/rebuild.py"
+}
+"""And the command that makes snapshots, which is no part of an instance."""
+ASKED_OF_THE_HOST = {"asyncio", "multiprocessing", "queue", "random", "socket", "subprocess", "time", "uuid"}
 LATER = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")))
 
 
@@ -85,6 +91,14 @@ def test_a_library_stays_behind_its_adapter(path: str) -> None:
         if name.partition(".")[0] == library and not any(fnmatch(path, place) for place in places)
     ]
     assert strangers == []
+
+
+@pytest.mark.parametrize("path", [path for path in LIBRARY if path.startswith(HOSTED) and path not in SPEAKS_WITH_BROKERS])
+def test_only_the_host_is_asked_for_time_threads_and_chance(path: str) -> None:
+    """So that a simulation decides them: see `coopstreams/host.py`. A lock that nobody waits in is no matter of the host's."""
+    assert {name.partition(".")[0] for name in imported(path)} & ASKED_OF_THE_HOST == set()
+    used = {node.attr for node in ast.walk(ast.parse(source(path))) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "threading"}
+    assert used <= {"Lock", "RLock"}
 
 
 @pytest.mark.parametrize("path", [path for path in LIBRARY if path.startswith("topology/")])

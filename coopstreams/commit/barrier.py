@@ -9,12 +9,12 @@ Invariant: nothing an earlier owner can still commit is missed: it lies below th
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from coopstreams.commit.follower import Follower
 from coopstreams.group.holdings import Assigned
+from coopstreams.host import SYSTEM, Host
 from coopstreams.topology.errors import LogError
 
 log = logging.getLogger(__name__)
@@ -59,12 +59,18 @@ class Barrier:
     """The barrier of one member of a group. Belongs to the thread that polls the follower."""
 
     def __init__(
-        self, member: Group | None, follower: Follower, ours: Callable[[str], bool], settle: Callable[[Callable[[str], bool]], None]
+        self,
+        member: Group | None,
+        follower: Follower,
+        ours: Callable[[str], bool],
+        settle: Callable[[Callable[[str], bool]], None],
+        host: Host = SYSTEM,
     ) -> None:
         """`member` None: nobody tells who is alive, so nothing is ended.
 
         `ours`: whether a transactional id belongs to some member, present or past, of this group. `settle`: ends what hangs of dead ones.
         """
+        self._host = host
         self._member = member
         self._follower = follower
         self._ours = ours
@@ -81,7 +87,7 @@ class Barrier:
         """Learn who is in the group now: transactions of anybody else are ended."""
         self._living = assigned.cluster.transactional_ids
         self.generation, self.epoch = assigned.generation, assigned.epoch
-        self._hunt_at = time.monotonic()
+        self._hunt_at = self._host.now()
 
     def passed(self, waiting: Sequence[W]) -> list[W]:
         """Return those who need not wait any longer; take the barrier for those who have none yet."""
@@ -94,16 +100,16 @@ class Barrier:
     def hunt_later(self) -> None:
         """Somebody still waits: look for dead members' transactions again in a moment."""
         if self._hunt_at is None:
-            self._hunt_at = time.monotonic() + PATIENCE_S
+            self._hunt_at = self._host.now() + PATIENCE_S
         if self._settle_at is None:
-            self._settle_at = time.monotonic() + HANGING_S
+            self._settle_at = self._host.now() + HANGING_S
 
     def hunt(self) -> None:
         """End transactions of members that are gone, if it is time. Only while nobody can have joined whom this process does not know of.
 
         That is asked again before each ending: a generation may have begun during the listing, or the ending before this one.
         """
-        if self._member is None or self._hunt_at is None or time.monotonic() < self._hunt_at or not self._living:
+        if self._member is None or self._hunt_at is None or self._host.now() < self._hunt_at or not self._living:
             return
         if not self._member.sure(self.epoch, self.generation):
             return
@@ -122,7 +128,7 @@ class Barrier:
         """End what hangs of members that are gone, if somebody has waited for long: the brokers do not count it among the open ones."""
         if (
             self._settle_at is None
-            or time.monotonic() < self._settle_at
+            or self._host.now() < self._settle_at
             or self._member is None
             or not self._member.sure(self.epoch, self.generation)
         ):

@@ -20,7 +20,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from time import monotonic
 
 from coopstreams.commit.record import (
     PARTITIONS,
@@ -43,6 +42,8 @@ from coopstreams.topology.keys import KeyRange
 log = logging.getLogger(__name__)
 
 _BATCH = 2000
+_TRIES = 30
+"""Fetches, of a tenth of a second at most, in which the writers of open transactions are looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,16 +194,17 @@ class Follower:
         """Whether everything below the barrier is decided and known."""
         return self._tail >= barrier and not self._unreadable
 
-    def blockers(self, barrier: int, *, timeout_s: float = 3.0) -> set[str]:
+    def blockers(self, barrier: int) -> set[str]:
         """Return the transactional ids of this group with records between the tail and the barrier.
 
         One of them keeps the tail back, or a group in the same partition does. Ids of members that are gone should be ended at once.
         """
-        name, ids, at, give_up = encode_text(self.group), set(), self._tail, monotonic() + timeout_s
+        name, ids, at, tries = encode_text(self.group), set(), self._tail, _TRIES
         reader = self._log.reader(committed_only=False)
         try:
             reader.assign({self.partition: Position(at)})
-            while at < barrier and monotonic() < give_up:
+            while at < barrier and tries:
+                tries -= 1
                 for run in reader.fetch(_BATCH, 0.1):
                     at = max(at, run.next_offset)
                     for key, value in zip(run.columns.keys, run.columns.values, strict=True):

@@ -9,7 +9,6 @@ exactly-once somebody's transaction is always open.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
@@ -18,6 +17,7 @@ from coopstreams.commit.progress import Author, Progress
 from coopstreams.commit.record import Committed
 from coopstreams.commit.view import Opening
 from coopstreams.group.requests import Fetched, Offsets
+from coopstreams.host import SYSTEM, Host
 from coopstreams.log.log import Log, Position
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, LogError, OffsetOutOfRangeError
@@ -53,7 +53,7 @@ class Asking(Protocol):
     barrier: int | None
     """None: it is to be taken, or taken again."""
     doubted_at: float | None
-    """Since when (`time.monotonic`) its plain offsets name commits that are not known."""
+    """Since when (`Host.now`) its plain offsets name commits that are not known."""
 
 
 class Begun(Protocol):
@@ -94,8 +94,10 @@ class Positions:
         *,
         alone: bool = False,
         begun: Begun | None = None,
+        host: Host = SYSTEM,
     ) -> None:
         """`begun`: asked about each task that finds no position; without, such a task begins at `auto.offset.reset`, whatever there may have been."""
+        self._host = host
         self._log = log
         self._coordinator = coordinator
         self._follower = follower
@@ -106,7 +108,7 @@ class Positions:
         self._alone = alone
         self._begun = begun
         self.unstable: dict[TopicPartition, float] = {}
-        """Since when (`time.monotonic`) an open transaction has kept a plain offset back that some task waits for. Any thread may look."""
+        """Since when (`Host.now`) an open transaction has kept a plain offset back that some task waits for. Any thread may look."""
         self._checked = False
         self._doubted_at: float | None = None
 
@@ -142,8 +144,8 @@ class Positions:
         try:
             check_beside(self._follower, {source: one.plain[source] for source in self.sources(one.id)})
         except ConfigError:
-            one.doubted_at = one.doubted_at or time.monotonic()
-            if time.monotonic() - one.doubted_at > DOUBT_S:
+            one.doubted_at = one.doubted_at or self._host.now()
+            if self._host.now() - one.doubted_at > DOUBT_S:
                 raise
             one.barrier = None
             return False
@@ -152,7 +154,7 @@ class Positions:
     def waits_for(self, task: TaskId) -> str:
         """Return what keeps a task that is behind its barrier from knowing its positions, in words. Any thread."""
         unstable = dict(self.unstable)
-        now = time.monotonic()
+        now = self._host.now()
         kept = [f"{source} for {now - unstable[source]:.0f} s" for source in self.sources(task) if source in unstable]
         return "the group's plain offsets" + (f": an open transaction keeps back that of {', '.join(kept)}" if kept else "")
 
@@ -167,7 +169,7 @@ class Positions:
             self._check_rows(self._coordinator.fetch_offsets(self._follower.rows(), stable=False).offsets)
             self._checked = True
         fetched = self._coordinator.fetch_offsets(missing)
-        now = time.monotonic()
+        now = self._host.now()
         self.unstable = {partition: self.unstable.get(partition, now) for partition in sorted(fetched.unstable)}
         for partition, found in fetched.offsets.items():
             committed = None if found is None else Committed.parse(*found)
@@ -180,8 +182,8 @@ class Positions:
         try:
             self._follower.check(rows)
         except ConfigError as error:
-            self._doubted_at = self._doubted_at or time.monotonic()
-            if time.monotonic() - self._doubted_at > DOUBT_S:
+            self._doubted_at = self._doubted_at or self._host.now()
+            if self._host.now() - self._doubted_at > DOUBT_S:
                 raise
             raise LogError(str(error), retryable=True) from error
         self._doubted_at = None

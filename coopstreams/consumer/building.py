@@ -24,6 +24,7 @@ from coopstreams.consumer.policies import Policies
 from coopstreams.consumer.session import Session, Told
 from coopstreams.consumer.settings import ConsumerConfig
 from coopstreams.group.admin import GroupAdmin
+from coopstreams.group.coordinator import connector
 from coopstreams.group.holdings import GroupEvent
 from coopstreams.group.members import Assignment, MemberInfo, MemberState
 from coopstreams.group.membership import GroupMember, Timings
@@ -93,7 +94,7 @@ def shared(
         request=int(1000 * STEADY_S),
     )
     member = GroupMember(
-        config.client,
+        connector(config.client),
         group,
         # The commit topic is among the topics: the broker expires offsets of topics that no member subscribes to.
         [*topics, follower.partition.topic],

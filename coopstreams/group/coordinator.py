@@ -16,19 +16,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from kafka import errors
 from kafka.coordinator.base import BaseCoordinator
 from kafka.structs import MemberState as State
 
 from coopstreams.group import requests
-from coopstreams.group.clock import elapsed_s
 from coopstreams.group.connection import Connection
+from coopstreams.group.joining import Connector, Hooks, Timings
 from coopstreams.group.requests import Exchange
+from coopstreams.group.settings import kafka_python_settings
+from coopstreams.host import SYSTEM, Host
+from coopstreams.log.log import GroupFence
+from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import CoopStreamsError, GroupError
 
 log = logging.getLogger(__name__)
@@ -45,63 +49,16 @@ _LOOK_S = 2.0
 """How often a member that waits for an answer, to a join or a heartbeat, looks whether it waits at the right broker."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """How long things may take. Units: ms."""
-
-    session: int = 10_000
-    """Without heartbeats for so long, a member is out. A C call that keeps the GIL for longer costs the membership, nothing else."""
-    heartbeat: int = 400
-    """A rebalance takes about one heartbeat a round."""
-    rebalance: int = 60_000
-    """How long the group waits for a member to join again."""
-    connect: int = 60_000
-    """How long to look for the brokers at start."""
-    request: int = 30_000
-    """How long a request is repeated while brokers are away."""
-    patience: int = 1000
-    """How long commits wait for a join, and a join for commits, before they go on all the same."""
-
-
-class Hooks(Protocol):
-    """What the membership decides. Called on the I/O thread; must return at once."""
-
-    def alive(self) -> bool:
-        """Whether this process makes progress; if not, it leaves the group until it does."""
-        ...
-
-    def subscription(self) -> bytes:
-        """What to tell the leader."""
-        ...
-
-    def assignments(self, subscriptions: Mapping[str, bytes]) -> dict[str, bytes]:
-        """As the leader: what each member gets."""
-        ...
-
-    def may_join(self) -> bool:
-        """Whether nothing is in the way of a join now."""
-        ...
-
-    def joined(self, generation: int, assignment: bytes) -> bool:
-        """Take an assignment; return whether to join again at once."""
-        ...
-
-    def lost(self) -> None:
-        """The membership is over."""
-
-    def failed(self, error: GroupError) -> None:
-        """It will never be a member: stop."""
-
-
 class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no types
     """kafka-python's side of a member. The arguments' names are kafka-python's."""
 
-    def __init__(self, connection: Connection, hooks: Hooks, patience_s: float, **config: Any) -> None:
+    def __init__(self, connection: Connection, hooks: Hooks, patience_s: float, host: Host, **config: Any) -> None:
+        self._host = host
         self._hooks = hooks
         self._connection = connection
         self._patience_s = patience_s
         self.heard_at = 0.0
-        """When the last heartbeat or join that was answered was sent, at the latest: `elapsed_s()`. kafka-python's own times stand still with the machine."""
+        """When the last heartbeat or join that was answered was sent, at the latest: `Host.elapsed`. kafka-python's own times stand still with the machine."""
         self._beat_at = self._joined_at = 0.0
         self.fenced: errors.KafkaError | None = None
         super().__init__(connection.client, api_version=connection.broker_version, **config)
@@ -149,7 +106,7 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
             await self._net.sleep(0.005)
 
     async def _send_heartbeat_request(self) -> None:
-        self._beat_at = elapsed_s()
+        self._beat_at = self._host.elapsed()
         await super()._send_heartbeat_request()
 
     def _handle_heartbeat_response(self, response: Any, send_time: float) -> None:
@@ -165,7 +122,7 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
         self.heard_at = self._beat_at
 
     def _process_join_group_response(self, response: Any, send_time: float) -> None:
-        self._joined_at = elapsed_s()  # the request that follows is sent after that
+        self._joined_at = self._host.elapsed()  # the request that follows is sent after that
         super()._process_join_group_response(response, send_time)
 
     def _process_sync_group_response(self, response: Any, send_time: float) -> bytes:
@@ -174,12 +131,31 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
         return bytes(assignment)
 
 
-class GroupCoordinator:
-    """Membership of one process in one group. Any thread but the I/O thread."""
+def connector(settings: Mapping[str, Any], host: Host = SYSTEM) -> Connector:
+    """Return what makes coordinators on these brokers, in librdkafka's names.
 
-    def __init__(self, settings: Mapping[str, Any], group: str, instance: str | None, timings: Timings, hooks: Hooks, predecessor: str = "") -> None:
+    Raises:
+        ConfigError: a connection or security setting that the group's client cannot be given.
+    """
+    return partial(GroupCoordinator, kafka_python_settings(settings), host=host)
+
+
+class GroupCoordinator:
+    """Membership of one process in one group, by kafka-python: a `joining.Coordinator`."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        group: str,
+        instance: str | None,
+        timings: Timings,
+        hooks: Hooks,
+        predecessor: str = "",
+        host: Host = SYSTEM,
+    ) -> None:
         self.problem = "not started"
         """What keeps this process out of the group, in words; empty: nothing."""
+        self._host = host
         self._group = group
         self._instance = instance
         self._timings = timings
@@ -214,13 +190,13 @@ class GroupCoordinator:
 
     @property
     def sure_until(self) -> float:
-        """Until when nobody else can have got our tasks, as far as we know: `elapsed_s()`; 0 while we are no member."""
+        """Until when nobody else can have got our tasks, as far as we know: `Host.elapsed`; 0 while we are no member."""
         heard_at = self.heard_at
         return heard_at and heard_at + self._timings.session / 1000
 
     @property
     def heard_at(self) -> float:
-        """When the last request of this member that was answered was sent: `elapsed_s()`; 0 while we are no member."""
+        """When the last request of this member that was answered was sent: `Host.elapsed`; 0 while we are no member."""
         member = self._member
         return 0.0 if member is None or member.state is State.UNJOINED or member.fenced is not None else member.heard_at
 
@@ -238,13 +214,16 @@ class GroupCoordinator:
         """Find out soon whether this is still a member."""
         self._connection.soon(lambda: None if self._member is None else self._member.heartbeat_now())
 
-    def ask(self, exchange: Exchange[_T], timeout_ms: int | None = None) -> _T:
-        """Return the answer of the group's coordinator.
+    def commit_offsets(self, fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int, str]], timeout_ms: int | None = None) -> None:
+        """Have the group keep offsets."""
+        self._ask(requests.commit_offsets(fence, offsets), timeout_ms)
 
-        Raises:
-            MembershipLostError: it does not know this member and generation.
-            LogError: it refused, or did not answer in time; says what and why.
-        """
+    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> requests.Fetched:
+        """Return the group's offsets."""
+        return self._ask(requests.fetch_offsets(self._group, partitions, stable=stable))
+
+    def _ask(self, exchange: Exchange[_T], timeout_ms: int | None = None) -> _T:
+        """Return the answer of the group's coordinator; see `joining.Coordinator`."""
         answer: _T = self._connection.run(self._connection.ask, exchange, self._node, timeout_ms, self._moved)
         return answer
 
@@ -307,6 +286,7 @@ class GroupCoordinator:
             self._connection,
             self._hooks,
             self._timings.patience / 1000,
+            self._host,
             group_id=self._group,
             group_instance_id=self._instance,
             session_timeout_ms=self._timings.session,
@@ -333,7 +313,7 @@ class GroupCoordinator:
                 member.poll_heartbeat()
                 joined = await member.ensure_active_group_async(timeout_ms=_STEP_MS)
                 self.problem = "" if joined else f"waiting for the coordinator of group {self._group}, or for its other members to join"
-                await self._leave_hanging_coordinator(member, answers=joined and elapsed_s() - member.heard_at < _LOOK_S)
+                await self._leave_hanging_coordinator(member, answers=joined and self._host.elapsed() - member.heard_at < _LOOK_S)
             elif member.state is not State.UNJOINED:
                 self._trouble(f"out of group {self._group}: " + ("asked to leave" if self._out else "this process makes no progress"))
                 await self._leave()

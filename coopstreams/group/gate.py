@@ -9,14 +9,14 @@ Invariant: this is courtesy, not safety. The broker checks every commit's genera
 
 from __future__ import annotations
 
-import threading
+from coopstreams.host import SYSTEM, Host
 
 
 class Gate:
     """Any number of commits, or one join."""
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
+    def __init__(self, host: Host = SYSTEM) -> None:
+        self._changed = host.condition()
         self._committing = 0
         self._joining = False
 

@@ -13,20 +13,17 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from coopstreams.group import requests
-from coopstreams.group.clock import elapsed_s
 from coopstreams.group.codec import decode_assignment, decode_subscription, encode_assignments, encode_subscription
-from coopstreams.group.coordinator import GroupCoordinator, Timings
 from coopstreams.group.gate import Gate
 from coopstreams.group.holdings import Assigned, GroupEvent, Holdings, Lost, Refused
+from coopstreams.group.joining import Connector, Timings
 from coopstreams.group.members import Assignment, Cluster, MemberInfo, MemberState
 from coopstreams.group.offsets import settled_offsets
-from coopstreams.group.settings import kafka_python_settings
+from coopstreams.host import SYSTEM, Host
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import FencedError, GroupError, MembershipLostError
@@ -54,7 +51,7 @@ class GroupMember:
 
     def __init__(
         self,
-        connection: Mapping[str, Any],
+        coordinator: Connector,
         group: str,
         topics: Sequence[str],
         info: Callable[[], MemberInfo],
@@ -66,10 +63,11 @@ class GroupMember:
         predecessor: str = "",
         sources: Mapping[int, Sequence[str]] | None = None,
         timings: Timings | None = None,
+        host: Host = SYSTEM,
     ) -> None:
         """Connect nothing yet.
 
-        Shape: `connection` in librdkafka's names. `topics` is every topic that offsets are committed for: brokers forget those of
+        Shape: `coordinator` makes what speaks with the group's coordinator. `topics` is every topic that offsets are committed for: brokers forget those of
         others. `sources` names the source topics of each sub-topology, for tools that show who reads which partition. `predecessor`: the
         member id of a process that is certainly dead and not to be waited for; empty: of none.
 
@@ -77,6 +75,7 @@ class GroupMember:
             ConfigError: a connection or security setting that the group's client cannot be given.
         """
         self.group = group
+        self._host = host
         self._instance = instance_id
         self._timings = timings or Timings()
         self._topics = sorted(set(topics))
@@ -85,11 +84,11 @@ class GroupMember:
         self._assign = assign
         self._on_event = on_event
         self._alive = alive
-        self._gate = Gate()
+        self._gate = Gate(host)
         self._lock = threading.RLock()
         self._holdings = Holdings(info().process)
         self._closed = False
-        self._coordinator = GroupCoordinator(kafka_python_settings(connection), group, instance_id, self._timings, _Hooks(self), predecessor)
+        self._coordinator = coordinator(group, instance_id, self._timings, _Hooks(self), predecessor)
 
     def start(self) -> None:
         """Join the group, in the background: `Assigned` follows, or `Refused`."""
@@ -129,11 +128,11 @@ class GroupMember:
         """
         if generation is not None and not self._coordinator.settled_in(generation):
             return False
-        return self.epoch == epoch and elapsed_s() < self._coordinator.sure_until
+        return self.epoch == epoch and self._host.elapsed() < self._coordinator.sure_until
 
     def ask(self) -> float:
         """Have the group confirm this member, or not, as soon as it can; return the moment of the question, for `confirmed`."""
-        moment = elapsed_s()
+        moment = self._host.elapsed()
         self._coordinator.check()
         return moment
 
@@ -191,9 +190,9 @@ class GroupMember:
 
     def _await_coordinator(self, epoch: int) -> int | None:
         """Return the broker that coordinates the group, once there is one; None: there is none in time, or that membership is over."""
-        give_up = time.monotonic() + self._timings.request / 1000
-        while (broker := self._coordinator.broker) is None and self._is_member(epoch) and time.monotonic() < give_up:
-            time.sleep(LOOK_S)
+        give_up = self._host.now() + self._timings.request / 1000
+        while (broker := self._coordinator.broker) is None and self._is_member(epoch) and self._host.now() < give_up:
+            self._host.sleep(LOOK_S)
         return broker
 
     def _is_member(self, epoch: int) -> bool:
@@ -206,7 +205,7 @@ class GroupMember:
             MembershipLostError: refused: another generation has begun.
             LogError: refused for another reason, or no answer in time.
         """
-        self._coordinator.ask(requests.commit_offsets(fence, offsets), timeout_ms)
+        self._coordinator.commit_offsets(fence, offsets, timeout_ms)
 
     def committed(self, partitions: Iterable[TopicPartition], timeout_ms: int | None = None) -> requests.Offsets:
         """Return what is committed for each partition; waits for open transactions that would change it.
@@ -214,7 +213,7 @@ class GroupMember:
         Raises:
             LogError: refused, or a transaction stayed open, or no answer in time.
         """
-        return settled_offsets(self.fetch_offsets, self.group, partitions, (timeout_ms or self._timings.request) / 1000)
+        return settled_offsets(self.fetch_offsets, self.group, partitions, (timeout_ms or self._timings.request) / 1000, self._host)
 
     def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> requests.Fetched:
         """Return what is known of these partitions now (of all: None). `stable`: but for those that an open transaction may still change.
@@ -222,7 +221,7 @@ class GroupMember:
         Raises:
             LogError: refused, or no answer in time.
         """
-        return self._coordinator.ask(requests.fetch_offsets(self.group, partitions, stable=stable))
+        return self._coordinator.fetch_offsets(partitions, stable=stable)
 
     def end_transaction(self, transactional_id: str, timeout_ms: int | None = None) -> None:
         """Abort what a dead producer left open under that id, at once. A live one is fenced.

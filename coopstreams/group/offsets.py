@@ -6,11 +6,11 @@ open: with all partitions in one question that fails as a whole, 64 threads leav
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable
 
 from coopstreams.commit.record import TOPIC
 from coopstreams.group.requests import Fetched, Offsets
+from coopstreams.host import SYSTEM, Host
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 
@@ -18,7 +18,11 @@ PAUSE_S = 0.02
 
 
 def settled_offsets(
-    fetch: Callable[[Iterable[TopicPartition] | None], Fetched], group: str, partitions: Iterable[TopicPartition] | None, timeout_s: float
+    fetch: Callable[[Iterable[TopicPartition] | None], Fetched],
+    group: str,
+    partitions: Iterable[TopicPartition] | None,
+    timeout_s: float,
+    host: Host = SYSTEM,
 ) -> Offsets:
     """Return what `fetch` tells of these partitions (of all: None), asked again until no open transaction can change it.
 
@@ -29,14 +33,14 @@ def settled_offsets(
     """
     left: Collection[TopicPartition] | None = None if partitions is None else set(partitions)
     found: Offsets = {}
-    give_up = time.monotonic() + timeout_s
+    give_up = host.now() + timeout_s
     while True:
         answer = fetch(left)
         found |= answer.offsets
         left = {partition for partition in answer.unstable if partition.topic != TOPIC}
         if not left:
             return found
-        if time.monotonic() > give_up:
+        if host.now() > give_up:
             names = ", ".join(map(str, sorted(left)))
             raise LogError(f"offsets of group {group}: an open transaction has kept back {names} for {timeout_s:.0f} s", retryable=True)
-        time.sleep(PAUSE_S)
+        host.sleep(PAUSE_S)

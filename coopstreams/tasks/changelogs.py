@@ -8,9 +8,9 @@ until `is_still` says so.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 
+from coopstreams.host import SYSTEM
 from coopstreams.log.log import Log
 from coopstreams.state.pickup import Changelog
 from coopstreams.state.restore import NO_STOPS, TRUSTED_MS, Bounds, trusted_ms
@@ -28,9 +28,9 @@ class Changelogs:
         LogError: the brokers do not answer.
     """
 
-    def __init__(self, cluster: Log, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, cluster: Log, clock_ms: Callable[[], int] = SYSTEM.wall_ms) -> None:
         self._cluster = cluster
-        self._clock = clock
+        self._clock_ms = clock_ms
         self._ids: dict[str, str] = {}
         self._trusted_ms: dict[str, int] = {}
 
@@ -41,7 +41,7 @@ class Changelogs:
 
     def bounds(self, changelog: TopicPartition, stops: Mapping[KeyRange, int] = NO_STOPS) -> Bounds:
         """Return what a restore can go on from now. It ends where the changelog does, unless `stops` say where each of its ranges ends."""
-        asked_ms = int(self._clock() * 1000)
+        asked_ms = self._clock_ms()
         topic_id = self._topic_id(changelog.topic)
         target = max(stops.values()) if stops else self._cluster.end_offset(changelog)
         return Bounds(self._cluster.start_offset(changelog), target, topic_id, asked_ms, self._keeps_ms(changelog.topic))

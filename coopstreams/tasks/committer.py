@@ -17,7 +17,6 @@ Source: KIP-447 for the fence; the notes on individual commits for the order.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -25,10 +24,11 @@ from typing import Protocol
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.progress import CommitPlan, ask, plan
 from coopstreams.config import Config
+from coopstreams.host import SYSTEM, Host
 from coopstreams.log.log import GroupFence, Log, Writer
 from coopstreams.metrics import Metrics
 from coopstreams.tasks.refusals import Refusals
-from coopstreams.tasks.task import Task, wall_clock_ms
+from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import Headers, TopicPartition
 from coopstreams.topology.errors import DeliveryError, FencedError, LogError, MembershipLostError, UnknownTopicError
 from coopstreams.topology.failures import Failure
@@ -76,9 +76,11 @@ class Committer:
         written: Callable[[], frozenset[str]],
         metrics: Metrics,
         refusals: Refusals,
+        host: Host = SYSTEM,
     ) -> None:
         """Get a writer. `written`: all topics that it writes to."""
         self._number = number
+        self._host = host
         self._log = cluster
         self._written = written
         self._transactional = config.exactly_once
@@ -93,10 +95,10 @@ class Committer:
         self.careful = False
         """Whether each output of this interval is held against the settings of its topic: then tasks take single steps."""
         self.waiting: tuple[str, float] | None = None
-        """What the brokers are to do before this goes on, in words, and since when (`time.monotonic()`). Any thread may read it."""
+        """What the brokers are to do before this goes on, in words, and since when (`Host.now`). Any thread may read it."""
         self._epoch: int | None = None
         """The group epoch in which the interval began; None: nothing was begun since the last commit."""
-        self._confirm_at = time.monotonic() + CONFIRM_S
+        self._confirm_at = self._host.now() + CONFIRM_S
 
     def begin(self, task: Task) -> None:
         """Begin an interval for this task if none is open: what is written from now on counts with the next commit, or not at all.
@@ -154,7 +156,7 @@ class Committer:
 
         Not with a time that lies ahead: that may be why it failed, and the broker would refuse the letter as well.
         """
-        timestamp = min(failure.timestamp, wall_clock_ms())
+        timestamp = min(failure.timestamp, self._host.wall_ms())
         if self.careful:
             self._check_taken(self._dead_letters, failure.key, failure.value, headers, timestamp, "A dead letter that cannot be written")
         self._writer.append(self._dead_letters, [failure.key], [failure.value], [timestamp], headers=[headers])
@@ -180,7 +182,7 @@ class Committer:
 
     def _commit(self, tasks: Sequence[Task]) -> None:
         assert self._epoch is not None
-        started = time.perf_counter()
+        started = self._host.now()
         written = self._write(tasks)
         self._wait_for("its results to be in the log")
         commit = plan([task.progress for task in tasks], self._follower)
@@ -190,7 +192,7 @@ class Committer:
         self._writer.flush(self._timeout_s)
         # Before the fence: after it, these offsets may lie behind records of a successor, which this state does not have.
         checkpoints = self._checkpoints(tasks, {changelog: self._writer.delivered_to(changelog) for changelog in written})
-        true_ms = wall_clock_ms()  # likewise: a process that is stopped behind the fence may wake up days later
+        true_ms = self._host.wall_ms()  # likewise: a process that is stopped behind the fence may wake up days later
         self._wait_for("the coordinators to take its offsets")
         with self._member.fence(self._epoch) as fence:
             if self._transactional:
@@ -203,7 +205,7 @@ class Committer:
         self._epoch = None
         for task in tasks:
             task.commit(checkpoints[task], true_ms)
-        self._metrics.committed(self._number, time.perf_counter() - started)
+        self._metrics.committed(self._number, self._host.now() - started)
 
     def confirm(self, tasks: Sequence[Task]) -> None:
         """Let the databases know from time to time that tasks without anything to write are alive, and their state is true.
@@ -214,10 +216,10 @@ class Committer:
         Raises:
             StateError: a database does not take it.
         """
-        if self._epoch is not None or time.monotonic() < self._confirm_at:
+        if self._epoch is not None or self._host.now() < self._confirm_at:
             return
-        self._confirm_at = time.monotonic() + CONFIRM_S
-        true_ms = wall_clock_ms()  # before the group is asked: it speaks of the time up to now
+        self._confirm_at = self._host.now() + CONFIRM_S
+        true_ms = self._host.wall_ms()  # before the group is asked: it speaks of the time up to now
         for task in tasks:
             if self._member.sure(task.epoch):
                 task.state.confirm(true_ms)
@@ -242,7 +244,7 @@ class Committer:
                 if in_vain >= MOST_IN_VAIN:
                     raise
                 log.warning("stream thread %d cannot end its transaction: %s; trying again", self._number, error)
-                time.sleep(RETRY_S)
+                self._host.sleep(RETRY_S)
 
     def check_topics(self) -> None:
         """Do nothing if all topics are there, or if nobody can be asked. A client that cannot deliver does not always say why.
@@ -250,7 +252,7 @@ class Committer:
         Raises:
             UnknownTopicError: one is gone; names it.
         """
-        deadline = time.monotonic() + UNKNOWN_FOR_S
+        deadline = self._host.now() + UNKNOWN_FOR_S
         while True:
             try:
                 missing = self._written() - self._log.partitions().keys()
@@ -258,18 +260,18 @@ class Committer:
                 return
             if not missing:
                 return
-            if time.monotonic() > deadline:
+            if self._host.now() > deadline:
                 raise UnknownTopicError(
                     f"the application writes to {', '.join(sorted(missing))}, which Kafka has no longer. Create it again, and start anew."
                 )
-            time.sleep(0.2)
+            self._host.sleep(0.2)
 
     def close(self) -> None:
         """Let go of the writer."""
         self._writer.close()
 
     def _wait_for(self, what: str) -> None:
-        self.waiting = what, time.monotonic()
+        self.waiting = what, self._host.now()
 
     def _write(self, tasks: Sequence[Task]) -> set[TopicPartition]:
         """Write what the record caches held back, then the changelogs; return which changelog partitions were written to."""
@@ -334,7 +336,7 @@ class Committer:
 
     def _write_plan(self, commit: CommitPlan) -> None:
         if commit.records:
-            now = int(time.time() * 1000)
+            now = self._host.wall_ms()
             keys, values = [key for key, _ in commit.records], [value for _, value in commit.records]
             where = self._follower.partition
             self._writer.append(where.topic, keys, values, [now] * len(keys), partitions=where.partition)

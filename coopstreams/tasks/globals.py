@@ -11,16 +11,16 @@ upon it anew: it is counted and logged, and a dead letter written, every time.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from coopstreams.config import Config
+from coopstreams.host import SYSTEM, Host, Worker
 from coopstreams.log.log import Log, Position, Writer
 from coopstreams.state.global_table import GlobalRows
 from coopstreams.state.global_updates import rows_of
 from coopstreams.tasks.failures import Count, handler
 from coopstreams.tasks.repeats import Sayings
-from coopstreams.tasks.task import wall_clock_ms
 from coopstreams.topology.columns import Headers, TopicPartition
 from coopstreams.topology.errors import LogError
 from coopstreams.topology.failures import Failure
@@ -36,10 +36,18 @@ class Globals:
     """The rows of global tables, by store name, and the thread that follows their topics."""
 
     def __init__(
-        self, log: Log, tables: Sequence[GlobalTable], partitions: Mapping[str, int], config: Config, count: Count, sayings: Sayings
+        self,
+        log: Log,
+        tables: Sequence[GlobalTable],
+        partitions: Mapping[str, int],
+        config: Config,
+        count: Count,
+        sayings: Sayings,
+        host: Host = SYSTEM,
     ) -> None:
         """Get a reader. `count` hears what is left out."""
-        self.rows = {table.store.name: rows_of(table, wall_clock_ms) for table in tables}
+        self._host = host
+        self.rows = {table.store.name: rows_of(table, host.wall_ms) for table in tables}
         self._closing = list(self.rows.values())
         self.loaded = False
         """Whether `load` has read all there was."""
@@ -54,8 +62,8 @@ class Globals:
         self._dead_letters = config["errors.dead.letter.queue.topic.name"]
         self._timeout_s = config["transaction.timeout.ms"] / 1000
         self._on_failure = handler(None, config, count, self._dead_letter, sayings)
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._stopped = host.signal()
+        self._thread: Worker | None = None
 
     def load(self, cancelled: Callable[[], bool]) -> None:
         """Read the topics to the ends they have now, or until it is cancelled.
@@ -81,7 +89,7 @@ class Globals:
     def follow(self, failed: Callable[[BaseException], None]) -> None:
         """Go on reading, on a thread of its own; `failed` hears of what ends it."""
         if self._reader is not None:
-            self._thread = threading.Thread(target=self._run, args=(failed,), name="global tables", daemon=True)
+            self._thread = self._host.thread(partial(self._run, failed), "global tables")
             self._thread.start()
 
     def stop(self) -> None:

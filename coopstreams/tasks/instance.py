@@ -11,13 +11,11 @@ Invariant: a task reaches a stream thread only through the opener, and the group
 from __future__ import annotations
 
 import logging
-import queue
-import threading
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 
 from coopstreams.group.holdings import Assigned, Lost, Refused
+from coopstreams.host import Empty, Inbox
 from coopstreams.tasks.backoff import BackOff
 from coopstreams.tasks.dispatch import Dispatcher
 from coopstreams.tasks.doubt import Doubts
@@ -45,21 +43,22 @@ class Instance:
 
     def __init__(self, parts: Parts, lifecycle: Lifecycle) -> None:
         self.parts = parts
+        self._host = parts.host
         self._lifecycle = lifecycle
         self._ending = ""
         """Why all instances are to stop, as the others are told."""
-        self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._inbox: Inbox[Event] = self._host.inbox()
         self.roster = Roster()
         self.tasks: dict[TaskId, Task] = {}
         self._homes: dict[TaskId, StreamThread] = {}
         self._opened: dict[TaskId, Incarnation] = {}
         self._assigned: Assigned | None = None
-        self._stop = threading.Event()
+        self._stop = self._host.signal()
         self.begun = False
         """Whether it has asked, or is about to ask, to join the group: from then on an end takes a drain."""
         self.url: str | None = None
         """Where this instance answers queries; to be set before `run`, so that the group learns it."""
-        self.began = time.monotonic()
+        self.began = self._host.now()
         self.member = parts.member(self._inbox.put, self._alive, lambda: self.url, lambda: self._ending)
         self._doubts = Doubts()
         self._back_off = BackOff()
@@ -121,7 +120,7 @@ class Instance:
 
     def resting(self) -> list[str]:
         """Return a sentence for each stream thread that rests because the one before it has died. Any thread."""
-        now = time.monotonic()
+        now = self._host.now()
         return [
             f"stream thread {number} has died, and another goes on in {until - now:.1f} s: {why}"
             for number, (until, why) in list(self._resting.items())
@@ -149,7 +148,7 @@ class Instance:
                 if failure is not None and not self._doubtful(failure):
                     return failure
                 self._lifecycle.to(StreamsState.RUNNING if self._settled() else StreamsState.REBALANCING)
-        except queue.Empty:
+        except Empty:
             pass
         if self._doubts.held:
             return self._settle_doubts()
@@ -182,7 +181,7 @@ class Instance:
         """Return what a stream thread failed of while it was asked to drain and end."""
         if (doubtful := next((held.failure for held in self._doubts.held if held.failure.thread is not None), None)) is not None:
             return doubtful
-        with suppress(queue.Empty):
+        with suppress(Empty):
             while True:
                 event = self._inbox.get_nowait()
                 if isinstance(event, Failed) and event.thread is not None:
@@ -250,7 +249,7 @@ class Instance:
         """Let a new stream thread go on in place of one that has died; its tasks are opened again from the log."""
         assert failure.thread is not None
         dead = self._threads[failure.thread]
-        now = time.monotonic()
+        now = self._host.now()
         rests_s = self._back_off.died(now)
         self._resting[failure.thread] = now + rests_s, f"{type(failure.error).__name__}: {failure.error}"
         log.error("%s has died; another takes its place in %g s", failure.where, rests_s, exc_info=failure.error)
@@ -265,12 +264,12 @@ class Instance:
     def _end_application(self, error: BaseException) -> None:
         """Have every instance stop: what this one says of itself reaches all with the next assignment."""
         self._ending = f"{type(error).__name__}: {error}"[:ENDING_CHARACTERS]
-        give_up = time.monotonic() + self.parts.config["session.timeout.ms"] / 1000
+        give_up = self._host.now() + self.parts.config["session.timeout.ms"] / 1000
         self.member.rejoin()
-        while (left := give_up - time.monotonic()) > 0:
+        while (left := give_up - self._host.now()) > 0:
             try:
                 event = self._inbox.get(timeout=left)
-            except queue.Empty:
+            except Empty:
                 break
             if isinstance(event, Assigned) and any(member.info.ending for member in event.cluster.members):
                 return
@@ -319,7 +318,7 @@ class Instance:
         """Return what the stream thread of a task waits for, as the end of a sentence; empty if it does not, or nobody runs it. Any thread."""
         home = self._homes.get(task)
         waiting = None if home is None else home.committer.waiting
-        return "" if waiting is None else f"; its thread has waited {time.monotonic() - waiting[1]:.0f} s for {waiting[0]}"
+        return "" if waiting is None else f"; its thread has waited {self._host.now() - waiting[1]:.0f} s for {waiting[0]}"
 
     def _load(self, thread: StreamThread, subtopology: int) -> tuple[int, int]:
         """Tasks of this sub-topology on a thread, then all its tasks: each stage spreads over all threads."""
@@ -335,15 +334,15 @@ class Instance:
     def _alive(self) -> bool:
         """Whether every stream thread has moved lately; if not, the group gets its tasks (`max.poll.interval.ms`)."""
         limit = self.parts.config["max.poll.interval.ms"] / 1000
-        return all(time.monotonic() - thread.moved_at < limit for thread in self._threads)
+        return all(self._host.now() - thread.moved_at < limit for thread in self._threads)
 
     def _close(self, *, clean: bool) -> None:
         """Give up everything, in order: stop reading, commit, leave the group, close the state."""
         if clean:
             self._do(self.roster.stop())
-        deadline = time.monotonic() + self.parts.config["transaction.timeout.ms"] / 1000
+        deadline = self._host.now() + self.parts.config["transaction.timeout.ms"] / 1000
         for thread in self._threads:
-            if not thread.stop(max(0.1, deadline - time.monotonic())):
+            if not thread.stop(max(0.1, deadline - self._host.now())):
                 log.error("stream thread %d did not stop in time; what it has not committed is done again elsewhere", thread.number)
         self._subscription.stop()
         self._watcher.stop()

@@ -10,9 +10,6 @@ Invariant: a task is open only when its barrier is passed (`commit.barrier`) and
 from __future__ import annotations
 
 import logging
-import queue
-import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +20,7 @@ from coopstreams.commit.progress import Progress
 from coopstreams.commit.record import Committed
 from coopstreams.group.holdings import Assigned
 from coopstreams.group.membership import GroupMember
+from coopstreams.host import SYSTEM, Empty, Host, Inbox
 from coopstreams.state.database import Database
 from coopstreams.state.incoming import PickUpProgress
 from coopstreams.state.restore import RestoreProgress
@@ -53,7 +51,7 @@ class Waiting:
 class _Opening:
     id: TaskId
     epoch: int
-    since: float = field(default_factory=time.monotonic)
+    since: float
     barrier: int | None = None
     doubted_at: float | None = None
     plain: dict[TopicPartition, Committed | None] = field(default_factory=dict)
@@ -77,9 +75,11 @@ class Opener:
         ours: Callable[[str], bool],
         settle: Callable[[Callable[[str], bool]], None],
         emit: Callable[[Event], None],
+        host: Host = SYSTEM,
     ) -> None:
+        self._host = host
         self._member = member
-        self._barrier = Barrier(member, follower, ours, settle)
+        self._barrier = Barrier(member, follower, ours, settle, host)
         self._doubt: tuple[int, float] | None = None
         """Under which epoch, and when the group was asked, since a position is one that the log does not have."""
         self._follower = follower
@@ -87,11 +87,11 @@ class Opener:
         self._restoring = restoring
         self._rooms = rooms
         self._emit = emit
-        self._requests: queue.SimpleQueue[_Opening | TaskId | Assigned | None] = queue.SimpleQueue()
+        self._requests: Inbox[_Opening | TaskId | Assigned | None] = host.inbox()
         self._openings: dict[TaskId, _Opening] = {}
         self._trouble = ""
         """Why the last turn came to nothing, in words; empty: it did not."""
-        self._thread = threading.Thread(target=self._run, name="opener", daemon=True)
+        self._thread = host.thread(self._run, "opener")
 
     def start(self) -> None:
         """Begin to follow the commit topic."""
@@ -103,7 +103,7 @@ class Opener:
 
     def open(self, task: TaskId, epoch: int) -> None:
         """Open a task under this epoch of the membership; `Opened` follows, unless it is cancelled."""
-        self._requests.put(_Opening(task, epoch))
+        self._requests.put(_Opening(task, epoch, self._host.now()))
 
     def cancel(self, task: TaskId) -> None:
         """Give up opening a task; `Cancelled` follows if it was not yet open."""
@@ -154,7 +154,7 @@ class Opener:
         except (LogError, GroupError) as error:
             self._trouble = str(error)
             log.warning("opening tasks: %s; trying again", error)
-            time.sleep(RETRY_S)
+            self._host.sleep(RETRY_S)
 
     def _heed(self, error: OffsetOutOfRangeError) -> None:
         """Do nothing while another member may have the tasks by now, and may have deleted what it processed: everything is asked again.
@@ -169,13 +169,13 @@ class Opener:
             log.warning("opening tasks: %s", self._trouble)
         elif self._member.confirmed(self._doubt[1], epoch):
             raise error
-        time.sleep(RETRY_S)
+        self._host.sleep(RETRY_S)
 
     def _take_requests(self) -> bool:
         while True:
             try:
                 request = self._requests.get_nowait()
-            except queue.Empty:
+            except Empty:
                 return True
             if request is None:
                 return False

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import logging
 import re
-import socket
-import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,10 +17,11 @@ from typing import Any, Self
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions
 from coopstreams.config import SETTINGS, Config
+from coopstreams.group.joining import Timings
 from coopstreams.group.members import MemberInfo
-from coopstreams.group.membership import GroupMember, Timings
+from coopstreams.group.membership import GroupMember
 from coopstreams.group.versions import assign_active
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.host import Host
 from coopstreams.log.log import Log
 from coopstreams.metrics import Metrics
 from coopstreams.state.directory import StateDirectory
@@ -48,6 +47,7 @@ from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.tasks.thread import StreamThread
 from coopstreams.tasks.unpublished import check_published
 from coopstreams.tasks.watcher import Watcher
+from coopstreams.tasks.wiring import KAFKA, Wiring
 from coopstreams.topology.clocks import ClockColumns
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import UnknownTopicError
@@ -68,6 +68,7 @@ WATCHING_S = 1.0
 class Parts:
     """The parts of one instance, and how the threads get theirs."""
 
+    wiring: Wiring
     config: Config
     built: Topology
     """As the user built it: patterns without topics."""
@@ -89,7 +90,7 @@ class Parts:
     _closing: ExitStack
 
     @staticmethod
-    def build(topology: Topology, config: Config) -> Parts:
+    def build(topology: Topology, config: Config, wiring: Wiring = KAFKA) -> Parts:
         """Return the parts: brokers reached, topics checked and made, state folder locked.
 
         Raises:
@@ -98,19 +99,19 @@ class Parts:
             TopologyError, UnknownTopicError: the topics do not fit the topology.
             StateLockedError: another process uses the state folder.
         """
-        application = config["application.id"]
+        application, host = config["application.id"], wiring.host
         with ExitStack() as closing:
             check_store_types((spec for s in topology.subtopologies for spec in s.stores), config["default.dsl.store"])
             directory = StateDirectory(config["state.dir"], application, config["instance"], store_type=config["default.dsl.store"])
             closing.callback(directory.close)
-            cluster = KafkaLog(_client(config), timeout_s=config["connect.timeout.ms"] / 1000)
+            cluster = wiring.cluster(_client(config), config["connect.timeout.ms"] / 1000)
             closing.callback(cluster.close)
-            watching = KafkaLog(_client(config), timeout_s=WATCHING_S)
+            watching = wiring.cluster(_client(config), WATCHING_S)
             closing.callback(watching.close)
             reading = look_up(cluster, topology, config)
             check_published(config, cluster.partitions(), reading.topics.partitions)
             subtopologies = {subtopology.id: subtopology for subtopology in reading.topology.subtopologies}
-            process = f"{directory.process_id[:8]}-{uuid.uuid4().hex[:8]}"
+            process = f"{directory.process_id[:8]}-{host.unique()[:8]}"
             tasks = sum(reading.topics.tasks) or 1
             # Without a record cache updates go out one by one, but what was read or written lately is still kept.
             buffer_bytes = config["statestore.cache.max.bytes"] or SETTINGS["statestore.cache.max.bytes"][1]
@@ -118,19 +119,24 @@ class Parts:
             follower = Follower(cluster, application, replication=config["replication.factor"])
             follower.check_policy()
             metrics = Metrics(application, process)
-            sayings, tallies = Sayings(), Tallies(metrics)
+            sayings, tallies = Sayings(host), Tallies(metrics)
             closing.callback(sayings.close)
-            tables = Globals(cluster, topology.global_tables, reading.topics.partitions, config, tallies.failure, sayings)
+            tables = Globals(cluster, topology.global_tables, reading.topics.partitions, config, tallies.failure, sayings, host)
             closing.callback(tables.stop)
-            shared = Refusals(cluster, config), tallies, sayings, Outlasting.of(config)
+            shared = Refusals(cluster, config, host), tallies, sayings, Outlasting.of(config)
             made = reading, directory, rooms, metrics, follower, tables, process
-            return Parts(config, topology, cluster, watching, *made, *shared, closing.pop_all())
+            return Parts(wiring, config, topology, cluster, watching, *made, *shared, closing.pop_all())
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._closing.close()
+
+    @property
+    def host(self) -> Host:
+        """The machine that this runs on."""
+        return self.wiring.host
 
     @property
     def application(self) -> str:
@@ -180,7 +186,7 @@ class Parts:
         ids = tuple(self.transactional_id(number) for number in range(threads)) if self.config.exactly_once else ()
 
         def info() -> MemberInfo:
-            return MemberInfo(self.process, socket.gethostname(), endpoint(), threads, ids, ending=ending(), topology=self.reading.announced)
+            return MemberInfo(self.process, self.host.called(), endpoint(), threads, ids, ending=ending(), topology=self.reading.announced)
 
         deal = partial(assign_active, ranges=self.config["ranges.per.partition"])
         timings = Timings(
@@ -190,7 +196,7 @@ class Parts:
         # exactly-once. Without, the session time-out is what keeps it from the changelogs.
         predecessor = self.directory.last_member if self.config.exactly_once else ""
         return GroupMember(
-            self.config.client,
+            self.wiring.coordinator(self.config.client),
             self.application,
             self.subscribed,
             info,
@@ -200,6 +206,7 @@ class Parts:
             predecessor=predecessor,
             sources=self.source_topics,
             timings=timings,
+            host=self.host,
         )
 
     def sources(self, task: TaskId) -> tuple[TopicPartition, ...]:
@@ -219,7 +226,7 @@ class Parts:
 
     def subscription(self, emit: Callable[[Event], None]) -> Subscription:
         """Return the thread that looks for new topics, not yet started."""
-        return Subscription(self.log, self.built, self.config, self.reading, emit)
+        return Subscription(self.log, self.built, self.config, self.reading, emit, self.host)
 
     def thread(self, number: int, member: GroupMember, emit: Callable[[Event], None]) -> StreamThread:
         """Return a stream thread, not yet started."""
@@ -234,8 +241,9 @@ class Parts:
             self._written,
             self.metrics,
             self.refusals,
+            self.host,
         )
-        return StreamThread(number, committer, emit, self.config.commit_interval_s, self.outlasting)
+        return StreamThread(number, committer, emit, self.config.commit_interval_s, self.outlasting, host=self.host)
 
     def _written(self) -> frozenset[str]:
         """All topics that the application writes to."""
@@ -247,10 +255,10 @@ class Parts:
         """Return the thread that opens tasks, not yet started."""
         begun = Begun(self.application, self.log, member, lambda: self.reading, self.changelog)
         reset = self.config["auto.offset.reset"]
-        positions = Positions(self.log, member, self.follower, self.sources, reset, self.transactional_id(0), begun=begun)
+        positions = Positions(self.log, member, self.follower, self.sources, reset, self.transactional_id(0), begun=begun, host=self.host)
         place = self.config["snapshots.dir"]
         snapshots = Snapshots(place, self.application, self.directory.folder / "snapshots") if place else None
-        restoring = Restoring(self.log, self.changelog, snapshots, self.metrics, listener)
+        restoring = Restoring(self.log, self.changelog, snapshots, self.metrics, listener, self.host)
         # The whole form: the id of another application may begin like ours.
         form = re.compile(re.escape(self.application) + r"-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}-\d+")
         return Opener(
@@ -262,6 +270,7 @@ class Parts:
             lambda name: form.fullmatch(name) is not None,
             lambda dead: self.log.settle(dead, self._written()),
             emit,
+            self.host,
         )
 
     def watcher(self, roster: Roster, tasks: dict[TaskId, Task], emit: Callable[[Event], None]) -> Watcher:
@@ -269,7 +278,8 @@ class Parts:
         purged = frozenset(node.topic for s in self.topology.subtopologies for node in s.nodes if isinstance(node, Sink) and node.internal)
         purge_every_s = self.config["repartition.purge.interval.ms"] / 1000
         rests_s = self.config.commit_interval_s + max(0, self.config["max.task.idle.ms"]) / 1000
-        return Watcher(self.watching, self.metrics, self.tallies, self.sayings, roster, tasks, purged, purge_every_s, rests_s, emit, self.changelog)
+        looked_at = self.watching, self.metrics, self.tallies, self.sayings, roster, tasks
+        return Watcher(*looked_at, purged, purge_every_s, rests_s, emit, self.changelog, self.host)
 
     def task(self, opened: Incarnation, dead_letter: Committer) -> Task:
         """Return a task, ready to run on the thread of this committer."""
@@ -286,6 +296,7 @@ class Parts:
             partitions=cache(self._partitions),
             max_idle_ms=self.config["max.task.idle.ms"],
             global_tables=self.globals.rows,
+            host=self.host,
         )
 
     def _partitions(self, topic: str) -> int:

@@ -12,11 +12,11 @@ Source: Kafka `LogValidator`, `DefaultRecordBatch` (the sizes); librdkafka `rd_k
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from coopstreams.config import Config
+from coopstreams.host import SYSTEM, Host
 from coopstreams.log.log import Log
 from coopstreams.topology.columns import Headers
 
@@ -74,7 +74,8 @@ class Limits:
 class Refusals:
     """Whether results are to be looked at, and what is seen in them. Shared by the stream threads of an instance."""
 
-    def __init__(self, log: Log, config: Config) -> None:
+    def __init__(self, log: Log, config: Config, host: Host = SYSTEM) -> None:
+        self._host = host
         self._log = log
         self._limits: dict[str, Limits] = {}
         self._until = float("-inf")
@@ -85,11 +86,11 @@ class Refusals:
     @property
     def expected(self) -> bool:
         """Whether a broker has refused a record lately."""
-        return time.monotonic() < self._until
+        return self._host.now() < self._until
 
     def expect(self) -> None:
         """A broker has refused a record: look at each from now on, for a while; ask again what the topics allow."""
-        self._until = time.monotonic() + CAREFUL_S
+        self._until = self._host.now() + CAREFUL_S
         self._limits.clear()
 
     def reason(self, topic: str, key: bytes | None, value: bytes | None, headers: Headers | None, timestamp: int) -> str | None:
@@ -101,11 +102,11 @@ class Refusals:
         limits = self._limits.get(topic)
         if limits is None:
             limits = self._limits[topic] = Limits.of(self._log.topic_config(topic), compressed=self._compressed)
-        why = limits.reason(key, value, headers, timestamp, int(time.time() * 1000))
+        why = limits.reason(key, value, headers, timestamp, self._host.wall_ms())
         if why is None and (size := CLIENT_BYTES + payload_bytes(key, value, headers)) > self._client_bytes:
             why = f"it has {size} bytes, producer.message.max.bytes allows {self._client_bytes}"
         if why is not None:
-            self._until = time.monotonic() + CAREFUL_S
+            self._until = self._host.now() + CAREFUL_S
             return f'topic "{topic}" does not take the record with key {shown(key)} and timestamp {timestamp}: {why}'
         return None
 

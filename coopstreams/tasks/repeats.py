@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+
+from coopstreams.host import SYSTEM, Host
 
 log = logging.getLogger(__name__)
 
@@ -63,21 +64,22 @@ class Repeats:
 class Sayings:
     """Logs warnings as `Repeats` decides. Any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: Host = SYSTEM) -> None:
+        self._host = host
         self._repeats = Repeats()
         self._lock = threading.Lock()
 
     def warn(self, kind: Hashable, text: str) -> None:
         """Log this, or count it."""
         with self._lock:
-            said = self._repeats.hear(kind, text, time.monotonic())
+            said = self._repeats.hear(kind, text, self._host.now())
         if said:
             log.warning("%s", text)
 
     def tick(self) -> None:
         """Log the counts that are due. To be called about once a second."""
         with self._lock:
-            due = self._repeats.due(time.monotonic())
+            due = self._repeats.due(self._host.now())
         for text in due:
             log.warning("%s", text)
 

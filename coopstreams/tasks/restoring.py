@@ -13,11 +13,11 @@ Invariant: a changelog is one topic from the first record of a restore to the la
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from coopstreams.host import SYSTEM, Host
 from coopstreams.log.log import Log, Position, Run
 from coopstreams.state.database import Database
 from coopstreams.state.incoming import Downloads, Incoming, PickUpProgress
@@ -84,9 +84,9 @@ class _Job:
     """One store of one partition, for the tasks that wait for it."""
 
     restore: Restore
+    moved_at: float
     tasks: dict[TaskId, Mapping[KeyRange, int]] = field(default_factory=dict)
     """With where each of its ranges ends, if that is not at the target."""
-    moved_at: float = field(default_factory=time.monotonic)
 
     def retarget(self, bounds: Bounds | None = None) -> None:
         """Restore what these tasks wait for."""
@@ -119,19 +119,21 @@ class Restoring:
         snapshots: Snapshots | None = None,
         counts: Counts | None = None,
         listener: RestoreListener | None = None,
+        host: Host = SYSTEM,
     ) -> None:
-        self._changelogs = Changelogs(log)
+        self._host = host
+        self._changelogs = Changelogs(log, host.wall_ms)
         self._listener = listener or RestoreListener()
         self._changelog = changelog
         self._counts: Counts = counts or Uncounted()
         self._snapshots = snapshots
-        self._downloads = Downloads()
+        self._downloads = Downloads(host.now)
         self._reader = log.reader()
         self._jobs: dict[TopicPartition, _Job] = {}
         self._pick_ups: dict[tuple[TaskId, TopicPartition], _PickUp] = {}
         self._waiting: dict[TaskId, set[TopicPartition]] = {}
         self._compare_at = 0.0
-        """When changelogs that do not move are to be looked at: `time.monotonic()`."""
+        """When changelogs that do not move are to be looked at: `Host.now`."""
         self._done: list[TaskId] = []
 
     def add(self, task: TaskId, stores: Iterable[StoreSpec], database: Database, positions: Mapping[str, Mapping[KeyRange, int]]) -> None:
@@ -197,7 +199,7 @@ class Restoring:
             before = job.restore.position
             job.restore.feed(run.columns, run.next_offset)
             if job.restore.position > before:
-                job.moved_at = time.monotonic()
+                job.moved_at = self._host.now()
             progress = job.restore.progress()
             if len(run.columns):
                 self._listener.on_batch_restored(run.partition, progress.store, progress.position, len(run.columns))
@@ -213,8 +215,8 @@ class Restoring:
             if not self._changed():
                 raise
             return []
-        if not runs and self.stuck() and time.monotonic() >= self._compare_at:
-            self._compare_at = time.monotonic() + COMPARE_S
+        if not runs and self.stuck() and self._host.now() >= self._compare_at:
+            self._compare_at = self._host.now() + COMPARE_S
             self._changed()
         return runs
 
@@ -238,7 +240,7 @@ class Restoring:
 
     def stuck(self) -> bool:
         """Whether some restore has not moved for a while: an open transaction keeps the end of its changelog back."""
-        return any(time.monotonic() - job.moved_at > PATIENCE_S for job in self._jobs.values())
+        return any(self._host.now() - job.moved_at > PATIENCE_S for job in self._jobs.values())
 
     def progress(self, task: TaskId) -> list[RestoreProgress]:
         """Return how far each store is that a task still waits for."""
@@ -268,7 +270,7 @@ class Restoring:
     ) -> None:
         job = self._jobs.get(changelog)
         if job is None:
-            job = _Job(Restore(database, spec, [task.range], bounds, stops=stops), {task: stops})
+            job = _Job(Restore(database, spec, [task.range], bounds, stops=stops), self._host.now(), {task: stops})
             if job.restore.done:
                 return
             self._listener.on_restore_start(changelog, spec.name, job.restore.position, bounds.target)

@@ -6,7 +6,6 @@ heartbeat: a process that was stopped and wakes up owns nothing until it has hea
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -36,7 +35,7 @@ from coopstreams.tasks.instance import Instance
 from coopstreams.tasks.opener import Waiting
 from coopstreams.tasks.roster import State
 from coopstreams.tasks.tally import dropped
-from coopstreams.tasks.task import Task, wall_clock_ms
+from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.stores import StoreSpec
@@ -123,11 +122,10 @@ class Serving:
 
     def health(self) -> Health:
         """Return whether the instance is well, and why not."""
-        reasons = [Reason("no-progress", message, task) for task, message in self._instance.watch.stalled(time.monotonic()).items()]
+        now = self._parts.host.now()
+        reasons = [Reason("no-progress", message, task) for task, message in self._instance.watch.stalled(now).items()]
         live = not reasons
-        slow = [
-            Reason("slow", message + self._instance.waiting_for(task), task) for task, message in self._instance.watch.slow(time.monotonic()).items()
-        ]
+        slow = [Reason("slow", message + self._instance.waiting_for(task), task) for task, message in self._instance.watch.slow(now).items()]
         if self._instance.assigned is None or not self._instance.member.sure(self._instance.member.epoch):
             reasons.append(Reason("not-a-member", self._instance.member.problem or "the group has not answered this process lately"))
         reasons += [Reason("asking-the-group", message) for message in self._instance.doubts()]
@@ -150,7 +148,7 @@ class Serving:
         state = "joining" if self._instance.assigned is None else running
         tasks = tuple(self._task(task, states[task]) for task in sorted(states))
         details = {**self._details, "version": short(tuple(part.fingerprint for part in self._parts.reading.announced))}
-        return Status(self.application, state, self.health(), tasks, time.monotonic() - self._instance.began, details)
+        return Status(self.application, state, self.health(), tasks, self._parts.host.now() - self._instance.began, details)
 
     def owns(self, task: Task) -> bool:
         """Whether this very opening of a task runs here now."""
@@ -199,7 +197,7 @@ class Serving:
         # Positions as of now; ends as of the last look, which asks the brokers.
         sources = tuple(self._source(task, source, ends.get(source)) for source in task.sources)
         status = TaskStatus(id_, word, task.progress.author.generation, task.processed, rate, sources, restore, pick_up)
-        behind_ms = None if status.stream_time is None else wall_clock_ms() - status.stream_time
+        behind_ms = None if status.stream_time is None else self._parts.host.wall_ms() - status.stream_time
         tally = task.tally
         return replace(status, written=dict(tally.written), dropped=dropped(task), dead_letters=tally.dead_letters, behind_ms=behind_ms)
 

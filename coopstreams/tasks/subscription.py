@@ -10,11 +10,10 @@ Turned down: the leader tells the members (a topic that is not known to the proc
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable
 
 from coopstreams.config import Config
+from coopstreams.host import SYSTEM, Host
 from coopstreams.log.log import Log
 from coopstreams.tasks.events import Event, Failed, Matched
 from coopstreams.tasks.reading import Reading, look_up
@@ -35,15 +34,16 @@ UNKNOWN_FOR_S = 3.0
 class Subscription:
     """Looks, and emits `Matched` for what is new."""
 
-    def __init__(self, cluster: Log, built: Topology, config: Config, reading: Reading, emit: Callable[[Event], None]) -> None:
+    def __init__(self, cluster: Log, built: Topology, config: Config, reading: Reading, emit: Callable[[Event], None], host: Host = SYSTEM) -> None:
+        self._host = host
         self._log, self._built, self._config, self._reading, self._emit = cluster, built, config, reading, emit
         self._every_s = config["metadata.max.age.ms"] / 1000
-        self._wake = threading.Event()
+        self._wake = host.signal()
         self._hurried_until = 0.0
         self._missing: dict[str, float] = {}
         """What is read and is not there, and since when."""
         self._stopped = False
-        self._thread = threading.Thread(target=self._run, name="subscription", daemon=True)
+        self._thread = host.thread(self._run, "subscription")
 
     def start(self) -> None:
         """Begin to look, if there is a pattern."""
@@ -55,7 +55,7 @@ class Subscription:
 
     def hurry(self) -> None:
         """Look at once, and often for a while. Any thread."""
-        self._hurried_until = time.monotonic() + HURRY_S
+        self._hurried_until = self._host.now() + HURRY_S
         self._wake.set()
 
     def stop(self) -> None:
@@ -68,7 +68,7 @@ class Subscription:
     def _run(self) -> None:
         try:
             while True:
-                hurried = time.monotonic() < self._hurried_until
+                hurried = self._host.now() < self._hurried_until
                 self._wake.wait(min(AGAIN_S, self._every_s) if hurried else self._every_s)
                 self._wake.clear()
                 if self._stopped:
@@ -82,7 +82,7 @@ class Subscription:
         known = set(self._reading.topology.source_topics)
         try:
             there = set(matched(self._built, self._log.partitions()).source_topics)
-            now, new = time.monotonic(), there - known
+            now, new = self._host.now(), there - known
             self._missing = {topic: self._missing.get(topic, now) for topic in known - there}
             gone = {topic for topic, since in self._missing.items() if now - since >= UNKNOWN_FOR_S}
             if self._missing:

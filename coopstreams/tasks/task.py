@@ -9,12 +9,12 @@ Invariant: between two commits the database is untouched; whatever `step` did li
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from coopstreams.commit.progress import Progress
+from coopstreams.host import SYSTEM, Host
 from coopstreams.log.log import Run
 from coopstreams.state.task_state import ChangelogBatch, TaskState
 from coopstreams.tasks.queues import SourceQueues, Step
@@ -33,11 +33,6 @@ FIRST_STEP = 1
 """Records of the first step, before anything is known about the functions. Then twice as many, as long as they fit into the time."""
 
 log = logging.getLogger(__name__)
-
-
-def wall_clock_ms() -> int:
-    """Return what time it is, in milliseconds since the epoch."""
-    return int(time.time() * 1000)
 
 
 @dataclass(slots=True)
@@ -79,7 +74,9 @@ class Task:
         partitions: Callable[[str], int],
         max_idle_ms: int = 0,
         global_tables: Mapping[str, TableStore] | None = None,
+        host: Host = SYSTEM,
     ) -> None:
+        self._host = host
         self.id = opened.id
         self.sources = opened.sources
         self.state = opened.state
@@ -90,7 +87,7 @@ class Task:
             on_failure,
             caching=caching,
             shared=not opened.id.range.is_whole,
-            clock=wall_clock_ms,
+            clock=host.wall_ms,
             partitions=partitions,
         )
         for source in opened.sources:  # windows close where they would have for whoever had the task before
@@ -118,7 +115,7 @@ class Task:
 
         `single`: one record at most, so that `refused` knows from which one an output comes.
         """
-        began = now = time.monotonic()
+        began = now = self._host.now()
         first_ms, more = -1, False
         for step in self._steps(now, single=single):
             self._at = step
@@ -131,13 +128,13 @@ class Task:
                     first_ms = columns.timestamps[0]
             self.program.advance(step.source, step.stream_time, step.clocks)
             self.progress.advance(step.source, step.next_offset, step.stream_time)
-            before, now = now, time.monotonic()
+            before, now = now, self._host.now()
             self._pace(len(step.columns), now - before)
             if single or now - began > STEP_S:
                 more = True
                 break
         if first_ms >= 0:  # once a batch: the clock and the histogram cost as much as a few records
-            self._latency(max(0, wall_clock_ms() - first_ms) / 1000)
+            self._latency(max(0, self._host.wall_ms() - first_ms) / 1000)
         return more
 
     def _steps(self, now: float, *, single: bool) -> Iterator[Step]:

@@ -9,17 +9,16 @@ opened again from the log, which knows. What no repetition can cure (a record th
 from __future__ import annotations
 
 import logging
-import queue
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from coopstreams.host import SYSTEM, Empty, Host, Inbox
 from coopstreams.log.log import Run
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.events import Aborted, Closed, Event, Failed
 from coopstreams.tasks.outlasting import Outlasting
-from coopstreams.tasks.task import Task, wall_clock_ms
+from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import DeliveryError, FencedError, LogError, MembershipLostError, ProcessingError, RefusedError
 
@@ -66,24 +65,26 @@ class StreamThread:
         outlasting: Outlasting,
         *,
         rests_s: float = 0.0,
+        host: Host = SYSTEM,
     ) -> None:
         """`rests_s`: how long it waits before it takes the first message, unless tasks are given up or the thread is to end."""
         self.number = number
+        self._host = host
         self.backlog = 0
         """Records handed over and not yet processed: what the dispatcher bounds."""
-        self.moved_at = time.monotonic()
+        self.moved_at = host.now()
         """When this thread last showed that it is alive."""
         self.committer = committer
         self._emit = emit
         self._interval = commit_interval_s
-        self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        self._inbox: Inbox[_Message] = host.inbox()
         self._moved: dict[Task, dict[TopicPartition, _Moved]] = {}
         """What waits behind the records of each task. A thread that is busy for long has one message for a partition, not one for each fetch."""
         self._tasks: list[Task] = []
-        self._thread = threading.Thread(target=self._run, name=f"stream-{number}", daemon=True)
+        self._thread = host.thread(self._run, f"stream-{number}")
         self._lock = threading.Lock()
         self._due = 0.0
-        """When the next commit is due: `time.monotonic()`."""
+        """When the next commit is due: `Host.now`."""
         self._in_vain: list[float] = []
         self._outlasting = outlasting
         self._slowest = 0.0, ""
@@ -91,11 +92,11 @@ class StreamThread:
         self._epoch: int | None = None
         """That of the task which was opened last."""
         self._rests_s = rests_s
-        self._awake = threading.Event()
+        self._awake = host.signal()
 
     def successor(self, rests_s: float) -> StreamThread:
         """Return a thread, not yet started, that takes the place of this one, which has died: it writes under the same transactional id."""
-        return StreamThread(self.number, self.committer, self._emit, self._interval, self._outlasting, rests_s=rests_s)
+        return StreamThread(self.number, self.committer, self._emit, self._interval, self._outlasting, rests_s=rests_s, host=self._host)
 
     def start(self) -> None:
         """Begin to take messages."""
@@ -152,18 +153,18 @@ class StreamThread:
             self._emit(Failed(error, f"stream thread {self.number}", self.number, self._epoch))
 
     def _rest(self) -> None:
-        until = time.monotonic() + self._rests_s
-        while (left := until - time.monotonic()) > 0 and not self._awake.wait(min(left, ALIVE_S)):
-            self.moved_at = time.monotonic()
+        until = self._host.now() + self._rests_s
+        while (left := until - self._host.now()) > 0 and not self._awake.wait(min(left, ALIVE_S)):
+            self.moved_at = self._host.now()
 
     def _loop(self) -> None:
-        self._due = time.monotonic() + self._interval
+        self._due = self._host.now() + self._interval
         while True:
-            self.moved_at = time.monotonic()
+            self.moved_at = self._host.now()
             wait = max(0.0, min(self._due - self.moved_at, self._next_punctuation_s(), self._waited_enough_s()))
             try:
                 message = self._inbox.get(timeout=wait) if wait else self._inbox.get_nowait()
-            except queue.Empty:
+            except Empty:
                 message = ()  # type: ignore[assignment]  # nothing but time has passed
             if message is None:
                 self._commit_or_abort()
@@ -212,11 +213,11 @@ class StreamThread:
 
     def _step(self, task: Task) -> None:
         while not task.closed and not task.leaving:
-            self.moved_at = time.monotonic()
+            self.moved_at = self._host.now()
             self.committer.begin(task)
-            began = time.monotonic()
+            began = self._host.now()
             more = task.step(single=self.committer.careful)
-            if (seconds := time.monotonic() - began) > self._outlasting.least_s:
+            if (seconds := self._host.now() - began) > self._outlasting.least_s:
                 self._note_slow(seconds, f"{task}: {task.last_step}")
             self.committer.write_outputs(task)
             if not more:
@@ -231,11 +232,11 @@ class StreamThread:
     def _waited_enough_s(self) -> float:
         """How long until a task goes on without the source that it waits for."""
         until = [task.queues.waits_until for task in self._tasks]
-        return min((at - time.monotonic() for at in until if at is not None), default=self._interval)
+        return min((at - self._host.now() for at in until if at is not None), default=self._interval)
 
     def _go_on(self) -> None:
         """Process what has waited long enough for another source."""
-        now = time.monotonic()
+        now = self._host.now()
         try:
             for task in list(self._tasks):
                 if task.queues.waits_until is not None and task.queues.waits_until <= now:
@@ -244,25 +245,25 @@ class StreamThread:
             self._abort(error)
 
     def _commit_if_due(self) -> None:
-        if time.monotonic() >= self._due or any(task.state.full for task in self._tasks):
+        if self._host.now() >= self._due or any(task.state.full for task in self._tasks):
             self._commit_or_abort()
-            self._due = time.monotonic() + self._interval
+            self._due = self._host.now() + self._interval
 
     def _next_punctuation_s(self) -> float:
         """How long until a processor wants to be called by the wall clock."""
-        due = [task.program.next_punctuation_ms for task in self._tasks]
-        return min((at / 1000 - time.time() for at in due if at is not None), default=self._interval)
+        due, now_ms = [task.program.next_punctuation_ms for task in self._tasks], self._host.wall_ms()
+        return min(((at - now_ms) / 1000 for at in due if at is not None), default=self._interval)
 
     def _punctuate(self) -> None:
         """Call what is due by the wall clock."""
-        now_ms = wall_clock_ms()
+        now_ms = self._host.wall_ms()
         try:
             for task in self._tasks:
                 if task.punctuation_due(now_ms):
                     self.committer.begin(task)
-                    began = time.monotonic()
+                    began = self._host.now()
                     task.punctuate(now_ms)
-                    if (seconds := time.monotonic() - began) > self._outlasting.least_s:
+                    if (seconds := self._host.now() - began) > self._outlasting.least_s:
                         self._note_slow(seconds, f"{task}: its punctuators")
                     self.committer.write_outputs(task)
         except (LogError, MembershipLostError) as error:
@@ -299,11 +300,11 @@ class StreamThread:
             ProcessingError: it does not, because one call takes too long each time.
         """
         (seconds, call), self._slowest = self._slowest, (0.0, "")
-        if call and (hopeless := self._outlasting.void(call, seconds, time.monotonic())) is not None:
+        if call and (hopeless := self._outlasting.void(call, seconds, self._host.now())) is not None:
             raise ProcessingError(f"{hopeless}.") from error
         if not isinstance(error, LogError) or isinstance(error, FencedError) or error.retryable:
             return
-        now = time.monotonic()
+        now = self._host.now()
         self._in_vain = [at for at in self._in_vain if at > now - IN_VAIN_S] + [now]
         if isinstance(error, RefusedError):
             if len(self._in_vain) >= MOST_IN_VAIN:

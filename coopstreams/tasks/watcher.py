@@ -10,11 +10,10 @@ Invariant: it only reads what the other threads publish; it never makes them wai
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from coopstreams.host import SYSTEM, Host
 from coopstreams.log import outage
 from coopstreams.log.log import Log
 from coopstreams.metrics import Metrics
@@ -55,7 +54,9 @@ class Watcher:
         rests_s: float,
         emit: Callable[[Event], None],
         changelog: Callable[[StoreSpec], str],
+        host: Host = SYSTEM,
     ) -> None:
+        self._host = host
         self.watch = Watch(max(STALLED_S, 3 * rests_s), max(SLOW_S, 3 * rests_s))
         self._ends: dict[TopicPartition, int] = {}
         """As far as they were heard of."""
@@ -67,13 +68,13 @@ class Watcher:
         self._tasks = tasks
         self._purged = purged
         self._purge_every_s = purge_every_s
-        self._purge_at = time.monotonic() + purge_every_s
+        self._purge_at = self._host.now() + purge_every_s
         self._emit = emit
         self._changelog = changelog
-        self._compare_at = time.monotonic() + COMPARE_EVERY_S
+        self._compare_at = self._host.now() + COMPARE_EVERY_S
         self._deleted: dict[TopicPartition, int] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
+        self._stop = host.signal()
+        self._thread = host.thread(self._run, "watcher")
 
     def start(self) -> None:
         """Begin to look."""
@@ -99,14 +100,14 @@ class Watcher:
     def _look(self) -> None:
         self._sayings.tick()
         tasks = dict(self._tasks)
-        asked_at, sources = time.monotonic(), {source for task in tasks.values() for source in task.sources}
+        asked_at, sources = self._host.now(), {source for task in tasks.values() for source in task.sources}
         # Before the brokers are asked, who may take long: a task is seen to stand still from now on.
         committed = {id_: {source: task.progress.durable(source) for source in task.sources} for id_, task in tasks.items()}
         self._measure(sources)
         if sources and not self.watch.unanswered:
             outage.answered(asked_at)
         self._watch_tasks(tasks, committed, self._ends, asked_at)
-        now = time.monotonic()
+        now = self._host.now()
         states = Counter(state.value for state in dict(self._roster.states).values())
         self._metrics.tasks(states)
         if now >= self._purge_at:
@@ -140,16 +141,16 @@ class Watcher:
 
     def _measure(self, sources: set[TopicPartition]) -> None:
         """Ask where these end. A leader that does not answer keeps nobody from hearing of the others."""
-        unanswered, give_up = self.watch.unanswered, time.monotonic() + MOST_S
+        unanswered, give_up = self.watch.unanswered, self._host.now() + MOST_S
         for source in sorted(sources, key=lambda source: unanswered.get(source, 0.0)):
-            if source in unanswered and time.monotonic() > give_up:
+            if source in unanswered and self._host.now() > give_up:
                 break
             try:
                 self._ends[source] = self._log.end_offset(source)
                 unanswered.pop(source, None)
             except LogError as error:
                 if source not in unanswered:
-                    unanswered[source] = time.monotonic()
+                    unanswered[source] = self._host.now()
                     log.log(logging.DEBUG if error.retryable else logging.WARNING, "cannot measure lags: %s", error)
         for gone in [source for source in unanswered if source not in sources]:
             del unanswered[gone]

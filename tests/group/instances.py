@@ -12,8 +12,10 @@ from typing import Any
 
 from coopstreams.dev.process import wait_until
 from coopstreams.group.assignor import assign
+from coopstreams.group.coordinator import connector
 from coopstreams.group.members import Cluster, MemberInfo
 from coopstreams.group.membership import Assigned, GroupEvent, GroupMember, Lost, Refused, Timings
+from coopstreams.host import SYSTEM, Host
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import AssignmentError
@@ -82,6 +84,7 @@ class Instance:
         instance_id: str | None = None,
         predecessor: str = "",
         alive: Callable[[], bool] = lambda: True,
+        host: Host = SYSTEM,
         **info: Any,
     ) -> None:
         self.name = name
@@ -91,7 +94,7 @@ class Instance:
         self.may_release.set()
         self._inbox: queue.SimpleQueue[GroupEvent | None] = queue.SimpleQueue()
         self.member = GroupMember(
-            {"bootstrap.servers": bootstrap},
+            connector({"bootstrap.servers": bootstrap}, host),
             group,
             [f"{group}-topic"],
             lambda: MemberInfo(name, **info),
@@ -102,6 +105,7 @@ class Instance:
             predecessor=predecessor,
             sources={0: [f"{group}-topic"]},
             timings=timings,
+            host=host,
         )
         self._control = threading.Thread(target=self._run, name=f"control-{name}", daemon=True)
         self._control.start()

@@ -12,13 +12,15 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from coopstreams.group import clock, coordinator, membership
 from coopstreams.group.claims import check_granted
+from coopstreams.group.coordinator import GroupCoordinator
 from coopstreams.group.membership import Lost, Refused, Timings
+from coopstreams.host import System
 from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import FencedError, GroupError, LogError, MembershipLostError, UnknownTopicError
@@ -289,7 +291,7 @@ def test_a_broker_that_says_nothing_keeps_no_answer_of_the_others_back(app: Appl
     writer.append(partition.topic, [b"k"], [b"v"], [0], partitions=0)
     writer.flush(PATIENCE_S)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        brokers = a.member._coordinator._connection._manager.cluster._brokers
+        brokers = cast(GroupCoordinator, a.member._coordinator)._connection._manager.cluster._brokers
         brokers[77] = copy.copy(next(iter(brokers.values())))
         brokers[77].node_id, brokers[77].port = 77, silent.getsockname()[1]
         for _ in range(3):
@@ -299,9 +301,18 @@ def test_a_broker_that_says_nothing_keeps_no_answer_of_the_others_back(app: Appl
     log.close()
 
 
-def test_a_machine_that_was_suspended_costs_the_certainty_until_the_group_has_answered(app: Application, monkeypatch: pytest.MonkeyPatch) -> None:
+class Laptop(System):
+    """A machine that can be closed."""
+
+    asleep_s = 0.0
+
+    def elapsed(self) -> float:
+        return super().elapsed() + self.asleep_s
+
+
+def test_a_machine_that_was_suspended_costs_the_certainty_until_the_group_has_answered(app: Application) -> None:
     """The monotonic clock stands still meanwhile; the one that is asked goes on, and so does the broker's."""
-    asleep, awake = threading.Event(), threading.Event()
+    asleep, awake, laptop = threading.Event(), threading.Event(), Laptop()
     awake.set()
 
     def alive() -> bool:  # on the thread that sends heartbeats
@@ -309,7 +320,7 @@ def test_a_machine_that_was_suspended_costs_the_certainty_until_the_group_has_an
             asleep.set()
         return awake.wait(PATIENCE_S)
 
-    one = app.start("one", alive=alive)
+    one = app.start("one", alive=alive, host=laptop)
     app.complete("one")
     assert one.member.sure(0)
     asked = one.member.ask()
@@ -317,9 +328,8 @@ def test_a_machine_that_was_suspended_costs_the_certainty_until_the_group_has_an
     assert not one.member.confirmed(asked, 1), "of another epoch nobody has heard"
     awake.clear()
     assert asleep.wait(PATIENCE_S)
-    asked, real = one.member.ask(), clock.elapsed_s
-    for module in (coordinator, membership):
-        monkeypatch.setattr(module, "elapsed_s", lambda: real() + CALM.session / 1000)
+    asked = one.member.ask()
+    laptop.asleep_s += CALM.session / 1000
     assert not one.member.sure(0)
     assert not one.member.confirmed(asked, 0)
     awake.set()

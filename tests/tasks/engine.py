@@ -16,6 +16,7 @@ from coopstreams.commit.follower import Follower
 from coopstreams.commit.progress import Author, Progress
 from coopstreams.commit.record import Committed
 from coopstreams.config import Config
+from coopstreams.host import SYSTEM, Host
 from coopstreams.log.log import GroupFence, Position, TopicSpec
 from coopstreams.log.memory import MemoryLog
 from coopstreams.metrics import Metrics
@@ -69,10 +70,19 @@ class Engine:
     """The tasks of one sub-topology, opened and closed by hand."""
 
     def __init__(
-        self, topology: Topology, topics: Mapping[str, int], *, threads: int = 1, interval_s: float = 0.02, buffer: int = 1 << 20, **settings: Any
+        self,
+        topology: Topology,
+        topics: Mapping[str, int],
+        *,
+        threads: int = 1,
+        interval_s: float = 0.02,
+        buffer: int = 1 << 20,
+        host: Host = SYSTEM,
+        **settings: Any,
     ) -> None:
         self.application = topology.application_id
         self.generation = 1
+        self.host = host
         self.buffer = buffer
         """How many bytes of rows a task keeps in memory."""
         self.at_fence: list[dict[str, int]] = []
@@ -94,7 +104,9 @@ class Engine:
         written = frozenset(self.log.partitions())
         self.committers = [self._committer(number, written) for number in range(threads)]
         slow = Outlasting.of(self.config)
-        self.threads = [StreamThread(number, committer, self.events.put, interval_s, slow) for number, committer in enumerate(self.committers)]
+        self.threads = [
+            StreamThread(number, committer, self.events.put, interval_s, slow, host=host) for number, committer in enumerate(self.committers)
+        ]
         most = self.config["max.bytes.key.range.cache"]
         self.dispatcher = Dispatcher(self.log.reader(), lambda _: None, self.program.clocks_of, most, self.metrics)
         self.tasks: dict[TaskId, tuple[Task, StreamThread]] = {}
@@ -122,7 +134,9 @@ class Engine:
         on_failure = handler(id_, self.config, tally.failure, self.committers[thread].dead_letter, Sayings())
         opened = Incarnation(id_, sources, state, progress, self.member.epoch)
         latency, idle_ms = partial(self.metrics.latency, id_.subtopology), self.config["max.task.idle.ms"]
-        return Task(opened, self.program, on_failure, tally, caching=False, latency=latency, partitions=lambda _: 1, max_idle_ms=idle_ms)
+        return Task(
+            opened, self.program, on_failure, tally, caching=False, latency=latency, partitions=lambda _: 1, max_idle_ms=idle_ms, host=self.host
+        )
 
     def open(self, range_: KeyRange, partition: int = 0, thread: int = 0) -> Task:
         """Open a task and route its records to it."""
@@ -212,7 +226,8 @@ class Engine:
             lambda store: self.changelog(store.name),
             lambda: written,
             self.metrics,
-            Refusals(self.log, self.config),
+            Refusals(self.log, self.config, self.host),
+            self.host,
         )
 
     def _check_fence(self, fence: GroupFence) -> str | None:

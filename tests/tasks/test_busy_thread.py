@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from queue import SimpleQueue
+
 import pytest
 
 from coopstreams.topology import serdes
@@ -31,6 +33,7 @@ def test_the_records_of_siblings_leave_one_message_in_front_of_a_thread_that_doe
 
     for number in range(300):
         write(OF_RIGHT[number % len(OF_RIGHT)], number)
+    assert isinstance(busy._inbox, SimpleQueue)
     assert busy._inbox.qsize() == 2, "the task, and how far its partition is"
     write(OF_LEFT[0], 1000)
     for number in range(300):

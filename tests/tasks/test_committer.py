@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
 
 import pytest
 
 from coopstreams.commit.record import TOPIC
 from coopstreams.dev.process import wait_until
+from coopstreams.host import SYSTEM, Host, System
 from coopstreams.log.log import GroupFence, TopicSpec
 from coopstreams.state import layout
 from coopstreams.state.views import StoreView
@@ -36,8 +36,8 @@ def counting() -> Topology:
     return builder.build()
 
 
-def engine(guarantee: str, keys: list[str]) -> Engine:
-    made = Engine(counting(), {"in": 1, "out": 1}, processing_guarantee=guarantee)
+def engine(guarantee: str, keys: list[str], host: Host = SYSTEM) -> Engine:
+    made = Engine(counting(), {"in": 1, "out": 1}, host=host, processing_guarantee=guarantee)
     made.write("in", [(key.encode(), b"", at) for at, key in enumerate(keys)])
     return made
 
@@ -257,23 +257,34 @@ def test_a_topic_that_is_gone_is_named() -> None:
     made.committers[0].check_topics()
 
 
+class Wall(System):
+    """A machine whose clock on the wall is set by the test, or goes on by a step each time somebody looks."""
+
+    def __init__(self, step: int = 0) -> None:
+        self.ms, self.step = 1000, step
+
+    def wall_ms(self) -> int:
+        self.ms += self.step
+        return self.ms
+
+
 def true_ms(made: Engine) -> set[int]:
     return {run.true_ms for run in made.databases[0].checkpoints("counts")}
 
 
 @BOTH
 def test_state_is_true_as_of_the_time_before_the_fence_because_a_process_may_be_stopped_behind_it(
-    guarantee: str, monkeypatch: pytest.MonkeyPatch
+    guarantee: str,
 ) -> None:
     """It wakes up three days later: meanwhile others have written tombstones, and compaction has removed them."""
-    made, now = engine(guarantee, ["a"]), [1000]
-    monkeypatch.setattr(committer, "wall_clock_ms", lambda: now[0])
+    wall = Wall()
+    made = engine(guarantee, ["a"], host=wall)
 
     @contextmanager
     def stopped_behind(epoch: int) -> Iterator[GroupFence]:
         with fence(epoch) as inside:
             yield inside
-            now[0] = 3 * 86_400_000
+            wall.ms = 3 * 86_400_000
 
     task = made.task(WHOLE)
     made.committers[0].claim(task)
@@ -284,29 +295,26 @@ def test_state_is_true_as_of_the_time_before_the_fence_because_a_process_may_be_
 
 
 def test_state_of_a_task_that_rests_is_true_as_long_as_the_group_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [1000]
-    monkeypatch.setattr(committer, "wall_clock_ms", lambda: now[0])
+    wall = Wall()
     monkeypatch.setattr(committer, "CONFIRM_S", 0.0)
-    made = engine(EXACTLY, ["a"])
+    made = engine(EXACTLY, ["a"], host=wall)
     task, [at_work] = made.task(WHOLE), made.committers
     process(made, task)
-    now[0] = 2000
+    wall.ms = 2000
     at_work.confirm([task])
     assert true_ms(made) == set(), "an interval is open: what it has written may count or not"
     at_work.commit([task])
-    now[0] = 3000
+    wall.ms = 3000
     at_work.confirm([task])
     assert true_ms(made) == {3000}
-    made.member.answered, now[0] = False, 4000
+    made.member.answered, wall.ms = False, 4000
     at_work.confirm([task])
     assert true_ms(made) == {3000}, "somebody else may have the task"
 
 
 def test_a_thread_without_work_says_again_and_again_that_its_state_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(committer, "CONFIRM_S", 0.0)
-    times = count(1000)
-    monkeypatch.setattr(committer, "wall_clock_ms", lambda: next(times))
-    made = engine(EXACTLY, ["a"])
+    made = engine(EXACTLY, ["a"], host=Wall(step=1))
     made.start()
     made.open(WHOLE)
     made.settle()

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coopstreams.host import SYSTEM
 from coopstreams.log.log import Position
 from coopstreams.tasks.dispatch import FETCH_RECORDS
 from coopstreams.tasks.events import Closed
-from coopstreams.tasks.task import wall_clock_ms
 from coopstreams.topology import serdes
 from coopstreams.topology.builder import StreamsBuilder
 from coopstreams.topology.columns import TopicPartition
@@ -227,7 +227,7 @@ def test_a_row_that_is_written_later_still_finds_the_record_that_waits_for_it() 
 
 
 def test_a_batch_is_as_late_as_its_first_record_and_never_comes_before_it_was_made() -> None:
-    made, now_ms = Engine(counting(), {"in": 1, "out": 1}), wall_clock_ms()
+    made, now_ms = Engine(counting(), {"in": 1, "out": 1}), SYSTEM.wall_ms()
     made.start()
     made.open(WHOLE)
 
