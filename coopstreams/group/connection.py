@@ -14,9 +14,12 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from kafka import errors
+from kafka.future import Future
 from kafka.net.compat import KafkaNetClient
 from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.net.wakeup_notifier import WakeupNotifier
@@ -160,10 +163,53 @@ class Connection:
                 if time.monotonic() > give_up:
                     raise LogError(f"{exchange.what}: no success in {timeout_s:.1f} s; last: {answer}", retryable=True) from error
                 if requests.coordinator_moved(error):
-                    self._manager.cluster.request_update()
+                    self.look_again()
                     if moved is not None:
                         moved()
             await self._net.sleep(_PAUSE_S)
+
+    async def ask_each(
+        self, asked: Mapping[int, Exchange[_T]], timeout_ms: float, enough: Callable[[Mapping[int, _T]], bool] | None = None
+    ) -> tuple[dict[int, _T], dict[int, errors.KafkaError]]:
+        """Put each node its question, all at once; return the answers, and what failed; of who is too late, neither.
+
+        It ends when all have answered or failed, when the answers are `enough`, or when the time is over. A broker that
+        stands still keeps its question, as in `open_transactions`.
+        """
+        answers: dict[int, _T] = {}
+        failed: dict[int, errors.KafkaError] = {}
+        done = Future()
+
+        def heard() -> None:
+            if not done.is_done and (len(answers) + len(failed) == len(asked) or (enough is not None and enough(answers))):
+                done.success(None)
+
+        def answered(node: int, response: Any) -> None:
+            try:
+                answers[node] = asked[node].read(response)
+            except errors.KafkaError as error:
+                failed[node] = error
+            heard()
+
+        def refused(node: int, error: errors.KafkaError) -> None:
+            failed[node] = error
+            heard()
+
+        for node, exchange in asked.items():
+            try:
+                answer = self._manager.send(exchange.request, node_id=node)
+            except errors.KafkaError as error:
+                refused(node, error)
+            else:
+                answer.add_callback(partial(answered, node)).add_errback(partial(refused, node))
+        if asked:
+            with suppress(errors.KafkaTimeoutError):
+                await self._manager.wait_for(done, timeout_ms)
+        return dict(answers), dict(failed)
+
+    def look_again(self) -> None:
+        """Learn soon which brokers there are."""
+        self._manager.cluster.request_update()
 
     async def end_transaction(self, transactional_id: str, transaction_ms: int, timeout_ms: int | None) -> None:
         """Abort what is open under that id."""

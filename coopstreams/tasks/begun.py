@@ -61,13 +61,13 @@ class Begun:
         self._looked = True
 
     def _look(self, reading: Reading, numbers: Iterable[tuple[int, int]], individual: Callable[[], Iterable[TopicPartition]]) -> None:
-        written: dict[TopicPartition, tuple[TopicPartition, ...]] = {}
-        for number, partition in numbers:
-            for store in reading.programs[number].subtopology.stores:
-                changelog = TopicPartition(self.changelog(store), partition)
-                if store.logged and self.log.end_offset(changelog) > 0:
-                    written[changelog] = reading.sources(TaskId(number, partition, WHOLE))
-                    break
+        read_by = {
+            TopicPartition(self.changelog(store), partition): reading.sources(TaskId(number, partition, WHOLE))
+            for number, partition in numbers
+            for store in reading.programs[number].subtopology.stores
+            if store.logged
+        }
+        written = {changelog: read_by[changelog] for changelog, end in self.log.end_offsets(read_by.keys()).items() if end > 0}
         if not written:
             return
         rows = self.coordinator.fetch_offsets({source for sources in written.values() for source in sources}, stable=False).offsets

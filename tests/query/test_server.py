@@ -17,6 +17,7 @@ import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 
 from coopstreams.metrics import Metrics
+from coopstreams.query import server
 from coopstreams.query.app import QueryApp
 from coopstreams.query.backend import Health
 from coopstreams.query.openapi import description
@@ -286,7 +287,8 @@ def test_a_server_on_all_addresses_is_known_by_the_name_of_its_host() -> None:
     server.stop()
 
 
-def test_stopping_finishes_what_is_being_answered_and_leaves_no_thread() -> None:
+def test_stopping_finishes_what_is_being_answered_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "DRAIN_S", 60)  # a machine that stands still cuts no answer off
     before = set(threading.enumerate())
     with Cluster(1) as cluster:
         cluster.deal(1, {"counts": {f"{i:05}": (i, i) for i in range(5000)}})

@@ -19,6 +19,7 @@ from coopstreams.tasks.watcher import Watcher
 from coopstreams.topology import serdes
 from coopstreams.topology.builder import StreamsBuilder
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.keys import KeyRange, key_hash
 from coopstreams.topology.task_id import TaskId
 from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
@@ -181,6 +182,18 @@ def test_a_changelog_that_is_deleted_or_made_anew_while_its_task_runs_has_a_name
     watched.open_tasks[left].state.topic_ids = {"counts": watched.log.topic_id(changelog)}  # it was opened again
     look(watched.open_tasks)
     assert watched.watcher.watch.made_anew == {}
+
+
+def test_a_source_that_is_made_anew_while_its_tasks_run_ends_the_instance_with_the_cure(watched: Watched) -> None:
+    watched.run(LEFT, RIGHT)
+    for task in watched.open_tasks.values():
+        task.progress.topic_ids = {"in": watched.log.topic_id("in")}  # as the opener found it
+    watched.watcher._compare(watched.open_tasks)
+    watched.log.delete_topics(["in"])
+    watched.watcher._compare(watched.open_tasks)  # the reader will say that it is gone
+    watched.log.create_topics([TopicSpec("in", 1)])
+    with pytest.raises(ConfigError, match=r"in-0: the topic was deleted and made anew .* `coopstreams group reset app --topic in --to earliest`"):
+        watched.watcher._compare(watched.open_tasks)
 
 
 def test_whatever_ends_the_watcher_is_told(watched: Watched) -> None:
