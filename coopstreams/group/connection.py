@@ -37,6 +37,8 @@ _T = TypeVar("_T")
 
 _PAUSE_S = 0.02
 _SLICE_MS = 3000
+_MARGIN_MS = 50
+"""By how much a request's own time-out comes first: it says more."""
 REQUEST_MS = 4000
 """How long a heartbeat, or the search for the coordinator, may go without an answer; a join has a time of its own."""
 
@@ -134,10 +136,14 @@ class Connection:
 
     async def once(self, exchange: Exchange[_T], node: Any, timeout_ms: float = _SLICE_MS) -> _T:
         """Send a request to a node; return what its answer means, or raise kafka-python's error."""
-        return exchange.read(await self._manager.send(exchange.request, node_id=node, request_timeout_ms=timeout_ms))
+        # Waited for besides: while a connection is being made, kafka-python's own time-out does not run.
+        answer = self._manager.send(exchange.request, node_id=node, request_timeout_ms=timeout_ms)
+        return exchange.read(await self._manager.wait_for(answer, timeout_ms + _MARGIN_MS))
 
     async def ask(self, exchange: Exchange[_T], node: Node, timeout_ms: int | None = None, moved: Callable[[], None] | None = None) -> _T:
         """Return the answer of whoever is responsible, asked again while that may help; `moved` says that it may be another by now.
+
+        No attempt takes the whole time: a broker that stands still is asked until another one is responsible.
 
         Raises:
             MembershipLostError: the request came from a member that is none, or not in this generation.
@@ -148,7 +154,7 @@ class Connection:
         answer: errors.KafkaError | None = None
         while True:
             try:
-                return await self.once(exchange, await node(), max(100.0, 1000 * (give_up - time.monotonic())))
+                return await self.once(exchange, await node(), min(_SLICE_MS, max(100.0, 1000 * (give_up - time.monotonic()))))
             except errors.KafkaError as error:
                 if not requests.passes(error):
                     raise requests.translated(exchange.what, error) from error
@@ -246,6 +252,10 @@ class Connection:
         """Return the id of the broker behind the coordinator's connection."""
         return int(str(coordinator).rpartition("-")[2])
 
+    def connected(self, node: Any) -> bool:
+        """Return whether there is a connection to this node. Any thread."""
+        return bool(self.client.connected(node))
+
     def brokers(self) -> list[Any]:
         """Return the ids of all brokers that are known."""
         return [broker.node_id for broker in self._manager.cluster.brokers()]
@@ -289,10 +299,12 @@ def _client_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "client_id": "coopstreams",
         "request_timeout_ms": REQUEST_MS,  # kafka-python's 30 s would cost the membership when the coordinator hangs
+        "socket_connection_setup_timeout_ms": REQUEST_MS,  # a broker that hangs still takes connections
         "reconnect_backoff_max_ms": 1000,  # kafka-python's 30 s would cost the membership after a short outage
         "receive_message_max_bytes": 100_000_000,
         **settings,
     }
+    arguments.setdefault("socket_connection_setup_timeout_max_ms", arguments["socket_connection_setup_timeout_ms"])
     callback, config = arguments.pop("oauth_cb", None), arguments.pop("oauth_config", "")
     if callback is not None:
         arguments["sasl_oauth_token_provider"] = _TokenProvider(callback, config)

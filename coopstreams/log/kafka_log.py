@@ -111,7 +111,7 @@ class KafkaLog:
             return
         for spec in specs:
             new = NewTopic(spec.name, spec.partitions, spec.replication, config=dict(spec.config))
-            self._request(self._admin.create_topics, [new], f'creating topic "{spec.name}"', fine={KafkaError.TOPIC_ALREADY_EXISTS})
+            self._request(AdminClient.create_topics, [new], f'creating topic "{spec.name}"', fine={KafkaError.TOPIC_ALREADY_EXISTS})
         self._made |= {spec.name for spec in specs}
         self._made_until = time.monotonic() + NEW_FOR_S
         self.partitions()
@@ -122,7 +122,7 @@ class KafkaLog:
             return
         self._made -= set(names)
         for name in names:
-            self._request(self._admin.delete_topics, [name], f'deleting topic "{name}"', fine=UNKNOWN)
+            self._request(AdminClient.delete_topics, [name], f'deleting topic "{name}"', fine=UNKNOWN)
         deadline = time.monotonic() + self.timeout_s
         while not self.partitions().keys().isdisjoint(names) and time.monotonic() < deadline:
             time.sleep(RETRY_S)
@@ -130,14 +130,14 @@ class KafkaLog:
     def topic_config(self, topic: str) -> dict[str, str]:
         """Return the topic's configuration, defaults of the broker included."""
         resource = ConfigResource(ResourceType.TOPIC, topic)
-        entries = self._request(self._admin.describe_configs, [resource], f'asking for the configuration of topic "{topic}"') or {}
+        entries = self._request(AdminClient.describe_configs, [resource], f'asking for the configuration of topic "{topic}"') or {}
         return {name: entry.value for name, entry in entries.items() if entry.value is not None}
 
     def topic_id(self, topic: str) -> str:
         """Return what tells the topic from another one that had its name before."""
 
-        def describe(names: list[str], *, request_timeout: float) -> Any:
-            return self._admin.describe_topics(TopicCollection(names), request_timeout=request_timeout)
+        def describe(admin: AdminClient, names: list[str], *, request_timeout: float) -> Any:
+            return admin.describe_topics(TopicCollection(names), request_timeout=request_timeout)
 
         found = str(self._request(describe, [topic], f'asking for the id of topic "{topic}"').topic_id)
         return "" if found == NO_ID else found
@@ -170,7 +170,7 @@ class KafkaLog:
 
     def delete_before(self, partition: TopicPartition, offset: int) -> None:
         """Delete the records below an offset."""
-        self._request(self._admin.delete_records, [KafkaPartition(*partition, offset)], f"deleting the records of {partition} below {offset}")
+        self._request(AdminClient.delete_records, [KafkaPartition(*partition, offset)], f"deleting the records of {partition} below {offset}")
 
     def close(self) -> None:
         """Let go of the clients."""
@@ -317,7 +317,7 @@ class KafkaLog:
         while True:
             seconds = patience.attempt_s()
             try:
-                (answer,) = request(what_for, request_timeout=seconds).values()
+                (answer,) = request(self._admin, what_for, request_timeout=seconds).values()
                 return answer.result(seconds + ATTEMPT_S)
             except KafkaException as exception:
                 error = error_of(exception)
@@ -336,6 +336,9 @@ class KafkaLog:
                 self._admin = self._new_admin()
                 raise away(self._settings["bootstrap.servers"], what, self.timeout_s, self._errors)
             patience.rest(f"{error.str()} ({error.name()})")
+            if error.code() == KafkaError._TIMED_OUT:
+                self._admin = self._new_admin()  # it asks whom it takes for the controller, which any broker may be, also one that stands still
+                continue
             # A broker that has just started may not have known the controller when the client asked; it would not ask again for long.
             self.partitions()
             with contextlib.suppress(KafkaException):

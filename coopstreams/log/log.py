@@ -118,6 +118,8 @@ class GroupFence:
     generation: int
     member: str
     instance: str | None = None
+    coordinator: int | None = None
+    """The broker that keeps the group, as this member knows it. None: not known."""
 
     def check(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:
         """Do nothing if these offsets, sent by this identity, will be checked by the coordinator at all.

@@ -196,6 +196,9 @@ class Parts:
         timings = Timings(
             session=self.config["session.timeout.ms"], heartbeat=self.config["heartbeat.interval.ms"], connect=self.config["connect.timeout.ms"]
         )
+        # Who had the state folder before is dead, since this process has its lock. What that one has under way, brokers fence: under
+        # exactly-once. Without, the session time-out is what keeps it from the changelogs.
+        predecessor = self.directory.last_member if self.config.exactly_once else ""
         return GroupMember(
             self.wiring.coordinator(self.config.client),
             self.application,
@@ -204,6 +207,7 @@ class Parts:
             deal,
             emit,
             alive,
+            predecessor=predecessor,
             sources=self.source_topics,
             timings=timings,
             host=self.host,
