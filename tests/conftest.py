@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +30,19 @@ settings.load_profile("untimed")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the tests that need Spark: they take longest, and should not be what a process is left with in the end."""
     items.sort(key=lambda item: item.path.parent.name != "spark")
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Take back how a command that a test ran has set up the logging of the process, or each later test would be told of in its terms."""
+    loggers = [logging.getLogger(name) for name in ("", "coopstreams", "kafka", "py4j")]
+    levels, handlers = [each.level for each in loggers], list(loggers[0].handlers)
+    yield
+    for each, level in zip(loggers, levels, strict=True):
+        each.setLevel(level)
+    for handler in loggers[0].handlers:
+        if isinstance(handler, logging.StreamHandler) and handler not in handlers:
+            loggers[0].removeHandler(handler)
 
 
 @dataclass(slots=True)

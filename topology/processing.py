@@ -123,8 +123,11 @@ class Work:
         if interval_ms < 1 or type_ not in self._around.punctuations:
             raise TopologyError(f'"{self._node.name}": schedule(interval, "stream_time" or "wall_clock", function) with at least 1 ms')
         schedule = Schedule(interval_ms, lambda now_ms: self._punctuate(function, now_ms))
-        first_ms = 0 if type_ == "stream_time" else self._around.wall_clock() + interval_ms
-        self._around.punctuations[type_].add(schedule, first_ms)
+        queue, first_ms = self._around.punctuations[type_], 0
+        if type_ == "wall_clock":
+            queue.look(now_ms := self._around.wall_clock())
+            first_ms = now_ms + interval_ms
+        queue.add(schedule, first_ms)
         return schedule
 
     def stream_time(self) -> int:

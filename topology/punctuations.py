@@ -1,6 +1,8 @@
 """Which punctuations are due: a queue for stream time and one for the wall clock.
 
-Invariant: however far a clock jumps, a punctuation is called once; it stays on its grid.
+Invariant: however far a clock jumps ahead, a punctuation is called once; it stays on its grid.
+Invariant: a clock that is put back makes nobody wait for longer: what was due in a second still is. (In Kafka Streams it is due when the
+clock shows again what it showed.)
 Source: Kafka Streams `PunctuationQueue`, `PunctuationSchedule`.
 """
 
@@ -31,6 +33,7 @@ class PunctuationQueue:
 
     _queue: list[tuple[int, int, Schedule]] = field(default_factory=list)
     _numbers: count[int] = field(default_factory=count)
+    _now_ms: int | None = None
 
     @property
     def next_ms(self) -> int | None:
@@ -40,6 +43,13 @@ class PunctuationQueue:
     def add(self, schedule: Schedule, first_ms: int) -> None:
         """Begin to call a function: first when the clock has reached this."""
         heappush(self._queue, (first_ms, next(self._numbers), schedule))
+
+    def look(self, now_ms: int) -> None:
+        """Learn what a clock shows that may be put back: the grids move back with it."""
+        if self._now_ms is not None and now_ms < self._now_ms:
+            back_ms = self._now_ms - now_ms
+            self._queue = [(due_ms - back_ms, number, schedule) for due_ms, number, schedule in self._queue]
+        self._now_ms = now_ms
 
     def punctuate(self, now_ms: int) -> bool:
         """Call what is due, each function once; return whether anything was.

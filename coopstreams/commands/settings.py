@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TextIO
 
 from coopstreams.topology.errors import ConfigError
 
@@ -21,13 +22,21 @@ def flags(pairs: Iterable[str] | None, named: Mapping[str, Any]) -> dict[str, An
 def configure_logging(verbose: bool, who: str = "", handler: logging.Handler | None = None) -> None:
     """Log to the terminal, or by this handler; `who` tells the lines of workers that share it apart."""
     form = logging.Formatter(f"%(asctime)s %(levelname)-7s {who}%(message)s", datefmt="%H:%M:%S")
-    handler = handler or logging.StreamHandler()
+    handler = handler or _Terminal()
     handler.setFormatter(form)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("coopstreams").setLevel(logging.DEBUG if verbose else logging.INFO)
     # It reports what the membership already does, in three lines for each attempt.
     logging.getLogger("kafka").setLevel(logging.ERROR if verbose else logging.CRITICAL)
     logging.getLogger("py4j").setLevel(logging.CRITICAL)  # of Spark: Ctrl-C is an error with two tracebacks to it
+
+
+class _Terminal(logging.StreamHandler[TextIO]):
+    """Writes to what `sys.stderr` is when a line comes: the one of before may be closed, as that of a test in which a command ran."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 def _pair(text: str) -> tuple[str, str]:

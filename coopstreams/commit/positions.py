@@ -80,6 +80,27 @@ def check_beside(follower: Follower, committed: Mapping[TopicPartition, Committe
             )
 
 
+def check_named(group: str, openings: Mapping[TopicPartition, Opening], ids: Mapping[str, str]) -> None:
+    """Do nothing if the individual commits are of the topics that have these ids now. Commits of older versions name none.
+
+    Raises:
+        ConfigError: a topic was made anew since.
+    """
+    for partition, opening in openings.items():
+        if ids[partition.topic] and opening.named - {ids[partition.topic]}:
+            raise made_anew(group, partition, min(segment.position for segment in opening.segments))
+
+
+def made_anew(group: str, partition: TopicPartition, offset: int) -> ConfigError:
+    """Return what is said of a source that is another topic than the one in which the group stands; with the cure."""
+    return ConfigError(
+        f"{partition}: the topic was deleted and made anew since group {group!r} was at offset {offset} of it. What the new "
+        "one has there is other records, and those below were never processed. Begin anew (`coopstreams reset`); or read it "
+        "from its beginning, on top of the state that is there: stop all instances and run "
+        f"`coopstreams group reset {group} --topic {partition.topic} --to earliest`"
+    )
+
+
 class Positions:
     """Answers for one instance. One thread."""
 
@@ -96,7 +117,10 @@ class Positions:
         begun: Begun | None = None,
         host: Host = SYSTEM,
     ) -> None:
-        """`begun`: asked about each task that finds no position; without, such a task begins at `auto.offset.reset`, whatever there may have been."""
+        """`begun`: of an application. It is asked about each task that finds no position; commits name their topics.
+
+        Without, such a task begins at `auto.offset.reset`, whatever there may have been; metadata are the user's.
+        """
         self._host = host
         self._log = log
         self._coordinator = coordinator
@@ -123,12 +147,14 @@ class Positions:
         ready = [one for one in asking if one.plain.keys() >= set(self.sources(one.id))]
         author = Author(self._follower.group, generation, self._author, self._alone)
         resets = {partition: self._reset(partition) for partition in {source for one in ready for source in self.sources(one.id)}}
+        ids = {topic: self._log.topic_id(topic) for topic in {source.topic for source in resets}} if self._begun is not None else {}
         progress = {}
         for one in filter(self._trusted, ready):
             openings = {source: self._follower.open(source, one.id.range, one.plain[source], resets[source]) for source in self.sources(one.id)}
             if self._begun is not None:
+                check_named(self._follower.group, openings, ids)
                 self._begun.check(one.id, openings, self._follower.sources)
-            progress[one.id] = Progress(one.id.range, openings, author)
+            progress[one.id] = Progress(one.id.range, openings, author, ids)
         self._check(progress.values())
         return progress
 

@@ -99,9 +99,13 @@ class _Source:
 class Progress:
     """How far one task is on each of its source partitions. Belongs to its stream thread; no I/O."""
 
-    def __init__(self, covered: KeyRange, openings: Mapping[TopicPartition, Opening], author: Author) -> None:
+    def __init__(
+        self, covered: KeyRange, openings: Mapping[TopicPartition, Opening], author: Author, topic_ids: Mapping[str, str] | None = None
+    ) -> None:
         self.range = covered
         self.author = author
+        self.topic_ids = topic_ids or {}
+        """Of which topics the positions are, by name; a topic that is not here goes without."""
         self.metadata = ""
         """What goes beside the positions into the next commits."""
         self._sources = {
@@ -202,7 +206,8 @@ class Progress:
         if not needed:
             return None
         key = CommitKey(self.author.group, *partition, self.range, source.term, self.author.generation)
-        return encode_key(key), encode_value(CommitValue(self.author.transactional_id, segments, self.metadata))
+        beside = self.metadata or self.topic_ids.get(partition.topic, "")
+        return encode_key(key), encode_value(CommitValue(self.author.transactional_id, segments, beside))
 
     def plain(self, partition: TopicPartition, commits: Commits) -> Committed | None:
         """Stage and return the plain offset to write: a whole-range task's own position, hash 0's owner's mirror of the stable offset."""

@@ -94,7 +94,8 @@ class Segment:
 class CommitValue:
     """What is said: segments that tile the key's range, and the transactional id of the writer (for ending it when it is dead).
 
-    Shape: `metadata` is what a consumer wants to find beside its offsets, as in any commit; empty, it is not written.
+    Shape: `metadata` is what a consumer wants to find beside its offsets, as in any commit; empty, it is not written. An application puts the id
+    of the source topic there: its positions mean nothing in another topic of that name.
     """
 
     transactional_id: str

@@ -135,6 +135,8 @@ class Opening:
     claim: bool
     begins: bool = False
     """Nothing was ever committed of some of these hashes, as far as can be seen: they begin at `auto.offset.reset`."""
+    named: frozenset[str] = frozenset()
+    """The metadata of the individual commits that speak: an application's name their topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +234,7 @@ class View:
         segments = combine(pieces, committed, reset)
         claim = not covered.is_whole or any(self._entries(partition))
         begins = committed is None and any(isinstance(piece, Hole) for piece in pieces)
-        return Opening(self.next_term(partition, committed), tuple(segments), committed, claim, begins)
+        return Opening(self.next_term(partition, committed), tuple(segments), committed, claim, begins, self._named(partition, covered))
 
     def stable(self, partition: TopicPartition, committed: Committed | None, own: Sequence[Segment] = ()) -> Position | None:
         """Return the position below which everything is done over the whole hash space; None while some hash never committed.
@@ -264,6 +266,11 @@ class View:
     def garbage(self, partition: TopicPartition, mine: Sequence[KeyRange]) -> list[bytes]:
         """Return the keys that may be tombstoned and whose first hash lies in one of these ranges: each has one such owner."""
         return [encode_key(key) for key in self._tiling(partition).silent if any(key.range.start in covered for covered in mine)]
+
+    def _named(self, partition: TopicPartition, covered: KeyRange) -> frozenset[str]:
+        """Return the metadata of the records that speak for some of these hashes."""
+        keys = {key for tile, key in self._tiling(partition).tiles if key and tile.overlaps(covered)}
+        return frozenset(metadata for key, said in self._entries(partition) if key in keys and (metadata := decode_said(said, key.range)[1]))
 
     def _entries(self, partition: TopicPartition) -> Iterator[tuple[CommitKey, bytes]]:
         """What is live of a partition, as it was said."""

@@ -80,6 +80,14 @@ class MemoryLog:
         with self._state.changed:
             return self._state.partition(partition).end
 
+    def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the true end of each of these partitions."""
+        return {partition: self.end_offset(partition) for partition in partitions}
+
+    def reported_end(self, partition: TopicPartition) -> int:
+        """Return the same: there is one broker, which never stands still."""
+        return self.end_offset(partition)
+
     def delete_before(self, partition: TopicPartition, offset: int) -> None:
         """Delete the records below an offset."""
         with self._state.changed:

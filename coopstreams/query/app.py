@@ -87,7 +87,7 @@ class QueryApp:
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        peers = Peers(self._backend)
+        peers = Peers(self._backend, self._limits.connect_s)
         self._service = QueryService(self._backend, peers, self._limits)
         try:
             yield

@@ -25,14 +25,13 @@ INSTANCE = "x-coopstreams-instance"
 PART_TYPE = "application/x-msgpack"
 """What parts of a range query travel as."""
 
-CONNECT_S = 1.0
-
 
 class Peers:
     """The other instances of the application. Used on the server's event loop."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, connect_s: float) -> None:
         self._backend = backend
+        self._connect_s = connect_s
         self._client = httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_connections=200, max_keepalive_connections=50))
 
     async def ask(self, target: Instance, path: str, timeout_s: float) -> bytes:
@@ -47,7 +46,7 @@ class Peers:
             TARGET: target.id,
             GENERATION: str(self._backend.placement().generation),
         }
-        timeout = httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s))
+        timeout = httpx.Timeout(timeout_s, connect=min(self._connect_s, timeout_s))
         try:
             response = await self._client.get(f"{target.url}{path}", headers=headers, timeout=timeout)
         except httpx.InvalidURL as error:

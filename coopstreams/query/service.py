@@ -52,6 +52,8 @@ class Limits:
     """After this, TIMED_OUT."""
     forward_s: float = 3.0
     """How long to wait for the owner of a key."""
+    connect_s: float = 1.0
+    """How long to wait for a connection to another instance."""
     retry_s: float = 2.0
     """How long TASK_MOVING is kept from the client."""
 

@@ -1,8 +1,9 @@
 """The thread that looks at an instance from outside: lags, rates, stalls, counts; and that deletes repartition records that are done.
 
-It also compares what the changelogs of running tasks are with what they were when these opened. State whose changelog was deleted is right as long
-as its task runs, and nowhere else: whoever opens it next has what was written since. So it is said, and the tasks go on. (Turned down: opening
-them again at once. It would lose today what may be rebuilt from the source, or is made anyway, before anybody must restore.)
+It also compares what the topics of running tasks are with what they were when these opened. A source that was made anew ends the instance.
+State whose changelog was deleted is right as long as its task runs, and nowhere else: whoever opens it next has what was written since. So it
+is said, and the tasks go on. (Turned down: opening them again at once. It would lose today what may be rebuilt from the source, or is made
+anyway, before anybody must restore.)
 
 Invariant: it only reads what the other threads publish; it never makes them wait.
 """
@@ -11,8 +12,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from coopstreams.commit.positions import made_anew
 from coopstreams.host import SYSTEM, Host
 from coopstreams.log import outage
 from coopstreams.log.log import Log
@@ -101,11 +103,13 @@ class Watcher:
         self._sayings.tick()
         tasks = dict(self._tasks)
         asked_at, sources = self._host.now(), {source for task in tasks.values() for source in task.sources}
+        # Before the brokers are asked, who may take long: a task is seen to stand still from now on.
+        committed = {id_: {source: task.progress.durable(source) for source in task.sources} for id_, task in tasks.items()}
         self._measure(sources)
-        now = self._host.now()
         if sources and not self.watch.unanswered:
             outage.answered(asked_at)
-        self._watch_tasks(tasks, self._ends, now)
+        self._watch_tasks(tasks, committed, self._ends, asked_at)
+        now = self._host.now()
         states = Counter(state.value for state in dict(self._roster.states).values())
         self._metrics.tasks(states)
         if now >= self._purge_at:
@@ -116,8 +120,18 @@ class Watcher:
             self._compare(tasks)
 
     def _compare(self, tasks: dict[TaskId, Task]) -> None:
-        """Find the tasks whose changelogs were made anew, or are gone."""
+        """Find the tasks whose changelogs were made anew, or are gone.
+
+        Raises:
+            ConfigError: a source was made anew: the offsets that its reader goes on from are those of another topic.
+        """
         ids: dict[str, str] = {}
+        for task in tasks.values():
+            for source in task.sources:
+                if source.topic not in ids:
+                    ids[source.topic] = self._id_of(source.topic)
+                if NO_TOPIC not in (ids[source.topic], known := task.progress.topic_ids.get(source.topic, NO_TOPIC)) and known != ids[source.topic]:
+                    raise made_anew(task.progress.author.group, source, task.progress.durable(source))
         found: dict[TaskId, str] = {}
         for id_, task in tasks.items():
             for store, topic_id in task.state.topic_ids.items():
@@ -144,7 +158,7 @@ class Watcher:
             if source in unanswered and self._host.now() > give_up:
                 break
             try:
-                self._ends[source] = self._log.end_offset(source)
+                self._ends[source] = self._log.reported_end(source)
                 unanswered.pop(source, None)
             except LogError as error:
                 if source not in unanswered:
@@ -153,13 +167,14 @@ class Watcher:
         for gone in [source for source in unanswered if source not in sources]:
             del unanswered[gone]
 
-    def _watch_tasks(self, tasks: dict[TaskId, Task], ends: dict[TopicPartition, int], now: float) -> None:
+    def _watch_tasks(
+        self, tasks: dict[TaskId, Task], committed: Mapping[TaskId, Mapping[TopicPartition, int]], ends: Mapping[TopicPartition, int], now: float
+    ) -> None:
         for id_, task in tasks.items():
             if self._roster.states.get(id_) is not State.RUNNING:
                 continue
-            committed = {source: task.progress.durable(source) for source in task.sources}
-            self.watch.look(id_, now, committed, {source: ends.get(source, committed[source]) for source in task.sources}, task.processed)
-            for source, at in committed.items():
+            self.watch.look(id_, now, committed[id_], {source: ends.get(source, at) for source, at in committed[id_].items()}, task.processed)
+            for source, at in committed[id_].items():
                 self._metrics.lag(id_, source.topic, max(0, ends.get(source, at) - at))
             self._tallies.look(task)
         for gone in tasks.keys() - self._tasks.keys():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -99,13 +98,18 @@ def await_running(apps: Iterable[CoopStreams], timeout_s: float = 120) -> None:
         instances = [instance_of(app) for app in apps]
         states = [dict(instance.roster.states) for instance in instances]
         assigned = [instance.assigned for instance in instances]
-        if any(one is None or len(one.cluster.members) != len(apps) for one in assigned):
+        if any(one is None or len(one.cluster.members) != len(apps) for one in assigned) or not at_rest(instances):
             return False
         return all(mine and all(state.value == "running" for state in mine.values()) for mine in states) and _whole(states)
 
     eventually(ready, timeout_s, lambda: str([{str(task): state.value for task, state in instance_of(app).roster.states.items()} for app in apps]))
-    time.sleep(0.3)  # a rebalance that follows at once begins within a heartbeat or not at all
-    eventually(ready, timeout_s, lambda: "the group does not come to rest")
+
+
+def at_rest(instances: Iterable[Instance]) -> bool:
+    """Whether no rebalance is to follow: one generation gave all what they were promised, and nobody gives anything up."""
+    holdings = [instance.member._holdings for instance in instances]
+    generations = {each.generation for each in holdings}
+    return len(generations) == 1 and all(each._settled and not each.closing and not each.wants_rebalance for each in holdings)
 
 
 def _whole(states: list[dict[Any, Any]]) -> bool:

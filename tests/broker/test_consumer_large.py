@@ -8,6 +8,7 @@ import pytest
 
 from coopstreams.consumer import KeyRange
 from tests.broker.consuming import Orders, finish, nothing_more, read
+from tests.broker.waiting import eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -43,7 +44,8 @@ def test_a_commit_that_is_larger_than_a_request_counts_as_a_whole(orders: Orders
     before = orders.log.end_offset(consumer._session.follower.partition)
     result = consumer.commit()
     assert sum(len(runs) for runs in result.ranges.values()) == 100_000
-    assert orders.log.end_offset(consumer._session.follower.partition) == before + 64 + 1, "a record a key range, and the transaction's marker"
+    written = "a record a key range, and the transaction's marker, which Kafka writes after it has answered"
+    eventually(lambda: orders.log.end_offset(consumer._session.follower.partition) == before + 64 + 1, 90, lambda: written)
     consumer.close()
     again = orders.alone(KeyRange.split(4))
     assert sorted(record.offset for record in read(again, 100_000, 120)) == list(range(0, 200_000, 2))

@@ -11,6 +11,7 @@ from coopstreams.consumer.policy import PolicyTopic
 from coopstreams.consumer.share import Share
 from coopstreams.topology.errors import OffsetOutOfRangeError
 from tests.broker.consuming import Orders
+from tests.broker.waiting import eventually
 
 pytestmark = pytest.mark.broker
 
@@ -28,6 +29,7 @@ def write_with_holes(orders: Orders) -> list[int]:
         writer.flush(10)
         writer.abort() if part % 2 else writer.commit(10)
     writer.close()
+    eventually(lambda: orders.log.end_offset(orders.at) == 606, 90, lambda: "the last marker is written after the abort was answered")
     orders.write(30)
     return [offset for part in (0, 2, 4) for offset in range(101 * part, 101 * part + 100)] + list(range(606, 636))
 

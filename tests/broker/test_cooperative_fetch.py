@@ -109,7 +109,9 @@ def test_what_a_dead_member_had_is_dealt_again_after_the_gap_wait(broker_of_own:
     workable(broker.bootstrap, "work")
     write(broker.bootstrap, "work", 10)
     hangs = member(broker.bootstrap, "g", "work", max_gap_wait_ms=GAP_MS)
-    had = first(hangs)
+    had: list[AcquiredRecord] = []
+    while len(had) < 10:  # perhaps not all at once
+        had += first(hangs)
     assert [record.offset for record in had] == list(range(10))
     for record in had[:4]:
         assert hangs.done(record)

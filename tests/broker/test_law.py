@@ -65,8 +65,10 @@ def check(kafka: Kafka, folder: Path, ranges: int, number: int, guarantee: str, 
         metadata = clients[0].metadata()
         assert len(metadata["instances"]) == number
 
-    changelogs = {name: read_topic(kafka.bootstrap, law.changelog_of(topology, name).name) for name in law.TABLES}
-    assert law.tables_by_changelog(changelogs) == expected.tables
+    def by_changelogs() -> dict[str, dict[Any, Any]]:
+        return law.tables_by_changelog({name: read_topic(kafka.bootstrap, law.changelog_of(topology, name).name) for name in law.TABLES})
+
+    eventually(lambda: by_changelogs() == expected.tables, 60, lambda: difference(by_changelogs(), expected.tables))
     check_outputs(kafka, topics, expected, every_update=not cache)
 
 

@@ -79,6 +79,12 @@ class Program:
         told = [instance.get("details", {}) for instance in httpx.get(f"{url}/v1/status", timeout=30).json()["instances"]]
         return [{name: found[name] for name in ("restarts", "last_end") if name in found} for found in told]
 
+    def processed(self) -> int:
+        """Return how many records the last process that was started has processed, committed or not."""
+        url = re.findall(r"queries are answered at (\S+)", self.said())[-1]
+        instances = httpx.get(f"{url}/v1/status", timeout=30).json()["instances"]
+        return sum(task["processed"] for instance in instances for task in instance["tasks"])
+
     def found(self) -> Found:
         return examine(self.kafka.bootstrap, self.sink, self.written)
 
@@ -97,9 +103,11 @@ def program(kafka: Kafka, tmp_path: Path) -> Iterator[Program]:
 def test_a_signal_drains_and_commits_and_nothing_is_done_again(program: Program, guarantee: str, number: signal.Signals) -> None:
     """Signals come while records flow. The commit interval is so long that only what is committed at the end can count."""
     program.write(500)
-    for _ in range(3):
+    for life in range(3):
         running = program.run(processing_guarantee=guarantee, commit_interval_ms=7000, **PATIENT)
         program.await_start()
+        if life == 0:
+            eventually(lambda: program.processed() > 0, 120, program.said)
         program.write(3000)
         time.sleep(0.3)
         running.send_signal(number)

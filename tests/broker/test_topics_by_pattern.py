@@ -97,7 +97,8 @@ def test_an_application_waits_for_the_first_topic_that_matches(shop: Shop, caplo
 
 def test_a_topic_with_more_partitions_is_more_tasks(shop: Shop) -> None:
     europe = shop.topic("europe", 1)
-    with shop.app(0, shop.copy) as first, shop.app(1, shop.copy, metadata_max_age_ms=300_000) as second:
+    exactly = {"processing_guarantee": "exactly_once_v2"}
+    with shop.app(0, shop.copy, **exactly) as first, shop.app(1, shop.copy, metadata_max_age_ms=300_000, **exactly) as second:
         await_running([first, second])
         shop.write(europe, 200)
         america = shop.topic("america", 3)

@@ -12,10 +12,13 @@ import httpx
 import pytest
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
+from coopstreams.consumer.reset import reset_offsets
+from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.log.log import TopicSpec
 from coopstreams.tasks import watcher
-from tests.broker.counting import Counting, await_table, groups_on_disk, metric
+from coopstreams.topology.columns import TopicPartition
+from tests.broker.counting import Counting, await_table, failure_of, groups_on_disk, metric
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
@@ -53,7 +56,7 @@ def test_a_changelog_that_has_grown_past_the_checkpoints_of_the_one_before_is_re
         await_table(app, counting.write([*BOTH, *GONE]))
     made_anew(kafka, counting.changelog, dict.fromkeys(BOTH, serdes.int64.encode(1000)), times=5)
     with caplog.at_level(logging.WARNING), counting.app(tmp_path, default_dsl_store=engine) as app:
-        await_table(app, dict.fromkeys(BOTH, 1000), timeout_s=30)
+        await_table(app, dict.fromkeys(BOTH, 1000))
         assert groups_on_disk(app).total() == len(BOTH)
         assert metric(app, "coopstreams_restored_records_total") == 5 * len(BOTH)
     assert 'store "counts", key groups 0..255: its checkpoint is of another topic than its changelog is now' in caplog.text
@@ -65,7 +68,7 @@ def test_a_changelog_that_has_grown_past_the_checkpoints_of_the_one_before_is_re
 def test_a_source_topic_that_is_a_changelog_is_read_from_its_beginning_once_it_was_made_anew(
     kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The brokers forget the offsets of a topic that is deleted, so that the task begins at its beginning, and so does the table."""
+    """Its tasks do not open before the group is put to its beginning; then the table is what the new topic has."""
     source = kafka.topic("people", cleanup_policy="compact")
     application = kafka.unique("people")
     builder = StreamsBuilder(application)
@@ -77,8 +80,11 @@ def test_a_source_topic_that_is_a_changelog_is_read_from_its_beginning_once_it_w
     with counting.app(tmp_path, **settings) as app:
         await_table(app, dict.fromkeys([*BOTH, *GONE], 1))
     made_anew(kafka, source, dict.fromkeys(BOTH, serdes.int64.encode(1000)), times=7)
+    assert "the topic was deleted and made anew" in str(failure_of(counting.app(tmp_path, **settings)))
+    with GroupAdmin({"bootstrap.servers": kafka.bootstrap}, application) as admin, closing(KafkaLog({"bootstrap.servers": kafka.bootstrap})) as log:
+        reset_offsets(log, admin, {TopicPartition(source, 0): 0})
     with caplog.at_level(logging.WARNING), counting.app(tmp_path, **settings) as app:
-        await_table(app, dict.fromkeys(BOTH, 1000), timeout_s=30)
+        await_table(app, dict.fromkeys(BOTH, 1000))
         assert groups_on_disk(app).total() == len(BOTH)
     assert "its checkpoint is of another topic than its changelog is now" in caplog.text
 

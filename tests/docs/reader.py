@@ -25,11 +25,11 @@ AGAIN_S = 0.3
 class Reader:
     """Types in a folder. `commands` and `addresses` map what a page says to what is right here: whole commands, parts of any text."""
 
-    def __init__(self, folder: Path, commands: dict[str, str], addresses: dict[str, str], settings: dict[str, str]) -> None:
+    def __init__(self, folder: Path, commands: dict[str, str], addresses: dict[str, str]) -> None:
         self._folder = folder
         self._commands = commands
         self._addresses = addresses
-        self._environment = os.environ | settings | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "80"}
+        self._environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "80"}
         self._terminals: dict[str, subprocess.Popen[bytes]] = {}
 
     def type(self, block: Block) -> None:

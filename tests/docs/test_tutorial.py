@@ -21,8 +21,7 @@ def test_the_tutorial_prints_what_it_says_it_prints(tmp_path: Path, request: pyt
     commands = {"coopstreams dev": f"coopstreams dev --data {data} --port {kafka}", "coopstreams dev stop": f"coopstreams dev stop --data {data}"}
     addresses = {"localhost:9092": f"127.0.0.1:{kafka}", "127.0.0.1:9092": f"127.0.0.1:{kafka}"}
     addresses |= {f"127.0.0.1:808{i}": f"127.0.0.1:{http + i}" for i in range(3)}
-    # The group need not wait ten seconds for the dead here.
-    reader = Reader(tmp_path, commands, addresses, {"COOPSTREAMS_SESSION_TIMEOUT_MS": "3000"})
+    reader = Reader(tmp_path, commands, addresses)
     try:
         for block in blocks(START):
             reader.type(block)

@@ -5,9 +5,8 @@ The group coordinator is played by the test; assignor, holdings and the bytes be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import combinations
 
 from hypothesis import given, note, settings
@@ -125,6 +124,24 @@ class Group:
         for process in aware:
             assert process.open <= {*process.holdings.held}
 
+    def play(self, history: Iterable[tuple[str, int]]) -> None:
+        """Have this happen, one thing after the other; the number says of whom, or how many. No key has two owners at any time."""
+        for what, number in history:
+            everybody = [self.members[id_] for id_ in sorted(self.members)]
+            match what:
+                case "handle" | "release":
+                    getattr(everybody[number % len(everybody)], what)()
+                case "all handle" | "all release":
+                    for process in everybody:
+                        getattr(process, what.removeprefix("all "))()
+                case "deaf":
+                    self.rebalance(number)
+                case "wake" | "rebalance":
+                    getattr(self, what)()
+                case _:
+                    getattr(self, what)(number)
+            self.check()
+
     def rest(self) -> int:
         """Let everybody handle, release and join until nobody wants more; return how many rebalances that took."""
         for rounds in range(10):
@@ -141,16 +158,12 @@ class Group:
         raise AssertionError("the group does not come to rest")
 
 
-def each(processes: list[Process], action: Callable[[Process], None]) -> None:
-    for process in processes:
-        action(process)
-
-
-step = st.one_of(
-    st.tuples(st.just("join"), st.integers(1, 4)),
+EVENTS = (
     st.tuples(st.sampled_from(["crash", "expel", "deaf", "handle", "release"]), st.integers(0, 9)),
     st.tuples(st.sampled_from(["wake", "rebalance", "rebalance", "all handle", "all release"]), st.just(0)),
 )
+"""What happens to the members that a group has."""
+step = st.one_of(st.tuples(st.just("join"), st.integers(1, 4)), *EVENTS)
 shapes = st.dictionaries(st.integers(0, 1), st.integers(1, 12), min_size=1)
 
 
@@ -161,23 +174,7 @@ def test_whatever_happens_no_key_has_two_owners_and_the_group_comes_to_rest(
 ) -> None:
     group = Group(partitions, ranges)
     group.join(1)
-    for what, number in history:
-        everybody = [group.members[id_] for id_ in sorted(group.members)]
-        one = everybody[number % len(everybody)]
-        actions: dict[str, Callable[[], object]] = {
-            "join": partial(group.join, number),
-            "crash": partial(group.crash, number),
-            "expel": partial(group.expel, number),
-            "deaf": partial(group.rebalance, number),
-            "handle": one.handle,
-            "release": one.release,
-            "wake": group.wake,
-            "rebalance": group.rebalance,
-            "all handle": partial(each, everybody, Process.handle),
-            "all release": partial(each, everybody, Process.release),
-        }
-        actions[what]()
-        group.check()
+    group.play(history)
     rounds = group.rest()
     note(f"at rest after {rounds} rebalances")
     assert rounds <= 3

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 import pytest
 from hypothesis import given, note, settings
@@ -14,7 +13,7 @@ from coopstreams.group.members import Assignment, MemberInfo, MemberState, Runs
 from coopstreams.group.versions import active_version, assign_active, short, version_of
 from coopstreams.topology.keys import WHOLE, KeyRange, check_tiling
 from coopstreams.topology.task_id import TaskId
-from tests.group.test_group_simulation import Group, Process, each
+from tests.group.test_group_simulation import EVENTS, Group, Process
 
 OLD = (Runs("reads b", 2),)
 NEW = (Runs("reads a", 2), Runs("reads b too", 2))
@@ -218,11 +217,7 @@ class Mixed(Group):
                 check_tiling(ranges, f"{number}_{partition}")
 
 
-step = st.one_of(
-    st.tuples(st.just("start"), st.integers(0, 2)),
-    st.tuples(st.sampled_from(["crash", "expel", "deaf", "handle", "release"]), st.integers(0, 9)),
-    st.tuples(st.sampled_from(["wake", "rebalance", "rebalance", "all handle", "all release"]), st.just(0)),
-)
+step = st.one_of(st.tuples(st.just("start"), st.integers(0, 2)), *EVENTS)
 
 
 @settings(max_examples=300, deadline=None)
@@ -232,23 +227,7 @@ def test_whatever_happens_no_key_of_a_source_partition_has_two_owners_in_any_ver
 ) -> None:
     group = Mixed({}, ranges, versions=versions)
     group.start(0)
-    for what, number in history:
-        everybody = [group.members[id_] for id_ in sorted(group.members)]
-        one = everybody[number % len(everybody)]
-        actions: dict[str, Callable[[], object]] = {
-            "start": partial(group.start, number),
-            "crash": partial(group.crash, number),
-            "expel": partial(group.expel, number),
-            "deaf": partial(group.rebalance, number),
-            "handle": one.handle,
-            "release": one.release,
-            "wake": group.wake,
-            "rebalance": group.rebalance,
-            "all handle": partial(each, everybody, Process.handle),
-            "all release": partial(each, everybody, Process.release),
-        }
-        actions[what]()
-        group.check()
+    group.play(history)
     rounds = group.rest()
     note(f"at rest after {rounds} rebalances")
     assert rounds <= 4

@@ -7,12 +7,13 @@ from random import Random
 
 import pytest
 
+from coopstreams.host import SYSTEM
 from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.log.log import Log, TopicSpec
 from coopstreams.log.memory import MemoryLog
 from coopstreams.topology.columns import TopicPartition
 from tests.conftest import Kafka
-from tests.simulation.kafka.clock import RealClock
+from tests.simulation.kafka.client import Client
 from tests.simulation.kafka.cluster import Cluster
 from tests.simulation.kafka.log import SimulatedLog
 from tests.simulation.kafka.plan import Chance, Early, Late, Lost
@@ -23,7 +24,7 @@ MakeTopic = Callable[..., TopicPartition]
 def faulty(seed: int) -> SimulatedLog:
     """Return a simulated cluster with those faults that no test may notice: silence, records sent early, markers that come later."""
     plan = Chance(Random(seed), {"append": [(0.3, Early())], "fetch": [(0.2, Lost())], "marker": [(0.5, Late(0.02))]})
-    return SimulatedLog(Cluster(plan, RealClock()), "contract")
+    return SimulatedLog(Client(Cluster(plan, SYSTEM), "contract"))
 
 
 @pytest.fixture(params=["memory", "simulated", "faulty", pytest.param("kafka", marks=pytest.mark.broker)])
@@ -32,7 +33,7 @@ def log(request: pytest.FixtureRequest) -> Iterator[Log]:
         yield MemoryLog()
         return
     if request.param == "simulated":
-        yield SimulatedLog(Cluster(clock=RealClock()), "contract")
+        yield SimulatedLog(Client(Cluster(clock=SYSTEM), "contract"))
         return
     if request.param == "faulty":
         yield faulty(2013)

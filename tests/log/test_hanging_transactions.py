@@ -21,7 +21,7 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 from tests.conftest import download_kafka
 from tests.log.open_transactions import UNVERIFIED, Raw
-from tests.log.reading import PATIENCE_S, read_all, values
+from tests.log.reading import PATIENCE_S, arrives, read_all, values
 
 pytestmark = pytest.mark.broker
 
@@ -113,7 +113,7 @@ def test_what_was_aborted_is_aborted_everywhere_before_its_id_is_taken_over(sett
     write(writer, setting.forgotten, "of the next one")
     writer.commit(PATIENCE_S)
     writer.close()
-    assert values(read_all(setting.log, setting.forgotten)) == ["of the next one"]
+    arrives(setting.log, setting.forgotten, ["of the next one"])
 
 
 def test_an_id_that_was_initialised_since_had_its_last_transaction_aborted(setting: Setting) -> None:
@@ -126,7 +126,7 @@ def test_an_id_that_was_initialised_since_had_its_last_transaction_aborted(setti
     write(writer, setting.forgotten, "counts")
     writer.commit(PATIENCE_S)
     writer.close()
-    assert values(read_all(setting.log, setting.forgotten)) == ["counts"]
+    arrives(setting.log, setting.forgotten, ["counts"])
     assert values(read_all(setting.log, setting.told)) == []
 
 

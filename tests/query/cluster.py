@@ -256,7 +256,7 @@ class Node:
         return View(self, opening, StoreView(opening.database, STORES[store], [opening.task.range]))
 
 
-LIMITS = Limits(request_s=60.0, forward_s=60.0, retry_s=0.3)
+LIMITS = Limits(request_s=60.0, forward_s=60.0, connect_s=60.0, retry_s=0.3)
 """For tests that are not about these: a machine that stands still for some seconds makes no error."""
 
 

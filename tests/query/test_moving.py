@@ -49,11 +49,15 @@ def hand_over(cluster: Cluster, rng: random.Random) -> None:
         node.open(task, DATA)
 
 
+LEAST_ANSWERS = 20
+"""From each of those that ask, however slow the machine is."""
+
+
 def keep_asking(cluster: Cluster, seed: int, stop: threading.Event, check: Callable[[httpx.Client, Node, random.Random], str | None]) -> list[str]:
     """Ask random instances until `stop`; return what was wrong. Retryable answers are not."""
     rng, wrong, answered = random.Random(seed), [], 0
     with httpx.Client(trust_env=False, timeout=60) as client:
-        while not stop.is_set() or answered == 0:
+        while not stop.is_set() or answered < LEAST_ANSWERS:
             found = check(client, rng.choice(cluster.nodes), rng)
             if found is None:
                 answered += 1
@@ -115,7 +119,6 @@ def test_whatever_moves_an_answer_is_right_or_retryable(engine: type[Memory | Ro
         for thread in threads:
             thread.join()
         assert wrong == []
-        assert sum(node.reads for node in cluster.nodes) > 100
 
 
 def test_a_move_shorter_than_the_patience_of_the_server_is_not_seen() -> None:

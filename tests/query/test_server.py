@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 import subprocess
@@ -12,9 +13,11 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 
 from coopstreams.metrics import Metrics
+from coopstreams.query import server
 from coopstreams.query.app import QueryApp
 from coopstreams.query.backend import Health
 from coopstreams.query.openapi import description
@@ -264,13 +267,28 @@ def test_an_address_that_cannot_be_is_an_error_at_once(listen: str) -> None:
         QueryServer(listen)
 
 
+@pytest.mark.slow
+def test_a_server_that_takes_long_to_come_up_comes_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker was stopped for 12 s while it started: an error of its settings, it said when it woke, and all workers were ended."""
+    startup = uvicorn.Server.startup
+
+    async def late(server: uvicorn.Server, sockets: list[socket.socket] | None = None) -> None:
+        await asyncio.sleep(10.5)
+        await startup(server, sockets)
+
+    monkeypatch.setattr(uvicorn.Server, "startup", late)
+    with Cluster(1) as cluster:
+        assert httpx.get(f"{cluster['a'].server.url}/v1/stores", trust_env=False).status_code == httpx.codes.OK
+
+
 def test_a_server_on_all_addresses_is_known_by_the_name_of_its_host() -> None:
     server = QueryServer("0.0.0.0:0")
     assert server.url == f"http://{socket.gethostname()}:{server.port}"
     server.stop()
 
 
-def test_stopping_finishes_what_is_being_answered_and_leaves_no_thread() -> None:
+def test_stopping_finishes_what_is_being_answered_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "DRAIN_S", 60)  # a machine that stands still cuts no answer off
     before = set(threading.enumerate())
     with Cluster(1) as cluster:
         cluster.deal(1, {"counts": {f"{i:05}": (i, i) for i in range(5000)}})

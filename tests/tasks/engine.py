@@ -178,6 +178,20 @@ class Engine:
         self._forget(tasks)
         return [task.id.range for task in tasks]
 
+    def process(self, task: Task) -> None:
+        """Let a task that is not on a thread process all there is, on this one; its outputs wait for a commit."""
+        reader, at = self.log.reader(), {source: task.progress.position(source) for source in task.sources}
+        reader.assign(at)
+        for source in at:
+            reader.route(source, [task.id.range])
+        for run in reader.fetch(1 << 20, 0):
+            task.add(run)
+        committer = self.committers[0]
+        committer.begin(task)
+        while task.step():
+            pass
+        committer.write_outputs(task)
+
     def settle(self) -> None:
         """Move records until all that were written are processed."""
         deadline = time.monotonic() + PATIENCE_S

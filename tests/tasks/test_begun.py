@@ -9,7 +9,7 @@ import pytest
 
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions
-from coopstreams.commit.record import TOPIC, CommitKey, Committed, CommitValue, Segment, encode_key, encode_value
+from coopstreams.commit.record import TOPIC, CommitKey, Committed, CommitValue, Segment, decode_value, encode_key, encode_value
 from coopstreams.config import Config
 from coopstreams.group.requests import Fetched
 from coopstreams.log.log import TopicSpec
@@ -129,3 +129,38 @@ def test_a_plain_offset_that_names_an_individual_commit_is_refused_without_it(mo
         app.open(0)
     app.offsets[ORDERS] = 0, "ic -1 4 3"  # the task that wrote it has outranked that commit since
     assert app.open(0) == [0]
+
+
+def commit(app: Application, covered: KeyRange, position: int, beside: str, term: int = 2) -> None:
+    """Write an individual commit of `orders`."""
+    key = encode_key(CommitKey("app", *ORDERS, covered, term, 1))
+    app.write(TOPIC, app.follower.partition.partition, key, encode_value(CommitValue("t", (Segment(covered, position),), beside)))
+
+
+def test_commits_of_a_topic_that_was_made_anew_are_refused_though_it_has_grown_past_them() -> None:
+    app = Application()
+    old = app.log.topic_id("orders")
+    commit(app, LEFT, 7, old)
+    commit(app, RIGHT, 5, "")  # of a coopstreams that did not note ids
+    assert (app.open(0, range_=LEFT), app.open(0, range_=RIGHT), app.open(0)) == ([7], [5], [5])
+    app.log.delete_topics(["orders"])
+    app.log.create_topics([TopicSpec("orders", 2)])
+    for _ in range(20):
+        app.write("orders", 0)
+    for range_ in (LEFT, WHOLE):
+        with pytest.raises(
+            ConfigError, match=r"orders-0: the topic was deleted and made anew .* `coopstreams group reset app --topic orders --to earliest`"
+        ):
+            app.open(0, range_=range_)
+    assert app.open(0, range_=RIGHT) == [5], "nobody knows"
+    commit(app, WHOLE, 0, "", term=4)  # as a reset does it
+    assert app.open(0, range_=LEFT) == [0]
+
+
+def test_what_a_task_commits_names_the_topic_that_was_there_when_it_was_opened() -> None:
+    app, task = Application(), TaskId(0, 0, LEFT)
+    [progress] = app.positions.resolve([Asking(task)], 1).values()
+    progress.advance(ORDERS, 3, 1)
+    record = progress.record(ORDERS)
+    assert record is not None
+    assert decode_value(record[1], LEFT).metadata == app.log.topic_id("orders")

@@ -14,7 +14,6 @@ from coopstreams.log.log import GroupFence, TopicSpec
 from coopstreams.state import layout
 from coopstreams.state.views import StoreView
 from coopstreams.tasks import committer
-from coopstreams.tasks.task import Task
 from coopstreams.topology import serdes
 from coopstreams.topology.builder import StreamsBuilder
 from coopstreams.topology.columns import TopicPartition
@@ -42,19 +41,6 @@ def engine(guarantee: str, keys: list[str], host: Host = SYSTEM) -> Engine:
     return made
 
 
-def process(made: Engine, task: Task) -> None:
-    """Let a task process all there is, on this thread."""
-    reader = made.log.reader()
-    reader.assign({SOURCE: task.progress.position(SOURCE)})
-    reader.route(SOURCE, [task.id.range])
-    for run in reader.fetch(1 << 20, 0):
-        task.add(run)
-    made.committers[0].begin(task)
-    while task.step():
-        pass
-    made.committers[0].write_outputs(task)
-
-
 def in_database(made: Engine) -> dict[bytes, int]:
     [spec] = made.stores
     return {row.key: serdes.int64.decode(row.value) for row in StoreView(made.databases[0], spec, [WHOLE]).all()}
@@ -65,7 +51,7 @@ def test_all_records_are_in_the_log_when_the_fence_is_asked(guarantee: str) -> N
     made = engine(guarantee, list("abcdefgh"))
     task = made.task(LEFT)
     made.committers[0].claim(task)
-    process(made, task)
+    made.process(task)
     mine = len(made.read("out", committed_only=False))
     assert 0 < mine < 8
     before, made.at_fence = made.log.end_offset(made.follower.partition), []
@@ -79,7 +65,7 @@ def test_all_records_are_in_the_log_when_the_fence_is_asked(guarantee: str) -> N
 def test_a_commit_makes_everything_visible_and_only_then_the_database_has_it(guarantee: str) -> None:
     made = engine(guarantee, ["a", "b", "a"])
     task = made.task(WHOLE)
-    process(made, task)
+    made.process(task)
     assert in_database(made) == {}
     assert len(made.read("out")) == (0 if guarantee == EXACTLY else 3)
     made.committers[0].commit([task])
@@ -98,7 +84,7 @@ def test_what_a_sibling_wrote_since_need_not_be_read_by_a_task_that_had_nothing_
     tasks = [made.task(LEFT), made.task(RIGHT)]
     for task in tasks:  # one after the other, as they happen to be cut by the clock
         made.committers[0].claim(task)
-        process(made, task)
+        made.process(task)
         made.committers[0].commit(tasks)
     left, right = (made.databases[0].checkpoint("counts", *layout.groups_of(half)) for half in (LEFT, RIGHT))
     assert left == right
@@ -112,7 +98,7 @@ def test_what_a_sibling_wrote_since_need_not_be_read_by_a_task_that_had_nothing_
 def test_the_checkpoint_lies_behind_the_changelog_records_and_not_beyond_the_log(guarantee: str) -> None:
     made = engine(guarantee, ["a", "b", "c"])
     task = made.task(WHOLE)
-    process(made, task)
+    made.process(task)
     made.committers[0].commit([task])
     checkpoint = made.databases[0].checkpoint("counts", 0, 255)
     assert checkpoint is not None
@@ -124,7 +110,7 @@ def test_the_checkpoint_lies_behind_the_changelog_records_and_not_beyond_the_log
 def test_a_generation_that_is_over_commits_nothing_that_counts(guarantee: str) -> None:
     made = engine(guarantee, ["a", "b"])
     task = made.task(WHOLE)
-    process(made, task)
+    made.process(task)
     made.generation = 2
     with pytest.raises(FencedError, match="generation 1 is over"):
         made.committers[0].commit([task])
@@ -136,7 +122,7 @@ def test_a_generation_that_is_over_commits_nothing_that_counts(guarantee: str) -
         assert [len(made.read(topic)) for topic in ("out", CHANGELOG, TOPIC)] == [0, 0, 0]
     made.member.generation = 2
     again = made.task(WHOLE)
-    process(made, again)
+    made.process(again)
     made.committers[0].commit([again])
     assert in_database(made) == {b"a": 1, b"b": 1}
     assert made.log.committed("app")[SOURCE][0] == 2
@@ -146,7 +132,7 @@ def test_a_generation_that_is_over_commits_nothing_that_counts(guarantee: str) -
 def test_work_of_an_earlier_epoch_is_not_committed_under_a_new_identity(guarantee: str) -> None:
     made = engine(guarantee, ["a"])
     task = made.task(WHOLE)
-    process(made, task)
+    made.process(task)
     made.member.epoch = 2
     with pytest.raises(MembershipLostError):
         made.committers[0].commit([task])
@@ -167,7 +153,7 @@ def test_tasks_of_two_epochs_are_not_mixed_in_one_commit() -> None:
 def test_at_least_once_writes_no_changelog_while_the_group_does_not_answer() -> None:
     made = engine(AT_LEAST, ["a"])
     task = made.task(WHOLE)
-    process(made, task)
+    made.process(task)
     made.member.answered = False
     with pytest.raises(MembershipLostError, match="somebody else may have its tasks"):
         made.committers[0].commit([task])
@@ -180,7 +166,7 @@ def test_at_least_once_positions_are_not_written_when_what_they_stand_for_is_not
     tasks = made.task(LEFT), made.task(RIGHT)
     for task in tasks:
         made.committers[0].claim(task)
-        process(made, task)
+        made.process(task)
     before = made.log.end_offset(made.follower.partition)
     made.log.delete_topics([CHANGELOG])
     with pytest.raises(DeliveryError, match=CHANGELOG):
@@ -235,7 +221,7 @@ def test_a_dead_letter_counts_with_the_results_around_it() -> None:
     for commit in (False, True):
         made.write("in", [(b"a", b"", 0)])
         task = made.task(WHOLE)
-        process(made, task)
+        made.process(task)
         made.committers[0].dead_letter(failure, [("why", b"no")])
         if commit:
             made.committers[0].commit([task])
@@ -288,7 +274,7 @@ def test_state_is_true_as_of_the_time_before_the_fence_because_a_process_may_be_
 
     task = made.task(WHOLE)
     made.committers[0].claim(task)
-    process(made, task)
+    made.process(task)
     fence, made.member.fence = made.member.fence, stopped_behind  # type: ignore[method-assign]
     made.committers[0].commit([task])
     assert true_ms(made) == {1000}
@@ -299,7 +285,7 @@ def test_state_of_a_task_that_rests_is_true_as_long_as_the_group_answers(monkeyp
     monkeypatch.setattr(committer, "CONFIRM_S", 0.0)
     made = engine(EXACTLY, ["a"], host=wall)
     task, [at_work] = made.task(WHOLE), made.committers
-    process(made, task)
+    made.process(task)
     wall.ms = 2000
     at_work.confirm([task])
     assert true_ms(made) == set(), "an interval is open: what it has written may count or not"

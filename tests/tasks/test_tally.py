@@ -40,15 +40,7 @@ def made() -> Engine:
 
 def process(engine: Engine, task: Task) -> None:
     """Let a task process and commit all there is, on this thread."""
-    reader = engine.log.reader()
-    reader.assign({SOURCE: task.progress.position(SOURCE)})
-    reader.route(SOURCE, [task.id.range])
-    for run in reader.fetch(1 << 20, 0):
-        task.add(run)
-    engine.committers[0].begin(task)
-    while task.step():
-        pass
-    engine.committers[0].write_outputs(task)
+    engine.process(task)
     engine.committers[0].commit([task])
 
 

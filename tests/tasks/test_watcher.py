@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +19,7 @@ from coopstreams.tasks.watcher import Watcher
 from coopstreams.topology import serdes
 from coopstreams.topology.builder import StreamsBuilder
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.keys import KeyRange, key_hash
 from coopstreams.topology.task_id import TaskId
 from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
@@ -141,9 +143,24 @@ def test_a_task_that_is_closed_while_it_is_looked_at_leaves_no_series_behind(wat
     gone = next(id_ for id_ in seen if id_.range == LEFT)
     del watched.open_tasks[gone]
     watched.metrics.task_closed(gone)
-    watched.watcher._watch_tasks(seen, {SOURCE: 10}, 0.0)
+    watched.watcher._watch_tasks(seen, {id_: {SOURCE: 0} for id_ in seen}, {SOURCE: 10}, 0.0)
     assert watched.metric("coopstreams_lag_records") == 10, "of the one that stayed"
     assert str(gone) not in watched.metrics.text().decode()
+
+
+def test_a_task_stands_still_from_before_the_brokers_were_asked(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take seconds for their answers when one of them is lost: as long as that the stall had no name."""
+    end_offset, asked = watched.log.end_offset, list[float]()
+
+    def ask(partition: TopicPartition) -> int:
+        asked.append(time.monotonic())
+        return end_offset(partition)
+
+    watched.run(LEFT)
+    monkeypatch.setattr(watched.log, "end_offset", ask)
+    watched.watcher._look()
+    [sight] = watched.watcher.watch.sights.values()
+    assert sight.moved_at <= asked[0]
 
 
 def test_a_changelog_that_is_deleted_or_made_anew_while_its_task_runs_has_a_name(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
@@ -165,6 +182,18 @@ def test_a_changelog_that_is_deleted_or_made_anew_while_its_task_runs_has_a_name
     watched.open_tasks[left].state.topic_ids = {"counts": watched.log.topic_id(changelog)}  # it was opened again
     look(watched.open_tasks)
     assert watched.watcher.watch.made_anew == {}
+
+
+def test_a_source_that_is_made_anew_while_its_tasks_run_ends_the_instance_with_the_cure(watched: Watched) -> None:
+    watched.run(LEFT, RIGHT)
+    for task in watched.open_tasks.values():
+        task.progress.topic_ids = {"in": watched.log.topic_id("in")}  # as the opener found it
+    watched.watcher._compare(watched.open_tasks)
+    watched.log.delete_topics(["in"])
+    watched.watcher._compare(watched.open_tasks)  # the reader will say that it is gone
+    watched.log.create_topics([TopicSpec("in", 1)])
+    with pytest.raises(ConfigError, match=r"in-0: the topic was deleted and made anew .* `coopstreams group reset app --topic in --to earliest`"):
+        watched.watcher._compare(watched.open_tasks)
 
 
 def test_whatever_ends_the_watcher_is_told(watched: Watched) -> None:

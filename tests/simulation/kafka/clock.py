@@ -1,61 +1,63 @@
-"""Time of a simulated cluster: virtual for a scheduler, real for the contract suite."""
+"""What a client of the simulated cluster needs of the machine it is on: part of `coopstreams.host.Host`, which is given to it as it is."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Protocol
 
-SLICE_S = 0.005
+from coopstreams.host import Signal
 
 
 class Clock(Protocol):
-    """The time, and how a call waits inside.
-
-    A scheduler that runs each actor on a stack of its own (a thread that hands over, a greenlet) parks the caller in `wait`, and lets
-    others act; one that steps actors as functions lets no call wait (`VirtualClock`).
-    """
+    """The time, and ways to wait: a `Host`, that of the system or one of a scheduler, or a `VirtualClock`."""
 
     def now(self) -> float:
         """Return the time. Units: seconds, from anywhere."""
         ...
 
-    def wait(self, ready: Callable[[], bool], seconds: float) -> bool:
-        """Return whether it is ready, now or within so many seconds."""
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        ...
+
+    def signal(self) -> Signal:
+        """Return a lowered flag."""
         ...
 
 
 class VirtualClock:
-    """Time that stands still until somebody moves it. A call that would have to wait for others gives up at once, as if its time were over."""
+    """The time of a run with one thread: it stands still until somebody moves it, or waits."""
 
-    def __init__(self, start: float = 0.0) -> None:
-        self._now = start
+    def __init__(self) -> None:
+        self._now = 0.0
 
     def now(self) -> float:
         """Return the time."""
         return self._now
 
-    def move(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         """Let time pass; `Cluster.step` then does what has become due."""
         self._now += seconds
 
-    def wait(self, ready: Callable[[], bool], seconds: float) -> bool:
-        """Return whether it is ready now."""
-        return ready()
+    def signal(self) -> Signal:
+        """Return a flag that nobody raises: whoever waits for it waits for the time to pass."""
+        return _Alone(self)
 
 
-class RealClock:
-    """The time of this machine, for callers on threads."""
+class _Alone:
+    """A flag where there is nobody else."""
 
-    def now(self) -> float:
-        """Return the time."""
-        return time.monotonic()
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
 
-    def wait(self, ready: Callable[[], bool], seconds: float) -> bool:
-        """Look again every few milliseconds."""
-        deadline = time.monotonic() + seconds
-        while not ready():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(SLICE_S)
-        return True
+    def set(self) -> None:
+        """Do nothing: whoever does that does not wait."""
+
+    def clear(self) -> None:
+        """Do nothing."""
+
+    def is_set(self) -> bool:
+        return False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None, "nobody else is there who could raise this flag"
+        self._clock.sleep(timeout)
+        return False

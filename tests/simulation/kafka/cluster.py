@@ -2,11 +2,11 @@
 
 The state machine is `MemoryState`, as the in-memory log has it; this puts between it and its clients what a network, brokers and time do. A
 *request* goes to the broker that leads what it is about. The *plan* says what happens to it; what befalls brokers and topics is done by name
-(`at`, `do`), by whoever drives the run. Nothing here sleeps, draws a number or asks the machine for the time.
+(`at`, `do`), by whoever drives the run. Nothing here waits, draws a number or asks the machine for the time; `Client` waits.
 
 A transaction ends in two steps. The coordinator decides, and each place gets its marker: at once, later, or never (`Skipped`). Until then
 committed reads of that place stop below it, and a group's offsets are unstable. The producer's own next transaction waits for its markers, as
-Kafka's does; so those that are only late are written then.
+Kafka's does.
 
 Invariant: what a plan may do, Kafka may do. A fault loses requests, answers, time and processes; never what the cluster has acknowledged.
 Turned down: replicas, ISR and truncation (with acks=all and an ISR of two they show as lost answers).
@@ -14,22 +14,24 @@ Turned down: replicas, ISR and truncation (with acks=all and an ISR of two they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple, TypeVar
 
+from coopstreams.host import Signal
 from coopstreams.log.memory_state import CheckFence, MemoryState
 from coopstreams.log.memory_transactions import Place, Producer, Session
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 from tests.simulation.kafka.brokers import Brokers
 from tests.simulation.kafka.clock import Clock, VirtualClock
-from tests.simulation.kafka.plan import Call, Crash, Crashed, Fault, Kind, Late, Lost, NoFaults, Plan, Skipped, Stale, Where
+from tests.simulation.kafka.plan import Call, Crash, Crashed, Fault, Kind, Late, NoFaults, Plan, Skipped, Where
 
 T = TypeVar("T")
-ANYBODY: frozenset[Kind] = frozenset({"topics", "create topics", "delete topics", "describe topic"})
+ANYBODY: frozenset[Kind] = frozenset({"topics", "create topics", "delete topics", "describe topic", "list transactions"})
 """What each broker answers."""
 
 
@@ -53,7 +55,7 @@ class _Marker(NamedTuple):
 class Cluster:
     """A cluster; its clients are `SimulatedLog` and `SimulatedGroup`.
 
-    `check_fence`: the coordinator of groups. `skips`: brokers with KAFKA-20734, which may call a transaction complete that a place never
+    `clock`: the time of the brokers. `check_fence`: the coordinator of groups. `skips`: brokers with KAFKA-20734, which may call a transaction complete that a place never
     heard of; a writer then waits for all its markers, as `KafkaWriter` does. `note`: told of each event.
     """
 
@@ -72,7 +74,8 @@ class Cluster:
         self.clock: Clock = clock or VirtualClock()
         self.brokers = Brokers(brokers)
         self.skips = skips
-        self.state = _State(self, check_fence)
+        self._signals: dict[int, Signal] = {}
+        self.state = _State(self, check_fence, self._signals)
         self._transaction_timeout_s = transaction_timeout_s
         self._note = note
         self._markers: list[_Marker] = []
@@ -95,26 +98,40 @@ class Cluster:
             raise Crashed(call)
         return fault
 
-    def ask(self, call: Call, effect: Callable[[], T], seconds: float) -> T:
-        """Return the answer to a request.
+    def take(self, effect: Callable[[], T]) -> T:
+        """Return what comes of a request that has arrived."""
+        with self.state.changed:
+            return effect()
 
-        Raises:
-            LogError: retryable: no answer in time; it may have had its effect, or may have it later. Or what `effect` raises.
-            Crashed: the process of the client ends here.
-        """
-        fault = self.heed(call)
-        if isinstance(fault, Late):
-            self._do_later(self.clock.now() + fault.seconds, lambda: self._arrive(call, effect))
-            raise unanswered(call)
-        if fault == Lost() or not self.clock.wait(lambda: self._answers(call), seconds):
-            raise unanswered(call)
-        if fault in (Lost(answer=True), Crash(after=True)):
-            with suppress(LogError):
-                self._take(effect)
-            raise unanswered(call) if isinstance(fault, Lost) else Crashed(call)
-        if fault == Stale() and (told := self._told_before(call.where)) is not None:
-            return told  # type: ignore[return-value]
-        return self._take(effect)
+    def arrive_later(self, seconds: float, call: Call, effect: Callable[[], object]) -> None:
+        """Have a request its effect when nobody waits for its answer any more, if its broker is there then."""
+
+        def arrive() -> None:
+            if self.answers(call):
+                with suppress(LogError):
+                    effect()
+
+        self._do_later(self.clock.now() + seconds, arrive)
+
+    def answers(self, call: Call) -> bool:
+        """Whether the broker is there that this is asked of."""
+        return len(self.brokers.away) < self.brokers.count if call.kind in ANYBODY else self.brokers.answers(call.where)
+
+    def told_before(self, where: Where) -> object:
+        """Return what a broker tells of the past that woke and does not know its successor; None: there is none."""
+        for broker, past in self._past.items():
+            if where in past and broker not in self.brokers.away and self.brokers.leader(where).broker != broker:
+                return past[where]
+        return None
+
+    @contextmanager
+    def woken(self, signal: Signal) -> Iterator[None]:
+        """Have this raised whenever something has changed."""
+        self._signals[id(signal)] = signal
+        try:
+            yield
+        finally:
+            del self._signals[id(signal)]
 
     def step(self) -> None:
         """Do what is due now."""
@@ -122,17 +139,18 @@ class Cluster:
         with self.state.changed:
             while self._later and self._later[0][0] <= now:
                 heappop(self._later)[2]()
+                self.state.changed.notify_all()
             for producer in [producer for producer, deadline in self._deadlines.items() if deadline <= now and self.brokers.answers(producer.id)]:
                 self.state.fence(producer)
             if self._markers:
-                self._write_markers(lambda marker: marker.due <= now)
+                self._write_markers()
 
-    def next_at(self) -> float | None:
-        """Return when something is due, as far as it is known: never mind what waits for a broker that is away."""
+    def due_in(self) -> float | None:
+        """Return in how many seconds something is due, as far as it is known: what waits for a broker that is away is not."""
         due = [at for at, _, _ in self._later[:1]]
         due += [marker.due for marker in self._markers if self.brokers.answers(marker.place.where)]
         due += [deadline for producer, deadline in self._deadlines.items() if self.brokers.answers(producer.id)]
-        return min(due, default=None)
+        return max(min(due) - self.clock.now(), 0.0) if due else None
 
     def at(self, when: float, what: str, *details: object) -> None:
         """Have something befall the cluster at a time: see `do`."""
@@ -193,32 +211,9 @@ class Cluster:
         offsets = self.state.group(group)
         offsets.forget(partitions or offsets.committed)
 
-    def take_over(self, transactional_id: str, by: str, seconds: float, kind: Kind = "take over") -> Session:
-        """Return the right to an id, when what was open under it has ended everywhere.
-
-        Raises:
-            LogError: retryable: no answer in time, or a place cannot be told.
-        """
-        if (known := self.state.producers.get(transactional_id)) is not None:
-            self.finish(known, seconds)
-        session = self.ask(Call(kind, transactional_id, by), lambda: self.state.take_over(transactional_id), seconds)
-        self.finish(session.producer, seconds)
-        return session
-
-    def finish(self, producer: Producer, seconds: float) -> None:
-        """Return when the last transaction of a producer has ended in each place that is told at all.
-
-        Raises:
-            LogError: retryable: a place has no leader that answers.
-        """
-        theirs = [marker for marker in self._markers if marker.producer is producer]
-        if not theirs:
-            return
-        for marker in theirs:
-            if not self.clock.wait(lambda where=marker.place.where: self._answers(Call("marker", where, producer.id)), seconds):  # type: ignore[misc]
-                raise unanswered(Call("marker", marker.place.where, producer.id))
-        with self.state.changed:
-            self._write_markers(lambda marker: marker.producer is producer)
+    def owes(self, producer: Producer) -> bool:
+        """Whether a marker of a producer is still to be written."""
+        return any(marker.producer is producer for marker in self._markers)
 
     def settle(self, producer: Producer, topics: Collection[str]) -> None:
         """Finish what the last transaction of a producer left open in these topics and in groups' offsets, as it was decided."""
@@ -237,7 +232,7 @@ class Cluster:
         if fault == Skipped() and self.skips:
             return
         self._markers.append(_Marker(now + (fault.seconds if isinstance(fault, Late) else 0.0), place, producer, commit))
-        self._write_markers(lambda marker: marker.due <= now)
+        self._write_markers()
 
     def begun(self, producer: Producer) -> None:
         """A transaction is open."""
@@ -247,48 +242,40 @@ class Cluster:
         """It is not open any more."""
         self._deadlines.pop(producer, None)
 
-    def _take(self, effect: Callable[[], T]) -> T:
-        with self.state.changed:
-            return effect()
-
-    def _arrive(self, call: Call, effect: Callable[[], object]) -> None:
-        """Have a request its effect that comes when nobody waits for it any more."""
-        if self._answers(call):
-            with suppress(LogError):
-                effect()
-
-    def _answers(self, call: Call) -> bool:
-        self.step()
-        return len(self.brokers.away) < self.brokers.count if call.kind in ANYBODY else self.brokers.answers(call.where)
-
-    def _told_before(self, where: Where) -> object:
-        """Return what a broker tells of the past that woke and does not know its successor; None: there is none."""
-        for broker, past in self._past.items():
-            if where in past and broker not in self.brokers.away and self.brokers.leader(where).broker != broker:
-                return past[where]
-        return None
-
     def _do_later(self, when: float, what: Callable[[], object]) -> None:
         heappush(self._later, (when, next(self._serial), what))
 
-    def _write_markers(self, now: Callable[[_Marker], bool]) -> None:
-        """Write these of the markers that are left, where somebody answers."""
-        left = []
+    def _write_markers(self) -> None:
+        """Write the markers that are due, where somebody answers."""
+        left, now = [], self.clock.now()
         for marker in self._markers:
-            if now(marker) and self.brokers.answers(marker.place.where):
+            if marker.due <= now and self.brokers.answers(marker.place.where):
                 marker.place.mark(marker.producer, commit=marker.commit)
             else:
                 left.append(marker)
-        self._markers = left
-        self.state.changed.notify_all()
+        if len(left) < len(self._markers):
+            self._markers = left
+            self.state.changed.notify_all()
+
+
+class _Changed(threading.Condition):
+    """Tells whoever waits, on whatever machine."""
+
+    def __init__(self, signals: dict[int, Signal]) -> None:
+        super().__init__()
+        self._signals = signals
+
+    def notify_all(self) -> None:
+        for signal in list(self._signals.values()):
+            signal.set()
 
 
 class _State(MemoryState):
     """The state machine, with the cluster between a decision and its markers."""
 
-    def __init__(self, cluster: Cluster, check_fence: CheckFence) -> None:
+    def __init__(self, cluster: Cluster, check_fence: CheckFence, signals: dict[int, Signal]) -> None:
         ids = count(1)
-        super().__init__(check_fence, new_id=lambda: f"topic-{next(ids)}")
+        super().__init__(check_fence, new_id=lambda: f"topic-{next(ids)}", changed=_Changed(signals))
         self._cluster = cluster
 
     def begin(self, session: Session) -> None:
@@ -301,8 +288,3 @@ class _State(MemoryState):
     def _end(self, producer: Producer, *, commit: bool) -> None:
         self._cluster.ended(producer)
         super()._end(producer, commit=commit)
-
-
-def unanswered(call: Call) -> LogError:
-    """Return the error of a client that hears nothing in time."""
-    return LogError(f"{call.kind} ({call.where}): no broker answered in time", retryable=True)

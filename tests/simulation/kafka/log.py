@@ -10,8 +10,8 @@ from coopstreams.log.log import GroupFence, TopicSpec
 from coopstreams.log.memory_transactions import Offsets
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
-from tests.simulation.kafka.cluster import Cluster
-from tests.simulation.kafka.plan import Call, Kind
+from tests.simulation.kafka.client import Client
+from tests.simulation.kafka.plan import Kind
 from tests.simulation.kafka.reader import SimulatedReader
 from tests.simulation.kafka.writer import SimulatedWriter
 
@@ -19,26 +19,26 @@ T = TypeVar("T")
 
 
 class SimulatedLog:
-    """The cluster as the process `by` sees it: its name is in each `Call`.
+    """The cluster as a process sees it.
 
     `settles`: whether writers finish what hangs of the last transaction under their id, as `KafkaWriter` does.
     """
 
-    def __init__(self, cluster: Cluster, by: str, *, timeout_s: float = 30.0, settles: bool = True) -> None:
-        self._cluster = cluster
-        self._state = cluster.state
-        self._by = by
+    def __init__(self, client: Client, *, timeout_s: float = 30.0, settles: bool = True) -> None:
+        self._client = client
+        self._cluster = client.cluster
+        self._state = client.cluster.state
         self.timeout_s = timeout_s
         self._settles = settles
 
     def reader(self, *, committed_only: bool = True) -> SimulatedReader:
         """Return a reader of committed records only, or of all."""
-        return SimulatedReader(self._cluster, self._by, committed_only=committed_only)
+        return SimulatedReader(self._client, committed_only=committed_only)
 
     def writer(self, transactional_id: str | None = None, written: Callable[[], Collection[str]] | None = None) -> SimulatedWriter:
         """Return a writer; a transactional one takes over its id."""
         looks = (written or self.partitions) if self._settles else None
-        return SimulatedWriter(self._cluster, self._by, transactional_id, self.end_offset, self.timeout_s, looks)
+        return SimulatedWriter(self._client, transactional_id, self.end_offset, self.timeout_s, looks)
 
     def settle(self, dead: Callable[[str], bool], written: Collection[str]) -> None:
         """End what transactions of ids that nobody uses any more left open in these topics although they have ended."""
@@ -79,6 +79,14 @@ class SimulatedLog:
         """Return the true end; with `Stale`, that of before."""
         return self._ask("end offset", partition, lambda: self._state.partition(partition).end)
 
+    def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the true end of each of these partitions; with `Stale`, that of before."""
+        return {partition: self.end_offset(partition) for partition in partitions}
+
+    def reported_end(self, partition: TopicPartition) -> int:
+        """Return the end that a broker reports: the same question here."""
+        return self.end_offset(partition)
+
     def delete_before(self, partition: TopicPartition, offset: int) -> None:
         """Delete the records below an offset."""
         self._ask("delete records", partition, lambda: self._state.delete_before(partition, offset))
@@ -87,7 +95,7 @@ class SimulatedLog:
         """Do nothing: it holds nothing."""
 
     def _ask(self, kind: Kind, where: TopicPartition | str, effect: Callable[[], T]) -> T:
-        return self._cluster.ask(Call(kind, where, self._by), effect, self.timeout_s)
+        return self._client.ask(kind, where, effect, self.timeout_s)
 
 
 class SimulatedGroup:
@@ -96,9 +104,9 @@ class SimulatedGroup:
     Who is a member, and of which generation, is known to the `check_fence` of the cluster.
     """
 
-    def __init__(self, cluster: Cluster, by: str, group: str, *, timeout_s: float = 30.0) -> None:
-        self._cluster = cluster
-        self._by = by
+    def __init__(self, client: Client, group: str, *, timeout_s: float = 30.0) -> None:
+        self._client = client
+        self._cluster = client.cluster
         self._group = group
         self._timeout_s = timeout_s
 
@@ -109,13 +117,12 @@ class SimulatedGroup:
             FencedError: the fence is stale.
             LogError: retryable: it may or may not have counted.
         """
-        call = Call("commit offsets", self._group, self._by)
-        self._cluster.ask(call, lambda: self._cluster.state.send_offsets(offsets, fence), self._timeout_s)
+        self._client.ask("commit offsets", self._group, lambda: self._cluster.state.send_offsets(offsets, fence), self._timeout_s)
 
     def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> Fetched:
         """Return the offsets of these partitions (all that have one: None); `stable`: none that an open transaction may still change."""
         group = self._cluster.state.group(self._group)
-        committed = self._cluster.ask(Call("fetch offsets", self._group, self._by), lambda: group.committed, self._timeout_s)
+        committed = self._client.ask("fetch offsets", self._group, lambda: group.committed, self._timeout_s)
         asked = list(committed if partitions is None else partitions)
         unstable = group.unstable.intersection(asked) if stable else frozenset[TopicPartition]()
         return Fetched({partition: committed.get(partition) for partition in asked if partition not in unstable}, unstable)
@@ -123,10 +130,11 @@ class SimulatedGroup:
     def open_transactions(self) -> frozenset[str]:
         """Return the transactional ids that have a transaction open, as far as their coordinators answer."""
         producers, answers = self._cluster.state.producers, self._cluster.brokers.answers
-        call = Call("list transactions", self._group, self._by)
-        if self._cluster.heed(call) is not None:
-            raise LogError("no broker says which transactions are open", retryable=True)
-        return frozenset(id_ for id_, producer in producers.items() if producer.open and answers(id_))
+
+        def opened() -> frozenset[str]:
+            return frozenset(id_ for id_, producer in producers.items() if producer.open and answers(id_))
+
+        return self._client.ask("list transactions", self._group, opened, self._timeout_s)
 
     def end_transaction(self, transactional_id: str, timeout_ms: int | None = None) -> None:
         """End what is open under an id, and fence its writer.
@@ -135,4 +143,4 @@ class SimulatedGroup:
             LogError: retryable: no answer in time.
         """
         seconds = self._timeout_s if timeout_ms is None else timeout_ms / 1000
-        self._cluster.take_over(transactional_id, self._by, seconds, "end transaction")
+        self._client.take_over(transactional_id, seconds, "end transaction")

@@ -40,16 +40,24 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The request never arrives, or (`answer`) only its answer is lost. The client hears nothing in time; of a fetch: nothing comes of that partition."""
+    """The request never arrives, or (`answer`) only its answer is lost, for as long as the client asks. Of a fetch: nothing comes of that partition."""
 
     answer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """The request arrives so much later; the client has given up by then. Of a marker: it is written so much later, and nobody gives up."""
+    """The request arrives so much later than the client gives up. Of a marker: it is written so much later, and nobody gives up."""
 
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """The request takes so long to arrive, and its answer so long to come back: others act in between."""
+
+    request: float
+    answer: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +89,7 @@ class Crash:
     after: bool = False
 
 
-Fault: TypeAlias = Lost | Late | Skipped | Stale | Torn | Early | Crash
+Fault: TypeAlias = Lost | Late | Slow | Skipped | Stale | Torn | Early | Crash
 
 
 class Crashed(BaseException):

@@ -6,17 +6,17 @@ from coopstreams.log.log import Run
 from coopstreams.log.memory_reader import MemoryReader, Reading
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
-from tests.simulation.kafka.cluster import Cluster
+from tests.simulation.kafka.client import Client
 from tests.simulation.kafka.plan import Call, Crash, Crashed, Late, Lost, Torn
 
 
 class SimulatedReader(MemoryReader):
-    """Reads partitions of a simulated cluster. With a virtual clock a fetch never waits."""
+    """Reads partitions of a simulated cluster."""
 
-    def __init__(self, cluster: Cluster, by: str, *, committed_only: bool) -> None:
-        super().__init__(cluster.state, committed_only=committed_only)
-        self._cluster = cluster
-        self._by = by
+    def __init__(self, client: Client, *, committed_only: bool) -> None:
+        super().__init__(client.cluster.state, committed_only=committed_only)
+        self._client = client
+        self._cluster = client.cluster
         self._runs: list[Run] = []
         self._leaders: dict[TopicPartition, int] = {}
         """The epochs of the leaders that this client knows."""
@@ -26,11 +26,10 @@ class SimulatedReader(MemoryReader):
         if self._closed:
             raise LogError("this reader is closed")
         self._runs = []
-        self._cluster.clock.wait(lambda: self._look(max_records), timeout_s)
+        self._client.wait(lambda: self._look(max_records), timeout_s)
         return self._runs
 
     def _look(self, most: int) -> bool:
-        self._cluster.step()
         with self._state.changed:
             self._runs = self._take(most)
         return bool(self._runs)
@@ -43,7 +42,7 @@ class SimulatedReader(MemoryReader):
             return [], 0
         if not brokers.answers(partition) or not self._is_news(partition, reading):
             return [], 0
-        fault = self._cluster.heed(call := Call("fetch", partition, self._by))
+        fault = self._cluster.heed(call := Call("fetch", partition, self._client.by))
         if isinstance(fault, Crash):
             raise Crashed(call)
         if isinstance(fault, Torn):

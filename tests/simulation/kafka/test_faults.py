@@ -12,10 +12,11 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import DeliveryError, FencedError, LogError, OffsetOutOfRangeError, RefusedError
 from coopstreams.topology.keys import KeyRange
 from tests.log.reading import fill, numbers, read_all, records, values, write
+from tests.simulation.kafka.client import Client
 from tests.simulation.kafka.clock import VirtualClock
 from tests.simulation.kafka.cluster import Cluster
 from tests.simulation.kafka.log import SimulatedGroup, SimulatedLog
-from tests.simulation.kafka.plan import Crash, Crashed, Early, Fault, Late, Lost, On, Script, Skipped, Stale, Torn
+from tests.simulation.kafka.plan import Crash, Crashed, Early, Fault, Late, Lost, On, Script, Skipped, Slow, Stale, Torn
 
 A, B, SOURCE = TopicPartition("a", 0), TopicPartition("b", 0), TopicPartition("source", 0)
 ME = GroupFence("g", 1, "me")
@@ -30,15 +31,15 @@ class Setting:
         self.cluster = Cluster(
             Script(rules), self.clock, skips=skips, check_fence=lambda fence: None if fence.generation == self.generation else "stale"
         )
-        self.log = SimulatedLog(self.cluster, "me", settles=settles)
-        self.group = SimulatedGroup(self.cluster, "me", "g")
+        self.log = SimulatedLog(Client(self.cluster, "me"), settles=settles)
+        self.group = SimulatedGroup(Client(self.cluster, "me"), "g")
         self.log.create_topics([TopicSpec(at.topic, 1) for at in (A, B, SOURCE)])
 
     def transact(self, writer: Writer, value: str, *, commit: bool = True) -> None:
         writer.begin()
         for partition in (A, B):
             write(writer, partition, [value])
-        writer.flush(1)
+        writer.flush(10)
         if commit:
             writer.send_offsets({SOURCE: (len(value), "")}, ME)
             writer.commit(1)
@@ -46,7 +47,7 @@ class Setting:
             writer.abort()
 
     def pass_time(self, seconds: float) -> None:
-        self.clock.move(seconds)
+        self.clock.sleep(seconds)
         self.cluster.step()
 
     def counts(self) -> tuple[list[str | None], list[str | None], int | None]:
@@ -130,7 +131,7 @@ def test_markers_reach_one_partition_before_the_other_and_the_next_transaction_w
     setting.transact(writer, "first")
     fill(setting.log, B, ["plain"])
     assert setting.counts() == (["first"], [], 5)
-    assert setting.cluster.next_at() == 3.0
+    assert setting.cluster.due_in() == 3.0
     setting.transact(writer, "second")
     assert setting.counts() == (["first", "second"], ["first", "plain", "second"], 6)
 
@@ -196,6 +197,15 @@ def test_a_stale_generation_commits_nothing_when_its_request_arrives() -> None:
     with pytest.raises(FencedError):
         setting.group.commit({SOURCE: (5, "")}, ME)
     assert setting.group.fetch_offsets(None).offsets == {}
+
+
+@pytest.mark.parametrize(("arrives", "left"), [(0.5, None), (2.0, (5, ""))])
+def test_what_befalls_the_cluster_while_a_request_is_on_its_way_comes_before_it(arrives: float, left: tuple[int, str] | None) -> None:
+    setting = Setting(On("commit offsets", Slow(arrives, answer=1.0)))
+    setting.cluster.at(1.0, "expire", "g")
+    setting.group.commit({SOURCE: (5, "")}, ME)
+    assert setting.clock.now() == arrives + 1.0
+    assert setting.group.fetch_offsets([SOURCE]).offsets == {SOURCE: left}
 
 
 def test_offsets_expire_and_go_with_their_topic() -> None:
@@ -350,7 +360,7 @@ def test_a_refused_record_surfaces_when_it_is_sent_and_the_next_transaction_goes
 @pytest.mark.parametrize(("fault", "now", "later"), [(Lost(), 0, 0), (Lost(answer=True), 1, 1), (Late(5.0), 0, 1)])
 def test_records_that_are_not_acknowledged_are_there_or_not_or_come_when_others_have_taken_over(fault: Fault, now: int, later: int) -> None:
     setting = Setting(On("produce", fault, by="zombie"))
-    zombie = SimulatedLog(setting.cluster, "zombie").writer()
+    zombie = SimulatedLog(Client(setting.cluster, "zombie")).writer()
     write(zombie, A, ["old"])
     with pytest.raises(DeliveryError):
         zombie.flush(1)

@@ -13,6 +13,7 @@ import pytest
 from coopstreams.log.log import GroupFence, Position, Reader, TopicSpec, Writer
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
+from tests.simulation.kafka.client import Client
 from tests.simulation.kafka.clock import VirtualClock
 from tests.simulation.kafka.cluster import Cluster, Event
 from tests.simulation.kafka.log import SimulatedGroup, SimulatedLog
@@ -33,7 +34,9 @@ RATES: dict[Kind, list[tuple[float, Fault]]] = {
     "fetch": [(0.2, Lost()), (0.1, Torn(1)), (0.1, Torn(3))],
     "end offset": [(0.2, Stale())],
 }
-IN_TIME = {kind: [(rate, fault) for rate, fault in faults if kind == "marker" or not isinstance(fault, Late)] for kind, faults in RATES.items()}
+IN_TIME: dict[Kind, list[tuple[float, Fault]]] = {
+    kind: [(rate, fault) for rate, fault in faults if kind == "marker" or not isinstance(fault, Late)] for kind, faults in RATES.items()
+}
 """For brokers that skip markers: if a commit arrives there between a look at the transaction and `InitProducerId`, nobody can know that it counted."""
 
 
@@ -101,10 +104,10 @@ class World:
         self.clock = VirtualClock()
         plan = Chance(Random(seed + 1), IN_TIME if skips else RATES)
         self.cluster = Cluster(plan, self.clock, skips=skips, transaction_timeout_s=60.0, note=self.events.append)
-        self.log = SimulatedLog(self.cluster, "observer", settles=settles)
+        self.log = SimulatedLog(Client(self.cluster, "observer"), settles=settles)
         self.log.create_topics([TopicSpec("out", 2), TopicSpec("changes", 2), TopicSpec("source", 3)])
-        self.group = SimulatedGroup(self.cluster, "observer", "g")
-        self.processes = [Process(SimulatedLog(self.cluster, f"p{i}", settles=settles), f"tx-{i}", i) for i in range(3)]
+        self.group = SimulatedGroup(Client(self.cluster, "observer"), "g")
+        self.processes = [Process(SimulatedLog(Client(self.cluster, f"p{i}"), settles=settles), f"tx-{i}", i) for i in range(3)]
         self.readers: dict[TopicPartition, Reader] = {}
         self.read: dict[TopicPartition, list[tuple[int, bytes | None]]] = {partition: [] for partition in PARTITIONS}
         for partition in PARTITIONS:
@@ -120,7 +123,7 @@ class World:
                 case "fetch":
                     self.fetch(self.rng.choice(PARTITIONS))
                 case "time":
-                    self.clock.move(self.rng.choice((0.1, 1.0, 30.0)))
+                    self.clock.sleep(self.rng.choice((0.1, 1.0, 30.0)))
                     self.cluster.step()
                 case "broker":
                     self.disturb()
@@ -159,7 +162,7 @@ class World:
         self.cluster.plan = NoFaults()
         for broker in sorted(self.cluster.brokers.away):
             self.cluster.do("start", broker)
-        self.clock.move(100.0)
+        self.clock.sleep(100.0)
         self.cluster.step()
         for process in self.processes:
             process.log.writer(process.id, lambda: ["out", "changes"])

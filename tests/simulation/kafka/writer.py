@@ -16,7 +16,7 @@ from coopstreams.log.memory_transactions import Offsets, Session
 from coopstreams.log.memory_writer import by_partition, check_records, choose_partitions
 from coopstreams.topology.columns import Headers, Int64s, TopicPartition
 from coopstreams.topology.errors import DeliveryError, FencedError, LogError
-from tests.simulation.kafka.cluster import Cluster
+from tests.simulation.kafka.client import Client
 from tests.simulation.kafka.plan import Call, Early
 
 ABORT_S = 5.0
@@ -40,15 +40,14 @@ class SimulatedWriter:
 
     def __init__(
         self,
-        cluster: Cluster,
-        by: str,
+        client: Client,
         transactional_id: str | None,
         end_offset: Callable[[TopicPartition], int],
         timeout_s: float,
         written: Callable[[], Collection[str]] | None,
     ) -> None:
-        self._cluster = cluster
-        self._by = by
+        self._client = client
+        self._cluster = client.cluster
         self._id = transactional_id
         self._end_offset = end_offset
         self._timeout_s = timeout_s
@@ -95,7 +94,7 @@ class SimulatedWriter:
                 None if headers is None else [headers[i] for i in rows],
             )
             self._queue.setdefault(partition, []).append(batch)
-            if self._cluster.heed(Call("append", partition, self._by)) == Early() and self._failure is None:
+            if self._cluster.heed(Call("append", partition, self._client.by)) == Early() and self._failure is None:
                 try:
                     self._send(partition, self._timeout_s)
                 except LogError as error:
@@ -139,7 +138,7 @@ class SimulatedWriter:
 
         try:
             self._prepare(session)
-            self._cluster.ask(Call("send offsets", fence.group, self._by), effect, self._timeout_s)
+            self._client.ask("send offsets", fence.group, effect, self._timeout_s)
         except FencedError as error:
             raise self._void_by(error) if session.is_fenced else error  # noqa: B904
         except LogError as error:
@@ -195,7 +194,7 @@ class SimulatedWriter:
         self._session, known = None, self._cluster.state.producers.get(transactional_id)
         if known is not None and self._written is not None:
             self._cluster.settle(known, self._written())
-        self._session = self._cluster.take_over(transactional_id, self._by, self._timeout_s)
+        self._session = self._client.take_over(transactional_id, self._timeout_s)
         if self._written is not None:
             self._cluster.settle(self._session.producer, self._written())
         self._void = self._fenced = False
@@ -203,7 +202,7 @@ class SimulatedWriter:
     def _prepare(self, session: Session) -> None:
         """Before the first request of a transaction: the one before it has ended everywhere."""
         if not self._begun:
-            self._cluster.finish(session.producer, self._timeout_s)
+            self._client.finish(session.producer, self._timeout_s)
             self._begun = True
 
     def _enter(self, session: Session) -> None:
@@ -233,7 +232,7 @@ class SimulatedWriter:
         try:
             if session is not None:
                 self._prepare(session)
-            end = self._cluster.ask(Call("produce", partition, self._by), effect, timeout_s)
+            end = self._client.ask("produce", partition, effect, timeout_s)
         except (DeliveryError, FencedError):
             raise
         except LogError as error:
@@ -246,11 +245,10 @@ class SimulatedWriter:
         if not self._begun:
             return
         assert self._id is not None
-        call = Call("commit" if commit else "abort", self._id, self._by)
         try:
-            self._cluster.ask(call, lambda: self._cluster.state.end(session, commit=commit), timeout_s)
+            self._client.ask("commit" if commit else "abort", self._id, lambda: self._cluster.state.end(session, commit=commit), timeout_s)
             if self._cluster.skips and self._written is not None:
-                self._cluster.finish(session.producer, timeout_s)
+                self._client.finish(session.producer, timeout_s)
                 self._cluster.settle(session.producer, self._written())
         except LogError as error:
             raise self._void_by(error)  # noqa: B904

@@ -137,3 +137,21 @@ def test_a_schedule_stays_on_its_grid_and_fires_once_for_each_grid_point_passed_
         assert queue.punctuate(now) is expected
         assert queue.next_ms == now - now % interval_ms + interval_ms
     assert fired == sorted(set(fired))
+
+
+@given(st.integers(1, 20), st.lists(st.tuples(st.integers(0, 50), st.integers(-100_000, 100_000) | st.just(0)), max_size=20))
+def test_whatever_the_clock_is_put_to_the_next_call_is_an_interval_away_at_most_and_none_comes_in_a_burst(
+    interval_ms: int, steps: list[tuple[int, int]]
+) -> None:
+    """Steps of real time, after each of which the clock may be put forward or back."""
+    fired: list[int] = []
+    queue, now = PunctuationQueue(), 1_000_000
+    queue.look(now)
+    queue.add(Schedule(interval_ms, fired.append), now + interval_ms)
+    for step, put in steps:
+        now, before = now + step + put, len(fired)
+        queue.look(now)
+        queue.punctuate(now)
+        assert len(fired) - before <= 1
+        assert queue.next_ms is not None
+        assert now < queue.next_ms <= now + interval_ms
