@@ -19,10 +19,10 @@ from coopstreams.group.requests import Fetched
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import FencedError, GroupError, LogError, MembershipLostError
-from tests.simulation.cluster import FiberCluster, T, patient
+from tests.simulation.cluster import ANSWER_S, MachineClient, T, patient
 from tests.simulation.fibers import Fiber, Machine, Scheduler
 from tests.simulation.kafka.log import SimulatedGroup
-from tests.simulation.kafka.plan import Call, Kind
+from tests.simulation.kafka.plan import Kind
 
 LOOK_S = 0.5
 
@@ -189,10 +189,11 @@ class Group:
 class SimCoordinator:
     """The side of a member: a `joining.Coordinator` without a client."""
 
-    def __init__(self, machine: Machine, cluster: FiberCluster, group: Group, name: str, timings: Timings, hooks: Hooks) -> None:
+    def __init__(self, client: MachineClient, group: Group, name: str, timings: Timings, hooks: Hooks) -> None:
         self.problem = "not started"
-        self._machine, self._cluster, self._group = machine, cluster, group
-        self._broker = SimulatedGroup(cluster, machine.name, name, timeout_s=5.0)
+        self._machine, self._client, self._group = client.machine, client, group
+        machine = client.machine
+        self._broker = SimulatedGroup(client, name, timeout_s=ANSWER_S)
         self._name, self._timings, self._hooks = name, timings, hooks
         self._generation, self._member = -1, ""
         self._stable = False
@@ -209,6 +210,11 @@ class SimCoordinator:
 
     def identity(self) -> tuple[int, str]:
         return self._generation, self._member
+
+    @property
+    def broker(self) -> int | None:
+        leader = self._client.cluster.brokers.leader(self._name).broker
+        return leader if self._client.cluster.brokers.answers(self._name) else None
 
     def settled_in(self, generation: int) -> bool:
         return self._stable and self._generation == generation
@@ -234,13 +240,13 @@ class SimCoordinator:
 
     def commit_offsets(self, fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int, str]], timeout_ms: int | None = None) -> None:
         try:
-            patient(self._machine.now, lambda: self._broker.commit(offsets, fence))
+            patient(self._machine, lambda: self._broker.commit(offsets, fence))
         except FencedError as error:
             raise MembershipLostError(str(error)) from error
 
     def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> Fetched:
         asked = None if partitions is None else list(partitions)
-        return patient(self._machine.now, lambda: self._broker.fetch_offsets(asked, stable=stable))
+        return patient(self._machine, lambda: self._broker.fetch_offsets(asked, stable=stable))
 
     def end_transaction(self, transactional_id: str, timeout_ms: int | None = None) -> None:
         self._broker.end_transaction(transactional_id, timeout_ms)
@@ -338,4 +344,4 @@ class SimCoordinator:
             self._hooks.lost()
 
     def _call(self, kind: Kind, do: Callable[[], T]) -> T:
-        return self._cluster.ask(Call(kind, self._name, self._machine.name), do, 5.0)
+        return self._client.ask(kind, self._name, do, ANSWER_S)

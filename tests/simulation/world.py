@@ -19,7 +19,7 @@ from uuid import UUID
 
 from coopstreams import serdes
 from coopstreams.config import Config
-from coopstreams.group.joining import Hooks, Timings
+from coopstreams.group.joining import Connector, Hooks, Timings
 from coopstreams.log.log import Position, TopicSpec
 from coopstreams.log.memory_reader import MemoryReader
 from coopstreams.log.memory_writer import MemoryWriter
@@ -31,9 +31,10 @@ from coopstreams.tasks.wiring import Wiring
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import WHOLE
 from tests.simulation import disk
-from tests.simulation.cluster import FiberCluster, FiberLog
-from tests.simulation.fibers import Fiber, Machine, Scheduler
+from tests.simulation.cluster import MachineClient, MachineLog, decided
+from tests.simulation.fibers import Machine, Scheduler
 from tests.simulation.group import Group, SimCoordinator
+from tests.simulation.kafka.cluster import Cluster
 from tests.simulation.kafka.plan import Chance, Crash, Early, Fault, Kind, Late, Lost, NoFaults, Plan, Torn
 from tests.simulation.programs import APPLICATION, Program, Rows, written, wrong_counts, wrong_states
 
@@ -68,6 +69,7 @@ class Process:
         self.world = world
         self.number = number
         self.machine = Machine(world.scheduler, f"p{number}.{life}")
+        self.client = MachineClient(world.cluster, self.machine, world.network, world.latency_s, world.killed)
         self.instance: Instance | None = None
         self.parts: Parts | None = None
         self.ended = False
@@ -89,16 +91,18 @@ class Process:
 
     def _run(self) -> None:
         world = self.world
-        wiring = Wiring(self.machine, lambda *_: FiberLog(world.cluster, self.machine.name), self._coordinator)
+        wiring = Wiring(self.machine, lambda *_: MachineLog(self.client), self._coordinator)
         with Parts.build(world.program.build(), world.config(self.number), wiring) as self.parts:
             self.instance = Instance(self.parts, Lifecycle())
             if not self.stopping:
                 self.instance.run()
         self.ended = True
 
-    def _coordinator(self, _: object) -> Callable[[str, str | None, Timings, Hooks], SimCoordinator]:
-        def make(name: str, instance: str | None, timings: Timings, hooks: Hooks) -> SimCoordinator:
-            return SimCoordinator(self.machine, self.world.cluster, self.world.group, name, timings, hooks)
+    def _coordinator(self, _: object) -> Connector:
+        def make(name: str, _: str | None, timings: Timings, hooks: Hooks, predecessor: str) -> SimCoordinator:
+            if predecessor:
+                self.world.group.leave(predecessor)
+            return SimCoordinator(self.client, self.world.group, name, timings, hooks)
 
         return make
 
@@ -112,9 +116,9 @@ class World:
         self.events: list[str] = []
         self.scheduler = Scheduler(Random(self.random.getrandbits(64)))
         self.group = Group(self.scheduler)
-        latency_s = self.random.choice((0.001, 0.005, 0.02))
-        self.cluster = FiberCluster(self.scheduler, self._plan(), Random(self.random.getrandbits(64)), latency_s, self.group.check)
-        self.cluster.killed = self._killed
+        self.latency_s = self.random.choice((0.001, 0.005, 0.02))
+        self.network = Random(self.random.getrandbits(64))
+        self.cluster = Cluster(self._plan(), Machine(self.scheduler, "cluster"), check_fence=self.group.check, transaction_timeout_s=15.0)
         self.folder = Path(tempfile.mkdtemp(prefix="coopstreams-simulation-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
         self._name_processes()
         self.written: list[bytes] = []
@@ -265,10 +269,10 @@ class World:
         rates = {kind: [(rate * scale, fault) for rate, fault in faults] for kind, faults in RATES.items()}
         return Chance(Random(self.random.getrandbits(64)), rates)
 
-    def _killed(self, fiber: Fiber) -> None:
+    def killed(self, machine: Machine, request: str) -> None:
         """A process has ended at one of its requests."""
-        process = next(process for process in self.processes if process.machine is fiber.machine)
-        self._strike(f"ends in {fiber.name}", process, Process.kill)
+        process = next(process for process in self.processes if process.machine is machine)
+        self._strike(f"ends at a request ({request})", process, Process.kill)
 
     def _name_processes(self) -> None:
         """Transactional ids are made of what is in this file; by itself it would be another one each time."""
@@ -282,7 +286,7 @@ class World:
     def _wrong(self, *, whole: bool) -> list[str]:
         rows = self._told()
         wrong = wrong_counts(self.program, self.written, rows, exactly_once=self.exactly_once, whole=whole)
-        if wrong or not self.exactly_once or not self.cluster.decided(OUT):
+        if wrong or not self.exactly_once or not decided(self.cluster, OUT):
             return wrong
         return wrong_states(rows, self._states(running=whole), whole=whole)
 
