@@ -8,6 +8,7 @@ import sys
 import typer
 
 from coopstreams.commands.backfill import backfill
+from coopstreams.commands.check import check
 from coopstreams.commands.describe import describe
 from coopstreams.commands.group import app as group
 from coopstreams.commands.pack import pack
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command()(describe)
+app.command()(check)
 app.command()(status)
 app.command()(query)
 app.command()(backfill)

@@ -120,6 +120,11 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         "none",
         "`none`, `all`, or a list of `reuse.ktable.source.topics`, `single.store.self.join`, `merge.repartition.topics` (always done).",
     ),
+    "topology.change.accepted": (
+        text,
+        None,
+        "The word that a start was refused with because a new version of the topology loses or mixes state: this change may.",
+    ),
     "replication.factor": (integer(-1), -1, "Replicas of internal topics; -1: the broker's default."),
     "session.timeout.ms": (integer(1000), 10_000, "A process that has not been heard of for so long is out of the group."),
     "heartbeat.interval.ms": (integer(50), 400, "Time between heartbeats; sets how fast a rebalance goes."),

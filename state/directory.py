@@ -4,6 +4,7 @@
         lock                 held while the process lives; has its process id
         format               version of everything below
         process-id           names this folder for ever: transactional ids are made of it
+        member-id            names the last life of its process in the group
         <sub>_<partition>/   a database, shared by the tasks of that partition
         <sub>_<partition>.<engine>/   what a user's engine has of it
 
@@ -39,6 +40,7 @@ log = logging.getLogger(__name__)
 FORMAT = 2
 """Version of the layout on disk. Since 2, checkpoints name their changelog: those of 1 may be of any topic that ever had the name."""
 
+MEMBER_ID = "member-id"
 _PARTITION = re.compile(r"(\d+)_(\d+)(\..*(?<!\.deleted))?")
 _DOOMED = ".deleted"
 
@@ -75,6 +77,20 @@ class StateDirectory:
         except BaseException:
             os.close(self._lock_file)
             raise
+
+    @property
+    def last_member(self) -> str:
+        """The member id of the process that had the folder last; empty: not known. Who has the lock knows that it has ended."""
+        file = self.folder / MEMBER_ID
+        return file.read_text(errors="replace").strip() if file.exists() else ""
+
+    def note_member(self, id_: str) -> None:
+        """Keep the member id of this process for its successor, who else has to wait until the group misses this one."""
+        try:
+            if id_ != self.last_member:
+                _write(self.folder / MEMBER_ID, id_)
+        except OSError as error:
+            log.warning('"%s" cannot be written: %s', self.folder / MEMBER_ID, error)
 
     def open(self, subtopology: int, partition: int, specs: Sequence[StoreSpec], *, wipe_corrupt: bool = False) -> Database:
         """Return the database of a partition; everybody who asks gets the same one. Give it back with `release`.

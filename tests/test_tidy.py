@@ -20,7 +20,8 @@ MAY_IMPORT = {
     "confluent_kafka": ("coopstreams/log/kafka*.py",),
     "fsspec": ("state/places.py",),
     "kafka": tuple(
-        f"coopstreams/group/{name}.py" for name in ("codec", "connection", "coordinator", "requests", "transaction_requests", "transactions")
+        f"coopstreams/group/{name}.py"
+        for name in ("codec", "connection", "coordinator", "end_requests", "ends", "requests", "transaction_requests", "transactions")
     ),
     "pyspark": ("coopstreams/spark/*.py",),
     "rocksdict": ("state/rocks.py", "state/sst.py"),
@@ -30,7 +31,7 @@ MAY_IMPORT = {
 PURE = {"msgspec", "orjson", "sortedcontainers", "xxhash", "coopstreams"}
 IMPURE = {"asyncio", "multiprocessing", "socket", "subprocess", "threading", "time"}
 HOSTED = ("coopstreams/tasks/", "coopstreams/commit/", "coopstreams/group/")
-SPEAKS_WITH_BROKERS = {f"coopstreams/group/{name}.py" for name in ("admin", "connection", "coordinator", "settings", "transactions")} | {
+SPEAKS_WITH_BROKERS = {f"coopstreams/group/{name}.py" for name in ("admin", "connection", "coordinator", "ends", "settings", "transactions")} | {
     "coopstreams/tasks/rebuild.py"
 }
 """And the command that makes snapshots, which is no part of an instance."""

@@ -8,16 +8,22 @@ Invariant: user functions are not part of a drawing: they may change without a t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import is_dataclass
 from typing import Any
 
 import orjson
 
 from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.fingerprint import said
 from coopstreams.topology.join_nodes import StreamGlobalJoin, StreamStreamJoin, stores_of
+from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.naming import changelog_topic, internal_topic
 from coopstreams.topology.nodes import Aggregate, DynamicSink, Node, Sink, Source, StreamTableJoin, SubTopology, Topology
+from coopstreams.topology.origins import Above, Made, made, topics_above
 from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.windows import AnyWindows
+
+JSON_FORMAT = 1
+"""What `_json` writes: `outlines` reads it, maybe with a later version of coopstreams."""
 
 
 def describe(topology: Topology, format: str) -> str:  # noqa: A002 the word users type
@@ -72,14 +78,16 @@ def _text(topology: Topology) -> str:
 
 
 def _json(topology: Topology) -> str:
+    above = topics_above(topology)
     drawn = {
+        "format": JSON_FORMAT,
         "application_id": topology.application_id,
         "subtopologies": [
             {
                 "id": subtopology.id,
                 "topics": subtopology.topics,
-                "nodes": list(_json_nodes(topology, subtopology)),
-                "stores": [_json_store(topology, store) for store in subtopology.stores],
+                "nodes": list(_json_nodes(topology, subtopology, above)),
+                "stores": list(_json_stores(topology, subtopology, above)),
             }
             for subtopology in topology.subtopologies
         ],
@@ -93,7 +101,7 @@ def _json(topology: Topology) -> str:
     return orjson.dumps(drawn, option=orjson.OPT_INDENT_2).decode() + "\n"
 
 
-def _json_nodes(topology: Topology, subtopology: SubTopology) -> Iterator[dict[str, Any]]:
+def _json_nodes(topology: Topology, subtopology: SubTopology, above: Above) -> Iterator[dict[str, Any]]:
     children = _children(subtopology)
     for node in subtopology.nodes:
         drawn: dict[str, Any] = {"name": node.name, "operator": type(node).__name__}
@@ -101,26 +109,41 @@ def _json_nodes(topology: Topology, subtopology: SubTopology) -> Iterator[dict[s
             drawn |= {"topics": node.topics, "key": node.key.name, "value": node.value.name, "extracts_timestamps": node.timestamp is not None}
             drawn |= {} if node.pattern is None else {"pattern": node.pattern.pattern}
         elif isinstance(node, DynamicSink):
-            drawn |= {"topic": None, "key": node.key.name, "value": node.value.name}
+            drawn |= {"topic": None, "key": node.key.name, "value": node.value.name, "reads": sorted(above[node.name])}
         elif isinstance(node, Sink):
-            drawn |= {"topic": node.topic, "key": node.key.name, "value": node.value.name}
+            drawn |= {"topic": node.topic, "key": node.key.name, "value": node.value.name, "reads": sorted(above[node.name])}
         elif stores := _stores(topology, node):
             drawn["stores"] = [store.name for store in stores]
         if isinstance(node, Aggregate | StreamStreamJoin) and node.windows is not None:
-            drawn["windows"] = node.windows if is_dataclass(node.windows) else {"type": type(node.windows).__name__}
+            drawn["windows"] = _windows(node.windows)
         yield {**drawn, "parents": node.parents, "children": children[node.name]}
 
 
-def _json_store(topology: Topology, store: StoreSpec) -> dict[str, Any]:
+def _json_stores(topology: Topology, subtopology: SubTopology, above: Above) -> Iterator[dict[str, Any]]:
+    how = made(subtopology, above)
+    for store in subtopology.stores:
+        changelog = internal_topic(topology.application_id, changelog_topic(store.name)) if store.logged else store.source
+        yield _json_store(store, how[store.name]) | {"changelog": changelog}
+
+
+def _json_store(store: StoreSpec, how: Made) -> dict[str, Any]:
     return {
         "name": store.name,
         "kind": store.kind,
         "key": store.key.name,
         "value": store.value.name,
+        "made_by": sorted(how.methods),
+        "reads": sorted(how.reads),
+        "windows": None if how.windows is None else _windows(how.windows),
         "window_ms": store.window_ms,
         "retention_ms": store.retention_ms,
-        "changelog": internal_topic(topology.application_id, changelog_topic(store.name)) if store.logged else store.source,
+        "history_ms": store.history_ms,
+        "suffix_bytes": store.suffix_bytes,
     }
+
+
+def _windows(windows: AnyWindows | JoinWindows) -> dict[str, Any]:
+    return {name or "type": value for name, value in said(windows).items()}
 
 
 def _edges(topology: Topology) -> Iterator[tuple[str, str]]:

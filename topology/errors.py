@@ -3,6 +3,7 @@
     CoopStreamsError
     ├── ConfigError              a setting is unknown, missing or wrong
     ├── TopologyError            the program is wrong; raised while it is built, before any connection
+    │   └── TopologyChangedError a version of it would lose or mix what the one before has left
     ├── SerdeError               bytes that do not become a value, or a value that does not become bytes
     ├── ProcessingError          a user function raised; names task, topic, partition, offset
     ├── LogError                 Kafka (or the in-memory log) refused something
@@ -45,6 +46,10 @@ class ConfigError(CoopStreamsError):
 
 class TopologyError(CoopStreamsError):
     """The topology cannot run as written. Raised while it is built, before any connection."""
+
+
+class TopologyChangedError(TopologyError):
+    """A version of the topology would lose, mix or misread what the last one has left, and nothing would show it. Says what, and the cures."""
 
 
 class SerdeError(CoopStreamsError):

@@ -45,8 +45,8 @@ def _fingerprint(topology: Topology, part: SubTopology, partitions: int | None) 
     number_of = {node.name: number for number, node in enumerate(part.nodes)}
     drawn = {
         "nodes": [_node(node, number_of) for node in part.nodes],
-        "stores": [_value(store) for store in part.stores],
-        "global": [_value(table) for table in _looked_into(topology, part)],
+        "stores": [said(store) for store in part.stores],
+        "global": [said(table) for table in _looked_into(topology, part)],
         "partitions": partitions,
     }
     return xxh64_hexdigest(orjson.dumps(drawn, option=orjson.OPT_SORT_KEYS))
@@ -60,14 +60,14 @@ def _looked_into(topology: Topology, part: SubTopology) -> list[GlobalTable]:
 
 
 def _node(node: Node, number_of: Mapping[str, int]) -> dict[str, Any]:
-    drawn = _value(node)
+    drawn = said(node)
     if isinstance(node, Source) and node.pattern is not None:
         del drawn["topics"]
     return {**drawn, "parents": [number_of[parent] for parent in node.parents]}
 
 
-def _value(value: Any) -> Any:
-    """Return a value of the program as JSON has it: the same in every process."""
+def said(value: Any) -> Any:
+    """Return a value of a program as JSON has it, functions left out: the same in every process."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, Serde):
@@ -77,7 +77,7 @@ def _value(value: Any) -> Any:
     if isinstance(value, Pattern):
         return [value.pattern, value.flags]
     if isinstance(value, tuple | list):
-        return [_value(item) for item in value]
+        return [said(item) for item in value]
     if isinstance(value, StoreSpec):
         return _fields(value) | {"name": value.name}
     if is_dataclass(value):
@@ -88,8 +88,8 @@ def _value(value: Any) -> Any:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    said = {field.name: _value(getattr(value, field.name)) for field in fields(value) if field.name not in _LEFT_OUT}
-    return {"": type(value).__name__} | said
+    shown = {field.name: said(getattr(value, field.name)) for field in fields(value) if field.name not in _LEFT_OUT}
+    return {"": type(value).__name__} | shown
 
 
 def _text(value: object) -> str:

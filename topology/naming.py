@@ -112,6 +112,11 @@ def internal_topic(application_id: str, name: str) -> str:
     return check_name(f"{application_id}-{name}", "the internal topic")
 
 
+def topology_topic(application_id: str) -> str:
+    """Return the name of the topic in which an application keeps which version of its topology ran last."""
+    return internal_topic(application_id, "topology")
+
+
 def backfill_runs(application_id: str, topics: Iterable[str]) -> list[str]:
     """Return the backfills of an application that have begun and are not published, oldest first: each has a topic with their marks."""
     before = f"{application_id}{MARKS}"

@@ -16,7 +16,7 @@ from coopstreams.topology.global_tables import GlobalTable
 from coopstreams.topology.graph import Graph, reads
 from coopstreams.topology.join_nodes import ForeignKeyAnswer, ForeignKeyResult, StreamStreamJoin, TableTableJoin, method_of, stores_of
 from coopstreams.topology.keyed_state import check_processors, shared_state
-from coopstreams.topology.naming import changelog_topic, internal_topic
+from coopstreams.topology.naming import changelog_topic, internal_topic, topology_topic
 from coopstreams.topology.nodes import Aggregate, InternalTopic, Node, Processing, Sink, Source, StreamTableJoin, SubTopology, TableSource, Topology
 from coopstreams.topology.stores import StoreSpec
 
@@ -35,7 +35,7 @@ def cut(graph: Graph) -> Topology:
     _check_global_topics(graph, nodes)
     _check_connected(graph)
     check_processors(nodes, {table.store.name: table.store for table in graph.global_tables})
-    _check_topics(nodes, {topic.name for topic in topology.internal_topics})
+    _check_topics(nodes, {topology_topic(graph.application_id), *(topic.name for topic in topology.internal_topics)})
     return topology
 
 

@@ -14,9 +14,12 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from kafka import errors
+from kafka.future import Future
 from kafka.net.compat import KafkaNetClient
 from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.net.wakeup_notifier import WakeupNotifier
@@ -34,6 +37,8 @@ _T = TypeVar("_T")
 
 _PAUSE_S = 0.02
 _SLICE_MS = 3000
+_MARGIN_MS = 50
+"""By how much a request's own time-out comes first: it says more."""
 REQUEST_MS = 4000
 """How long a heartbeat, or the search for the coordinator, may go without an answer; a join has a time of its own."""
 
@@ -131,10 +136,14 @@ class Connection:
 
     async def once(self, exchange: Exchange[_T], node: Any, timeout_ms: float = _SLICE_MS) -> _T:
         """Send a request to a node; return what its answer means, or raise kafka-python's error."""
-        return exchange.read(await self._manager.send(exchange.request, node_id=node, request_timeout_ms=timeout_ms))
+        # Waited for besides: while a connection is being made, kafka-python's own time-out does not run.
+        answer = self._manager.send(exchange.request, node_id=node, request_timeout_ms=timeout_ms)
+        return exchange.read(await self._manager.wait_for(answer, timeout_ms + _MARGIN_MS))
 
     async def ask(self, exchange: Exchange[_T], node: Node, timeout_ms: int | None = None, moved: Callable[[], None] | None = None) -> _T:
         """Return the answer of whoever is responsible, asked again while that may help; `moved` says that it may be another by now.
+
+        No attempt takes the whole time: a broker that stands still is asked until another one is responsible.
 
         Raises:
             MembershipLostError: the request came from a member that is none, or not in this generation.
@@ -145,7 +154,7 @@ class Connection:
         answer: errors.KafkaError | None = None
         while True:
             try:
-                return await self.once(exchange, await node(), max(100.0, 1000 * (give_up - time.monotonic())))
+                return await self.once(exchange, await node(), min(_SLICE_MS, max(100.0, 1000 * (give_up - time.monotonic()))))
             except errors.KafkaError as error:
                 if not requests.passes(error):
                     raise requests.translated(exchange.what, error) from error
@@ -154,10 +163,53 @@ class Connection:
                 if time.monotonic() > give_up:
                     raise LogError(f"{exchange.what}: no success in {timeout_s:.1f} s; last: {answer}", retryable=True) from error
                 if requests.coordinator_moved(error):
-                    self._manager.cluster.request_update()
+                    self.look_again()
                     if moved is not None:
                         moved()
             await self._net.sleep(_PAUSE_S)
+
+    async def ask_each(
+        self, asked: Mapping[int, Exchange[_T]], timeout_ms: float, enough: Callable[[Mapping[int, _T]], bool] | None = None
+    ) -> tuple[dict[int, _T], dict[int, errors.KafkaError]]:
+        """Put each node its question, all at once; return the answers, and what failed; of who is too late, neither.
+
+        It ends when all have answered or failed, when the answers are `enough`, or when the time is over. A broker that
+        stands still keeps its question, as in `open_transactions`.
+        """
+        answers: dict[int, _T] = {}
+        failed: dict[int, errors.KafkaError] = {}
+        done = Future()
+
+        def heard() -> None:
+            if not done.is_done and (len(answers) + len(failed) == len(asked) or (enough is not None and enough(answers))):
+                done.success(None)
+
+        def answered(node: int, response: Any) -> None:
+            try:
+                answers[node] = asked[node].read(response)
+            except errors.KafkaError as error:
+                failed[node] = error
+            heard()
+
+        def refused(node: int, error: errors.KafkaError) -> None:
+            failed[node] = error
+            heard()
+
+        for node, exchange in asked.items():
+            try:
+                answer = self._manager.send(exchange.request, node_id=node)
+            except errors.KafkaError as error:
+                refused(node, error)
+            else:
+                answer.add_callback(partial(answered, node)).add_errback(partial(refused, node))
+        if asked:
+            with suppress(errors.KafkaTimeoutError):
+                await self._manager.wait_for(done, timeout_ms)
+        return dict(answers), dict(failed)
+
+    def look_again(self) -> None:
+        """Learn soon which brokers there are."""
+        self._manager.cluster.request_update()
 
     async def end_transaction(self, transactional_id: str, transaction_ms: int, timeout_ms: int | None) -> None:
         """Abort what is open under that id."""
@@ -199,6 +251,10 @@ class Connection:
     def plain_id(self, coordinator: Any) -> int:
         """Return the id of the broker behind the coordinator's connection."""
         return int(str(coordinator).rpartition("-")[2])
+
+    def connected(self, node: Any) -> bool:
+        """Return whether there is a connection to this node. Any thread."""
+        return bool(self.client.connected(node))
 
     def brokers(self) -> list[Any]:
         """Return the ids of all brokers that are known."""
@@ -243,10 +299,12 @@ def _client_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "client_id": "coopstreams",
         "request_timeout_ms": REQUEST_MS,  # kafka-python's 30 s would cost the membership when the coordinator hangs
+        "socket_connection_setup_timeout_ms": REQUEST_MS,  # a broker that hangs still takes connections
         "reconnect_backoff_max_ms": 1000,  # kafka-python's 30 s would cost the membership after a short outage
         "receive_message_max_bytes": 100_000_000,
         **settings,
     }
+    arguments.setdefault("socket_connection_setup_timeout_max_ms", arguments["socket_connection_setup_timeout_ms"])
     callback, config = arguments.pop("oauth_cb", None), arguments.pop("oauth_config", "")
     if callback is not None:
         arguments["sasl_oauth_token_provider"] = _TokenProvider(callback, config)

@@ -46,7 +46,7 @@ _STEP_MS = 1000
 _IDLE_S = 0.25
 _LAST_HEARTBEAT_S = 0.5
 _LOOK_S = 2.0
-"""How often a member that waits for a join looks whether it waits at the right broker."""
+"""How often a member that waits for an answer, to a join or a heartbeat, looks whether it waits at the right broker."""
 
 
 class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no types
@@ -143,7 +143,16 @@ def connector(settings: Mapping[str, Any], host: Host = SYSTEM) -> Connector:
 class GroupCoordinator:
     """Membership of one process in one group, by kafka-python: a `joining.Coordinator`."""
 
-    def __init__(self, settings: Mapping[str, Any], group: str, instance: str | None, timings: Timings, hooks: Hooks, host: Host = SYSTEM) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        group: str,
+        instance: str | None,
+        timings: Timings,
+        hooks: Hooks,
+        predecessor: str = "",
+        host: Host = SYSTEM,
+    ) -> None:
         self.problem = "not started"
         """What keeps this process out of the group, in words; empty: nothing."""
         self._host = host
@@ -151,6 +160,7 @@ class GroupCoordinator:
         self._instance = instance
         self._timings = timings
         self._hooks = hooks
+        self._predecessor = predecessor
         self._connection = Connection(settings, timings.request)
         self._member: _Member | None = None
         self._out = False
@@ -166,6 +176,12 @@ class GroupCoordinator:
             return -1, ""
         metadata = self._member.group_metadata()
         return metadata.generation_id, metadata.member_id
+
+    @property
+    def broker(self) -> int | None:
+        """The broker that coordinates the group and is connected; None: it is being looked for. Any thread."""
+        node = None if self._member is None else self._member.coordinator_id
+        return self._connection.plain_id(node) if node is not None and self._connection.connected(node) else None
 
     def settled_in(self, generation: int) -> bool:
         """Whether this is a member in that generation, and is not joining the next: then the group waits for it, and has none yet."""
@@ -241,6 +257,7 @@ class GroupCoordinator:
         failure: GroupError | None = None
         try:
             self._member = await self._connect()
+            await self._remove_predecessor()
             while not self._connection.closed and failure is None:
                 failure = await self._step(self._member)
         except GroupError as error:
@@ -277,6 +294,15 @@ class GroupCoordinator:
             max_poll_interval_ms=self._timings.rebalance,
         )
 
+    async def _remove_predecessor(self) -> None:
+        """Have a dead process leave the group: the others would wait for it until its session has timed out, and this one with them."""
+        if not self._predecessor:
+            return
+        try:
+            await self._connection.ask(requests.leave_group(self._group, self._predecessor), self._node, moved=self._moved)
+        except CoopStreamsError as error:  # it has left already, mostly
+            log.info("%s", error)
+
     async def _step(self, member: _Member) -> GroupError | None:
         """Do what is to be done now, then wait until there is more. Returns why to give up for good."""
         if member.fenced is not None:
@@ -287,7 +313,7 @@ class GroupCoordinator:
                 member.poll_heartbeat()
                 joined = await member.ensure_active_group_async(timeout_ms=_STEP_MS)
                 self.problem = "" if joined else f"waiting for the coordinator of group {self._group}, or for its other members to join"
-                await self._leave_hanging_coordinator(member, joined=joined)
+                await self._leave_hanging_coordinator(member, answers=joined and self._host.elapsed() - member.heard_at < _LOOK_S)
             elif member.state is not State.UNJOINED:
                 self._trouble(f"out of group {self._group}: " + ("asked to leave" if self._out else "this process makes no progress"))
                 await self._leave()
@@ -300,9 +326,9 @@ class GroupCoordinator:
             await self._connection.idle(_IDLE_S)
         return None
 
-    async def _leave_hanging_coordinator(self, member: _Member, *, joined: bool) -> None:
+    async def _leave_hanging_coordinator(self, member: _Member, *, answers: bool) -> None:
         """Let go of a coordinator that hangs, when another broker names another one: a join would wait there for a minute and more."""
-        if joined or member.coordinator_id is None:
+        if answers or member.coordinator_id is None:
             self._look_at = time.monotonic() + _LOOK_S
         if time.monotonic() < self._look_at:
             return

@@ -78,6 +78,11 @@ class Coordinator(Protocol):
         """Return generation and member id as they are now; a generation below 0 is nobody's."""
         ...
 
+    @property
+    def broker(self) -> int | None:
+        """The broker that coordinates the group, and is connected; None: it is being looked for."""
+        ...
+
     def settled_in(self, generation: int) -> bool:
         """Whether this is a member in that generation, and is not joining the next: then the group waits for it, and has none yet."""
         ...
@@ -132,5 +137,6 @@ class Coordinator(Protocol):
         """End everything; without `leave`, the group finds out when the session has timed out. Idempotent."""
 
 
-Connector = Callable[[str, str | None, Timings, Hooks], Coordinator]
-"""Makes what speaks with the coordinator of a group, for a static member's id (or None), with these times and hooks."""
+Connector = Callable[[str, str | None, Timings, Hooks, str], Coordinator]
+"""Makes what speaks with the coordinator of a group, for a static member's id (or None), with these times and hooks; last, the member id of a
+process that is certainly dead, and leaves the group before this one joins; empty: of none."""

@@ -37,6 +37,8 @@ Assigner = Callable[[Mapping[str, MemberState]], Mapping[str, Assignment]]
 
 LIST_MS = 1000
 """How long a broker may take to list its open transactions: one that is dead or stands still has none that can be ended now."""
+LOOK_S = 0.02
+"""How often a commit looks whether the group has a coordinator again."""
 _RECORD_LIMIT = 900_000
 """The broker keeps all subscriptions and assignments of a group in one record, by default of 1 MiB at most. Units: bytes."""
 
@@ -58,6 +60,7 @@ class GroupMember:
         alive: Callable[[], bool] = lambda: True,
         *,
         instance_id: str | None = None,
+        predecessor: str = "",
         sources: Mapping[int, Sequence[str]] | None = None,
         timings: Timings | None = None,
         host: Host = SYSTEM,
@@ -65,7 +68,8 @@ class GroupMember:
         """Connect nothing yet.
 
         Shape: `coordinator` makes what speaks with the group's coordinator. `topics` is every topic that offsets are committed for: brokers forget those of
-        others. `sources` names the source topics of each sub-topology, for tools that show who reads which partition.
+        others. `sources` names the source topics of each sub-topology, for tools that show who reads which partition. `predecessor`: the
+        member id of a process that is certainly dead and not to be waited for; empty: of none.
 
         Raises:
             ConfigError: a connection or security setting that the group's client cannot be given.
@@ -84,7 +88,7 @@ class GroupMember:
         self._lock = threading.RLock()
         self._holdings = Holdings(info().process)
         self._closed = False
-        self._coordinator = coordinator(group, instance_id, self._timings, _Hooks(self))
+        self._coordinator = coordinator(group, instance_id, self._timings, _Hooks(self), predecessor)
 
     def start(self) -> None:
         """Join the group, in the background: `Assigned` follows, or `Refused`."""
@@ -100,6 +104,11 @@ class GroupMember:
     def problem(self) -> str:
         """What keeps this process out of the group, in words; empty: nothing."""
         return self._coordinator.problem
+
+    @property
+    def id(self) -> str:
+        """The member id that the group knows this process by; empty: it is no member."""
+        return self._coordinator.identity()[1]
 
     @property
     def epoch(self) -> int:
@@ -161,20 +170,33 @@ class GroupMember:
     def fence(self, epoch: int) -> Iterator[GroupFence]:
         """Commit inside of this, for work that began under `epoch`. Any number of threads at once; joins wait for them (a while).
 
+        While the coordinator is being looked for, this waits: a client that was sent to one that is gone may never come back (`bounded`).
+
         Raises:
             MembershipLostError: the membership of that epoch is over: what is uncommitted is void.
         """
+        coordinator = self._await_coordinator(epoch)
         self._gate.enter(self._timings.patience / 1000)
         try:
             generation, member = self._coordinator.identity()  # before the epoch: see above
             if self.epoch != epoch or generation < 0 or not member:
                 raise MembershipLostError(f"group {self.group} went on without this process since epoch {epoch}; what is uncommitted is void")
-            yield GroupFence(self.group, generation, member, self._instance)
+            yield GroupFence(self.group, generation, member, self._instance, coordinator)
         except (FencedError, MembershipLostError):
             self._coordinator.check()
             raise
         finally:
             self._gate.leave()
+
+    def _await_coordinator(self, epoch: int) -> int | None:
+        """Return the broker that coordinates the group, once there is one; None: there is none in time, or that membership is over."""
+        give_up = self._host.now() + self._timings.request / 1000
+        while (broker := self._coordinator.broker) is None and self._is_member(epoch) and self._host.now() < give_up:
+            self._host.sleep(LOOK_S)
+        return broker
+
+    def _is_member(self, epoch: int) -> bool:
+        return not self._closed and self._coordinator.identity()[0] >= 0 and self.epoch == epoch
 
     def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence, timeout_ms: int | None = None) -> None:
         """Commit offsets (with metadata) outside of any transaction, inside `fence`.

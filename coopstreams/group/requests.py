@@ -41,7 +41,13 @@ _T = TypeVar("_T")
 LOST = (errors.IllegalGenerationError, errors.UnknownMemberIdError, errors.FencedInstanceIdError)
 """The broker does not know us as a member of this generation."""
 
-_STALE_COORDINATOR = (errors.NotCoordinatorError, errors.CoordinatorNotAvailableError, errors.KafkaConnectionError, errors.UnknownBrokerIdError)
+_STALE_COORDINATOR = (
+    errors.NotCoordinatorError,
+    errors.CoordinatorNotAvailableError,
+    errors.KafkaConnectionError,
+    errors.RequestTimedOutError,
+    errors.UnknownBrokerIdError,
+)
 _GROUP, _TRANSACTION = 0, 1
 """The kinds of coordinators: of groups with their offsets, and of transactions."""
 

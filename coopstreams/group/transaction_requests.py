@@ -15,19 +15,18 @@ from typing import Any
 
 from kafka import errors
 from kafka.protocol.admin import DescribeProducersRequest, DescribeTransactionsRequest, ListTransactionsRequest
-from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
+from kafka.protocol.metadata import ApiVersionsRequest
 from kafka.protocol.producer import WriteTxnMarkersRequest
 
+from coopstreams.group.end_requests import find_views
 from coopstreams.group.hanging import ENDED, Marker, Open, Told
 from coopstreams.group.requests import Exchange
 from coopstreams.topology.columns import TopicPartition
 
-NO_LEADER = -1
-
 
 @dataclass(frozen=True, slots=True)
 class Leaders:
-    """Who leads which partition (`NO_LEADER`: nobody does now), the topics that this principal may not see, and all brokers."""
+    """Who leads which partition (`leadership.NO_LEADER`: nobody does now), the topics that this principal may not see, and all brokers."""
 
     of: Mapping[TopicPartition, int]
     hidden: frozenset[str]
@@ -61,19 +60,13 @@ def describe_transaction(transactional_id: str) -> Exchange[Told | None]:
 
 def find_leaders(topics: Collection[str]) -> Exchange[Leaders]:
     """Ask any broker who leads the partitions of topics; those of topics that it does not know are left out."""
-    topic_type = MetadataRequest.MetadataRequestTopic
-    request = MetadataRequest(max_version=9, topics=[topic_type(name=topic) for topic in sorted(topics)], allow_auto_topic_creation=False)
+    views = find_views(topics)
 
     def read(response: Any) -> Leaders:
-        leaders = {
-            TopicPartition(topic.name, partition.partition_index): int(partition.leader_id)
-            for topic in response.topics
-            for partition in topic.partitions
-        }
-        hidden = {topic.name for topic in response.topics if errors.for_code(topic.error_code) is errors.TopicAuthorizationFailedError}
-        return Leaders(leaders, frozenset(hidden), frozenset(int(broker.node_id) for broker in response.brokers))
+        found = views.read(response)
+        return Leaders({at: view.leader for at, view in found.of.items()}, found.hidden, found.brokers)
 
-    return Exchange("asking for the leaders of partitions", request, read)
+    return Exchange("asking for the leaders of partitions", views.request, read)
 
 
 def list_ended() -> Exchange[dict[int, str]]:

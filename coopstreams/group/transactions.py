@@ -24,7 +24,8 @@ from kafka import errors
 from coopstreams.group import requests, transaction_requests
 from coopstreams.group.connection import Connection
 from coopstreams.group.hanging import ENDING, ONGOING, SKIPPING_METADATA, Marker, Told, believed, missing_markers, refusal
-from coopstreams.group.transaction_requests import NO_LEADER, Answers, Leaders
+from coopstreams.group.leadership import NO_LEADER
+from coopstreams.group.transaction_requests import Answers, Leaders
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 

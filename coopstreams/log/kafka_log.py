@@ -1,7 +1,9 @@
 """A Kafka cluster as a `Log`: readers, writers, topics, offsets.
 
-Invariant: `end_offset` is asked of the partition's leader each time, by a consumer that reads uncommitted records: a committed one is told
-the last stable offset instead, and `AdminClient.list_offsets` answers FENCED_LEADER_EPOCH for ever after a broker's restart (measured).
+Invariant: `end_offset` is asked each time, of the leader of the highest epoch that enough brokers know
+(`group.leadership`). Other offsets are asked for by a consumer that reads uncommitted records: a committed one is told
+the last stable offset instead, and `AdminClient.list_offsets` answers FENCED_LEADER_EPOCH for ever after a broker's
+restart (measured).
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection
@@ -18,6 +21,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # t
 from confluent_kafka.cimpl import NewTopic
 
 from coopstreams.group.admin import connected
+from coopstreams.group.ends import Ends, Told
 from coopstreams.group.transactions import Transactions
 from coopstreams.log.kafka_errors import UNKNOWN, away, error_of, heals, translated, unknown_topic
 from coopstreams.log.kafka_reader import KafkaReader
@@ -31,10 +35,14 @@ from coopstreams.topology.errors import GroupError, LogError, UnknownTopicError
 UNKNOWN_FOR_S = 3.0
 """How long a topic may be unknown before it is an error: a new one may not be known everywhere yet."""
 LOOK_S = 1.0
+GLANCE_S = 3.0
+"""How long, at most, a leader may take to say where a partition ends, before it is asked who leads it now."""
 SILENT_S = 20.0
 """A client that has had no answer for so long is replaced, when a question ran out of time."""
 NEW_FOR_S = 30.0
 """How long a topic that was made here may be unknown to one of the brokers."""
+SOME = 3
+"""How many partitions are named of those that are asked about."""
 NO_ID = "A" * 22
 """How the id of no topic is written: brokers answer with it if their cluster is set to a format without ids."""
 
@@ -42,6 +50,14 @@ SETTLE_S = 3.0
 """How long whoever opens tasks may wait for it."""
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Brokers:
+    """What asks single brokers, on one connection to each."""
+
+    transactions: Transactions
+    ends: Ends
 
 
 class KafkaLog:
@@ -65,7 +81,7 @@ class KafkaLog:
         self._made_until = 0.0
         """Until when the topics that were made here may still be unknown to a broker: `time.monotonic()`."""
         self._connecting = threading.Lock()
-        self._transactions: Transactions | None = None
+        self._brokers: _Brokers | None = None
         self._closed = False
 
     def reader(self, *, committed_only: bool = True) -> KafkaReader:
@@ -95,7 +111,7 @@ class KafkaLog:
             return
         for spec in specs:
             new = NewTopic(spec.name, spec.partitions, spec.replication, config=dict(spec.config))
-            self._request(self._admin.create_topics, [new], f'creating topic "{spec.name}"', fine={KafkaError.TOPIC_ALREADY_EXISTS})
+            self._request(AdminClient.create_topics, [new], f'creating topic "{spec.name}"', fine={KafkaError.TOPIC_ALREADY_EXISTS})
         self._made |= {spec.name for spec in specs}
         self._made_until = time.monotonic() + NEW_FOR_S
         self.partitions()
@@ -106,7 +122,7 @@ class KafkaLog:
             return
         self._made -= set(names)
         for name in names:
-            self._request(self._admin.delete_topics, [name], f'deleting topic "{name}"', fine=UNKNOWN)
+            self._request(AdminClient.delete_topics, [name], f'deleting topic "{name}"', fine=UNKNOWN)
         deadline = time.monotonic() + self.timeout_s
         while not self.partitions().keys().isdisjoint(names) and time.monotonic() < deadline:
             time.sleep(RETRY_S)
@@ -114,14 +130,14 @@ class KafkaLog:
     def topic_config(self, topic: str) -> dict[str, str]:
         """Return the topic's configuration, defaults of the broker included."""
         resource = ConfigResource(ResourceType.TOPIC, topic)
-        entries = self._request(self._admin.describe_configs, [resource], f'asking for the configuration of topic "{topic}"') or {}
+        entries = self._request(AdminClient.describe_configs, [resource], f'asking for the configuration of topic "{topic}"') or {}
         return {name: entry.value for name, entry in entries.items() if entry.value is not None}
 
     def topic_id(self, topic: str) -> str:
         """Return what tells the topic from another one that had its name before."""
 
-        def describe(names: list[str], *, request_timeout: float) -> Any:
-            return self._admin.describe_topics(TopicCollection(names), request_timeout=request_timeout)
+        def describe(admin: AdminClient, names: list[str], *, request_timeout: float) -> Any:
+            return admin.describe_topics(TopicCollection(names), request_timeout=request_timeout)
 
         found = str(self._request(describe, [topic], f'asking for the id of topic "{topic}"').topic_id)
         return "" if found == NO_ID else found
@@ -131,12 +147,30 @@ class KafkaLog:
         return self._watermarks(partition)[0]
 
     def end_offset(self, partition: TopicPartition) -> int:
-        """Return the true high watermark."""
+        """Return the true high watermark: what was acknowledged before lies below, whichever brokers stood still."""
+        return self.end_offsets([partition])[partition]
+
+    def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the true high watermark of each of these partitions, all in one question."""
+        found: dict[TopicPartition, int] = {}
+        unknown_since: dict[TopicPartition, float] = {}
+        what = f"asking where {', '.join(str(at) for at in sorted(partitions)[:SOME])} end"
+        patience = Patience(what, self.timeout_s)
+        while left := set(partitions) - found.keys():
+            told = self._connected().ends.ask(left, min(patience.attempt_s(), GLANCE_S))
+            found |= told.ends
+            unknown_since |= {at: self._check_known(at, unknown_since.get(at, 0.0)) for at in sorted(told.unknown)}
+            if missing := sorted(left - found.keys()):
+                self._wait_for_end(patience, what, missing[0], told)
+        return found
+
+    def reported_end(self, partition: TopicPartition) -> int:
+        """Return the high watermark that a leader reports: an old one, if that broker stood still. One request."""
         return self._watermarks(partition)[1]
 
     def delete_before(self, partition: TopicPartition, offset: int) -> None:
         """Delete the records below an offset."""
-        self._request(self._admin.delete_records, [KafkaPartition(*partition, offset)], f"deleting the records of {partition} below {offset}")
+        self._request(AdminClient.delete_records, [KafkaPartition(*partition, offset)], f"deleting the records of {partition} below {offset}")
 
     def close(self) -> None:
         """Let go of the clients."""
@@ -144,23 +178,30 @@ class KafkaLog:
             if not self._closed:
                 self._closed = True
                 self._consumer.close()
-                if self._transactions is not None:
-                    self._transactions.close()
+                if self._brokers is not None:
+                    self._brokers.transactions.close()
 
     def _take_transactions(self) -> Transactions:
-        """Return what asks the brokers about transactions, connected the first time.
+        """Return what asks the brokers about transactions, connected the first time."""
+        return self._connected().transactions
+
+    def _connected(self) -> _Brokers:
+        """Return what asks single brokers, connected the first time.
 
         Raises:
-            LogError: no broker answers.
+            LogError: no broker answers, or this log is closed.
         """
         with self._connecting:
-            if self._transactions is None:
+            if self._closed:
+                raise LogError("this log is closed")
+            if self._brokers is None:
                 self._known()  # brokers that are away, or refuse us, are named as by any other question
                 try:
-                    self._transactions = Transactions(connected(self._settings, self.timeout_s))
+                    connection = connected(self._settings, self.timeout_s)
                 except GroupError as error:
                     raise LogError(str(error), retryable=True) from error
-            return self._transactions
+                self._brokers = _Brokers(Transactions(connection), Ends(connection))
+            return self._brokers
 
     def _new_consumer(self) -> Consumer:
         consumer: Consumer = make_client(Consumer, consumer_settings(self._settings, committed_only=False), self._errors)
@@ -199,10 +240,7 @@ class KafkaLog:
                     error = error_of(exception)
                     self._consumer.poll(0)  # hear why
             if where is not None and error.code() in UNKNOWN:
-                unknown = unknown or time.monotonic()
-                new = where.topic in self._made and time.monotonic() < self._made_until
-                if not new and time.monotonic() - unknown > min(UNKNOWN_FOR_S, self.timeout_s) and self._is_missing(where):
-                    raise unknown_topic(str(where))
+                unknown = self._check_known(where, unknown)
             elif self._errors.refused is not None or not heals(error):
                 raise translated(self._errors.refused or error, what)
             if patience.over:
@@ -211,6 +249,31 @@ class KafkaLog:
             patience.rest(f"{error.str()} ({error.name()})")
             if where is not None:
                 self._look_again()
+
+    def _wait_for_end(self, patience: Patience, what: str, partition: TopicPartition, told: Told) -> None:
+        """Wait a moment before it is asked again where a partition ends.
+
+        Raises:
+            LogError: retryable: it was asked for long enough; says why it is not known.
+        """
+        reason = told.reasons.get(partition, "no broker knows it yet" if told.heard else "no broker answers")
+        if patience.over and not told.heard:
+            raise away(self._settings["bootstrap.servers"], what, self.timeout_s, self._errors)
+        if patience.over:
+            raise LogError(f"{what}: that of {partition} is not known after {self.timeout_s:g} s: {reason}", retryable=True)
+        patience.rest(f"{partition}: {reason}")
+
+    def _check_known(self, where: TopicPartition, since: float) -> float:
+        """Return since when a partition has been unknown (`since` 0: since now).
+
+        Raises:
+            UnknownTopicError: for too long, and it was not made here just now.
+        """
+        since = since or time.monotonic()
+        new = where.topic in self._made and time.monotonic() < self._made_until
+        if not new and time.monotonic() - since > min(UNKNOWN_FOR_S, self.timeout_s) and self._is_missing(where):
+            raise unknown_topic(str(where))
+        return since
 
     def _renew(self) -> None:
         """Go on with a new client if this one has had no answer for long: it may have lost sight of its brokers (`KafkaReader._renew`)."""
@@ -254,7 +317,7 @@ class KafkaLog:
         while True:
             seconds = patience.attempt_s()
             try:
-                (answer,) = request(what_for, request_timeout=seconds).values()
+                (answer,) = request(self._admin, what_for, request_timeout=seconds).values()
                 return answer.result(seconds + ATTEMPT_S)
             except KafkaException as exception:
                 error = error_of(exception)
@@ -273,6 +336,9 @@ class KafkaLog:
                 self._admin = self._new_admin()
                 raise away(self._settings["bootstrap.servers"], what, self.timeout_s, self._errors)
             patience.rest(f"{error.str()} ({error.name()})")
+            if error.code() == KafkaError._TIMED_OUT:
+                self._admin = self._new_admin()  # it asks whom it takes for the controller, which any broker may be, also one that stands still
+                continue
             # A broker that has just started may not have known the controller when the client asked; it would not ask again for long.
             self.partitions()
             with contextlib.suppress(KafkaException):

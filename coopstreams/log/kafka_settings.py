@@ -31,8 +31,8 @@ _EVERYWHERE: dict[str, Any] = {
     "metadata.recovery.strategy": "none",
     # A broker that hangs holds a request for this long; by then, its partitions have another leader (broker.session.timeout.ms: 9 s).
     "socket.timeout.ms": 10_000,
-    # Who had no request under way at a broker that hangs learns of the new leader from this alone.
-    "topic.metadata.refresh.interval.ms": 5_000,
+    # Who had no request under way at a broker that is lost learns of the new leader from this alone. Of a reader's requests, a hundredth.
+    "topic.metadata.refresh.interval.ms": 1_000,
     "reconnect.backoff.max.ms": 1_000,  # a broker that comes back is found within a second, not ten
     "log.connection.close": False,
 }
@@ -49,6 +49,9 @@ _DEFAULTS: dict[Kind, dict[str, Any]] = {
     },
     "producer": {
         "linger.ms": 5,
+        # What a lost broker owes, metadata among it, is asked of others before its partitions have another leader, not after; and what a living
+        # leader owes until that broker is no longer in sync (9 s as well) is asked for once more, not given up just before it comes.
+        "socket.timeout.ms": 6_000,
         "retry.backoff.ms": 5,  # the first request after a commit waits for it: 100, the default, costs 100 ms a transaction (measured)
         "queue.buffering.max.messages": 1_000_000,
         "queue.buffering.max.kbytes": 524_288,

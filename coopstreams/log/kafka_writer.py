@@ -72,6 +72,8 @@ class KafkaWriter:
         """Whether another one took over; taking over again is for the next `begin`."""
         self._delivered: dict[TopicPartition, int | None] = {}
         """Where the last record of an explicit partition went; None: it is there, but the broker did not say where."""
+        self._coordinator: int | None = None
+        """The coordinator of the group to which this producer has sent offsets."""
         self._open = False
         self._closed = False
         self._bounded = Bounded()
@@ -161,6 +163,7 @@ class KafkaWriter:
         fence.check(offsets)
         sent = [KafkaPartition(*partition, offset, metadata) for partition, (offset, metadata) in offsets.items()]
         identity, what = group_metadata(fence), f'sending the offsets of group "{fence.group}"'
+        self._check_coordinator(fence, what)
         most_s = min(OFFSETS_TIMEOUT_S, self._settings["transaction.timeout.ms"] / 1000)
 
         def send(left: float) -> None:
@@ -171,6 +174,24 @@ class KafkaWriter:
         except TimeoutError as error:
             self._void = True
             raise away(self._servers, what, most_s, self._errors) from error
+
+    def _check_coordinator(self, fence: GroupFence, what: str) -> None:
+        """Do nothing if the client may know where the group's coordinator is.
+
+        It remembers the one that it found first, and waits for it if that broker has left the cluster meanwhile (librdkafka issue 5511).
+
+        Raises:
+            LogError: the coordinator is another one by now: a new producer finds it.
+        """
+        if fence.coordinator is None:
+            return
+        if self._coordinator not in (None, fence.coordinator):
+            self._void = True
+            raise LogError(
+                f"{what}: its coordinator is broker {fence.coordinator} now, no longer {self._coordinator}; going on with a new producer",
+                retryable=True,
+            )
+        self._coordinator = fence.coordinator
 
     def commit(self, timeout_s: float) -> None:
         """End the transaction; all its records and offsets count."""
@@ -232,7 +253,7 @@ class KafkaWriter:
 
     def _start(self) -> None:
         """Get a new producer; a transactional one takes over its id, which ends what was open under it."""
-        self._errors, self._failure, self._void, self._fenced = ClientErrors(), None, False, False
+        self._errors, self._failure, self._void, self._fenced, self._coordinator = ClientErrors(), None, False, False, None
         extra: dict[str, Any] = {} if self._id is not None else {"on_delivery": self._note_failure}
         producer: Producer = make_client(Producer, self._settings | extra, self._errors)
         self._producer = producer

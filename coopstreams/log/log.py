@@ -1,6 +1,7 @@
 """The narrow interface to a partitioned log: readers, writers, and what an administrator asks.
 
-Two implementations: `KafkaLog` (confluent-kafka) and `MemoryLog`; one contract suite (`tests/log/`) holds both to this page.
+Two implementations: `KafkaLog` (confluent-kafka) and `MemoryLog`; one contract suite (`tests/log/`) holds both to this page, and the
+simulated cluster of the tests, which is a `MemoryLog` with faults (`tests/simulation/kafka/`).
 It speaks in columns, in runs of one (partition, slot), and has no callback per record: that is what lets a native reader and
 writer come later without a change above.
 
@@ -117,6 +118,8 @@ class GroupFence:
     generation: int
     member: str
     instance: str | None = None
+    coordinator: int | None = None
+    """The broker that keeps the group, as this member knows it. None: not known."""
 
     def check(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:
         """Do nothing if these offsets, sent by this identity, will be checked by the coordinator at all.
@@ -261,7 +264,15 @@ class Log(Protocol):
         ...
 
     def end_offset(self, partition: TopicPartition) -> int:
-        """Return the true high watermark (read_uncommitted): everything anyone has written lies below it. Never from a cache."""
+        """Return the true high watermark (read_uncommitted): everything that was acknowledged before lies below it."""
+        ...
+
+    def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the true high watermark of each of these partitions, in one question: as `end_offset`."""
+        ...
+
+    def reported_end(self, partition: TopicPartition) -> int:
+        """Return the high watermark as a broker reports it, maybe an old one: for lags. Cheaper than `end_offset`."""
         ...
 
     def delete_before(self, partition: TopicPartition, offset: int) -> None:

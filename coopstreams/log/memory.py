@@ -8,14 +8,15 @@ Turned down: librdkafka's mock cluster (transactions do not isolate, nothing is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from coopstreams.log.log import GroupFence, TopicSpec
 from coopstreams.log.memory_reader import MemoryReader
-from coopstreams.log.memory_state import CheckFence, MemoryState, Partition, Topic
+from coopstreams.log.memory_state import CheckFence, MemoryState
+from coopstreams.log.memory_transactions import Offsets
 from coopstreams.log.memory_writer import MemoryWriter
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import FencedError, LogError, OffsetOutOfRangeError, UnknownTopicError
+from coopstreams.topology.errors import LogError
 
 
 class MemoryLog:
@@ -51,24 +52,23 @@ class MemoryLog:
                 raise LogError(f'topic "{spec.name}" cannot have {spec.partitions} partitions')
         with self._state.changed:
             for spec in specs:
-                self._state.topics.setdefault(spec.name, Topic(spec, [Partition() for _ in range(spec.partitions)]))
+                self._state.create_topic(spec)
 
     def delete_topics(self, names: Sequence[str]) -> None:
         """Delete these topics; one that does not exist is fine."""
         with self._state.changed:
             for name in names:
-                self._state.topics.pop(name, None)
-            self._state.changed.notify_all()
+                self._state.delete_topic(name)
 
     def topic_config(self, topic: str) -> dict[str, str]:
         """Return the topic's configuration as it was given."""
         with self._state.changed:
-            return dict(self._topic(topic).spec.config)
+            return dict(self._state.topic(topic).spec.config)
 
     def topic_id(self, topic: str) -> str:
         """Return what tells the topic from another one that had its name before."""
         with self._state.changed:
-            return self._topic(topic).id
+            return self._state.topic(topic).id
 
     def start_offset(self, partition: TopicPartition) -> int:
         """Return the first offset the log still has."""
@@ -80,13 +80,18 @@ class MemoryLog:
         with self._state.changed:
             return self._state.partition(partition).end
 
+    def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the true end of each of these partitions."""
+        return {partition: self.end_offset(partition) for partition in partitions}
+
+    def reported_end(self, partition: TopicPartition) -> int:
+        """Return the same: there is one broker, which never stands still."""
+        return self.end_offset(partition)
+
     def delete_before(self, partition: TopicPartition, offset: int) -> None:
         """Delete the records below an offset."""
         with self._state.changed:
-            stored = self._state.partition(partition)
-            if offset > stored.end:
-                raise OffsetOutOfRangeError(f"{partition} ends at {stored.end}: there is nothing to delete up to {offset}")
-            stored.delete_before(offset)
+            self._state.delete_before(partition, offset)
 
     def close(self) -> None:
         """Do nothing: others may still use what is in memory."""
@@ -94,28 +99,19 @@ class MemoryLog:
     def compact(self, topic: str) -> None:
         """Keep the last committed record of each key, as Kafka's cleaner does for a compacted topic; offsets stay, with holes."""
         with self._state.changed:
-            for partition in self._topic(topic).partitions:
+            for partition in self._state.topic(topic).partitions:
                 partition.compact()
 
     def committed(self, group: str) -> dict[TopicPartition, tuple[int, str]]:
         """Return the offsets and metadata that a group has committed."""
         with self._state.changed:
-            return dict(self._state.groups.get(group, {}))
+            return self._state.group(group).committed
 
-    def commit_offsets(self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence) -> None:
+    def commit_offsets(self, offsets: Offsets, fence: GroupFence) -> None:
         """Commit group offsets outside of any transaction, as at-least-once does.
 
         Raises:
             FencedError: the fence is stale.
         """
         with self._state.changed:
-            fence.check(offsets)
-            if (reason := self._state.check_fence(fence)) is not None:
-                raise FencedError(f'group "{fence.group}" refuses the offsets of member "{fence.member}": {reason}')
-            self._state.groups.setdefault(fence.group, {}).update(offsets)
-
-    def _topic(self, name: str) -> Topic:
-        topic = self._state.topics.get(name)
-        if topic is None:
-            raise UnknownTopicError(f'there is no topic "{name}" in the in-memory log. Create it first, or correct the name.')
-        return topic
+            self._state.send_offsets(offsets, fence)

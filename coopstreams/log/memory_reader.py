@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,8 +16,8 @@ from coopstreams.topology.program import TimestampColumn
 
 
 @dataclass(slots=True)
-class _Reading:
-    """One partition that is being read."""
+class Reading:
+    """One partition that is being read, for readers that are like this one."""
 
     at: Position
     held: bool = False
@@ -32,7 +31,7 @@ class MemoryReader:
     def __init__(self, state: MemoryState, *, committed_only: bool) -> None:
         self._state = state
         self._committed_only = committed_only
-        self._readings: dict[TopicPartition, _Reading] = {}
+        self._readings: dict[TopicPartition, Reading] = {}
         self._routes: dict[TopicPartition, Routes] = {}
         self._closed = False
 
@@ -45,7 +44,7 @@ class MemoryReader:
             del self._readings[partition]
             self._routes.pop(partition, None)
         for partition, at in positions.items():
-            reading = self._readings.setdefault(partition, _Reading(at))
+            reading = self._readings.setdefault(partition, Reading(at))
             if reading.at.offset != at.offset:
                 reading.told_end = None
             elif reading.at.stream_time > at.stream_time:
@@ -71,14 +70,10 @@ class MemoryReader:
         """Return what is there; wait only for the first record."""
         if self._closed:
             raise LogError("this reader is closed")
-        deadline = time.monotonic() + timeout_s
         with self._state.changed:
-            while not (runs := self._take(max_records)):
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    break
-                self._state.changed.wait(left)
-            return runs
+            if (runs := self._take(max_records)) or timeout_s <= 0:
+                return runs
+            return self._state.changed.wait_for(lambda: self._take(max_records), timeout_s)
 
     def close(self) -> None:
         """Read nothing more."""
@@ -106,7 +101,7 @@ class MemoryReader:
                 self._readings[partition] = self._readings.pop(partition)
         return taken
 
-    def _read(self, partition: TopicPartition, reading: _Reading, most: int) -> tuple[list[Run], int]:
+    def _read(self, partition: TopicPartition, reading: Reading, most: int) -> tuple[list[Run], int]:
         stored, at = self._state.partition(partition), reading.at
         if not stored.start <= at.offset <= stored.end:
             raise OffsetOutOfRangeError(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import repeat
 
 from coopstreams.log.log import GroupFence
-from coopstreams.log.memory_state import MemoryState, Partition, Producer, Topic, Transaction
+from coopstreams.log.memory_state import MemoryState, Topic
+from coopstreams.log.memory_transactions import Offsets, Session
 from coopstreams.topology.columns import Headers, Int64s, TopicPartition
-from coopstreams.topology.errors import DeliveryError, FencedError, LogError, RefusedError
+from coopstreams.topology.errors import DeliveryError, LogError, RefusedError
 from coopstreams.topology.keys import partition_of
 from coopstreams.topology.outputs import ANY_PARTITION
 
@@ -22,13 +23,12 @@ class MemoryWriter:
     def __init__(self, state: MemoryState, transactional_id: str | None) -> None:
         self._state = state
         self._id = transactional_id
-        self._producer = Producer()
-        self._epoch = 0
+        self._session: Session | None = None
         self._open = False
         self._closed = False
         self._delivered: dict[TopicPartition, int] = {}
         if transactional_id is not None:
-            self._register()
+            self._take_over(transactional_id)
 
     def append(
         self,
@@ -42,30 +42,31 @@ class MemoryWriter:
     ) -> None:
         """Take these records, in order."""
         with self._state.changed:
-            transaction = self._transaction()
+            session = self._ready()
             stored = self._state.topics.get(topic)
             if stored is None:
                 raise DeliveryError(f'topic "{topic}" does not exist in the in-memory log. Create it first, or correct the name.')
-            _check(stored, keys, values)
+            check_records(stored, keys, values)
             if isinstance(partitions, int):
-                self._add(stored, partitions, keys, values, timestamps, headers, transaction)
+                self._add(stored, partitions, keys, values, timestamps, headers, session)
             else:
-                for partition, indexes in _by_partition(_choose(stored, keys, partitions)).items():
+                for partition, rows in by_partition(choose_partitions(stored, keys, partitions)).items():
                     self._add(
                         stored,
                         partition,
-                        [keys[i] for i in indexes],
-                        [values[i] for i in indexes],
-                        [timestamps[i] for i in indexes],
-                        None if headers is None else [headers[i] for i in indexes],
-                        transaction,
+                        [keys[i] for i in rows],
+                        [values[i] for i in rows],
+                        [timestamps[i] for i in rows],
+                        None if headers is None else [headers[i] for i in rows],
+                        session,
                     )
             self._state.changed.notify_all()
 
     def flush(self, timeout_s: float) -> None:  # noqa: ARG002
         """Do nothing: what was taken is in the log."""
         with self._state.changed:
-            self._check_fence()
+            if self._session is not None:
+                self._state.check(self._session)
 
     def delivered_to(self, partition: TopicPartition) -> int:
         """Return the offset after this writer's last record in the partition, 0 without any."""
@@ -78,32 +79,26 @@ class MemoryWriter:
                 raise LogError("this writer has no transactional id; make it with log.writer(transactional_id)")
             if self._open:
                 raise LogError("a transaction is open already; commit or abort it first")
-            if not self._epoch:
-                self._register()
-            self._check_fence()
-            self._producer.transaction = Transaction()
+            self._state.begin(self._session or self._take_over(self._id))
             self._open = True
 
-    def send_offsets(self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence) -> None:
+    def send_offsets(self, offsets: Offsets, fence: GroupFence) -> None:
         """Add group offsets to the transaction, if the fence is not stale."""
         with self._state.changed:
-            transaction = self._transaction()
-            if transaction is None:
+            session = self._ready()
+            if session is None:
                 raise LogError("offsets are sent in a transaction; begin one first")
-            fence.check(offsets)
-            if (reason := self._state.check_fence(fence)) is not None:
-                raise FencedError(f'group "{fence.group}" refuses the offsets of member "{fence.member}" in generation {fence.generation}: {reason}')
-            transaction.offsets.setdefault(fence.group, {}).update(offsets)
+            self._state.send_offsets(offsets, fence, session)
 
     def commit(self, timeout_s: float) -> None:  # noqa: ARG002
         """End the transaction; everything in it counts."""
         self._end(commit=True)
 
     def abort(self) -> None:
-        """End the transaction; nothing of it counts. A fenced writer gets a new epoch with its next transaction."""
+        """End the transaction; nothing of it counts. A fenced writer takes its id over again with its next transaction."""
         with self._state.changed:
-            if self._producer.epoch != self._epoch:
-                self._epoch, self._open = 0, False
+            if self._session is not None and self._session.is_fenced:
+                self._session, self._open = None, False
             elif self._open:
                 self._end(commit=False)
 
@@ -115,34 +110,27 @@ class MemoryWriter:
 
     def _end(self, *, commit: bool) -> None:
         with self._state.changed:
-            if self._transaction() is None:
+            session = self._ready()
+            if session is None:
                 raise LogError("there is no transaction to end; begin one first")
-            self._state.end(self._producer, commit=commit)
+            self._state.end(session, commit=commit)
             self._open = False
 
-    def _register(self) -> None:
-        """Become the writer of the transactional id: whoever was it is fenced, and what it left open is aborted."""
-        assert self._id is not None
+    def _take_over(self, transactional_id: str) -> Session:
+        """Become the writer of the transactional id."""
         with self._state.changed:
-            self._producer = self._state.producers.setdefault(self._id, Producer())
-            self._state.end(self._producer, commit=False)
-            self._producer.epoch += 1
-            self._epoch = self._producer.epoch
+            self._session = self._state.take_over(transactional_id)
+            return self._session
 
-    def _transaction(self) -> Transaction | None:
-        """Return the open transaction, None for a writer without any."""
+    def _ready(self) -> Session | None:
+        """Return the session of the open transaction; None: this writer has no transactions."""
         if self._closed:
             raise LogError("this writer is closed")
-        if self._id is None:
-            return None
-        self._check_fence()
-        if not self._open:
+        if self._session is not None:
+            self._state.check(self._session)
+        if self._id is not None and not self._open:
             raise LogError("a transactional writer writes inside transactions only; begin one first")
-        return self._producer.transaction
-
-    def _check_fence(self) -> None:
-        if self._epoch and self._producer.epoch != self._epoch:
-            raise FencedError(f'another writer with the transactional id "{self._id}" took over')
+        return self._session
 
     def _add(
         self,
@@ -152,17 +140,17 @@ class MemoryWriter:
         values: Sequence[bytes | None],
         timestamps: Int64s,
         headers: Sequence[Headers | None] | None,
-        transaction: Transaction | None,
+        session: Session | None,
     ) -> None:
         if not 0 <= partition < len(stored.partitions):
             raise DeliveryError(f'topic "{stored.spec.name}" has {len(stored.partitions)} partitions, there is no partition {partition}')
-        target: Partition = stored.partitions[partition]
-        target.append(keys, values, timestamps, headers, transaction)
+        target = stored.partitions[partition]
+        end = self._state.append(target, keys, values, timestamps, headers, session)
         if keys:
-            self._delivered[TopicPartition(stored.spec.name, partition)] = target.end
+            self._delivered[target.where] = end
 
 
-def _check(stored: Topic, keys: Sequence[bytes | None], values: Sequence[bytes | None]) -> None:
+def check_records(stored: Topic, keys: Sequence[bytes | None], values: Sequence[bytes | None]) -> None:
     """Do nothing if Kafka would take these records."""
     config, name = stored.spec.config, stored.spec.name
     most = int(config.get("max.message.bytes", MOST_BYTES))
@@ -173,7 +161,7 @@ def _check(stored: Topic, keys: Sequence[bytes | None], values: Sequence[bytes |
         raise RefusedError(f'a record without a key cannot be written to the compacted topic "{name}"')
 
 
-def _choose(stored: Topic, keys: Sequence[bytes | None], given: Int64s | None) -> list[int]:
+def choose_partitions(stored: Topic, keys: Sequence[bytes | None], given: Int64s | None) -> list[int]:
     """Return the partition of each record: the one that is given, that of its key, or any if it has none."""
     count, chosen = len(stored.partitions), []
     for key, partition in zip(keys, repeat(ANY_PARTITION) if given is None else given, strict=False):
@@ -187,7 +175,7 @@ def _choose(stored: Topic, keys: Sequence[bytes | None], given: Int64s | None) -
     return chosen
 
 
-def _by_partition(chosen: Int64s) -> dict[int, list[int]]:
+def by_partition(chosen: Int64s) -> dict[int, list[int]]:
     """Return which records go to which partition, each in order."""
     indexes: dict[int, list[int]] = {}
     for i, partition in enumerate(chosen):

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-START_S = 10.0
 LONGEST_HEAD = 1 << 20
 """Request line and headers in bytes: a thousand keys fit into a query string."""
 DRAIN_S = 3
@@ -77,7 +76,8 @@ class QueryServer:
         started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(self._server, started), name="coopstreams-http", daemon=True)
         self._thread.start()
-        if not started.wait(START_S) or not self._server.started:
+        started.wait()  # not for a while only: a process that is stopped while it starts would end, and with this error all others
+        if not self._server.started:
             raise ConfigError(f"the query server at {self.url} did not come up; see the log")
 
     def stop(self) -> None:

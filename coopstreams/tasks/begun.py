@@ -14,7 +14,7 @@ Turned down: looking at the local state (it may be gone while the changelog is t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from coopstreams.commit.positions import Coordinator
@@ -37,6 +37,8 @@ class Begun:
     coordinator: Coordinator
     reading: Callable[[], Reading]
     changelog: Callable[[StoreSpec], str]
+    new: Callable[[], Collection[str]] = frozenset
+    """The repartition topics that only this version of the topology reads: a store that it feeds them into had its positions in others."""
     _looked: bool = field(default=False, init=False)
 
     def check(self, task: TaskId, openings: Mapping[TopicPartition, Opening], individual: Callable[[], Iterable[TopicPartition]]) -> None:
@@ -61,19 +63,19 @@ class Begun:
         self._looked = True
 
     def _look(self, reading: Reading, numbers: Iterable[tuple[int, int]], individual: Callable[[], Iterable[TopicPartition]]) -> None:
-        written: dict[TopicPartition, tuple[TopicPartition, ...]] = {}
-        for number, partition in numbers:
-            for store in reading.programs[number].subtopology.stores:
-                changelog = TopicPartition(self.changelog(store), partition)
-                if store.logged and self.log.end_offset(changelog) > 0:
-                    written[changelog] = reading.sources(TaskId(number, partition, WHOLE))
-                    break
+        read_by = {
+            TopicPartition(self.changelog(store), partition): reading.sources(TaskId(number, partition, WHOLE))
+            for number, partition in numbers
+            for store in reading.programs[number].subtopology.stores
+            if store.logged
+        }
+        written = {changelog: read_by[changelog] for changelog, end in self.log.end_offsets(read_by.keys()).items() if end > 0}
         if not written:
             return
         rows = self.coordinator.fetch_offsets({source for sources in written.values() for source in sources}, stable=False).offsets
         known = {partition for partition, row in rows.items() if row is not None}.union(individual())
         for changelog, sources in written.items():
-            if known.isdisjoint(sources):
+            if known.isdisjoint(sources) and not all(source.topic in self.new() for source in sources):
                 raise self._lost(f"{changelog} has records, and there is no position in any of its sources", sources)
 
     def _lost(self, what: str, sources: Iterable[TopicPartition]) -> ConfigError:

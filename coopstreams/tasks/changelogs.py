@@ -41,10 +41,23 @@ class Changelogs:
 
     def bounds(self, changelog: TopicPartition, stops: Mapping[KeyRange, int] = NO_STOPS) -> Bounds:
         """Return what a restore can go on from now. It ends where the changelog does, unless `stops` say where each of its ranges ends."""
+        return self.all_bounds({changelog: stops})[changelog]
+
+    def all_bounds(self, changelogs: Mapping[TopicPartition, Mapping[KeyRange, int]]) -> dict[TopicPartition, Bounds]:
+        """Return the bounds of each of these, with its stops, in one question for their ends."""
         asked_ms = self._clock_ms()
-        topic_id = self._topic_id(changelog.topic)
-        target = max(stops.values()) if stops else self._cluster.end_offset(changelog)
-        return Bounds(self._cluster.start_offset(changelog), target, topic_id, asked_ms, self._keeps_ms(changelog.topic))
+        ids = {changelog: self._topic_id(changelog.topic) for changelog in changelogs}
+        ends = self._cluster.end_offsets([changelog for changelog, stops in changelogs.items() if not stops])
+        return {
+            changelog: Bounds(
+                self._cluster.start_offset(changelog),
+                max(stops.values()) if stops else ends[changelog],
+                ids[changelog],
+                asked_ms,
+                self._keeps_ms(changelog.topic),
+            )
+            for changelog, stops in changelogs.items()
+        }
 
     def is_still(self, topic: str, topic_id: str) -> bool:
         """Whether the topic of that name has that id now."""

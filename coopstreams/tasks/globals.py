@@ -75,7 +75,7 @@ class Globals:
         if self._reader is None:
             self.loaded = True
             return
-        missing = {partition: self._log.end_offset(partition) for partition in self._of}
+        missing = self._log.end_offsets(self._of)
         starts = {partition: self._log.start_offset(partition) for partition in self._of}
         self._reader.assign({partition: Position(start) for partition, start in starts.items()})
         missing = {partition: end for partition, end in missing.items() if starts[partition] < end}

@@ -200,6 +200,7 @@ class Instance:
                 if (ended := next((member.info for member in event.cluster.members if member.info.ending), None)) is not None:
                     return Failed(ApplicationStoppedError(f"{ended.process} on {ended.host} has all instances stop: {ended.ending}"), "group")
                 self.parts.metrics.rebalanced(event.generation)
+                self.parts.directory.note_member(self.member.id)
                 self.opener.follow_generation(event)
                 self._do(self.roster.assigned(event.added, event.revoked))
                 if not all(self.parts.sources(task) for task in event.added):

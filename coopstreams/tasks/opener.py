@@ -74,6 +74,7 @@ class Opener:
         rooms: Rooms,
         ours: Callable[[str], bool],
         settle: Callable[[Callable[[str], bool]], None],
+        take_over: Callable[[], None],
         emit: Callable[[Event], None],
         host: Host = SYSTEM,
     ) -> None:
@@ -85,6 +86,9 @@ class Opener:
         self._follower = follower
         self._positions = positions
         self._restoring = restoring
+        self._take_over = take_over
+        self._taken: int | None = None
+        """Under which epoch it is this version of the topology that has tasks; None: another one may have had them since."""
         self._rooms = rooms
         self._emit = emit
         self._requests: Inbox[_Opening | TaskId | Assigned | None] = host.inbox()
@@ -181,6 +185,7 @@ class Opener:
                 return False
             if isinstance(request, Assigned):
                 self._barrier.follow_generation(request)
+                self._taken = None if request.waits else self._taken
             elif isinstance(request, _Opening):
                 self._openings[request.id] = request
             elif (opening := self._openings.pop(request, None)) is not None:
@@ -201,6 +206,10 @@ class Opener:
             self._emit(Opened(Incarnation(id_, self._positions.sources(id_), state, opening.progress, opening.epoch)))
 
     def _pass_barrier(self) -> None:
+        for opening in self._openings.values():
+            if opening.epoch != self._taken:
+                self._take_over()
+                self._taken = opening.epoch
         waiting = [opening for opening in self._openings.values() if opening.progress is None and self._positions.sources(opening.id)]
         passed = {opening.id: opening for opening in self._barrier.passed(waiting)}
         opened = self._positions.resolve(list(passed.values()), self._barrier.generation)

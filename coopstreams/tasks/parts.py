@@ -29,13 +29,14 @@ from coopstreams.state.engines import check_store_types
 from coopstreams.state.pickup import Snapshots
 from coopstreams.tasks.begun import Begun
 from coopstreams.tasks.committer import Committer
+from coopstreams.tasks.deployed import Deployed
 from coopstreams.tasks.events import Event
 from coopstreams.tasks.failures import handler
 from coopstreams.tasks.globals import Globals
 from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.tasks.opener import Opener
 from coopstreams.tasks.outlasting import Outlasting
-from coopstreams.tasks.reading import Reading, look_up
+from coopstreams.tasks.reading import Reading, as_it_runs, look_up
 from coopstreams.tasks.refusals import Refusals
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.restoring import Restoring
@@ -87,6 +88,7 @@ class Parts:
     tallies: Tallies
     sayings: Sayings
     outlasting: Outlasting
+    deployed: Deployed
     _closing: ExitStack
 
     @staticmethod
@@ -96,7 +98,7 @@ class Parts:
         Raises:
             ConfigError: a store is to be in an engine that is not there; or a backfill waits to be published.
             LogError: the brokers cannot be reached within `connect.timeout.ms`.
-            TopologyError, UnknownTopicError: the topics do not fit the topology.
+            TopologyError, UnknownTopicError: the topics do not fit the topology, or what its last version has left does not.
             StateLockedError: another process uses the state folder.
         """
         application, host = config["application.id"], wiring.host
@@ -108,6 +110,8 @@ class Parts:
             closing.callback(cluster.close)
             watching = wiring.cluster(_client(config), WATCHING_S)
             closing.callback(watching.close)
+            deployed = Deployed(cluster, config, host)
+            deployed.check(as_it_runs(topology, cluster.partitions(), config))
             reading = look_up(cluster, topology, config)
             check_published(config, cluster.partitions(), reading.topics.partitions)
             subtopologies = {subtopology.id: subtopology for subtopology in reading.topology.subtopologies}
@@ -123,7 +127,7 @@ class Parts:
             closing.callback(sayings.close)
             tables = Globals(cluster, topology.global_tables, reading.topics.partitions, config, tallies.failure, sayings, host)
             closing.callback(tables.stop)
-            shared = Refusals(cluster, config, host), tallies, sayings, Outlasting.of(config)
+            shared = Refusals(cluster, config, host), tallies, sayings, Outlasting.of(config), deployed
             made = reading, directory, rooms, metrics, follower, tables, process
             return Parts(wiring, config, topology, cluster, watching, *made, *shared, closing.pop_all())
 
@@ -192,6 +196,9 @@ class Parts:
         timings = Timings(
             session=self.config["session.timeout.ms"], heartbeat=self.config["heartbeat.interval.ms"], connect=self.config["connect.timeout.ms"]
         )
+        # Who had the state folder before is dead, since this process has its lock. What that one has under way, brokers fence: under
+        # exactly-once. Without, the session time-out is what keeps it from the changelogs.
+        predecessor = self.directory.last_member if self.config.exactly_once else ""
         return GroupMember(
             self.wiring.coordinator(self.config.client),
             self.application,
@@ -200,6 +207,7 @@ class Parts:
             deal,
             emit,
             alive,
+            predecessor=predecessor,
             sources=self.source_topics,
             timings=timings,
             host=self.host,
@@ -249,7 +257,7 @@ class Parts:
 
     def opener(self, member: GroupMember, emit: Callable[[Event], None], listener: RestoreListener) -> Opener:
         """Return the thread that opens tasks, not yet started."""
-        begun = Begun(self.application, self.log, member, lambda: self.reading, self.changelog)
+        begun = Begun(self.application, self.log, member, lambda: self.reading, self.changelog, lambda: self.deployed.begun)
         reset = self.config["auto.offset.reset"]
         positions = Positions(self.log, member, self.follower, self.sources, reset, self.transactional_id(0), begun=begun, host=self.host)
         place = self.config["snapshots.dir"]
@@ -265,6 +273,7 @@ class Parts:
             self.rooms,
             lambda name: form.fullmatch(name) is not None,
             lambda dead: self.log.settle(dead, self._written()),
+            lambda: self.deployed.take_over(self.topology),
             emit,
             self.host,
         )

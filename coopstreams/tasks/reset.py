@@ -2,7 +2,8 @@
 
     state      of this host, if it is named: a cache, so the first to go
     offsets    of the topics that it reads, and of its repartition topics: at their beginning, because they are made anew
-    topics     changelogs and repartition topics, deleted; the next start makes them. Marks of backfills that were not published, too
+    topics     changelogs and repartition topics, deleted; the next start makes them. Marks of backfills that were not published, too, and which
+               version of the topology ran last
 
 Invariant: nothing but what the topology names is touched. What it writes for others stays: results are written again.
 Invariant: torn off after any step, doing it again finishes it. In between the application must not be started.
@@ -22,7 +23,7 @@ from coopstreams.log.log import Log
 from coopstreams.state.directory import delete_folder
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import GroupError
-from coopstreams.topology.naming import MARKS, backfill_runs
+from coopstreams.topology.naming import MARKS, backfill_runs, topology_topic
 from coopstreams.topology.nodes import Topology
 from coopstreams.topology.partitions import looks_internal
 
@@ -53,8 +54,9 @@ def plan_reset(topology: Topology, counts: Mapping[str, int]) -> Reset:
     application = topology.application_id
     internal = {topic.name: topic.kind for topic in topology.internal_topics}
     tables = {table.topic for table in topology.global_tables}
+    own = [*internal, topology_topic(application)]
     return Reset(
-        (*(name for name in internal if name in counts), *(f"{application}{MARKS}{run}" for run in backfill_runs(application, counts))),
+        (*(name for name in own if name in counts), *(f"{application}{MARKS}{run}" for run in backfill_runs(application, counts))),
         partitions([topic for topic in topology.source_topics if topic not in tables]),
         partitions([name for name, kind in internal.items() if kind == "repartition"]),
         tuple(name for name in sorted(counts) if looks_internal(topology, name) and name not in internal),

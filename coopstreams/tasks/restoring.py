@@ -146,7 +146,7 @@ class Restoring:
         """
         topics = [(spec, spec.source or self._changelog(spec)) for spec in stores if spec.logged or spec.name in positions]
         changelogs = {TopicPartition(topic, task.partition): (spec, positions.get(spec.name, NO_STOPS)) for spec, topic in topics}
-        bounds = {changelog: self._changelogs.bounds(changelog, stops) for changelog, (_, stops) in changelogs.items()}
+        bounds = self._changelogs.all_bounds({changelog: stops for changelog, (_, stops) in changelogs.items()})
         missing = {changelog: self._missing(task, spec, database, bounds[changelog]) for changelog, (spec, _) in changelogs.items()}
         known = {changelog: self._changelogs.topic(changelog.topic) for changelog, groups in missing.items() if groups}
         self._waiting[task] = set()  # only now: when the brokers do not answer, nothing is half added

@@ -288,9 +288,9 @@ class StreamThread:
         self._abandon()
         if refused:
             self.committer.expect_refusals()
-        if isinstance(error, LogError) and not isinstance(error, FencedError):
-            self.committer.check_topics()
         self._emit(Aborted(tasks, str(error)))
+        if isinstance(error, LogError) and not isinstance(error, FencedError):
+            self.committer.check_topics()  # the tasks are opened again meanwhile
 
     def _check_hope(self, error: LogError | MembershipLostError) -> None:
         """Do nothing if doing it again may help.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from coopstreams.commit.positions import made_anew
 from coopstreams.host import SYSTEM, Host
@@ -103,11 +103,13 @@ class Watcher:
         self._sayings.tick()
         tasks = dict(self._tasks)
         asked_at, sources = self._host.now(), {source for task in tasks.values() for source in task.sources}
+        # Before the brokers are asked, who may take long: a task is seen to stand still from now on.
+        committed = {id_: {source: task.progress.durable(source) for source in task.sources} for id_, task in tasks.items()}
         self._measure(sources)
-        now = self._host.now()
         if sources and not self.watch.unanswered:
             outage.answered(asked_at)
-        self._watch_tasks(tasks, self._ends, now)
+        self._watch_tasks(tasks, committed, self._ends, asked_at)
+        now = self._host.now()
         states = Counter(state.value for state in dict(self._roster.states).values())
         self._metrics.tasks(states)
         if now >= self._purge_at:
@@ -156,7 +158,7 @@ class Watcher:
             if source in unanswered and self._host.now() > give_up:
                 break
             try:
-                self._ends[source] = self._log.end_offset(source)
+                self._ends[source] = self._log.reported_end(source)
                 unanswered.pop(source, None)
             except LogError as error:
                 if source not in unanswered:
@@ -165,13 +167,14 @@ class Watcher:
         for gone in [source for source in unanswered if source not in sources]:
             del unanswered[gone]
 
-    def _watch_tasks(self, tasks: dict[TaskId, Task], ends: dict[TopicPartition, int], now: float) -> None:
+    def _watch_tasks(
+        self, tasks: dict[TaskId, Task], committed: Mapping[TaskId, Mapping[TopicPartition, int]], ends: Mapping[TopicPartition, int], now: float
+    ) -> None:
         for id_, task in tasks.items():
             if self._roster.states.get(id_) is not State.RUNNING:
                 continue
-            committed = {source: task.progress.durable(source) for source in task.sources}
-            self.watch.look(id_, now, committed, {source: ends.get(source, committed[source]) for source in task.sources}, task.processed)
-            for source, at in committed.items():
+            self.watch.look(id_, now, committed[id_], {source: ends.get(source, at) for source, at in committed[id_].items()}, task.processed)
+            for source, at in committed[id_].items():
                 self._metrics.lag(id_, source.topic, max(0, ends.get(source, at) - at))
             self._tallies.look(task)
         for gone in tasks.keys() - self._tasks.keys():

@@ -2,7 +2,7 @@
 
     python -m tests.broker.recovery [--guarantee exactly_once_v2] [--only NAME ...]
 
-One line a loss: the longest time from an order to its count around it, by the brokers' clocks, and what the workers said meanwhile.
+For each loss: the longest time from an order to its count around it, by the brokers' clocks, and what the workers said meanwhile.
 """
 
 from __future__ import annotations
@@ -84,29 +84,30 @@ def calm(run: Run) -> None:
 
 
 def measure(run: Run, names: list[str], feeder: Feeder, reasons: Reasons) -> None:
-    """Lose one thing after the other, then print what it cost."""
-    losses, times = Losses(run).all(), dict[str, tuple[float, float, str]]()
+    """Lose one thing after the other, and print what each cost."""
+    losses = Losses(run).all()
     for name in names or list(losses):
         calm(run)
         began = time.time()
         what = losses[name]()
         run.faults.note(f"{name}: {what}")
         time.sleep(AWAY_S)
-        times[name] = (began, time.time(), what)
-    calm(run)
-    time.sleep(CALM_S)
-    assert feeder.failure is None, feeder.failure
-    bootstrap = run.cluster.bootstrap
+        ended = time.time()
+        calm(run)
+        assert feeder.failure is None, feeder.failure
+        report(run, name, what, (began, ended), reasons)
+
+
+def report(run: Run, name: str, what: str, between: tuple[float, float], reasons: Reasons) -> None:
+    """Print the longest wait that began in this time, and what the workers said of it."""
+    (began, ended), bootstrap = between, run.cluster.bootstrap
     waited = waits(read_topic(bootstrap, run.topics.orders), read_topic(bootstrap, run.topics.counts))
-    print(f"\n{'lost':20} {'longest wait':>12}  {'unnamed':>7}  what was lost, and what the workers said")
-    for name, (began, ended, what) in times.items():
-        inside = [wait for wait in waited if began - 1 <= wait.start <= ended]
-        worst = max(inside, key=lambda wait: wait.longest_s, default=Stall(0, began, began, float("inf")))
-        print(
-            f"{name:20} {worst.longest_s:10.1f} s  {reasons.silent_s(worst):5.1f} s  {what}; partition {worst.partition} at +{worst.start - began:.1f} s"
-        )
-        for reason, often in reasons.of(worst).most_common(SHOWN):
-            print(f"{'':44} {often:3} x {reason[:220]}")
+    inside = [wait for wait in waited if began - 1 <= wait.start <= ended]
+    worst = max(inside, key=lambda wait: wait.longest_s, default=Stall(0, began, began, float("inf")))
+    where = f"{what}; partition {worst.partition} at +{worst.start - began:.1f} s"
+    print(f"{name:20} waited {worst.longest_s:5.1f} s, {reasons.silent_s(worst):4.1f} s of it without a reason: {where}")
+    for reason, often in reasons.of(worst).most_common(SHOWN):
+        print(f"{'':20} {often:3} x {reason[:220]}", flush=True)
 
 
 def main() -> int:

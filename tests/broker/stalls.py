@@ -19,6 +19,7 @@ LONG_S = 3.0
 """What is called a stall."""
 EVERY_S = 0.5
 ANSWER_S = 0.5
+ALL_ANSWER_S = 5.0
 NEAR_S = 1.5
 
 
@@ -108,17 +109,18 @@ class Reasons:
     urls: Callable[[], Mapping[int, str]]
     seen: list[Said] = field(default_factory=list)
     _stop: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
+    _threads: list[threading.Thread] = field(default_factory=list)
 
     def __enter__(self) -> Reasons:
-        self._thread = threading.Thread(target=self._run, name="reasons", daemon=True)
-        self._thread.start()
+        self._threads = [threading.Thread(target=run, name="reasons", daemon=True) for run in (self._ask_each, self._ask_of_others)]
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        assert self._thread is not None
-        self._thread.join(60)
+        for thread in self._threads:
+            thread.join(60)
 
     def of(self, stall: Stall) -> Counter[str]:
         """Return how many times each reason was given for a stall: of which worker, which code, and the last message of that."""
@@ -128,16 +130,25 @@ class Reasons:
         return Counter({f"worker {worker} {code}: {last[worker, code]}": count for (worker, code), count in counts.items()})
 
     def silent_s(self, stall: Stall) -> float:
-        """Return for how long of a stall nobody had a reason. Units: seconds, to a half; a reason counts for a moment before and after."""
+        """Return for how long of a stall nobody had a reason: of the time after which it is called one.
+
+        Units: seconds, to a half; a reason counts for a moment before and after.
+        """
         named = [one.at for one in self.seen if stall.start - NEAR_S <= one.at <= stall.end + NEAR_S and one.concerns(stall.partition)]
-        slots = range(int((stall.end - stall.start) / EVERY_S))
+        slots = range(int(LONG_S / EVERY_S), int((stall.end - stall.start) / EVERY_S))
         return EVERY_S * sum(not any(abs(at - stall.start - slot * EVERY_S) < NEAR_S for at in named) for slot in slots)
 
-    def _run(self) -> None:
+    def _ask_each(self) -> None:
         with httpx.Client(trust_env=False, timeout=ANSWER_S) as client:
             while not self._stop.wait(EVERY_S):
                 for worker, url in self.urls().items():
                     self.seen += _ask(client, worker, url)
+
+    def _ask_of_others(self) -> None:
+        """What `coopstreams status` shows besides: the processes that do not answer, and the tasks that they have."""
+        with httpx.Client(trust_env=False, timeout=ALL_ANSWER_S) as client:
+            while not self._stop.wait(EVERY_S):
+                self.seen += next((said for said in (_ask_of_others(client, url) for url in self.urls().values()) if said is not None), [])
 
 
 def _ask(client: httpx.Client, worker: int, url: str) -> list[Said]:
@@ -149,3 +160,19 @@ def _ask(client: httpx.Client, worker: int, url: str) -> list[Said]:
     except httpx.TransportError:
         return [Said(now, worker, "no-answer", "it does not answer", None)]
     return [Said(now, worker, reason["code"], reason["message"], reason["task"]) for reason in answer["reasons"]]
+
+
+def _ask_of_others(client: httpx.Client, url: str) -> list[Said] | None:
+    """Return what an instance says of those that do not answer it; None: it does not answer either."""
+    now = time.time()
+    try:
+        instances = client.get(f"{url}/v1/status").json()["instances"]
+    except httpx.TransportError:
+        return None
+    return [
+        Said(now, -1, reason["code"], reason["message"], task["id"])
+        for instance in instances
+        if instance["state"] == "unreachable"
+        for reason in instance["reasons"]
+        for task in instance["tasks"]
+    ]

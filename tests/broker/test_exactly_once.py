@@ -53,11 +53,10 @@ def group_of(workers: MakeWorkers, bootstrap: str, topics: Topics, *, threads: i
         processing_guarantee="exactly_once_v2",
         num_stream_threads=threads,
         statestore_cache_max_bytes=0,
-        session_timeout_ms=SESSION_MS,
         heartbeat_interval_ms=300,
         deserialization_exception_handler="dead-letter",
         errors_dead_letter_queue_topic_name=topics.dead,
-        **settings,
+        **{"session_timeout_ms": SESSION_MS, **settings},
     )
 
 
@@ -91,6 +90,18 @@ def test_kills_and_stops_neither_lose_nor_double_a_record(kafka: Kafka, workers:
     settle(kafka.bootstrap, topics, feeder, chaos)
     print(hammer.answers)
     hammer.check()
+
+
+@pytest.mark.broker
+def test_a_process_that_was_killed_and_is_started_again_waits_for_no_session_time_out(kafka: Kafka, workers: MakeWorkers) -> None:
+    """Here it would wait for twenty minutes: the group would keep a place, and the keys, for its last life."""
+    topics, seed = topics_for(kafka, 2), seed_of_run()
+    feeder = Feeder(kafka.bootstrap, topics, seed, orders=3000, a_second=1000)
+    chaos = Chaos(group_of(workers, kafka.bootstrap, topics, threads=1, session_timeout_ms=20 * 60_000), seed, members=2)
+    eventually(lambda: len(list(chaos.group.folder.glob("state/*/*/member-id"))) == 2, 90, chaos.group.logs)
+    chaos.kill()
+    feeder.start()
+    settle(kafka.bootstrap, topics, feeder, chaos)
 
 
 @pytest.mark.broker

@@ -124,7 +124,7 @@ def test_killed_processes_leave_the_fold_of_the_topic_to_those_that_take_over(ka
         eventually(lambda: +Counter(table_of(group, "sums")) == feed.sums, 120, lambda: f"{table_of(group, 'sums')} {feed.sums}\n{group.logs()}")
     assert set(group.stop().values()) == {0}, group.logs()
     topics = [topic for topic in kafka.topics() if topic.startswith(application)]
-    assert sorted(topics) == [f"{application}-sums-changelog", f"{application}-sums-repartition"]
+    assert sorted(topics) == [f"{application}-sums-changelog", f"{application}-sums-repartition", f"{application}-topology"]
     assert read_topic(kafka.bootstrap, sink)
 
 

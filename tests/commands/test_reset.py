@@ -84,17 +84,17 @@ def test_an_application_that_is_reset_counts_everything_again_and_nothing_twice(
         assert "stop all instances" in str(refused.exception)
         await_table(running, written)
 
-    ours = [f"{counting.application}-counts-changelog", f"{counting.application}-counts-repartition"]
+    ours = [f"{counting.application}-{name}" for name in ("counts-changelog", "counts-repartition", "topology")]
     assert counting.internal == sorted([*ours, f"{counting.application}-older-changelog"])
     told = counting.reset("--state-dir", str(tmp_path / "state"), "--dry-run")
     assert told.exit_code == 0, told.exception
     planned = [f"group {counting.application}: {counting.lines}-{number} -> 0" for number in (0, 1)]
     folder = tmp_path / "state" / counting.application / "instance-0"
     said = told.stdout.splitlines()
-    assert sorted(said[:5]) == sorted([*planned, *(f"delete topic {topic}" for topic in ours), f"delete folder {folder}"])
-    assert f"stays: topic {counting.application}-older-changelog" in said[5]
+    assert sorted(said[:6]) == sorted([*planned, *(f"delete topic {topic}" for topic in ours), f"delete folder {folder}"])
+    assert f"stays: topic {counting.application}-older-changelog" in said[6]
     assert counting.reset(typed="n\n").exit_code == 1
-    assert len(counting.internal) == 3
+    assert len(counting.internal) == 4
 
     assert counting.reset("--yes", "--state-dir", str(tmp_path / "state")).exit_code == 0
     assert counting.internal == [f"{counting.application}-older-changelog"]
@@ -125,7 +125,7 @@ def test_state_that_a_process_uses_is_not_deleted_and_nothing_else_is_either(kaf
         assert isinstance(counting.reset("--yes", "--state-dir", str(tmp_path / "state")).exception, StateLockedError)
     finally:
         held.close()
-    assert len(counting.internal) == 2
+    assert len(counting.internal) == 3
 
 
 @pytest.mark.parametrize(("to", "problem"), [("soon", "write earliest, latest, or a time"), ("2026-01-31T08:00", "in which time zone")])

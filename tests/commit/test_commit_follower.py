@@ -130,6 +130,31 @@ def test_a_topic_that_deletes_what_is_old_is_refused_with_the_command_that_mends
         Follower(log, "g").check_policy()
 
 
+class StoodStill(MemoryLog):
+    """A log whose broker reports ends of before: it stood still, and has not heard of its successor."""
+
+    before: int
+
+    def stand_still(self, partition: TopicPartition) -> None:
+        self.before = self.end_offset(partition)
+
+    def reported_end(self, partition: TopicPartition) -> int:
+        return self.before
+
+
+def test_no_task_opens_at_a_position_that_was_true_when_a_leader_stood_still(group: str) -> None:
+    log = StoodStill()
+    follower, writer = Follower(log, group), log.writer()
+    say(writer, follower, WHOLE, 1, 5)
+    pass_barrier(follower, follower.barrier())
+    log.stand_still(follower.partition)
+    say(writer, follower, WHOLE, 2, 15)
+    assert follower.passed(log.reported_end(follower.partition)), "it would be believed that nothing is missing"
+    assert positions(follower) == [5]
+    pass_barrier(follower, follower.barrier())
+    assert positions(follower) == [15]
+
+
 def test_a_commit_goes_from_one_task_through_the_log_to_its_successor(log: Log, follower: Follower) -> None:
     openings = {ORDERS: follower.open(ORDERS, LEFT, Committed(10, 5, 1), START)}
     task = Progress(LEFT, openings, Author(follower.group, 3, "a-0-0"))

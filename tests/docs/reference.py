@@ -16,6 +16,7 @@ from coopstreams.consumer.settings import SETTINGS as CONSUMER_SETTINGS
 from coopstreams.metrics import Metrics
 from coopstreams.query.openapi import description
 from coopstreams.query.service import Limits
+from coopstreams.tasks.deployed import topic_spec as deployed_topic_spec
 from coopstreams.topology.nodes import InternalTopic
 from coopstreams.topology.partitions import ADDITIONAL_RETENTION_MS, topic_config
 
@@ -67,11 +68,13 @@ def topics() -> list[list[str]]:
     assert window["retention.ms"] == str(day)
     window["retention.ms"] = f"retention + {day}"
     repartition = topic_config(InternalTopic("", "repartition", ()))
+    deployed = deployed_topic_spec("app")
     shared = [record.topic_spec(), policy.topic_spec()]
     return [
         ["`<application>-<store>-changelog`", "those of the sub-topology", _config(store)],
         ["the same, of a window store", "those of the sub-topology", _config(window)],
         ["`<application>-<name>-repartition`", "the most of the topics above it", _config(repartition)],
+        [f"`<application>{deployed.name.removeprefix('app')}`", str(deployed.partitions), _config(dict(deployed.config))],
         *([f"`{spec.name}`", str(spec.partitions), _config(dict(spec.config))] for spec in shared),
     ]
 

@@ -78,7 +78,7 @@ def test_the_python_of_a_page_runs_on_kafka(page: Path, tmp_path: Path, monkeypa
 @pytest.mark.parametrize(("block", "command"), COMMANDS, ids=lambda given: str(given).partition(" --")[0])
 def test_a_command_can_be_typed(block: Block, command: str) -> None:
     words = shlex.split(re.sub(r"\$\([^)]*\)", "0", command))
-    program, *arguments = itertools.dropwhile(re.compile(r"[A-Z_]+=").match, words)
+    program, *arguments = itertools.dropwhile(re.compile(r"[A-Z_]+=").match, itertools.takewhile(lambda word: word != ">", words))
     if program == "spark-submit":  # its main file takes what `coopstreams` takes
         main = next((number for number, word in enumerate(arguments) if word.endswith(".py")), None)
         if main is None:

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -50,6 +51,18 @@ def test_five_share_three_partitions_and_the_others_take_over_from_one_that_dies
             clusters = {event.cluster.generation: event.cluster for event in instance.events if not isinstance(event, (Lost, Refused))}
             for cluster in clusters.values():
                 check_granted({member.id: member.tasks for member in cluster.members}, {})
+
+
+def test_nobody_waits_for_a_dead_member_whose_successor_is_there(app: Application) -> None:
+    long = replace(CALM, session=20 * 60_000)
+    a = app.start("a", timings=long)
+    app.complete("a")
+    app.start("b", timings=long)
+    app.complete("a", "b")
+    dead = a.member.id
+    a.die()
+    app.start("c", timings=long, predecessor=dead)
+    app.complete("b", "c")
 
 
 def test_everybody_has_the_same_picture_of_the_group(app: Application) -> None:

@@ -1,24 +1,42 @@
-"""Both logs, for the contract suite: every test here runs on MemoryLog and on a real Kafka."""
+"""All logs, for the contract suite: every test here runs on MemoryLog, on a simulated cluster, plain and with faults, and on a real Kafka."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from random import Random
 
 import pytest
 
+from coopstreams.host import SYSTEM
 from coopstreams.log.kafka_log import KafkaLog
 from coopstreams.log.log import Log, TopicSpec
 from coopstreams.log.memory import MemoryLog
 from coopstreams.topology.columns import TopicPartition
 from tests.conftest import Kafka
+from tests.simulation.kafka.client import Client
+from tests.simulation.kafka.cluster import Cluster
+from tests.simulation.kafka.log import SimulatedLog
+from tests.simulation.kafka.plan import Chance, Early, Late, Lost
 
 MakeTopic = Callable[..., TopicPartition]
 
 
-@pytest.fixture(params=["memory", pytest.param("kafka", marks=pytest.mark.broker)])
+def faulty(seed: int) -> SimulatedLog:
+    """Return a simulated cluster with those faults that no test may notice: silence, records sent early, markers that come later."""
+    plan = Chance(Random(seed), {"append": [(0.3, Early())], "fetch": [(0.2, Lost())], "marker": [(0.5, Late(0.02))]})
+    return SimulatedLog(Client(Cluster(plan, SYSTEM), "contract"))
+
+
+@pytest.fixture(params=["memory", "simulated", "faulty", pytest.param("kafka", marks=pytest.mark.broker)])
 def log(request: pytest.FixtureRequest) -> Iterator[Log]:
     if request.param == "memory":
         yield MemoryLog()
+        return
+    if request.param == "simulated":
+        yield SimulatedLog(Client(Cluster(clock=SYSTEM), "contract"))
+        return
+    if request.param == "faulty":
+        yield faulty(2013)
         return
     kafka: Kafka = request.getfixturevalue("kafka")
     cluster = KafkaLog(

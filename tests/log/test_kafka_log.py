@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from confluent_kafka import Consumer
@@ -78,6 +79,27 @@ def test_the_coordinator_takes_a_live_member_and_refuses_a_stale_one(kafka: Kafk
     arrives(log, partition, ["41", "44"])
     (committed,) = consumer.committed([ConfluentPartition(*partition)], timeout=PATIENCE_S)
     assert committed.offset == 44
+
+
+def test_a_group_with_another_coordinator_gets_its_offsets_from_another_producer(
+    kafka: Kafka, log: KafkaLog, member: tuple[GroupFence, bytes, Consumer]
+) -> None:
+    """The old one waits for the coordinator that it knows (librdkafka issue 5511): eight seconds after each loss of one."""
+    here, moved = (replace(member[0], coordinator=broker) for broker in (1, 2))
+    partition, writer = TopicPartition(kafka.topic(), 0), log.writer(kafka.unique("tx"))
+    for value, fence, taken in (("1", here, True), ("2", moved, False), ("3", moved, True)):
+        writer.begin()
+        write(writer, partition, [value])
+        writer.flush(PATIENCE_S)
+        if taken:
+            writer.send_offsets({partition: (1, "")}, fence)
+            writer.commit(PATIENCE_S)
+        else:
+            with pytest.raises(LogError, match="broker 2 now, no longer 1") as raised:
+                writer.send_offsets({partition: (1, "")}, fence)
+            assert raised.value.retryable
+            writer.abort()
+    arrives(log, partition, ["1", "3"])
 
 
 def test_a_timestamp_of_zero_is_written_as_one(kafka: Kafka, log: KafkaLog) -> None:

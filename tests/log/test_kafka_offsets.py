@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import Consumer, Producer
+from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka.admin import AdminClient
 
 from coopstreams.log.kafka_offsets import KafkaOffsets
 from coopstreams.topology.columns import TopicPartition
@@ -60,6 +62,35 @@ def test_an_offset_is_found_by_time_where_there_is_one(kafka: Kafka, offsets: Ka
     assert offsets.at_time(places, BEGIN_MS + 7) == {places[0]: 7, places[1]: None}
     assert offsets.at_time(places, BEGIN_MS + 10) == {places[0]: None, places[1]: None}
     assert [offsets.stable(place) for place in places] == [10, 0]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_of_an_offset_and_that_of_a_transaction_the_one_that_was_sent_later_counts(
+    kafka: Kafka, group: str, offsets: KafkaOffsets, before: bool
+) -> None:
+    """The simulated cluster does the same: `tests/simulation/kafka/test_faults.py`."""
+    place = TopicPartition(kafka.topic("source"), 0)
+    member = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": group})
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": kafka.unique("tx")})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    if before:
+        offsets.commit({place: (9, "")})
+    producer.send_offsets_to_transaction([KafkaPartition(*place, 5)], member.consumer_group_metadata(), 60)
+    if not before:
+        offsets.commit({place: (9, "")})
+    producer.commit_transaction(60)
+    member.close()
+    assert offsets.committed([place])[place][0] == (5 if before else 9)
+
+
+def test_a_group_has_no_offsets_of_a_topic_that_was_deleted(kafka: Kafka, group: str, offsets: KafkaOffsets) -> None:
+    """The simulated cluster does the same: `tests/simulation/kafka/test_faults.py`."""
+    place = TopicPartition(kafka.topic("source"), 0)
+    offsets.commit({place: (5, "")})
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    admin.delete_topics([place.topic])[place.topic].result(60)
+    eventually(lambda: offsets.committed([place]) == {}, 60, lambda: "the offset of a deleted topic is still there")
 
 
 def test_a_topic_that_is_not_there_is_an_error(offsets: KafkaOffsets) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 
 from coopstreams.metrics import Metrics
@@ -263,6 +265,20 @@ def test_the_address_for_others_may_be_another_one(advertised: str | None, url: 
 def test_an_address_that_cannot_be_is_an_error_at_once(listen: str) -> None:
     with pytest.raises(ConfigError, match="port 0 takes a free one"):
         QueryServer(listen)
+
+
+@pytest.mark.slow
+def test_a_server_that_takes_long_to_come_up_comes_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker was stopped for 12 s while it started: an error of its settings, it said when it woke, and all workers were ended."""
+    startup = uvicorn.Server.startup
+
+    async def late(server: uvicorn.Server, sockets: list[socket.socket] | None = None) -> None:
+        await asyncio.sleep(10.5)
+        await startup(server, sockets)
+
+    monkeypatch.setattr(uvicorn.Server, "startup", late)
+    with Cluster(1) as cluster:
+        assert httpx.get(f"{cluster['a'].server.url}/v1/stores", trust_env=False).status_code == httpx.codes.OK
 
 
 def test_a_server_on_all_addresses_is_known_by_the_name_of_its_host() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -142,9 +143,24 @@ def test_a_task_that_is_closed_while_it_is_looked_at_leaves_no_series_behind(wat
     gone = next(id_ for id_ in seen if id_.range == LEFT)
     del watched.open_tasks[gone]
     watched.metrics.task_closed(gone)
-    watched.watcher._watch_tasks(seen, {SOURCE: 10}, 0.0)
+    watched.watcher._watch_tasks(seen, {id_: {SOURCE: 0} for id_ in seen}, {SOURCE: 10}, 0.0)
     assert watched.metric("coopstreams_lag_records") == 10, "of the one that stayed"
     assert str(gone) not in watched.metrics.text().decode()
+
+
+def test_a_task_stands_still_from_before_the_brokers_were_asked(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take seconds for their answers when one of them is lost: as long as that the stall had no name."""
+    end_offset, asked = watched.log.end_offset, list[float]()
+
+    def ask(partition: TopicPartition) -> int:
+        asked.append(time.monotonic())
+        return end_offset(partition)
+
+    watched.run(LEFT)
+    monkeypatch.setattr(watched.log, "end_offset", ask)
+    watched.watcher._look()
+    [sight] = watched.watcher.watch.sights.values()
+    assert sight.moved_at <= asked[0]
 
 
 def test_a_changelog_that_is_deleted_or_made_anew_while_its_task_runs_has_a_name(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:

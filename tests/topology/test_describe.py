@@ -184,15 +184,20 @@ def test_json_says_what_the_pictures_leave_out() -> None:
         "parents": [],
         "children": ["named"],
     }
-    assert nodes["KSTREAM-AGGREGATE-0000000006"]["windows"] == {"size_ms": 3_600_000, "advance_ms": 3_600_000, "grace_ms": 0}
+    assert nodes["KSTREAM-AGGREGATE-0000000006"]["windows"] == {"type": "TimeWindows", "size_ms": 3_600_000, "advance_ms": 3_600_000, "grace_ms": 0}
     assert subtopology["topics"] == ["airlines", "flights"]
     assert subtopology["stores"][1] == {
         "name": "hourly",
         "kind": "window",
         "key": "text",
         "value": "int64",
+        "made_by": ["count"],
+        "reads": ["airlines", "flights"],
+        "windows": {"type": "TimeWindows", "size_ms": 3_600_000, "advance_ms": 3_600_000, "grace_ms": 0},
         "window_ms": 3_600_000,
         "retention_ms": 3_600_000,
+        "history_ms": None,
+        "suffix_bytes": 0,
         "changelog": "delays-hourly-changelog",
     }
     assert drawn["copartitioned"] == [
@@ -220,4 +225,4 @@ def test_joins_show_what_they_keep_and_look_into() -> None:
     drawn = orjson.loads(topology.describe("json"))
     assert drawn["global_tables"] == [{"topic": "global", "store": "all-rows"}]
     windows = next(node["windows"] for node in drawn["subtopologies"][0]["nodes"] if node["operator"] == "StreamStreamJoin")
-    assert windows == {"before_ms": 5, "after_ms": 5, "grace_ms": 3, "eager": False}
+    assert windows == {"type": "JoinWindows", "before_ms": 5, "after_ms": 5, "grace_ms": 3, "eager": False}

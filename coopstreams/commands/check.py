@@ -1,0 +1,96 @@
+"""`coopstreams check`: what a new version of a topology keeps of the old one, before it is deployed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import orjson
+import typer
+
+from coopstreams.commands.connecting import Brokers, ConfigFile, cluster
+from coopstreams.commands.loading import load_topology
+from coopstreams.commands.settings import configure_logging, flags
+from coopstreams.config import Config, settings_of
+from coopstreams.tasks.deployed import ACCEPT, Deployed
+from coopstreams.tasks.reading import as_it_runs
+from coopstreams.topology.changes import Change, changes, severity, weighed, word_of
+from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.nodes import Topology
+from coopstreams.topology.outline import Outline, outline, read_outline
+
+
+def check(
+    versions: Annotated[
+        list[str],
+        typer.Argument(metavar="[OLD] NEW", help="Each app.py, app.py:NAME, package.module:NAME, or a .json that `describe --format json` wrote."),
+    ],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    optimization: Annotated[str, typer.Option(metavar="WORDS", help="Two versions as they run with this topology.optimization.")] = "none",
+    bootstrap_servers: Brokers = None,
+    config: ConfigFile = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting; may be repeated.")] = None,
+) -> None:
+    """Say which stores, topics and positions survive a change of the topology. NEW alone is compared with the version that ran last on the cluster.
+
+    Exit status 0: everything does. 1: something starts empty or is orphaned. 2: something would be lost, mixed or misread in silence; `run` refuses it.
+    """
+    configure_logging(verbose=False)
+    if len(versions) > 2:
+        raise typer.BadParameter("there are two versions to compare, an old one and a new one")
+    if len(versions) == 1:
+        settings = settings_of(config, os.environ, flags(set_, {"bootstrap.servers": bootstrap_servers}))
+        found, word = _on_cluster(load_topology(versions[0]), settings)
+    else:
+        old, new = (_outline(version, optimization) for version in versions)
+        found = changes(old, new)
+        word = word_of(found)
+    _print(found, word, json=json)
+    raise typer.Exit(severity(found))
+
+
+def _on_cluster(topology: Topology, settings: dict[str, object]) -> tuple[list[Change], str]:
+    """Return the changes since the version that ran last, weighed by what the topics hold, and the word for them.
+
+    Raises:
+        ConfigError: the cluster does not know which one that was.
+    """
+    checked = Config.of(settings, topology.application_id)
+    with cluster(checked.client) as log:
+        deployed = Deployed(log, checked)
+        last = deployed.last()
+        if last is None:
+            raise ConfigError(
+                f'the cluster has no topic {deployed.topic}: "{checked["application.id"]}" has not run there, or keeps no state, or ran with an older '
+                "coopstreams. Say what the old version is: coopstreams check OLD NEW"
+            )
+        found = changes(last, outline(as_it_runs(topology, log.partitions(), checked)))
+        return weighed(found, deployed.holds), word_of(found)
+
+
+def _outline(target: str, optimization: str) -> Outline:
+    if target.endswith(".json"):
+        try:
+            return read_outline(Path(target).read_bytes())
+        except OSError as error:
+            raise ConfigError(f"cannot read {target}: {error.strerror}") from error
+    try:
+        return outline(load_topology(target).optimized(optimization))
+    except ValueError as error:
+        raise ConfigError(f"--optimization {optimization}: must be {error}") from None
+
+
+def _print(found: list[Change], word: str, *, json: bool) -> None:
+    worst = severity(found)
+    if json:
+        rows = [{"what": c.what, "name": c.name, "verdict": c.verdict, "why": c.why, "cure": c.cure} for c in found]
+        typer.echo(orjson.dumps({"severity": worst, "accept": word if worst == 2 else None, "changes": rows}, option=orjson.OPT_INDENT_2).decode())
+        return
+    for change in found:
+        typer.secho(f"{change.what} {change.name}: {change.verdict}", fg=(None, typer.colors.YELLOW, typer.colors.RED)[change.verdict.severity])
+        for told in (change.why, change.cure and f"cure: {change.cure}"):
+            if told:
+                typer.echo(f"  {told}")
+    if worst == 2:
+        typer.echo(f"`coopstreams run` refuses what would be lost, mixed or misread, unless it is told: --set {ACCEPT}={word}")

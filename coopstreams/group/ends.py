@@ -1,0 +1,133 @@
+"""Where partitions end for certain: what was acknowledged before the question lies below. `leadership` has the argument.
+
+One request to each broker, all at once, and one to each leader. A broker that is dead, or stands still, is waited for
+only where it may know of a newer leader than those that answered.
+
+Turned down: reuse of what was learned for an earlier question (a leader may have been deposed since). Many partitions
+are one question.
+"""
+# pyright: reportAttributeAccessIssue=false
+# pyright brings stubs of kafka-python 2.
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from kafka import errors
+
+from coopstreams.group import end_requests, requests
+from coopstreams.group.connection import Connection
+from coopstreams.group.end_requests import EndsThere, Views
+from coopstreams.group.leadership import Choice, View, choose
+from coopstreams.topology.columns import TopicPartition
+
+log = logging.getLogger(__name__)
+
+BELIEVED_S = 60.0
+"""How long `min.insync.replicas` of a topic is believed."""
+NOT_TOLD = 1
+"""What is taken for `min.insync.replicas` where this principal may not ask for it. It calls for the most answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What came of one question.
+
+    Shape: `reasons` say why an end is not known. `unknown` are partitions that no broker knows. `heard`: some broker
+    answered.
+    """
+
+    ends: Mapping[TopicPartition, int]
+    reasons: Mapping[TopicPartition, str]
+    unknown: frozenset[TopicPartition]
+    heard: bool
+
+
+class Ends:
+    """Asks for the ends of partitions. Any thread; `async`: on the connection's I/O thread."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._min_isr: dict[str, tuple[int, float]] = {}
+        """Of each topic, and until when it is believed."""
+        self._old = False
+        """Whether it was said that brokers tell no epochs."""
+
+    def ask(self, partitions: Collection[TopicPartition], timeout_s: float) -> Told:
+        """Return where these partitions end, as far as that can be known within this time. One try: leaders may be moving.
+
+        Raises:
+            LogError: this principal may not ask about a topic.
+        """
+        return self._connection.run(self._ask, frozenset(partitions), time.monotonic() + timeout_s)
+
+    async def _ask(self, partitions: frozenset[TopicPartition], give_up: float) -> Told:
+        topics = {at.topic for at in partitions}
+        await self._learn_min_isr(topics, give_up)
+        views = await self._views(partitions, topics, give_up)
+        choices = {at: self._choose(views, at) for at in partitions}
+        unknown = frozenset(at for at, choice in choices.items() if choice is None)
+        reasons = {at: choice.why_not for at, choice in choices.items() if choice is not None and choice.why_not}
+        chosen = {at: choice for at, choice in choices.items() if choice is not None and not choice.why_not}
+        ends, refused = await self._ends(chosen, give_up)
+        return Told(ends, reasons | refused, unknown if views else frozenset(), bool(views))
+
+    async def _views(self, partitions: frozenset[TopicPartition], topics: set[str], give_up: float) -> dict[int, Views]:
+        """Return what the brokers know, by broker, as soon as that is enough for all of these partitions."""
+
+        def enough(answers: Mapping[int, Views]) -> bool:
+            return all((choice := self._choose(answers, at)) is not None and not choice.why_not for at in partitions)
+
+        asked = {broker: end_requests.find_views(topics) for broker in self._connection.brokers()}
+        answers, _ = await self._connection.ask_each(asked, _left_ms(give_up), enough)
+        if hidden := frozenset().union(*(views.hidden for views in answers.values())):
+            raise requests.translated("asking where a partition ends", errors.TopicAuthorizationFailedError(", ".join(sorted(hidden))))
+        if not frozenset().union(*(views.brokers for views in answers.values())) <= asked.keys():
+            self._connection.look_again()  # for brokers that came since
+        return answers
+
+    def _choose(self, answers: Mapping[int, Views], at: TopicPartition) -> Choice | None:
+        views: dict[int, View | None] = {broker: known.of.get(at) for broker, known in answers.items()}
+        return choose(views, self._min_isr.get(at.topic, (NOT_TOLD, 0.0))[0])
+
+    async def _ends(self, chosen: Mapping[TopicPartition, Choice], give_up: float) -> tuple[dict[TopicPartition, int], dict[TopicPartition, str]]:
+        """Return where partitions end by what their leaders say, and why the others are not known."""
+        by_leader: dict[int, dict[TopicPartition, int]] = {}
+        for at, choice in chosen.items():
+            by_leader.setdefault(choice.leader, {})[at] = choice.epoch
+            self._say_old(choice)
+        asked = {leader: end_requests.list_ends(epochs) for leader, epochs in by_leader.items()}
+        answers: Mapping[int, EndsThere]
+        answers, failed = await self._connection.ask_each(asked, _left_ms(give_up))
+        ends = {at: end for answer in answers.values() for at, end in answer.at.items()}
+        refused = {at: f"{type(error).__name__} of its leader" for answer in answers.values() for at, error in answer.errors.items()}
+        silent = {
+            at: f"its leader, broker {leader}, does not answer: {failed.get(leader, 'it is silent')}"
+            for leader, epochs in by_leader.items()
+            if leader not in answers
+            for at in epochs
+        }
+        return ends, refused | silent
+
+    async def _learn_min_isr(self, topics: set[str], give_up: float) -> None:
+        """Ask for `min.insync.replicas` of topics of which it is not known, or not any more. The first answer counts."""
+        now = time.monotonic()
+        wanted = {topic for topic in topics if self._min_isr.get(topic, (NOT_TOLD, 0.0))[1] < now}
+        if not wanted:
+            return
+        asked = {broker: end_requests.find_min_isr(wanted) for broker in self._connection.brokers()}
+        answers, _ = await self._connection.ask_each(asked, _left_ms(give_up), bool)
+        for found in answers.values():
+            self._min_isr |= {topic: (replicas, now + BELIEVED_S) for topic, replicas in found.items()}
+
+    def _say_old(self, choice: Choice) -> None:
+        if choice.epoch < 0 and not self._old:
+            self._old = True
+            log.warning("the brokers tell no leader epochs: one that stood still, and wakes, may tell an end of before")
+
+
+def _left_ms(give_up: float) -> float:
+    return max(1.0, 1000 * (give_up - time.monotonic()))

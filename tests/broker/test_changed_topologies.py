@@ -1,0 +1,274 @@
+"""One version of a topology after another, on a real Kafka: what would be lost, mixed or misread in silence does not start; all else goes on."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from coopstreams import CoopStreams, StreamsBuilder, TimeWindows, Topology, serdes
+from coopstreams.config import Config
+from coopstreams.group.admin import GroupAdmin
+from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.tasks.deployed import Deployed
+from coopstreams.tasks.reset import carry_out, plan_reset
+from coopstreams.topology.errors import TopologyChangedError
+from coopstreams.topology.naming import topology_topic
+from tests.broker.counting import PATIENT, await_running, failure_of
+from tests.broker.reading import latest, read_topic
+from tests.broker.waiting import eventually
+from tests.conftest import Kafka
+
+pytestmark = pytest.mark.broker
+
+KEYS = [f"key-{number % 20}" for number in range(100)]
+
+
+@dataclass
+class Application:
+    """An application of which versions are run one after the other, over one state folder."""
+
+    kafka: Kafka
+    folder: Path
+    partitions: int = 1
+    written: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.id = self.kafka.unique("changed")
+        self.a, self.b, self.out = (self.kafka.topic(name, self.partitions) for name in ("a", "b", "out"))
+
+    def build(self, version: Version) -> Topology:
+        builder = StreamsBuilder(self.id)
+        version(self, builder)
+        return builder.build()
+
+    def app(self, version: Version, **settings: Any) -> CoopStreams:
+        """An instance of a version, not yet running."""
+        given = {name.replace("_", "."): value for name, value in settings.items()}
+        shared = {"bootstrap.servers": self.kafka.bootstrap, "state.dir": str(self.folder), "commit.interval.ms": 50, **PATIENT}
+        return CoopStreams(self.build(version), shared | given)
+
+    def write(self, topic: str, keys: list[str] = KEYS) -> None:
+        producer = Producer({"bootstrap.servers": self.kafka.bootstrap, "linger.ms": 5, "partitioner": "murmur2_random"})
+        for number, key in enumerate(keys):
+            producer.produce(topic, b"x", key, timestamp=1_000_000 + number)
+        assert producer.flush(60) == 0
+        if topic == self.a:
+            self.written += Counter(keys)
+
+    def results(self) -> dict[str, int]:
+        """What the versions have written of each key last."""
+        return {key.decode(): serdes.int64.decode(value) for key, value in latest(read_topic(self.kafka.bootstrap, self.out)).items()}
+
+    def counts(self, version: Version, **settings: Any) -> None:
+        """Run a version until each record of `a` has counted once."""
+        with self.app(version, **settings) as app:
+            eventually(lambda: self.results() == self.written, 60, lambda: f"{self.results()} instead of {self.written}; {app.status()}")
+
+    def runs(self, version: Version, **settings: Any) -> None:
+        """Run a version until it has processed all there is."""
+        with self.app(version, **settings) as app:
+            eventually(lambda: quiet(app), 60, lambda: str(app.status()))
+
+    def refused(self, version: Version, **settings: Any) -> str:
+        """Return why a version does not start."""
+        refused = failure_of(self.app(version, **settings))
+        assert isinstance(refused, TopologyChangedError), refused
+        return str(refused)
+
+
+Version = Callable[[Application, StreamsBuilder], object]
+
+
+def quiet(app: CoopStreams) -> bool:
+    """Whether an instance runs, and nothing waits."""
+    status = app.status()
+    tasks = [] if status is None else status["tasks"]
+    return bool(tasks) and status is not None and status["state"] == "running" and all(task["lag"] == 0 for task in tasks)
+
+
+def counted(store: str | None = "counts", topic: str = "a", *, filtered: bool = False) -> Version:
+    """A count by key, from `a` or `b` into `out`."""
+
+    def build(app: Application, builder: StreamsBuilder) -> None:
+        stream = builder.stream(getattr(app, topic), key=serdes.text, value=serdes.raw)
+        stream = stream.filter(lambda _, value: value != b"y") if filtered else stream
+        stream.group_by_key().count(store=store).to_stream().to(app.out)
+
+    return build
+
+
+def repartitioned(*, name: str = "by-key", key: Any = serdes.text) -> Version:
+    """The same count, behind a repartition topic."""
+
+    def build(app: Application, builder: StreamsBuilder) -> None:
+        stream = builder.stream(app.a, key=serdes.text, value=serdes.raw)
+        stream.group_by(lambda key, _: key, key=key, name=name).count(store="counts").to_stream().to(app.out)
+
+    return build
+
+
+def folded(value: Any) -> Version:
+    def build(app: Application, builder: StreamsBuilder) -> None:
+        stream = builder.stream(app.a, key=serdes.text, value=serdes.raw)
+        table = stream.group_by_key().aggregate(int, lambda _, __, total: total + 1, value=value, store="counts")
+        table.to_stream().to(app.out, value=serdes.int64)
+
+    return build
+
+
+def windowed(minutes: int) -> Version:
+    def build(app: Application, builder: StreamsBuilder) -> None:
+        windows = TimeWindows(minutes=minutes, grace=timedelta(hours=1))
+        builder.stream(app.a, key=serdes.text, value=serdes.raw).group_by_key().windowed_by(windows).count(store="counts")
+
+    return build
+
+
+def table(app: Application, builder: StreamsBuilder) -> None:
+    builder.table(app.a, key=serdes.text, value=serdes.raw, store="counts")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (folded(serdes.int64), folded(serdes.json), "store counts cannot be read: its values are read as json, and were written as int64"),
+        (repartitioned(), repartitioned(key=serdes.json), "store counts is mixed: its keys are written as json, and were as text"),
+        (windowed(1), windowed(2), "store counts is mixed: its windows are .*120000.*, and were .*60000"),
+        (counted(), folded(serdes.int64), "store counts is mixed: aggregate writes it, and count did"),
+        (counted(), counted(topic="b"), "store counts is mixed: it is made from b-.*, and was from a-"),
+        (counted(), windowed(1), "store counts cannot be read: it is a window store, and was a key_value store"),
+        (counted(), counted("numbers"), 'store counts is lost: the same store is named "numbers" now.*\n.*store="counts"'),
+        (counted(None), counted(None, filtered=True), 'store KSTREAM-AGGREGATE-STATE-STORE-0000000001 is lost: .*"KSTREAM-AGGREGATE-STATE-STORE-0000000002"'),
+    ],
+    ids=["value", "key", "window", "aggregate", "source", "kind", "name", "generated name"],
+)  # fmt: skip
+def test_what_would_be_lost_or_mixed_or_misread_does_not_start(kafka: Kafka, tmp_path: Path, old: Version, new: Version, said: str) -> None:
+    changed = Application(kafka, tmp_path)
+    changed.write(changed.a)
+    changed.runs(old)
+    before = set(kafka.topics())
+    why = changed.refused(new)
+    assert re.search(said, why), why
+    assert set(kafka.topics()) == before, "it has made nothing"
+    changed.runs(old)
+
+
+def word_in(why: str) -> str:
+    found = re.search(r"--set topology\.change\.accepted=([0-9a-f]{8})$", why)
+    assert found is not None, why
+    return found[1]
+
+
+def test_who_knows_better_accepts_one_change_and_need_not_say_it_again(kafka: Kafka, tmp_path: Path) -> None:
+    changed = Application(kafka, tmp_path)
+    changed.write(changed.a)
+    changed.counts(counted())
+    word = word_in(changed.refused(folded(serdes.int64)))
+    assert word_in(changed.refused(counted("numbers"), topology_change_accepted=word)) != word, "another change is not accepted with it"
+    changed.write(changed.a)
+    changed.counts(folded(serdes.int64), topology_change_accepted=word)
+    changed.write(changed.a)
+    changed.counts(folded(serdes.int64))
+
+
+def test_records_on_their_way_keep_a_repartition_topic_from_going_until_they_are_processed(kafka: Kafka, tmp_path: Path) -> None:
+    changed = Application(kafka, tmp_path)
+    old, new = repartitioned(), repartitioned(name="by-name")
+    changed.write(changed.a)
+    changed.counts(old, ranges_per_partition=4)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    producer.produce(f"{changed.id}-by-key-repartition", b"x", b"key-0", partition=0)
+    assert producer.flush(60) == 0
+    changed.written["key-0"] += 1
+    assert f"repartition topic {changed.id}-by-key-repartition is lost: the new version does not read it" in changed.refused(new)
+    changed.counts(old)
+    changed.write(changed.a)
+    changed.counts(new)
+
+
+def test_a_table_that_was_restored_from_its_topic_does_not_get_an_empty_changelog(kafka: Kafka, tmp_path: Path) -> None:
+    changed = Application(kafka, tmp_path)
+    changed.write(changed.a)
+    changed.runs(table, topology_optimization="reuse.ktable.source.topics")
+    assert f"store counts is lost: it was restored from {changed.a}" in changed.refused(table)
+
+
+def test_a_store_that_a_version_left_out_is_not_taken_up_again(kafka: Kafka, tmp_path: Path) -> None:
+    def both(app: Application, builder: StreamsBuilder) -> None:
+        counted()(app, builder)
+        builder.stream(app.a, key=serdes.text, value=serdes.raw).group_by_key().count(store="others")
+
+    changed = Application(kafka, tmp_path)
+    changed.write(changed.a)
+    changed.counts(both)
+    changed.counts(counted())
+    changed.write(changed.a)
+    changed.counts(counted())
+    changelog = f"{changed.id}-others-changelog"
+    why = changed.refused(both)
+    assert f"store others is mixed: {changelog} has rows of an earlier version" in why
+    assert f"Cure: delete {changelog}" in why
+    kafka.delete(changelog)
+    eventually(lambda: changelog not in kafka.topics(), 60, lambda: "it is still there")
+    changed.write(changed.a)
+    changed.counts(both)
+
+
+def test_sub_topologies_that_change_their_numbers_keep_state_and_positions(kafka: Kafka, tmp_path: Path) -> None:
+    """One in front of the other, over the same folder: local state lies in folders with the numbers."""
+
+    def behind(app: Application, builder: StreamsBuilder) -> None:
+        builder.stream(app.b, key=serdes.text, value=serdes.raw).group_by_key().count(store="others")
+        counted()(app, builder)
+
+    changed = Application(kafka, tmp_path, partitions=2)
+    for version in (counted(), behind, counted(), behind):
+        changed.write(changed.a)
+        changed.write(changed.b)
+        changed.counts(version)
+
+
+def test_an_application_that_was_reset_may_be_another_one(kafka: Kafka, tmp_path: Path) -> None:
+    changed = Application(kafka, tmp_path)
+    changed.write(changed.a)
+    changed.counts(counted())
+    settings = {"bootstrap.servers": kafka.bootstrap}
+    with closing(KafkaLog(settings)) as log, GroupAdmin(settings, changed.id) as admin:
+        eventually(lambda: not admin.describe().members, 60, lambda: "the group has members")
+        plan = plan_reset(changed.build(counted()), log.partitions())
+        carry_out(log, admin, plan, dict.fromkeys(plan.sources, 0), [])
+    changed.write(changed.a)
+    changed.counts(folded(serdes.int64))
+
+
+def test_a_version_that_waits_is_asked_again_when_it_is_its_turn(kafka: Kafka, tmp_path: Path) -> None:
+    """Nobody had told which version ran last when it started; before it has its turn, somebody has."""
+    changed = Application(kafka, tmp_path)
+    changed.write(changed.a)
+    changed.counts(counted())
+    topic = topology_topic(changed.id)
+    with changed.app(counted()) as running:
+        await_running([running])
+        kafka.delete(topic)
+        eventually(lambda: topic not in kafka.topics(), 60, lambda: "it is still there")
+        waiting = changed.app(folded(serdes.int64), instance=1)
+        ended: list[BaseException] = []
+        thread = threading.Thread(target=lambda: ended.append(failure_of(waiting)))
+        thread.start()
+        eventually(lambda: bool((waiting.status() or {}).get("state") == "waiting"), 60, lambda: str(waiting.status()))
+        settings = {"bootstrap.servers": kafka.bootstrap}
+        with closing(KafkaLog(settings)) as log:
+            Deployed(log, Config.of(settings, changed.id)).take_over(changed.build(counted()))
+    thread.join()
+    assert isinstance(ended[0], TopologyChangedError)
+    assert "store counts is mixed" in str(ended[0])

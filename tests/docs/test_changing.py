@@ -1,0 +1,14 @@
+"""The page about changing a topology: what it types prints what it shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.docs.pages import ROOT, blocks
+from tests.docs.reader import Reader
+
+
+def test_the_commands_of_the_page_print_what_it_shows(tmp_path: Path) -> None:
+    reader = Reader(tmp_path, {}, {})
+    for block in blocks(ROOT / "docs" / "changing.md"):
+        reader.type(block)

@@ -1,0 +1,58 @@
+"""Brokers of a simulated cluster: who leads what, who answers, and what one that stood still believes when it wakes.
+
+Partitions, groups and transactional ids have a leader (coordinator) each, by a checksum of the name, so that it is the same in each run.
+A broker that is away stays leader until `fail_over`: until then nobody answers for what it leads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from zlib import crc32
+
+from tests.simulation.kafka.plan import Where
+
+
+@dataclass(slots=True)
+class Leadership:
+    """Who leads, and how often that has changed."""
+
+    broker: int
+    epoch: int = 0
+
+
+@dataclass(slots=True)
+class Brokers:
+    """The brokers of a cluster, by number."""
+
+    count: int
+    away: set[int] = field(default_factory=set)
+    """Those that do not answer: stopped, or standing still."""
+    _leaders: dict[Where, Leadership] = field(default_factory=dict)
+
+    def leader(self, where: Where) -> Leadership:
+        """Return who leads a partition, or coordinates a group or a transactional id."""
+        found = self._leaders.get(where)
+        if found is None:
+            name = where if isinstance(where, str) else f"{where.topic}-{where.partition}"
+            up = [broker for broker in range(self.count) if broker not in self.away] or list(range(self.count))
+            found = self._leaders[where] = Leadership(up[crc32(name.encode()) % len(up)])
+        return found
+
+    def answers(self, where: Where) -> bool:
+        """Whether its leader answers."""
+        return self.leader(where).broker not in self.away
+
+    def move(self, where: Where, broker: int) -> None:
+        """Have another broker lead."""
+        leadership = self.leader(where)
+        leadership.broker, leadership.epoch = broker, leadership.epoch + 1
+
+    def led_by(self, broker: int) -> list[Where]:
+        """Return what a broker leads, as far as anybody has asked."""
+        return [where for where, leadership in self._leaders.items() if leadership.broker == broker]
+
+    def fail_over(self, broker: int) -> None:
+        """Have others lead what this one does, in turn; nobody, if all are away."""
+        others = [other for other in range(self.count) if other not in self.away and other != broker]
+        for i, where in enumerate(self.led_by(broker) if others else []):
+            self.move(where, others[i % len(others)])

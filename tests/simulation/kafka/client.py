@@ -1,0 +1,98 @@
+"""The way of one process to the brokers: its requests, and its waits on the machine that it runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from coopstreams.log.memory_transactions import Producer, Session
+from coopstreams.topology.errors import LogError
+from tests.simulation.kafka.clock import Clock
+from tests.simulation.kafka.cluster import Cluster
+from tests.simulation.kafka.plan import Call, Crash, Crashed, Kind, Late, Lost, Slow, Stale, Where
+
+T = TypeVar("T")
+
+
+class Client:
+    """A process that asks the cluster. `by`: its name, in each `Call`. `machine`: where it waits; the cluster's clock if it is not given."""
+
+    def __init__(self, cluster: Cluster, by: str, machine: Clock | None = None) -> None:
+        self.cluster = cluster
+        self.by = by
+        self._machine = machine or cluster.clock
+
+    def ask(self, kind: Kind, where: Where, effect: Callable[[], T], seconds: float) -> T:
+        """Return the answer to a request.
+
+        Raises:
+            LogError: retryable: no answer in time; it may have had its effect, or may have it later. Or what `effect` raises.
+            Crashed: the process ends here.
+        """
+        cluster, call = self.cluster, Call(kind, where, self.by)
+        fault = cluster.heed(call)
+        if isinstance(fault, Late):
+            cluster.arrive_later(seconds + fault.seconds, call, effect)
+        if isinstance(fault, Late) or fault == Lost():
+            self._machine.sleep(seconds)
+            raise unanswered(call)
+        if isinstance(fault, Slow):
+            self._machine.sleep(fault.request)
+        if not self.wait(lambda: cluster.answers(call), seconds):
+            raise unanswered(call)
+        if fault in (Lost(answer=True), Crash(after=True)):
+            with suppress(LogError):
+                cluster.take(effect)
+            if isinstance(fault, Crash):
+                raise Crashed(call)
+            self._machine.sleep(seconds)
+            raise unanswered(call)
+        if fault == Stale() and (told := cluster.told_before(where)) is not None:
+            return told  # type: ignore[return-value]
+        answer = cluster.take(effect)
+        if isinstance(fault, Slow):
+            self._machine.sleep(fault.answer)
+        return answer
+
+    def wait(self, ready: Callable[[], bool], seconds: float) -> bool:
+        """Return whether it is ready, now or within so many seconds. What becomes due in the cluster happens meanwhile."""
+        cluster, give_up = self.cluster, self._machine.now() + seconds
+        signal = self._machine.signal()
+        with cluster.woken(signal):
+            while True:
+                signal.clear()
+                cluster.step()
+                if ready():
+                    return True
+                left = give_up - self._machine.now()
+                if left <= 0:
+                    return False
+                due = cluster.due_in()
+                signal.wait(left if due is None else min(left, due))
+
+    def take_over(self, transactional_id: str, seconds: float, kind: Kind = "take over") -> Session:
+        """Return the right to an id, when what was open under it has ended everywhere.
+
+        Raises:
+            LogError: retryable: no answer in time, or a place cannot be told.
+        """
+        if (known := self.cluster.state.producers.get(transactional_id)) is not None:
+            self.finish(known, seconds)
+        session = self.ask(kind, transactional_id, lambda: self.cluster.state.take_over(transactional_id), seconds)
+        self.finish(session.producer, seconds)
+        return session
+
+    def finish(self, producer: Producer, seconds: float) -> None:
+        """Return when the last transaction of a producer has ended in each place that is told at all.
+
+        Raises:
+            LogError: retryable: the markers are not written in time.
+        """
+        if not self.wait(lambda: not self.cluster.owes(producer), seconds):
+            raise unanswered(Call("marker", producer.id, self.by))
+
+
+def unanswered(call: Call) -> LogError:
+    """Return the error of a client that hears nothing in time."""
+    return LogError(f"{call.kind} ({call.where}): no broker answered in time", retryable=True)

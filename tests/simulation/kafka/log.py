@@ -1,0 +1,138 @@
+"""A simulated cluster as a `Log`: what one process sees of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TypeVar
+
+from coopstreams.group.requests import Fetched
+from coopstreams.log.log import GroupFence, TopicSpec
+from coopstreams.log.memory_transactions import Offsets
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import LogError
+from tests.simulation.kafka.client import Client
+from tests.simulation.kafka.plan import Kind
+from tests.simulation.kafka.reader import SimulatedReader
+from tests.simulation.kafka.writer import SimulatedWriter
+
+T = TypeVar("T")
+
+
+class SimulatedLog:
+    """The cluster as a process sees it.
+
+    `settles`: whether writers finish what hangs of the last transaction under their id, as `KafkaWriter` does.
+    """
+
+    def __init__(self, client: Client, *, timeout_s: float = 30.0, settles: bool = True) -> None:
+        self._client = client
+        self._cluster = client.cluster
+        self._state = client.cluster.state
+        self.timeout_s = timeout_s
+        self._settles = settles
+
+    def reader(self, *, committed_only: bool = True) -> SimulatedReader:
+        """Return a reader of committed records only, or of all."""
+        return SimulatedReader(self._client, committed_only=committed_only)
+
+    def writer(self, transactional_id: str | None = None, written: Callable[[], Collection[str]] | None = None) -> SimulatedWriter:
+        """Return a writer; a transactional one takes over its id."""
+        looks = (written or self.partitions) if self._settles else None
+        return SimulatedWriter(self._client, transactional_id, self.end_offset, self.timeout_s, looks)
+
+    def settle(self, dead: Callable[[str], bool], written: Collection[str]) -> None:
+        """End what transactions of ids that nobody uses any more left open in these topics although they have ended."""
+        for id_, producer in self._state.producers.items():
+            if dead(id_) and not producer.open and self._cluster.brokers.answers(id_):
+                self._cluster.settle(producer, written)
+
+    def partitions(self, topics: Sequence[str] | None = None) -> dict[str, int]:
+        """Return the partition count of each topic asked for (all: None) that exists."""
+        known = self._ask("topics", "", lambda: {name: len(topic.partitions) for name, topic in self._state.topics.items()})
+        return known if topics is None else {name: known[name] for name in topics if name in known}
+
+    def create_topics(self, specs: Sequence[TopicSpec]) -> None:
+        """Create what does not exist yet."""
+        for spec in specs:
+            if spec.partitions < 1:
+                raise LogError(f'topic "{spec.name}" cannot have {spec.partitions} partitions')
+            self._ask("create topics", spec.name, lambda spec=spec: self._state.create_topic(spec))  # type: ignore[misc]
+
+    def delete_topics(self, names: Sequence[str]) -> None:
+        """Delete these topics; one that does not exist is fine."""
+        for name in names:
+            self._ask("delete topics", name, lambda name=name: self._state.delete_topic(name))  # type: ignore[misc]
+
+    def topic_config(self, topic: str) -> dict[str, str]:
+        """Return the topic's configuration as it was given."""
+        return self._ask("describe topic", topic, lambda: dict(self._state.topic(topic).spec.config))
+
+    def topic_id(self, topic: str) -> str:
+        """Return what tells the topic from another one that had its name before."""
+        return self._ask("describe topic", topic, lambda: self._state.topic(topic).id)
+
+    def start_offset(self, partition: TopicPartition) -> int:
+        """Return the first offset the log still has."""
+        return self._ask("start offset", partition, lambda: self._state.partition(partition).start)
+
+    def end_offset(self, partition: TopicPartition) -> int:
+        """Return the true end; with `Stale`, that of before."""
+        return self._ask("end offset", partition, lambda: self._state.partition(partition).end)
+
+    def delete_before(self, partition: TopicPartition, offset: int) -> None:
+        """Delete the records below an offset."""
+        self._ask("delete records", partition, lambda: self._state.delete_before(partition, offset))
+
+    def close(self) -> None:
+        """Do nothing: it holds nothing."""
+
+    def _ask(self, kind: Kind, where: TopicPartition | str, effect: Callable[[], T]) -> T:
+        return self._client.ask(kind, where, effect, self.timeout_s)
+
+
+class SimulatedGroup:
+    """What a member asks of the cluster for its group besides joining: offsets, and transactions that nobody ends.
+
+    Who is a member, and of which generation, is known to the `check_fence` of the cluster.
+    """
+
+    def __init__(self, client: Client, group: str, *, timeout_s: float = 30.0) -> None:
+        self._client = client
+        self._cluster = client.cluster
+        self._group = group
+        self._timeout_s = timeout_s
+
+    def commit(self, offsets: Offsets, fence: GroupFence) -> None:
+        """Commit offsets outside of any transaction.
+
+        Raises:
+            FencedError: the fence is stale.
+            LogError: retryable: it may or may not have counted.
+        """
+        self._client.ask("commit offsets", self._group, lambda: self._cluster.state.send_offsets(offsets, fence), self._timeout_s)
+
+    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> Fetched:
+        """Return the offsets of these partitions (all that have one: None); `stable`: none that an open transaction may still change."""
+        group = self._cluster.state.group(self._group)
+        committed = self._client.ask("fetch offsets", self._group, lambda: group.committed, self._timeout_s)
+        asked = list(committed if partitions is None else partitions)
+        unstable = group.unstable.intersection(asked) if stable else frozenset[TopicPartition]()
+        return Fetched({partition: committed.get(partition) for partition in asked if partition not in unstable}, unstable)
+
+    def open_transactions(self) -> frozenset[str]:
+        """Return the transactional ids that have a transaction open, as far as their coordinators answer."""
+        producers, answers = self._cluster.state.producers, self._cluster.brokers.answers
+
+        def opened() -> frozenset[str]:
+            return frozenset(id_ for id_, producer in producers.items() if producer.open and answers(id_))
+
+        return self._client.ask("list transactions", self._group, opened, self._timeout_s)
+
+    def end_transaction(self, transactional_id: str, timeout_ms: int | None = None) -> None:
+        """End what is open under an id, and fence its writer.
+
+        Raises:
+            LogError: retryable: no answer in time.
+        """
+        seconds = self._timeout_s if timeout_ms is None else timeout_ms / 1000
+        self._client.take_over(transactional_id, seconds, "end transaction")

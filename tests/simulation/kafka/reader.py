@@ -1,0 +1,63 @@
+"""The reader of a simulated cluster: gives what a `KafkaReader` may give, which is any part of what is there."""
+
+from __future__ import annotations
+
+from coopstreams.log.log import Run
+from coopstreams.log.memory_reader import MemoryReader, Reading
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import LogError
+from tests.simulation.kafka.client import Client
+from tests.simulation.kafka.plan import Call, Crash, Crashed, Late, Lost, Torn
+
+
+class SimulatedReader(MemoryReader):
+    """Reads partitions of a simulated cluster."""
+
+    def __init__(self, client: Client, *, committed_only: bool) -> None:
+        super().__init__(client.cluster.state, committed_only=committed_only)
+        self._client = client
+        self._cluster = client.cluster
+        self._runs: list[Run] = []
+        self._leaders: dict[TopicPartition, int] = {}
+        """The epochs of the leaders that this client knows."""
+
+    def fetch(self, max_records: int, timeout_s: float) -> list[Run]:
+        """Return what comes."""
+        if self._closed:
+            raise LogError("this reader is closed")
+        self._runs = []
+        self._client.wait(lambda: self._look(max_records), timeout_s)
+        return self._runs
+
+    def _look(self, most: int) -> bool:
+        with self._state.changed:
+            self._runs = self._take(most)
+        return bool(self._runs)
+
+    def _read(self, partition: TopicPartition, reading: Reading, most: int) -> tuple[list[Run], int]:
+        brokers = self._cluster.brokers
+        epoch = brokers.leader(partition).epoch
+        if self._leaders.setdefault(partition, epoch) != epoch:  # it asks the leader before, is told so, and learns who leads now
+            self._leaders[partition] = epoch
+            return [], 0
+        if not brokers.answers(partition) or not self._is_news(partition, reading):
+            return [], 0
+        fault = self._cluster.heed(call := Call("fetch", partition, self._client.by))
+        if isinstance(fault, Crash):
+            raise Crashed(call)
+        if isinstance(fault, Torn):
+            most = min(most, fault.records)
+        if isinstance(fault, (Lost, Late)) or most < 1:
+            return [], 0
+        runs, count = super()._read(partition, reading, most)
+        if isinstance(fault, Torn) and count:
+            reading.told_end = None
+            for run in runs:
+                run.at_end = False
+        return runs, count
+
+    def _is_news(self, partition: TopicPartition, reading: Reading) -> bool:
+        """Whether there is anything to tell, an error included: only then the plan is asked."""
+        stored, at = self._state.partition(partition), reading.at.offset
+        end = stored.stable_end if self._committed_only else stored.end
+        return reading.told_end != max(at, end) or not stored.start <= at <= stored.end

@@ -1,0 +1,298 @@
+"""What survives when one version of a topology follows another: laws over pairs of programs, and each way in which something does not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coopstreams.topology import serdes
+from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.changes import Change, Verdict, changes, severity, weighed, word_of
+from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.join_windows import JoinWindows
+from coopstreams.topology.materialized import Materialized
+from coopstreams.topology.outline import Outline, outline, read_outline
+from coopstreams.topology.patterns import matched
+from coopstreams.topology.windows import SessionWindows, TimeWindows
+from tests.topology.test_fingerprint import DIFFERENT, joined, text, windowed
+
+Program = Callable[[StreamsBuilder], object]
+
+KEEPS, NEW, EMPTY, ORPHANED, LOST, MIXED, UNREADABLE = Verdict
+MINUTE = timedelta(minutes=1)
+
+
+@cache
+def of(program: Program, application: str = "app", optimization: str = "none") -> Outline:
+    builder = StreamsBuilder(application)
+    program(builder)
+    return outline(builder.build().optimized(optimization))
+
+
+def between(old: Program, new: Program) -> dict[str, Verdict]:
+    """What becomes of everything, by name."""
+    return {change.name: change.verdict for change in changes(of(old), of(new))}
+
+
+def counts(store: str | None = "counts", topic: str = "in", key: Any = None, **group: Any) -> Program:
+    """A count by the key, or with `key` behind a repartition topic."""
+
+    def program(b: StreamsBuilder) -> None:
+        stream = text(b, topic)
+        grouped = stream.group_by_key() if key is None else stream.group_by(lambda _, v: v, key=key, **group)
+        grouped.count(store=store).to_stream().to("out")
+
+    return program
+
+
+def both(*programs: Program) -> Program:
+    return lambda b: [program(b) for program in programs]
+
+
+def looking(b: StreamsBuilder) -> None:
+    text(b, "before").peek(print).to("there")
+
+
+def table(b: StreamsBuilder) -> None:
+    b.table("in", key=serdes.text, value=serdes.text, store="rows")
+
+
+ANY = st.sampled_from([*DIFFERENT.values(), counts(key=serdes.text), counts(None), counts(None, key=serdes.text), both(looking, counts())])
+
+
+@given(ANY)
+def test_a_program_followed_by_itself_keeps_everything(program: Program) -> None:
+    again = of.__wrapped__(program)
+    found = changes(of(program), again)
+    assert {change.verdict for change in found} <= {KEEPS}
+    assert not any(change.why or change.cure for change in found)
+    assert of(program) == again
+
+
+@given(ANY, ANY)
+def test_everything_that_either_version_has_is_told_of_once(one: Program, other: Program) -> None:
+    old, new = of(one), of(other)
+    found = changes(old, new)
+    names = [(change.what, change.name) for change in found]
+    assert len(names) == len(set(names))
+    renamed = {change.now for change in found if change.now}
+    assert {name for what, name in names if what == "store"} == (old.stores.keys() | new.stores.keys()) - renamed
+    assert {name for what, name in names if what == "repartition topic"} == old.repartitions.keys()
+    assert {name for what, name in names if what == "position"} >= old.sources
+    assert all(change.cure for change in found if change.verdict.severity == 2)
+    assert all(change.why for change in found if change.verdict.severity)
+
+
+@given(ANY, ANY)
+def test_where_nothing_is_in_any_topic_nothing_can_be_lost(one: Program, other: Program) -> None:
+    empty = weighed(changes(of(one), of(other)), lambda change: False)
+    assert all(change.verdict.severity < 2 or change.topic is None for change in empty)
+
+
+STEPS: dict[str, Callable[[Any], Any]] = {
+    "filter": lambda stream: stream.filter(lambda k, v: True),
+    "map_values": lambda stream: stream.map_values(str.upper, value=serdes.text),
+    "peek": lambda stream: stream.peek(print),
+    "merge": lambda stream: stream.merge(stream.filter(lambda k, v: False)),
+}
+
+
+@given(st.lists(st.sampled_from(sorted(STEPS))), st.lists(st.sampled_from(sorted(STEPS))))
+def test_with_names_operators_may_come_and_go_in_front(before: list[str], after: list[str]) -> None:
+    def program(steps: list[str]) -> Program:
+        def build(b: StreamsBuilder) -> None:
+            stream: Any = text(b)
+            for step in steps:
+                stream = STEPS[step](stream)
+            grouped = stream.group_by(lambda _, v: v, key=serdes.text, name="by-value")
+            grouped.count(store="counts").to_stream().to("out")
+            grouped.windowed_by(TimeWindows(minutes=1)).count(store="hourly")
+
+        return build
+
+    assert set(between(program(before), program(after)).values()) == {KEEPS}
+
+
+def test_generated_names_shift_and_the_state_behind_them_is_lost_with_what_is_on_its_way() -> None:
+    old, new = counts(None, key=serdes.text), both(looking, counts(None, key=serdes.text))
+    store = "KSTREAM-AGGREGATE-STATE-STORE-0000000002"
+    found = {change.name: change for change in changes(of(old), of(new))}
+    assert {name: change.verdict for name, change in found.items()} == {
+        store: LOST,
+        f"app-{store}-repartition": LOST,
+        "in": KEEPS,
+        "before": NEW,
+    }
+    assert found[store].now == "KSTREAM-AGGREGATE-STATE-STORE-0000000005"
+    assert found[store].cure == f'name it as it was: store="{store}"'
+    cured = both(looking, counts(store, key=serdes.text))
+    assert set(between(old, cured).values()) == {KEEPS, NEW}, "the cure that is told is one"
+
+
+def test_a_generated_name_that_another_operator_has_now_is_not_the_same_store() -> None:
+    old = both(counts(None, "a"), counts(None, "b"))
+    new = both(counts(None, "b"), counts(None, "a"))
+    assert between(old, new)["KSTREAM-AGGREGATE-STATE-STORE-0000000001"] is MIXED
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "verdict"),
+    [
+        (DIFFERENT["an aggregate"], DIFFERENT["a count"], MIXED),
+        (DIFFERENT["a reduce"], DIFFERENT["a count"], MIXED),
+        (windowed(TimeWindows(minutes=1)), windowed(TimeWindows(minutes=2)), MIXED),
+        (windowed(TimeWindows(minutes=2)), windowed(TimeWindows(minutes=2, advance=MINUTE)), MIXED),
+        (windowed(TimeWindows(minutes=2)), windowed(TimeWindows(minutes=2, grace=MINUTE)), KEEPS),
+        (windowed(SessionWindows(gap=MINUTE)), windowed(SessionWindows(gap=2 * MINUTE)), MIXED),
+        (windowed(SessionWindows(gap=MINUTE)), windowed(TimeWindows(minutes=1)), UNREADABLE),
+        (DIFFERENT["a count"], windowed(TimeWindows(minutes=1)), UNREADABLE),
+        (DIFFERENT["windows of a user"], DIFFERENT["longer windows of a user"], MIXED),
+        (DIFFERENT["windows of a zone"], DIFFERENT["windows of another zone"], MIXED),
+        (counts(), counts(topic="other"), MIXED),
+        (counts(), lambda b: b.stream(["in", "other"], key=serdes.text, value=serdes.text).group_by_key().count(store="counts"), KEEPS),
+        (counts(key=serdes.text), counts(key=serdes.json), MIXED),
+        (counts(), counts("numbers"), LOST),
+        (counts(), both(looking), ORPHANED),
+        (counts(), both(looking, counts()), KEEPS),
+    ],
+)
+def test_a_store(old: Program, new: Program, verdict: Verdict) -> None:
+    assert between(old, new)["counts"] is verdict
+
+
+def test_a_store_whose_value_serde_is_another_cannot_be_read() -> None:
+    def folded(value: Any) -> Program:
+        return lambda b: text(b).group_by_key().aggregate(int, lambda k, v, n: n + 1, value=value, store="counts")
+
+    assert between(folded(serdes.int64), folded(serdes.json))["counts"] is UNREADABLE
+
+
+def test_a_new_store_begins_empty_where_its_source_was_read_before_and_else_with_its_source() -> None:
+    assert between(counts(), both(counts(), counts("more")))["more"] is EMPTY
+    assert between(counts(), both(counts(), counts("more", "other")))["more"] is NEW
+    assert between(both(looking), both(looking, counts("more", "before")))["more"] is EMPTY
+
+
+def test_the_sides_of_a_join_are_not_swapped() -> None:
+    def swapped(b: StreamsBuilder) -> None:
+        text(b, "other").join(text(b), str.__add__, windows=JoinWindows(MINUTE), value=serdes.text, store="pairs").to("out")
+
+    def straight(b: StreamsBuilder) -> None:
+        text(b).join(text(b, "other"), str.__add__, windows=JoinWindows(MINUTE), value=serdes.text, store="pairs").to("out")
+
+    found = between(straight, swapped)
+    assert [found[f"pairs-{side}-join-store"] for side in ("this", "other")] == [MIXED, MIXED]
+
+
+def test_a_join_may_look_further() -> None:
+    assert set(between(joined(JoinWindows(MINUTE)), joined(JoinWindows(2 * MINUTE))).values()) == {KEEPS}
+
+
+def test_a_table_may_come_to_be_restored_from_its_topic_but_not_back() -> None:
+    own, reused = of(table), of(table, optimization="all")
+    (there, *_), (back, *_) = changes(own, reused), changes(reused, own)
+    assert (there.verdict, back.verdict, back.topic) == (KEEPS, LOST, "in")
+    assert "reuse.ktable.source.topics" in back.cure
+
+
+def test_a_store_without_a_changelog_survives_only_where_it_is() -> None:
+    def kept(logged: bool) -> Program:
+        return lambda b: text(b).group_by_key().count(store=Materialized("counts", logged=logged))
+
+    assert between(kept(False), kept(False))["counts"] is KEEPS
+    assert between(kept(False), both(looking, kept(False)))["counts"] is EMPTY, "local state lies in folders with numbers of sub-topologies"
+    assert between(kept(True), kept(False))["counts"] is EMPTY
+    assert between(kept(False), kept(True))["counts"] is EMPTY
+
+
+def test_a_repartition_topic_of_another_name_loses_what_is_in_it_if_anything_is() -> None:
+    found = changes(of(counts(key=serdes.text, name="one")), of(counts(key=serdes.text, name="two")))
+    lost = next(change for change in found if change.what == "repartition topic")
+    assert (lost.name, lost.verdict) == ("app-one-repartition", LOST)
+    assert 'name="one"' in lost.cure
+    drained = next(change for change in weighed(found, lambda _: False) if change.what == "repartition topic")
+    assert (drained.verdict, drained.cure) == (KEEPS, "")
+
+
+def test_a_repartition_topic_goes_with_what_was_made_from_it() -> None:
+    assert between(counts(key=serdes.text, name="one"), looking)["app-one-repartition"] is ORPHANED
+    assert between(counts(key=serdes.text, name="one"), counts())["app-one-repartition"] is LOST, "the store is still there"
+
+
+def test_a_repartition_topic_of_another_width_serde_or_source() -> None:
+    def by_value(partitions: int | None, topic: str = "in", value: Any = serdes.text) -> Program:
+        def program(b: StreamsBuilder) -> None:
+            stream = text(b, topic).map_values(lambda v: v, value=value)
+            stream.repartition(name="wide", partitions=partitions).to("out")
+
+        return program
+
+    assert between(by_value(4), by_value(4))["app-wide-repartition"] is KEEPS
+    assert between(by_value(4), by_value(8))["app-wide-repartition"] is UNREADABLE
+    assert between(by_value(4), by_value(4, value=serdes.json))["app-wide-repartition"] is UNREADABLE
+    assert between(by_value(4), by_value(4, "other"))["app-wide-repartition"] is MIXED
+
+
+def test_positions_of_topics_that_a_pattern_reads_too() -> None:
+    def pattern(b: StreamsBuilder) -> None:
+        b.stream(re.compile("in.*"), key=serdes.text, value=serdes.text).group_by_key().count(store="counts").to_stream().to("out")
+
+    assert between(counts(), pattern) == {"counts": KEEPS, "in": KEEPS}
+    assert between(pattern, counts()) == {"counts": KEEPS, "in.*": KEEPS}
+    assert between(pattern, counts(topic="other"))["counts"] is MIXED
+    assert between(counts(), looking)["in"] is ORPHANED
+
+
+def test_topics_that_match_a_pattern_now_are_no_change() -> None:
+    builder = StreamsBuilder("app")
+    builder.stream(re.compile("in.*"), key=serdes.text, value=serdes.text).group_by_key().count(store="counts")
+    built = builder.build()
+    assert outline(matched(built, [])) == outline(matched(built, ["in-a", "in-b"]))
+
+
+def test_another_application_id_is_another_application() -> None:
+    (found,) = changes(of(counts()), of(counts(), "other"))
+    assert (found.what, found.verdict) == ("application", EMPTY)
+
+
+def test_an_old_changelog_is_not_taken_for_the_state_of_a_store_that_was_left_out() -> None:
+    found = changes(of(counts()), of(both(counts(), counts("more"))))
+    weighed_ = {change.name: change for change in weighed(found, lambda change: change.topic == "app-more-changelog")}
+    assert weighed_["more"].verdict is MIXED
+    assert "delete app-more-changelog" in weighed_["more"].cure
+
+
+@given(ANY, ANY, ANY)
+def test_a_change_is_accepted_by_its_own_word_alone(one: Program, other: Program, third: Program) -> None:
+    def told(found: list[Change]) -> set[tuple[str, str, Verdict]]:
+        return {(change.what, change.name, change.verdict) for change in found if change.verdict.severity}
+
+    a, b = changes(of(one), of(other)), changes(of(one), of(third))
+    assert (word_of(a) == word_of(b)) == (told(a) == told(b))
+
+
+def test_the_worst_counts() -> None:
+    assert [severity(changes(of(counts()), of(new))) for new in (counts(), both(counts(), counts("more")), counts("numbers"))] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("said", [b"", b"[]", b'{"format": 1}', b"Topologies:", b'{"format": 1, "subtopologies": 7}'])
+def test_what_is_no_description_is_an_error(said: bytes) -> None:
+    with pytest.raises(TopologyError, match="describe --format json"):
+        read_outline(said)
+
+
+@pytest.mark.parametrize(("written_in", "cure"), [(0, "older"), (2, "newer")])
+def test_a_description_of_another_format_is_an_error(written_in: int, cure: str) -> None:
+    builder = StreamsBuilder("app")
+    counts()(builder)
+    drawn = orjson.loads(builder.build().describe("json")) | {"format": written_in}
+    with pytest.raises(TopologyError, match=f"has format {written_in}.*use the {cure} coopstreams"):
+        read_outline(orjson.dumps(drawn))
