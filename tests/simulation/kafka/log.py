@@ -79,6 +79,14 @@ class SimulatedLog:
         """Return the true end; with `Stale`, that of before."""
         return self._ask("end offset", partition, lambda: self._state.partition(partition).end)
 
+    def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the true end of each of these partitions; with `Stale`, that of before."""
+        return {partition: self.end_offset(partition) for partition in partitions}
+
+    def reported_end(self, partition: TopicPartition) -> int:
+        """Return the end that a broker reports: the same question here."""
+        return self.end_offset(partition)
+
     def delete_before(self, partition: TopicPartition, offset: int) -> None:
         """Delete the records below an offset."""
         self._ask("delete records", partition, lambda: self._state.delete_before(partition, offset))
