@@ -239,10 +239,6 @@ class BoundProgram:
         """
         return self._punctuate("wall_clock", now_ms)
 
-    def look_at_clock(self, now_ms: int) -> None:
-        """Learn what the clock on the wall shows; it may have been put back."""
-        self.punctuations["wall_clock"].look(now_ms)
-
     @property
     def next_punctuation_ms(self) -> int | None:
         """When `punctuate` has something to do next; None if it never has."""

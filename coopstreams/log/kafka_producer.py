@@ -50,7 +50,12 @@ class ProducerTransaction:
         self._call("committing a transaction", self._producer.commit_transaction, timeout_s)
 
     def abort(self) -> None:
-        """End the transaction; nothing of it counts."""
+        """End the transaction; nothing of it counts.
+
+        What was produced goes out before: an abort that overtakes the request which adds its partition is fatal to the producer
+        (INVALID_TXN_STATE, measured: one in ten, just after `produce`).
+        """
+        self._call("writing", self._producer.flush, self._timeout_s)
         self._call("aborting a transaction", self._producer.abort_transaction, self._timeout_s)
 
     def _call(self, what: str, call: Callable[..., object], *arguments: object) -> None:

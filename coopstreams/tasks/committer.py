@@ -27,9 +27,9 @@ from coopstreams.config import Config
 from coopstreams.host import SYSTEM, Host
 from coopstreams.log.log import GroupFence, Log, Writer
 from coopstreams.metrics import Metrics
-from coopstreams.tasks.refusals import Refusals
+from coopstreams.tasks.refusals import Refusals, batch_bytes, batches
 from coopstreams.tasks.task import Task
-from coopstreams.topology.columns import Headers, TopicPartition
+from coopstreams.topology.columns import Headers, Int64s, TopicPartition
 from coopstreams.topology.errors import DeliveryError, FencedError, LogError, MembershipLostError, UnknownTopicError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.outputs import Output
@@ -148,7 +148,7 @@ class Committer:
                 self._leave_out_refused(task, output)
             if len(output):
                 self._check_sure(task.epoch)
-                self._writer.append(output.topic, output.keys, output.values, output.timestamps, partitions=output.partitions, headers=output.headers)
+                self._append(output.topic, output.keys, output.values, output.timestamps, output.partitions, output.headers)
                 self._metrics.produced(task.id, output.topic, len(output))
                 task.tally.written[output.topic] += len(output)
                 output.clear()
@@ -161,7 +161,7 @@ class Committer:
         timestamp = min(failure.timestamp, self._host.wall_ms())
         if self.careful:
             self._check_taken(self._dead_letters, failure.key, failure.value, headers, timestamp, "A dead letter that cannot be written")
-        self._writer.append(self._dead_letters, [failure.key], [failure.value], [timestamp], headers=[headers])
+        self._append(self._dead_letters, [failure.key], [failure.value], [timestamp], headers=[headers])
 
     def expect_refusals(self) -> None:
         """Kafka has refused a record: from the next interval on, look at each before it is written."""
@@ -288,10 +288,31 @@ class Committer:
                     self._check_taken(
                         changelog.topic, row[0], row[1], None, row[2], f'A row of store "{batch.store}" of {task} that cannot be written'
                     )
-                self._writer.append(changelog.topic, batch.keys, batch.values, batch.timestamps, partitions=changelog.partition)
+                self._append(changelog.topic, batch.keys, batch.values, batch.timestamps, changelog.partition)
                 self._metrics.produced(task.id, changelog.topic, len(batch.keys))
                 written.add(changelog)
         return written
+
+    def _append(
+        self,
+        topic: str,
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+        timestamps: Int64s,
+        partitions: int | Int64s | None = None,
+        headers: Sequence[Headers | None] | None = None,
+    ) -> None:
+        """Hand records to the log; where the client's batches are too large for the topic, no more at once than it takes in one."""
+        most_bytes = self._refusals.narrow.get(topic)
+        if most_bytes is None:
+            self._writer.append(topic, keys, values, timestamps, partitions=partitions, headers=headers)
+            return
+        # The head of a batch is counted for each record: in one batch, its time and offset may take more bytes than alone.
+        sizes = [batch_bytes(*row) for row in zip(keys, values, headers or [None] * len(keys), strict=True)]
+        for at in batches(sizes, most_bytes):
+            where = partitions if partitions is None or isinstance(partitions, int) else partitions[at]
+            self._writer.append(topic, keys[at], values[at], timestamps[at], partitions=where, headers=headers and headers[at])
+            self._writer.flush(self._timeout_s)
 
     def _leave_out_refused(self, task: Task, output: Output) -> None:
         """Hand what Kafka would refuse to the failure handler; leave the rest in the output."""

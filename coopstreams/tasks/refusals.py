@@ -3,6 +3,7 @@
 Kafka refuses whole batches, and its client says of each record in one the same: not which one was bad, nor from which record it was made.
 So after a refusal the interval is given up, and for a while the tasks go record by record, and each result is held against the settings of its
 topic before it is written. One that does not fit is a failure of the source record at hand, for `production.exception.handler`.
+A topic that takes smaller batches than the client makes is from then on written to in batches that it takes.
 
 Invariant: a record that the topic's settings allow is never left out. What they do not explain ends the thread, with what Kafka said.
 Turned down: a delivery callback for each record (half a microsecond for all, and it names the whole batch); holding records against the settings
@@ -12,7 +13,7 @@ Source: Kafka `LogValidator`, `DefaultRecordBatch` (the sizes); librdkafka `rd_k
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from coopstreams.config import Config
@@ -34,7 +35,9 @@ SHOWN = 60
 class Limits:
     """What the settings of a topic allow. None: anything."""
 
+    batch_bytes: int | None = None
     most_bytes: int | None = None
+    """Of a record alone: the same, where that can be told."""
     after_ms: int | None = None
     before_ms: int | None = None
     compacted: bool = False
@@ -47,8 +50,10 @@ class Limits:
         def number(name: str) -> int | None:
             return int(topic[name]) if name in topic else None
 
+        most = number("max.message.bytes")
         return Limits(
-            None if compressed else number("max.message.bytes"),
+            most,
+            None if compressed else most,
             number("message.timestamp.after.max.ms") if timed else None,
             number("message.timestamp.before.max.ms") if timed else None,
             "compact" in topic.get("cleanup.policy", ""),
@@ -82,6 +87,9 @@ class Refusals:
         settings = {name.removeprefix("producer."): value for name, value in config.client.items()}
         self._compressed = str(settings.get("compression.type", settings.get("compression.codec", "none"))) != "none"
         self._client_bytes = int(settings.get("message.max.bytes", 1_000_000))
+        self._client_batch = min(self._client_bytes, int(settings.get("batch.size", 1_000_000)))
+        self.narrow: dict[str, int] = {}
+        """Topics that have refused something and take smaller batches than the client makes, and how large those may be. Units: bytes."""
 
     @property
     def expected(self) -> bool:
@@ -102,6 +110,8 @@ class Refusals:
         limits = self._limits.get(topic)
         if limits is None:
             limits = self._limits[topic] = Limits.of(self._log.topic_config(topic), compressed=self._compressed)
+            if limits.batch_bytes is not None and limits.batch_bytes < self._client_batch:
+                self.narrow[topic] = limits.batch_bytes
         why = limits.reason(key, value, headers, timestamp, self._host.wall_ms())
         if why is None and (size := CLIENT_BYTES + payload_bytes(key, value, headers)) > self._client_bytes:
             why = f"it has {size} bytes, producer.message.max.bytes allows {self._client_bytes}"
@@ -109,6 +119,17 @@ class Refusals:
             self._until = self._host.now() + CAREFUL_S
             return f'topic "{topic}" does not take the record with key {shown(key)} and timestamp {timestamp}: {why}'
         return None
+
+
+def batches(sizes: Sequence[int], most_bytes: int) -> Iterator[slice]:
+    """Yield consecutive slices that cover all records, each within these bytes unless it is one record."""
+    begin = together = 0
+    for at, size in enumerate(sizes):
+        if at > begin and together + size > most_bytes:
+            yield slice(begin, at)
+            begin, together = at, 0
+        together += size
+    yield slice(begin, len(sizes))
 
 
 def batch_bytes(key: bytes | None, value: bytes | None, headers: Headers | None) -> int:

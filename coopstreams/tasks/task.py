@@ -197,7 +197,7 @@ class Task:
 
     def punctuation_due(self, now_ms: int) -> bool:
         """Whether `punctuate` has something to do; asked again and again, so that a clock that is put back is seen."""
-        self.program.look_at_clock(now_ms)
+        self.program.punctuations["wall_clock"].look(now_ms)
         due = self.program.next_punctuation_ms
         return due is not None and due <= now_ms
 

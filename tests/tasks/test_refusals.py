@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams.log.log import TopicSpec
-from coopstreams.tasks.refusals import Limits
+from coopstreams.tasks.refusals import Limits, batches
 from coopstreams.tasks.tally import dropped
 from coopstreams.tasks.task import Task
 from coopstreams.topology import serdes
@@ -48,6 +50,14 @@ def test_a_topic_says_in_its_settings_what_it_does_not_take(
 
 def test_how_large_a_record_is_when_it_is_compressed_is_not_known() -> None:
     assert Limits.of({"max.message.bytes": "200"}, compressed=True).reason(b"k", b"x" * 1000, None, NOW, NOW) is None
+
+
+@given(st.lists(st.integers(1, 10), min_size=1), st.integers(1, 30))
+def test_batches_cover_all_records_in_order_and_are_as_large_as_is_allowed(sizes: list[int], most: int) -> None:
+    found = [sizes[at] for at in batches(sizes, most)]
+    assert [size for batch in found for size in batch] == sizes
+    assert all(sum(batch) <= most or len(batch) == 1 for batch in found)
+    assert all(sum(batch) + after[0] > most for batch, after in pairwise(found))
 
 
 @given(st.lists(st.tuples(st.binary(max_size=2), st.none() | st.integers(0, 3), st.booleans(), st.booleans())))
