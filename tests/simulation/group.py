@@ -20,7 +20,7 @@ from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import FencedError, GroupError, LogError, MembershipLostError
 from tests.simulation.cluster import ANSWER_S, MachineClient, T, patient
-from tests.simulation.fibers import Fiber, Machine, Scheduler
+from tests.simulation.fibers import Fiber, Scheduler
 from tests.simulation.kafka.log import SimulatedGroup
 from tests.simulation.kafka.plan import Kind
 
@@ -36,15 +36,15 @@ class Phase(Enum):
     STABLE = "Stable"
 
 
-class UnknownMemberError(Exception):
+class UnknownMemberError(LogError):
     """The coordinator does not know this member."""
 
 
-class IllegalGenerationError(Exception):
+class IllegalGenerationError(LogError):
     """Another generation has begun."""
 
 
-class RebalancingError(Exception):
+class RebalancingError(LogError):
     """Join again."""
 
 
@@ -82,7 +82,7 @@ class Group:
     def join(self, member: str, subscription: bytes, session_s: float, rebalance_s: float) -> str:
         """Take a request to join; return the id of the member. The answer comes when `in_generation`."""
         if member and member not in self.members:
-            raise UnknownMemberError
+            raise UnknownMemberError(f"the coordinator does not know {member}")
         if not member:
             self._ids += 1
             member = f"member-{self._ids}"
@@ -98,29 +98,32 @@ class Group:
         self._complete_if_all()
         return member
 
-    def in_generation(self, member: str, machine: Machine) -> tuple[int, dict[str, bytes]]:
+    def in_generation(self, member: str) -> tuple[int, dict[str, bytes]]:
         """Wait for the generation; return it, and for the leader what everybody says."""
         while member in self.members and self.phase is Phase.PREPARING:
-            machine.scheduler.wait(None, self._waiting)
+            self.scheduler.wait(None, self._waiting)
         if member not in self.members:
-            raise UnknownMemberError
+            raise UnknownMemberError(f"the coordinator does not know {member}")
         self.members[member].heard = self.scheduler.now
         told = {id_: each.subscription for id_, each in self.members.items()} if member == self.leader and self.phase is Phase.COMPLETING else {}
         return self.generation, told
 
-    def sync(self, member: str, generation: int, given: Mapping[str, bytes], machine: Machine) -> bytes:
-        """Return what the member gets; the leader says it for all."""
+    def sync(self, member: str, generation: int, given: Mapping[str, bytes]) -> None:
+        """Take a request for what the member gets; the leader says it for all. The answer comes when it is `assigned`."""
         self._check(member, generation)
         if self.phase is Phase.COMPLETING and member == self.leader:
             for id_, each in self.members.items():
                 each.assignment = given.get(id_, b"")
             self.phase = Phase.STABLE
             self.scheduler.wake(self._waiting)
+
+    def assigned(self, member: str, generation: int) -> bytes:
+        """Wait for what the member gets; return it."""
         while self.phase is Phase.COMPLETING and self.generation == generation and member in self.members:
-            machine.scheduler.wait(None, self._waiting)
+            self.scheduler.wait(None, self._waiting)
         self._check(member, generation)
         if self.phase is not Phase.STABLE:
-            raise RebalancingError
+            raise RebalancingError("join again")
         self.members[member].heard = self.scheduler.now
         return self.members[member].assignment
 
@@ -129,7 +132,7 @@ class Group:
         self._check(member, generation)
         self.members[member].heard = self.scheduler.now
         if self.phase is Phase.PREPARING:
-            raise RebalancingError
+            raise RebalancingError("join again")
 
     def leave(self, member: str) -> None:
         """The member goes."""
@@ -138,9 +141,9 @@ class Group:
 
     def _check(self, member: str, generation: int) -> None:
         if member not in self.members:
-            raise UnknownMemberError
+            raise UnknownMemberError(f"the coordinator does not know {member}")
         if generation != self.generation:
-            raise IllegalGenerationError
+            raise IllegalGenerationError(f"generation {generation} is over")
 
     def _prepare(self, rebalance_s: float) -> None:
         self.phase, self._deadline = Phase.PREPARING, self.scheduler.now + rebalance_s
@@ -306,12 +309,13 @@ class SimCoordinator:
         self._again = False
         try:
             self._member = self._call("join", lambda: self._group.join(self._member, subscription, session_s, rebalance_s))
-            generation, told = self._group.in_generation(self._member, self._machine)
+            generation, told = self._group.in_generation(self._member)
             if self._closed:
                 return
             self._generation, joined = generation, self._machine.elapsed()
             given = self._hooks.assignments(told) if told else {}
-            assignment = self._call("sync", lambda: self._group.sync(self._member, generation, given, self._machine))
+            self._call("sync", lambda: self._group.sync(self._member, generation, given))
+            assignment = self._group.assigned(self._member, generation)
         except LogError:
             self._again = True
             raise

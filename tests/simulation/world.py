@@ -29,6 +29,7 @@ from coopstreams.tasks.lifecycle import Lifecycle
 from coopstreams.tasks.parts import Parts
 from coopstreams.tasks.wiring import Wiring
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import LogError
 from coopstreams.topology.keys import WHOLE
 from tests.simulation import disk
 from tests.simulation.cluster import MachineClient, MachineLog, decided
@@ -88,14 +89,20 @@ class Process:
         self.ended = True
         if self.parts is not None:
             self.parts.directory.close()
+        (self.world.folder / APPLICATION / f"instance-{self.number}" / "lock").unlink(missing_ok=True)  # as the system does it
 
     def _run(self) -> None:
         world = self.world
         wiring = Wiring(self.machine, lambda *_: MachineLog(self.client), self._coordinator)
-        with Parts.build(world.program.build(), world.config(self.number), wiring) as self.parts:
-            self.instance = Instance(self.parts, Lifecycle())
-            if not self.stopping:
-                self.instance.run()
+        try:
+            with Parts.build(world.program.build(), world.config(self.number), wiring) as self.parts:
+                self.instance = Instance(self.parts, Lifecycle())
+                if not self.stopping:
+                    self.instance.run()
+        except LogError as error:
+            if not error.retryable or (self.instance is not None and self.instance.begun):
+                raise
+            world.say(f"{self.machine.name} has not started: {error}")
         self.ended = True
 
     def _coordinator(self, _: object) -> Connector:
@@ -188,7 +195,7 @@ class World:
     def start(self, number: int) -> None:
         """Begin a new life of a process."""
         self.lives[number] = life = self.lives.get(number, 0) + 1
-        self._say(f"p{number} begins life {life}")
+        self.say(f"p{number} begins life {life}")
         self.processes.append(Process(self, number, life))
 
     def produce(self, count: int) -> None:
@@ -230,12 +237,12 @@ class World:
                 pass
 
     def _strike(self, what: str, process: Process, how: Callable[[Process], object]) -> None:
-        self._say(f"{process.machine.name} {what}")
+        self.say(f"{process.machine.name} {what}")
         how(process)
 
     def _calm_down(self) -> None:
         """Nothing goes wrong any more: everything must be done, and be right, after a while."""
-        self._say("nothing goes wrong any more")
+        self.say("nothing goes wrong any more")
         self.cluster.plan = NoFaults()
         for process in self.living:
             if process.machine.paused:
@@ -265,7 +272,7 @@ class World:
     def _plan(self) -> Plan:
         """What requests meet from now on."""
         scale = self.random.choice((0.0, 0.3, 1.0, 3.0))
-        self._say(f"{scale:g} times the usual faults of requests")
+        self.say(f"{scale:g} times the usual faults of requests")
         rates = {kind: [(rate * scale, fault) for rate, fault in faults] for kind, faults in RATES.items()}
         return Chance(Random(self.random.getrandbits(64)), rates)
 
@@ -317,5 +324,6 @@ class World:
             said.append(f"{process.machine.name}: {states} {waits} {process.instance.member.problem}")
         return "; ".join(said)
 
-    def _say(self, event: str) -> None:
+    def say(self, event: str) -> None:
+        """Take note of what happens."""
         self.events.append(f"{self.scheduler.now:9.3f}  {event}")

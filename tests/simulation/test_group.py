@@ -1,0 +1,43 @@
+"""Histories of a whole group: those of a few seeds are right, and bugs that are put in are found. More: `python -m tests.simulation --help`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+SEEDS = 20
+FOUND_AT = {
+    "no barrier": 2,
+    "a stale barrier": 2,
+}
+"""The seed at which each planted bug is found."""
+
+
+def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command; the order of sets is a part of a history, so it is another process."""
+    command = [sys.executable, "-m", "tests.simulation", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONHASHSEED": "0"})
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
+def test_histories_are_right(guarantee: str) -> None:
+    done = simulate("--seeds", f"0..{SEEDS}", "--guarantee", guarantee)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("bug", FOUND_AT)
+def test_a_bug_that_is_put_in_is_found(bug: str) -> None:
+    seed = FOUND_AT[bug]
+    done = simulate("--seeds", f"{seed}..{seed + 1}", "--planted", bug)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"seed {seed}, " in done.stdout
+
+
+def test_the_same_seed_is_the_same_history() -> None:
+    first, second = (simulate("--replay", "3").stdout for _ in range(2))
+    assert "nothing goes wrong any more" in first
+    assert first.rpartition("turns")[0] == second.rpartition("turns")[0]
