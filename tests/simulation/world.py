@@ -273,7 +273,7 @@ class World:
         """What requests meet from now on."""
         scale = self.random.choice((0.0, 0.3, 1.0, 3.0))
         self.say(f"{scale:g} times the usual faults of requests")
-        rates = {kind: [(rate * scale, fault) for rate, fault in faults] for kind, faults in RATES.items()}
+        rates: dict[Kind, list[tuple[float, Fault]]] = {kind: [(rate * scale, fault) for rate, fault in faults] for kind, faults in RATES.items()}
         return Chance(Random(self.random.getrandbits(64)), rates)
 
     def killed(self, machine: Machine, request: str) -> None:
