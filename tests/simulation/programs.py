@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from random import Random
 
 from coopstreams import StreamsBuilder, Topology, serdes
@@ -49,41 +49,49 @@ def written(random: Random, number: int) -> tuple[bytes, bytes]:
     return random.choice(KEYS).encode(), b"%d" % number
 
 
-def counts_told(rows: Rows) -> Mapping[bytes, list[int]]:
-    """Return the counts that were told of each key, in order."""
-    told: defaultdict[bytes, list[int]] = defaultdict(list)
-    for key, value in rows:
-        assert key is not None
-        assert value is not None
-        told[key].append(serdes.int64.decode(value))
-    return told
+@dataclass
+class Counts:
+    """What was written, and what was told of it, as far as it was looked at."""
 
+    program: Program
+    exactly_once: bool
+    written: Counter[bytes] = field(default_factory=Counter)
+    last: dict[bytes, int] = field(default_factory=dict)
+    """The last count of each key."""
 
-def wrong_counts(program: Program, written: Sequence[bytes], rows: Rows, *, exactly_once: bool, whole: bool) -> list[str]:
-    """Return what is wrong with the counts told so far, in words. `whole`: everything that was written should be counted by now."""
-    should = Counter(program.key_of(key.decode()).encode() for key in written)
-    told = counts_told(rows)
-    wrong = []
-    for key, numbers in told.items():
-        if exactly_once and numbers != list(range(1, len(numbers) + 1)):
-            wrong.append(f"{key!r} was counted {numbers}")
-        if exactly_once and len(numbers) > should[key]:
-            wrong.append(f"{key!r} was counted {len(numbers)} times, written {should[key]} times")
-    for key, count in should.items() if whole else ():
-        last = told[key][-1] if told.get(key) else 0
-        if last < count:
-            wrong.append(f"{key!r} was written {count} times, and counted {last}")
-    return wrong
+    def write(self, keys: Iterable[bytes]) -> None:
+        """Take note of records that were written."""
+        self.written.update(self.program.key_of(key.decode()).encode() for key in keys)
 
+    def tell(self, rows: Rows) -> list[str]:
+        """Take note of results; return what is wrong with them."""
+        wrong = []
+        for key, value in rows:
+            assert key is not None
+            assert value is not None
+            count, before = serdes.int64.decode(value), self.last.get(key, 0)
+            if self.exactly_once and count != before + 1:
+                wrong.append(f"{key!r} was counted {count} after {before}")
+            if self.exactly_once and count > self.written[key]:
+                wrong.append(f"{key!r} was counted {count} times, written {self.written[key]} times")
+            self.last[key] = count
+        return wrong
 
-def wrong_states(rows: Rows, states: Iterable[tuple[str, bytes, int]], *, whole: bool) -> list[str]:
-    """Return what is wrong with counts in databases (whose, key, count), given what was told: a database never has what does not count.
+    def lacking(self) -> list[str]:
+        """Return what was written and is not counted."""
+        return [
+            f"{key!r} was written {count} times, and counted {self.last.get(key, 0)}"
+            for key, count in self.written.items()
+            if self.last.get(key, 0) < count
+        ]
 
-    `whole`: they are those of tasks that run, and nothing is left to do.
-    """
-    told = {key: len(numbers) for key, numbers in counts_told(rows).items()}
-    return [
-        f"the database of {where} has {key!r} {count} times, told were {told.get(key, 0)}"
-        for where, key, count in states
-        if count > told.get(key, 0) or (whole and count < told.get(key, 0))
-    ]
+    def wrong_states(self, states: Iterable[tuple[str, bytes, int]], *, whole: bool) -> list[str]:
+        """Return what is wrong with counts in databases (whose, key, count): a database never has what does not count.
+
+        `whole`: they are those of tasks that run, and nothing is left to do.
+        """
+        return [
+            f"the database of {where} has {key!r} {count} times, told were {self.last.get(key, 0)}"
+            for where, key, count in states
+            if count > self.last.get(key, 0) or (whole and count < self.last.get(key, 0))
+        ]
