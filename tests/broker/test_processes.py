@@ -11,7 +11,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -75,15 +77,19 @@ class Program:
 
     def details(self) -> list[dict[str, object]]:
         """Return what each process says of its restarts, as one of them tells."""
-        url = re.findall(r"queries are answered at (\S+)", self.said())[-1]
-        told = [instance.get("details", {}) for instance in httpx.get(f"{url}/v1/status", timeout=30).json()["instances"]]
+        told = [instance.get("details", {}) for instance in self.instances()]
         return [{name: found[name] for name in ("restarts", "last_end") if name in found} for found in told]
 
     def processed(self) -> int:
-        """Return how many records the last process that was started has processed, committed or not."""
-        url = re.findall(r"queries are answered at (\S+)", self.said())[-1]
-        instances = httpx.get(f"{url}/v1/status", timeout=30).json()["instances"]
-        return sum(task["processed"] for instance in instances for task in instance["tasks"])
+        """Return how many records have been processed, committed or not."""
+        return sum(task["processed"] for instance in self.instances() for task in instance["tasks"])
+
+    def instances(self) -> list[dict[str, Any]]:
+        """Return the status of each process, as the last one that was started and answers tells."""
+        for url in reversed(re.findall(r"queries are answered at (\S+)", self.said())):
+            with suppress(httpx.ConnectError):  # it has ended
+                return list(httpx.get(f"{url}/v1/status", timeout=30).json()["instances"])
+        return []
 
     def found(self) -> Found:
         return examine(self.kafka.bootstrap, self.sink, self.written)
