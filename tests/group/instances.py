@@ -84,7 +84,7 @@ class Instance:
         instance_id: str | None = None,
         predecessor: str = "",
         alive: Callable[[], bool] = lambda: True,
-        host: Host = SYSTEM,
+        machine: Host = SYSTEM,
         **info: Any,
     ) -> None:
         self.name = name
@@ -94,7 +94,7 @@ class Instance:
         self.may_release.set()
         self._inbox: queue.SimpleQueue[GroupEvent | None] = queue.SimpleQueue()
         self.member = GroupMember(
-            connector({"bootstrap.servers": bootstrap}, host),
+            connector({"bootstrap.servers": bootstrap}, machine),
             group,
             [f"{group}-topic"],
             lambda: MemberInfo(name, **info),
@@ -105,7 +105,7 @@ class Instance:
             predecessor=predecessor,
             sources={0: [f"{group}-topic"]},
             timings=timings,
-            host=host,
+            host=machine,
         )
         self._control = threading.Thread(target=self._run, name=f"control-{name}", daemon=True)
         self._control.start()

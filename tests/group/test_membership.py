@@ -320,7 +320,7 @@ def test_a_machine_that_was_suspended_costs_the_certainty_until_the_group_has_an
             asleep.set()
         return awake.wait(PATIENCE_S)
 
-    one = app.start("one", alive=alive, host=laptop)
+    one = app.start("one", alive=alive, machine=laptop)
     app.complete("one")
     assert one.member.sure(0)
     asked = one.member.ask()
