@@ -32,6 +32,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.parent.name != "spark")
 
 
+# A connection that a test has not closed goes on when its broker has gone, and its complaints would be in what later tests have logged.
+logging.getLogger("kafka").setLevel(logging.CRITICAL)
+
+
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
     """Take back how a command that a test ran has set up the logging of the process, or each later test would be told of in its terms."""
