@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from random import Random
 
@@ -28,7 +27,7 @@ def run_history(seed: int, exactly_once: bool) -> Counter[str]:
 
 @pytest.mark.parametrize("exactly_once", [True, False], ids=["exactly once", "at least once"])
 def test_thousands_of_seeded_histories_agree_with_the_set_model(exactly_once: bool) -> None:
-    base = int(os.environ.get("COOPSTREAMS_SEED", time.time_ns() % 10**9))
+    base = int(os.environ.get("COOPSTREAMS_SEED", "1000000"))  # the same in each run: others are looked at by setting it
     histories = int(os.environ.get("COOPSTREAMS_HISTORIES", "5000"))
     seen: Counter[str] = Counter()
     live = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
@@ -205,7 +204,7 @@ def history(seed: int, **options: bool) -> World:
 
 @pytest.mark.parametrize("skips", [False, True], ids=["", "brokers that skip markers"])
 def test_what_was_acknowledged_counts_and_what_is_in_doubt_counts_whole_or_not_at_all(skips: bool) -> None:
-    base = int(os.environ.get("COOPSTREAMS_SEED", time.time_ns() % 10**9))
+    base = int(os.environ.get("COOPSTREAMS_SEED", "1000000"))  # the same in each run
     seen: Counter[str] = Counter()
     for seed in range(base, base + int(os.environ.get("COOPSTREAMS_HISTORIES", "300"))):
         try:
