@@ -177,11 +177,6 @@ class Machine:
         self.paused = self.dead = False
         self.parked: list[Fiber] = []
         self.fibers: list[Fiber] = []
-        self.asleep_s = 0.0
-        """How long it was suspended."""
-        self.wall_off_ms = 0
-        """How far its clock on the wall is from the others'."""
-        self._names = count()
 
     # --- what happens to it ---
 
@@ -206,10 +201,10 @@ class Machine:
         return self.scheduler.now
 
     def elapsed(self) -> float:
-        return self.scheduler.now + self.asleep_s
+        return self.scheduler.now
 
     def wall_ms(self) -> int:
-        return EPOCH_MS + int(self.scheduler.now * 1000) + self.wall_off_ms
+        return EPOCH_MS + int(self.scheduler.now * 1000)
 
     def sleep(self, seconds: float) -> None:
         self.scheduler.wait(seconds)

@@ -91,10 +91,9 @@ class Group:
         known.subscription, known.heard = subscription, self.scheduler.now
         if self.phase is Phase.STABLE and unchanged and member != self.leader:
             return member  # Kafka gives it what it has
-        known.joined = True
         if self.phase is not Phase.PREPARING:
             self._prepare(rebalance_s)
-            known.joined = True
+        known.joined = True
         self._complete_if_all()
         return member
 
@@ -195,7 +194,6 @@ class SimCoordinator:
     def __init__(self, client: MachineClient, group: Group, name: str, timings: Timings, hooks: Hooks) -> None:
         self.problem = "not started"
         self._machine, self._client, self._group = client.machine, client, group
-        machine = client.machine
         self._broker = SimulatedGroup(client, name, timeout_s=ANSWER_S)
         self._name, self._timings, self._hooks = name, timings, hooks
         self._generation, self._member = -1, ""
@@ -203,8 +201,8 @@ class SimCoordinator:
         self._again = True
         self._out = self._closed = False
         self._heard_at = 0.0
-        self._wake = machine.signal()
-        self._driver = machine.thread(self._drive, "group")
+        self._wake = client.machine.signal()
+        self._driver = client.machine.thread(self._drive, "group")
 
     # --- joining.Coordinator ---
 
@@ -275,13 +273,11 @@ class SimCoordinator:
                 if not self._hooks.alive() or self._out:
                     self._go()
                 elif self._again or self._generation < 0:
-                    self._again = False
                     self._join()
                     self.problem = ""
-                    beat_at = self._machine.now()
                 else:
                     self._beat()
-                    beat_at = self._machine.now()
+                beat_at = self._machine.now()
             except (UnknownMemberError, IllegalGenerationError) as error:
                 self._lose(keep_id=isinstance(error, IllegalGenerationError))
                 continue

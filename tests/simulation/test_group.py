@@ -12,6 +12,9 @@ SEEDS = 20
 FOUND_AT = {
     "no barrier": 2,
     "a stale barrier": 2,
+    "a restore that ends early": 0,
+    "the database before the log": 1,
+    "any epoch commits": 22,
 }
 """The seed at which each planted bug is found."""
 

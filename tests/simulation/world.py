@@ -1,6 +1,6 @@
 """A whole group without a broker: real instances on simulated machines, a cluster in memory, and what goes wrong, all by one seed.
 
-    processes   each a real `Instance` with its threads; killed, stopped and woken, started anew on the same disk or an empty one
+    processes   each a real `Instance` with its threads; killed, stopped and woken, started anew on the same disk
     network     requests and answers that are late or lost
     oracles     what must hold after each step, and at the end, when nothing goes wrong any more
 
