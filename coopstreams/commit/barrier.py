@@ -97,6 +97,11 @@ class Barrier:
                 one.barrier = end if one.barrier is None else one.barrier
         return [one for one in waiting if one.barrier is not None and self._follower.passed(one.barrier)]
 
+    @property
+    def hunting(self) -> bool:
+        """Whether transactions of members that are gone are to be ended."""
+        return self._hunt_at is not None
+
     def hunt_later(self) -> None:
         """Somebody still waits: look for dead members' transactions again in a moment."""
         if self._hunt_at is None:

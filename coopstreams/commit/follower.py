@@ -142,6 +142,10 @@ class Follower:
                 self._tail = max(self._tail, run.next_offset)
         return self._tail > before
 
+    def wake(self) -> None:
+        """Have `poll` wait for records no longer. Any thread."""
+        self._reader.wake()
+
     @property
     def unreadable(self) -> list[Unreadable]:
         """The records of this group that cannot be read, in log order. Any thread."""

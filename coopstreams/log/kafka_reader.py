@@ -40,6 +40,8 @@ MOST_AT_ONCE = 1_000_000
 """More than that, `consume` refuses."""
 METADATA_TIMEOUT_S = 2.0
 """How long an unknown topic is looked for before it is an error: a new one may not be known everywhere yet."""
+WAKE_S = 0.05
+"""How often a fetch that waits looks whether it is to go on: nothing ends a wait of librdkafka but a message."""
 SILENCE_S = 15.0
 """How long a topic may be silent before it is looked for: librdkafka says nothing when one is deleted."""
 
@@ -89,7 +91,7 @@ class KafkaReader:
         self._settings = consumer_settings(settings, committed_only=committed_only)
         self._errors = ClientErrors()
         self._consumer: Consumer = make_client(Consumer, self._settings, self._errors)
-        self._closed = False
+        self._closed = self._awake = False
         self._readings: dict[TopicPartition, _Reading] = {}
         self._routes: dict[TopicPartition, Routes] = {}
         self._by_number: dict[int | None, _Reading] = {}
@@ -147,8 +149,8 @@ class KafkaReader:
             runs = self._from_aside(max_records)
             if runs:
                 return runs
-            left = max(deadline - time.monotonic(), 0.0)
-            for reading, messages in self._by_partition(self._consume(max_records, left)):
+            left = 0.0 if self._awake else max(deadline - time.monotonic(), 0.0)
+            for reading, messages in self._by_partition(self._consume(max_records, min(left, WAKE_S))):
                 reading.looks = 0
                 if reading.held:
                     self._put_aside(reading, messages)
@@ -157,8 +159,13 @@ class KafkaReader:
             if runs:
                 return runs  # a failure in the same batch is raised by the next fetch: no record is lost by it
             if left == 0.0:
+                self._awake = False
                 self._raise_failure()
                 return []
+
+    def wake(self) -> None:
+        """Have the fetch that waits, or the next one, wait no longer."""
+        self._awake = True
 
     def close(self) -> None:
         """Let go of the consumer."""

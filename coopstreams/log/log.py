@@ -103,6 +103,9 @@ class Reader(Protocol):
         """
         ...
 
+    def wake(self) -> None:
+        """Have the fetch that waits, or else the next one, wait no longer: its thread has something else to do. Any thread, signal handlers too."""
+
     def hold(self, partition: TopicPartition, held: bool) -> None:
         """Stop or resume handing out a partition, without a round trip; the reader keeps what it has prefetched."""
 

@@ -33,7 +33,7 @@ class MemoryReader:
         self._committed_only = committed_only
         self._readings: dict[TopicPartition, Reading] = {}
         self._routes: dict[TopicPartition, Routes] = {}
-        self._closed = False
+        self._closed = self._awake = False
 
     def assign(self, positions: Mapping[TopicPartition, Position]) -> None:
         """Read exactly these partitions."""
@@ -70,10 +70,23 @@ class MemoryReader:
         """Return what is there; wait only for the first record."""
         if self._closed:
             raise LogError("this reader is closed")
+        runs: list[Run] = []
+
+        def look() -> bool:
+            runs.extend(self._take(max_records))
+            return bool(runs) or self._awake
+
         with self._state.changed:
-            if (runs := self._take(max_records)) or timeout_s <= 0:
-                return runs
-            return self._state.changed.wait_for(lambda: self._take(max_records), timeout_s)
+            if not look() and timeout_s > 0:
+                self._state.changed.wait_for(look, timeout_s)
+            self._awake = False
+        return runs
+
+    def wake(self) -> None:
+        """Have the fetch that waits, or the next one, wait no longer."""
+        self._awake = True
+        with self._state.changed:
+            self._state.changed.notify_all()
 
     def close(self) -> None:
         """Read nothing more."""

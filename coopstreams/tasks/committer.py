@@ -100,6 +100,11 @@ class Committer:
         """The group epoch in which the interval began; None: nothing was begun since the last commit."""
         self._confirm_at = self._host.now() + CONFIRM_S
 
+    @property
+    def begun(self) -> bool:
+        """Whether an interval is open: something was done since the last commit."""
+        return self._epoch is not None
+
     def begin(self, task: Task) -> None:
         """Begin an interval for this task if none is open: what is written from now on counts with the next commit, or not at all.
 
@@ -167,20 +172,21 @@ class Committer:
         """Kafka has refused a record: from the next interval on, look at each before it is written."""
         self._refusals.expect()
 
-    def commit(self, tasks: Sequence[Task]) -> None:
-        """Make everything that these tasks (all of this thread) did durable, or raise; without anything to say, do nothing.
+    def commit(self, tasks: Sequence[Task]) -> bool:
+        """Make everything that these tasks (all of this thread) did durable, or raise; without anything to say, do nothing and return False.
 
         Raises:
             MembershipLostError, LogError: it may or may not have counted: `abort`, discard the tasks, open them again.
         """
         if self._epoch is None and not any(task.progress.mirror_due(self._follower) or task.progress.moved for task in tasks):
-            return
+            return False
         for task in tasks:
             self.begin(task)
         try:
             self._commit(tasks)
         finally:
             self.waiting = None
+        return True
 
     def _commit(self, tasks: Sequence[Task]) -> None:
         assert self._epoch is not None

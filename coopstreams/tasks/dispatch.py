@@ -22,6 +22,8 @@ from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.program import TimestampColumn
 
 FETCH_RECORDS = 10_000
+HELD_WAIT_S = 0.05
+"""How often it is looked whether a partition that is held may go on."""
 MOST_WAITING = 4 * FETCH_RECORDS
 """Records in front of a thread or a task's source at which its partitions are held, if they are small; half of it lets them go on."""
 RECORD_BYTES = 200
@@ -87,10 +89,11 @@ class Dispatcher:
         return bool(self._partitions)
 
     def move(self, timeout_s: float) -> int:
-        """Fetch once and hand out what came; return the number of records looked at."""
+        """Fetch once, waiting no longer than that or until `wake`, and hand out what came; return the number of records looked at."""
         self._hold()
         moved = 0
-        for run in self._reader.fetch(FETCH_RECORDS, timeout_s):
+        held = any(partition.held for partition in self._partitions.values())
+        for run in self._reader.fetch(FETCH_RECORDS, min(timeout_s, HELD_WAIT_S) if held else timeout_s):
             partition = self._partitions.get(run.partition)
             if partition is None:
                 continue
@@ -104,6 +107,10 @@ class Dispatcher:
                 self._metrics.consumed(route.task.id, run.partition.topic, len(run.columns))
             route.thread.deliver(route.task, run)
         return moved
+
+    def wake(self) -> None:
+        """Have `move` wait for records no longer. Any thread."""
+        self._reader.wake()
 
     def position(self, source: TopicPartition) -> Position | None:
         """Return where the reader stands in a partition, None if it is not read."""

@@ -62,4 +62,9 @@ class Matched:
     reading: Reading
 
 
-Event: TypeAlias = Assigned | Lost | Refused | Opened | Closed | Aborted | Cancelled | Failed | Matched
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """The instance is to end."""
+
+
+Event: TypeAlias = Assigned | Lost | Refused | Opened | Closed | Aborted | Cancelled | Failed | Matched | Stopping

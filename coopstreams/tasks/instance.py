@@ -19,7 +19,7 @@ from coopstreams.host import Empty, Inbox
 from coopstreams.tasks.backoff import BackOff
 from coopstreams.tasks.dispatch import Dispatcher
 from coopstreams.tasks.doubt import Doubts
-from coopstreams.tasks.events import Aborted, Cancelled, Closed, Event, Failed, Matched, Opened
+from coopstreams.tasks.events import Aborted, Cancelled, Closed, Event, Failed, Matched, Opened, Stopping
 from coopstreams.tasks.lifecycle import Lifecycle, Response, StreamsState
 from coopstreams.tasks.parts import Parts
 from coopstreams.tasks.roster import Action, Do, Roster, State
@@ -30,10 +30,10 @@ from coopstreams.topology.task_id import TaskId
 
 log = logging.getLogger(__name__)
 
-FETCH_WAIT_S = 0.05
-"""Longest time the control thread waits for records before it looks at its inbox again."""
-
-
+WAIT_S = 1.0
+"""Longest time the control thread waits for records; whatever is put into its inbox ends that."""
+DOUBT_S = 0.05
+"""How often it looks whether the group has confirmed this process, while an error is in doubt."""
 ENDING_CHARACTERS = 500
 """How much of an error all members of the group are told: the broker bounds what a group says."""
 
@@ -59,17 +59,17 @@ class Instance:
         self.url: str | None = None
         """Where this instance answers queries; to be set before `run`, so that the group learns it."""
         self.began = self._host.now()
-        self.member = parts.member(self._inbox.put, self._alive, lambda: self.url, lambda: self._ending)
+        self.member = parts.member(self._tell, self._alive, lambda: self.url, lambda: self._ending)
         self._doubts = Doubts()
         self._back_off = BackOff()
         self._resting: dict[int, tuple[float, str]] = {}
         """Until when the successor of a stream thread rests, and of what that one has died."""
-        self._threads = [parts.thread(number, self.member, self._inbox.put) for number in range(parts.config["num.stream.threads"])]
-        self.opener = parts.opener(self.member, self._inbox.put, lifecycle.restore_listener)
+        self._threads = [parts.thread(number, self.member, self._tell) for number in range(parts.config["num.stream.threads"])]
+        self.opener = parts.opener(self.member, self._tell, self._follower_moved, lifecycle.restore_listener)
         most_bytes = parts.config["max.bytes.key.range.cache"]
         self._dispatcher = Dispatcher(parts.log.reader(), parts.timestamp_of, parts.clocks_of, most_bytes, parts.metrics)
-        self._subscription = parts.subscription(self._inbox.put)
-        self._watcher = parts.watcher(self.roster, self.tasks, self._inbox.put)
+        self._subscription = parts.subscription(self._tell)
+        self._watcher = parts.watcher(self.roster, self.tasks, self._tell)
         self.watch = self._watcher.watch
 
     def run(self) -> None:
@@ -83,7 +83,7 @@ class Instance:
         self.begun = True
         if self._stop.is_set():  # after `begun`: either this thread sees that it is to stop, or `stop` says that there is something to drain
             return
-        self.parts.globals.follow(lambda error: self._inbox.put(Failed(error, "global tables")))
+        self.parts.globals.follow(lambda error: self._tell(Failed(error, "global tables")))
         self.opener.start()
         for thread in self._threads:
             thread.start()
@@ -112,6 +112,7 @@ class Instance:
     def stop(self) -> bool:
         """Ask for the end; return whether there is anything to drain. Any thread, signal handlers too."""
         self._stop.set()
+        self._tell(Stopping())
         return self.begun
 
     def doubts(self) -> list[str]:
@@ -142,7 +143,7 @@ class Instance:
         try:
             block = not self._dispatcher or bool(self._doubts.held)
             while True:
-                event = self._inbox.get(block=block, timeout=FETCH_WAIT_S) if block else self._inbox.get_nowait()
+                event = self._inbox.get(timeout=DOUBT_S if self._doubts.held else WAIT_S) if block else self._inbox.get_nowait()
                 block = False
                 failure = self._handle(event)
                 if failure is not None and not self._doubtful(failure):
@@ -154,10 +155,20 @@ class Instance:
             return self._settle_doubts()
         try:
             if self._dispatcher:
-                self._dispatcher.move(FETCH_WAIT_S)
+                self._dispatcher.move(WAIT_S)
         except CoopStreamsError as error:
             self._doubtful(Failed(error, "reader"))
         return None
+
+    def _tell(self, event: Event) -> None:
+        """Have the control thread handle this next. Any thread, signal handlers too."""
+        self._inbox.put(event)
+        self._dispatcher.wake()
+
+    def _follower_moved(self) -> None:
+        """Have stream threads that have nothing to do look whether there is something to commit now."""
+        for thread in self._threads:
+            thread.look()
 
     def _doubtful(self, failure: Failed) -> bool:
         """Hold an error that a lost membership may explain, and ask the group; return whether it is such a one."""

@@ -34,6 +34,12 @@ from coopstreams.topology.task_id import TaskId
 
 log = logging.getLogger(__name__)
 
+IDLE_S = 1.0
+"""Longest time it waits for commits of the group while nobody waits for them; a request ends that."""
+LOOK_S = 0.1
+"""The same while transactions of members that are gone are to be ended, which this process may not do yet."""
+BUSY_S = 0.01
+"""The same while tasks wait to be opened."""
 RETRY_S = 0.3
 """How long to wait after a question that was not answered."""
 
@@ -76,9 +82,12 @@ class Opener:
         settle: Callable[[Callable[[str], bool]], None],
         take_over: Callable[[], None],
         emit: Callable[[Event], None],
+        moved: Callable[[], None],
         host: Host = SYSTEM,
     ) -> None:
+        """`moved`: is told when more is known of the group's commits."""
         self._host = host
+        self._moved = moved
         self._member = member
         self._barrier = Barrier(member, follower, ours, settle, host)
         self._doubt: tuple[int, float] | None = None
@@ -103,19 +112,19 @@ class Opener:
 
     def follow_generation(self, assigned: Assigned) -> None:
         """Learn who is in the group now: transactions of anybody else are ended."""
-        self._requests.put(assigned)
+        self._ask(assigned)
 
     def open(self, task: TaskId, epoch: int) -> None:
         """Open a task under this epoch of the membership; `Opened` follows, unless it is cancelled."""
-        self._requests.put(_Opening(task, epoch, self._host.now()))
+        self._ask(_Opening(task, epoch, self._host.now()))
 
     def cancel(self, task: TaskId) -> None:
         """Give up opening a task; `Cancelled` follows if it was not yet open."""
-        self._requests.put(task)
+        self._ask(task)
 
     def stop(self) -> None:
         """End the thread and let go of the readers."""
-        self._requests.put(None)
+        self._ask(None)
         if self._thread.is_alive():
             self._thread.join(10)
 
@@ -175,6 +184,10 @@ class Opener:
             raise error
         self._host.sleep(RETRY_S)
 
+    def _ask(self, request: _Opening | TaskId | Assigned | None) -> None:
+        self._requests.put(request)
+        self._follower.wake()
+
     def _take_requests(self) -> bool:
         while True:
             try:
@@ -196,8 +209,10 @@ class Opener:
     def _turn(self) -> None:
         self._barrier.hunt()
         busy = self._restoring.step()
-        self._follower.poll(0.0 if busy else 0.01 if self._openings else 0.1)
-        self._pass_barrier()
+        if self._follower.poll(0.0 if busy else BUSY_S if self._openings else LOOK_S if self._barrier.hunting else IDLE_S):
+            self._moved()
+        if self._openings:
+            self._pass_barrier()
         for id_ in self._restoring.finished():
             opening = self._openings.pop(id_)
             assert opening.progress is not None

@@ -255,7 +255,7 @@ class Parts:
         internal = {plan.name for plan in self.topics.internal}
         return frozenset({*self.topology.sink_topics, *internal, self.follower.partition.topic, *([dead_letters] if dead_letters else [])})
 
-    def opener(self, member: GroupMember, emit: Callable[[Event], None], listener: RestoreListener) -> Opener:
+    def opener(self, member: GroupMember, emit: Callable[[Event], None], moved: Callable[[], None], listener: RestoreListener) -> Opener:
         """Return the thread that opens tasks, not yet started."""
         begun = Begun(self.application, self.log, member, lambda: self.reading, self.changelog, lambda: self.deployed.begun)
         reset = self.config["auto.offset.reset"]
@@ -275,6 +275,7 @@ class Parts:
             lambda dead: self.log.settle(dead, self._written()),
             lambda: self.deployed.take_over(self.topology),
             emit,
+            moved,
             self.host,
         )
 

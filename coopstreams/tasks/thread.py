@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 
 from coopstreams.host import SYSTEM, Empty, Host, Inbox
 from coopstreams.log.log import Run
@@ -28,7 +29,7 @@ MOST_IN_VAIN = 5
 """Failed commits in `IN_VAIN_S` that Kafka did not promise would succeed later; then they never will."""
 IN_VAIN_S = 60.0
 ALIVE_S = 1.0
-"""How often a thread that rests says so."""
+"""How often a thread that rests, or has nothing to do, says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,12 @@ class _Moved:
     run: Run
 
 
-_Message = _Open | _Close | _Moved | tuple[Task, Run] | None
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """Siblings elsewhere may have committed."""
+
+
+_Message = _Open | _Close | _Moved | _Look | tuple[Task, Run] | None
 
 
 class StreamThread:
@@ -85,6 +91,8 @@ class StreamThread:
         self._lock = threading.Lock()
         self._due = 0.0
         """When the next commit is due: `Host.now`."""
+        self._idle = False
+        """Whether there was nothing to commit when one was due last, and nothing has come since."""
         self._in_vain: list[float] = []
         self._outlasting = outlasting
         self._slowest = 0.0, ""
@@ -132,6 +140,11 @@ class StreamThread:
         self._inbox.put(_Close(tasks, clean))
         self._awake.set()
 
+    def look(self) -> None:
+        """Have it look whether there is something to commit, if it has nothing else to do."""
+        if self._idle:
+            self._inbox.put(_Look())
+
     def stop(self, timeout_s: float) -> bool:
         """Commit and end; return whether it did within the time."""
         self._inbox.put(None)
@@ -161,11 +174,14 @@ class StreamThread:
         self._due = self._host.now() + self._interval
         while True:
             self.moved_at = self._host.now()
-            wait = max(0.0, min(self._due - self.moved_at, self._next_punctuation_s(), self._waited_enough_s()))
+            until_due = max(self._due - self.moved_at, ALIVE_S if self._idle else 0.0)
+            wait = max(0.0, min(until_due, self._next_punctuation_s(), self._waited_enough_s()))
             try:
                 message = self._inbox.get(timeout=wait) if wait else self._inbox.get_nowait()
             except Empty:
                 message = ()  # type: ignore[assignment]  # nothing but time has passed
+            else:
+                self._wake()
             if message is None:
                 self._commit_or_abort()
                 return
@@ -176,11 +192,17 @@ class StreamThread:
                 self._process(message.task, self._taken(message))
             elif isinstance(message, _Open):
                 self._open(message.task)
-            else:
+            elif isinstance(message, _Close):
                 self._close(message)
             self._go_on()
             self._punctuate()
             self._commit_if_due()
+
+    def _wake(self) -> None:
+        """There may be something to commit: at the moment when it would be looked for next, had it been looked for at each interval."""
+        if self._idle:
+            self._idle = False
+            self._due += max(0, ceil((self._host.now() - self._due) / self._interval)) * self._interval
 
     def _open(self, task: Task) -> None:
         self._epoch = task.epoch
@@ -245,6 +267,8 @@ class StreamThread:
             self._abort(error)
 
     def _commit_if_due(self) -> None:
+        if self.committer.begun:
+            self._wake()
         if self._host.now() >= self._due or any(task.state.full for task in self._tasks):
             self._commit_or_abort()
             self._due = self._host.now() + self._interval
@@ -271,7 +295,8 @@ class StreamThread:
 
     def _commit_or_abort(self) -> bool:
         try:
-            self.committer.commit(self._tasks)
+            self._idle = True  # before it is looked: whatever comes from now on is told
+            self._idle = not self.committer.commit(self._tasks)
             self.committer.confirm(self._tasks)
             self._slowest = 0.0, ""
             return True

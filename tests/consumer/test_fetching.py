@@ -34,6 +34,7 @@ class Counted:
 
     def __init__(self, reader: Reader) -> None:
         self.assign, self.route, self.hold, self.close = reader.assign, reader.route, reader.hold, reader.close
+        self.wake = reader.wake
         self.fetches = 0
         self._fetch = reader.fetch
 

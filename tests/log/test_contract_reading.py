@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from threading import Thread
 
 import pytest
 
@@ -99,6 +100,22 @@ def test_fetch_waits_no_longer_than_it_may(log: Log, topic: MakeTopic) -> None:
     start = time.monotonic()
     assert reader.fetch(10, 0.2) == []
     assert 0.1 < time.monotonic() - start < PATIENCE_S
+
+
+def test_a_fetch_that_waits_goes_on_when_it_is_woken_and_misses_nothing(log: Log, topic: MakeTopic) -> None:
+    partition = topic()
+    reader = log.reader()
+    reader.assign({partition: Position(0)})
+    to_end(reader, partition)
+    reader.wake()
+    assert reader.fetch(10, 600) == []  # woken before it waits
+    for _ in range(2):
+        waiting = Thread(target=reader.fetch, args=(10, 600))
+        waiting.start()
+        reader.wake()
+        waiting.join()
+    fill(log, partition, ["a"])
+    assert values(records(to_end(reader, partition))) == ["a"]
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 8, 256])

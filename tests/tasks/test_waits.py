@@ -41,7 +41,9 @@ def test_a_barrier_that_was_passed_is_named_no_more() -> None:
     follower, coordinator = Follower(log, "g"), Away(Random(1), {}, certain=0.0)
     positions = Positions(log, coordinator, follower, lambda _: (ORDERS,), "earliest", "a")
     anything = cast(Any, None)  # neither the group nor the stores are asked before the positions are known
-    opener = Opener(anything, follower, positions, Restoring(log, str), anything, lambda _: False, lambda _: None, lambda: None, lambda _: None)
+    opener = Opener(
+        anything, follower, positions, Restoring(log, str), anything, lambda _: False, lambda _: None, lambda: None, lambda _: None, lambda: None
+    )
 
     def say() -> str:
         return opener.waits_for(TASK).why

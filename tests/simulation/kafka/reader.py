@@ -26,7 +26,8 @@ class SimulatedReader(MemoryReader):
         if self._closed:
             raise LogError("this reader is closed")
         self._runs = []
-        self._client.wait(lambda: self._look(max_records), timeout_s)
+        self._client.wait(lambda: self._look(max_records) or self._awake, timeout_s)
+        self._awake = False
         return self._runs
 
     def _look(self, most: int) -> bool:
