@@ -74,9 +74,11 @@ class Follower:
         self.group = group
         self.partition = TopicPartition(TOPIC, partition_of(group, self.partitions))
         self._lock = Lock()
+        self._name = encode_text(group)
         self._view = View(group)
         self._unreadable: dict[bytes, Unreadable] = {}
         self._tail = log.start_offset(self.partition)
+        self._known = 0
         self._reader: Reader = log.reader()
         self._reader.assign({self.partition: Position(self._tail)})
 
@@ -120,6 +122,11 @@ class Follower:
     def rows(self) -> list[TopicPartition]:
         """Return all partitions of the commit topic: where the group may have left an offset of its own when it fenced."""
         return [TopicPartition(TOPIC, number) for number in range(max(self.partitions, PARTITIONS))]
+
+    @property
+    def known(self) -> int:
+        """How many records of the group were read. Any thread."""
+        return self._known
 
     @property
     def tail(self) -> int:
@@ -203,7 +210,7 @@ class Follower:
 
         One of them keeps the tail back, or a group in the same partition does. Ids of members that are gone should be ended at once.
         """
-        name, ids, at, tries = encode_text(self.group), set(), self._tail, _TRIES
+        ids, at, tries = set[str](), self._tail, _TRIES
         reader = self._log.reader(committed_only=False)
         try:
             reader.assign({self.partition: Position(at)})
@@ -212,7 +219,7 @@ class Follower:
                 for run in reader.fetch(_BATCH, 0.1):
                     at = max(at, run.next_offset)
                     for key, value in zip(run.columns.keys, run.columns.values, strict=True):
-                        if key and value and key.startswith(name, 1):
+                        if key and value and key.startswith(self._name, 1):
                             ids |= _writer(key, value)
         finally:
             reader.close()
@@ -269,6 +276,7 @@ class Follower:
 
     def _take(self, key: bytes, value: bytes | None, offset: int) -> None:
         """Have the view know a record, or set its key aside. With the lock held."""
+        self._known += key.startswith(self._name, 1)
         try:
             self._view.apply(key, value)
         except LogError as error:

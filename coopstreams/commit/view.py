@@ -173,6 +173,8 @@ class View:
         self._live: dict[str, Packed] = {}
         """By topic: the tail of the key -> what was said."""
         self._tilings: dict[TopicPartition, _Tiling] = {}
+        self._mirrors: dict[tuple[TopicPartition, Committed | None], Committed | None] = {}
+        """What `mirror` has answered since the last record: tasks ask at each interval."""
 
     def apply(self, key: bytes, value: bytes | None) -> None:
         """Take one record of the group's partition, in log order; records of other groups change nothing.
@@ -183,6 +185,7 @@ class View:
         if not key.startswith(self._name, 1):
             return
         parsed = decode_key(key)
+        self._mirrors.clear()
         live = self._live.setdefault(parsed.topic, Packed(TAIL_BYTES))
         tail = tail_of(parsed)
         changed = live.remove(tail) if value is None else live.put(tail, said_of(value, parsed.range))
@@ -253,6 +256,12 @@ class View:
 
         A foreign one is replaced only when nothing rests upon it any more: ours would no longer count as the larger of both.
         """
+        asked = partition, committed
+        if asked not in self._mirrors:
+            self._mirrors[asked] = self._mirror(partition, committed)
+        return self._mirrors[asked]
+
+    def _mirror(self, partition: TopicPartition, committed: Committed | None) -> Committed | None:
         stable = self.stable(partition, committed)
         if stable is None:
             return None

@@ -37,9 +37,9 @@ log = logging.getLogger(__name__)
 IDLE_S = 1.0
 """Longest time it waits for commits of the group while nobody waits for them; a request ends that."""
 LOOK_S = 0.1
-"""The same while transactions of members that are gone are to be ended, which this process may not do yet."""
+"""The same while tasks wait for them, or transactions of members that are gone are to be ended."""
 BUSY_S = 0.01
-"""The same while tasks wait to be opened."""
+"""The same while tasks wait for what the brokers have to say."""
 RETRY_S = 0.3
 """How long to wait after a question that was not answered."""
 
@@ -209,7 +209,9 @@ class Opener:
     def _turn(self) -> None:
         self._barrier.hunt()
         busy = self._restoring.step()
-        if self._follower.poll(0.0 if busy else BUSY_S if self._openings else LOOK_S if self._barrier.hunting else IDLE_S):
+        known = self._follower.known
+        self._follower.poll(0.0 if busy else self._wait_s())
+        if self._follower.known > known:
             self._moved()
         if self._openings:
             self._pass_barrier()
@@ -219,6 +221,13 @@ class Opener:
             assert opening.database is not None
             state = self._rooms.state(id_, opening.database)
             self._emit(Opened(Incarnation(id_, self._positions.sources(id_), state, opening.progress, opening.epoch)))
+
+    def _wait_s(self) -> float:
+        """How long to wait for commits of the group: behind the barrier tasks wait for something else."""
+        waiting = [opening.barrier for opening in self._openings.values() if opening.progress is None]
+        if any(barrier is None or self._follower.passed(barrier) for barrier in waiting):
+            return BUSY_S
+        return LOOK_S if self._openings or self._barrier.hunting else IDLE_S
 
     def _pass_barrier(self) -> None:
         for opening in self._openings.values():

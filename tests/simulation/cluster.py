@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from functools import partial
 from random import Random
-from typing import TypeVar
+from typing import Any, Generic, TypeVar, cast
 
+from coopstreams.log.kafka_reader import WAKE_S
 from coopstreams.log.log import Run
+from coopstreams.log.memory_state import CheckFence
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
-from tests.simulation.fibers import Machine
+from tests.simulation.fibers import Fiber, Machine, Scheduler
 from tests.simulation.kafka.client import Client
 from tests.simulation.kafka.cluster import Cluster
 from tests.simulation.kafka.log import SimulatedLog
-from tests.simulation.kafka.plan import Crashed, Kind, Where
+from tests.simulation.kafka.plan import Call, Crashed, Fault, Kind, Plan, Where
 from tests.simulation.kafka.reader import SimulatedReader
 from tests.simulation.kafka.writer import SimulatedWriter
 
@@ -31,42 +35,156 @@ def decided(cluster: Cluster, partition: TopicPartition) -> bool:
     return stored.stable_end == stored.end
 
 
-class MachineClient(Client):
-    """A machine's way to the brokers. Units: `latency_s`, of one way, on the average."""
+class MachineCluster(Cluster):
+    """A cluster in the time of a scheduler: what is due is done then, whoever waits."""
 
-    def __init__(self, cluster: Cluster, machine: Machine, random: Random, latency_s: float, killed: Callable[[Machine, str], None]) -> None:
+    def __init__(self, scheduler: Scheduler, plan: Plan, check_fence: CheckFence, *, transaction_timeout_s: float) -> None:
+        super().__init__(plan, Machine(scheduler, "cluster"), check_fence=check_fence, transaction_timeout_s=transaction_timeout_s)
+        self._scheduler = scheduler
+
+    def do(self, what: str, *details: object) -> None:
+        super().do(what, *details)
+        self.step()
+
+    def expect(self, when: float) -> None:
+        self._scheduler.at(when, self.step)
+
+
+@dataclass(eq=False)
+class _Request(Generic[T]):
+    """A request on its way, and what comes back."""
+
+    call: Call
+    effect: Callable[[], T]
+    waiting: set[Fiber] = field(default_factory=set)
+    """Who asked."""
+    fault: Fault | None = None
+    answer: T | None = None
+    error: Exception | None = None
+    answered: bool = False
+
+
+class MachineClient(Client):
+    """A machine's way to the brokers. Units: `latency_s`, of one way, on the average.
+
+    A request that meets no fault is answered without a turn of who asked: it arrives, and its answer does, also while that one stands still.
+    """
+
+    cluster: MachineCluster
+
+    def __init__(self, cluster: MachineCluster, machine: Machine, random: Random, latency_s: float, killed: Callable[[Machine, str], None]) -> None:
         """`killed`: is told of the machine, and of the request at which its process has ended."""
         super().__init__(cluster, machine.name, machine)
         self.machine = machine
-        self._random, self._latency_s, self._killed = random, latency_s, killed
+        self.random, self._rate = random, 1 / latency_s
+        self._killed = killed
 
     def ask(self, kind: Kind, where: Where, effect: Callable[[], T], seconds: float) -> T:
-        self.travel()
+        scheduler, request = self.machine.scheduler, _Request(Call(kind, where, self.by), effect)
+        scheduler.at(scheduler.now + self.latency_s(), partial(self._arrive, request))
+        scheduler.wait(None, request.waiting)
+        if request.error is not None:
+            raise request.error
+        if request.answered:
+            return cast(T, request.answer)
         try:
-            return super().ask(kind, where, effect, seconds)
+            return self.met(request.call, request.fault, effect, seconds)
         except Crashed:
             self._killed(self.machine, kind)
-            self.machine.scheduler.wait(None)
+            scheduler.wait(None)
             raise
         finally:
             if not self.machine.dead:
-                self.travel()
+                self.machine.sleep(self.latency_s())
 
-    def travel(self) -> None:
-        """A request, or an answer, is on its way."""
-        self.machine.sleep(self._random.expovariate(1 / self._latency_s))
+    def wait(self, ready: Callable[[], bool], seconds: float) -> bool:
+        if ready():
+            return True
+        give_up, signal = self.machine.now() + seconds, self.machine.signal()
+        with self.cluster.woken(signal.set):
+            while (left := give_up - self.machine.now()) > 0:
+                signal.clear()
+                signal.wait(left)
+                if ready():
+                    return True
+        return False
+
+    def latency_s(self) -> float:
+        """Return how long a request, or an answer, is on its way."""
+        return self.random.expovariate(self._rate)
+
+    def _arrive(self, request: _Request[Any]) -> None:
+        scheduler = self.machine.scheduler
+        try:
+            request.fault = self.cluster.heed(request.call)
+        except Crashed:
+            if not self.machine.dead:
+                self._killed(self.machine, request.call.kind)
+            return
+        if request.fault is not None or not self.cluster.answers(request.call):
+            scheduler.wake(request.waiting)
+            return
+        try:
+            request.answer, request.answered = self.cluster.take(request.effect), True
+        except Exception as error:  # noqa: BLE001 it is raised where it was asked
+            request.error = error
+        scheduler.at(scheduler.now + self.latency_s(), partial(scheduler.wake, request.waiting))
 
 
 class MachineReader(SimulatedReader):
-    """A fetch takes time."""
+    """What there is to read takes time to come; nothing has a turn while there is nothing."""
 
     def __init__(self, client: MachineClient, *, committed_only: bool) -> None:
         super().__init__(client, committed_only=committed_only)
-        self._machine_client = client
+        self._way, self._scheduler = client, client.machine.scheduler
+        self._waiting: set[Fiber] = set()
+        self._coming = self._come = False
+        """Whether something is on its way, and whether it is there."""
 
     def fetch(self, max_records: int, timeout_s: float) -> list[Run]:
-        self._machine_client.travel()
-        return super().fetch(max_records, timeout_s)
+        self._check_open()
+        give_up = self._scheduler.now + timeout_s
+        with self._cluster.woken(self._send):
+            while True:
+                self._send()
+                left = give_up - self._scheduler.now
+                if not self._coming and (self._awake or left <= 0):
+                    self._awake = False
+                    return []
+                self._scheduler.wait(None if self._coming else left, self._waiting)
+                if self._come:
+                    self._coming = self._come = False
+                    if self._look(max_records):
+                        return self._runs
+
+    def wake(self) -> None:
+        self._awake = True
+        if self._waiting:  # a reader of Kafka looks so often
+            self._scheduler.at(self._scheduler.now + WAKE_S * self._way.random.random(), partial(self._scheduler.wake, self._waiting))
+
+    def _send(self) -> None:
+        """Have what is new come."""
+        if not self._coming and not self._way.machine.dead and self._has_news():
+            self._coming = True
+            self._scheduler.at(self._scheduler.now + self._way.latency_s(), self._arrive)
+
+    def _arrive(self) -> None:
+        self._come = True
+        self._scheduler.wake(self._waiting)
+
+    def _has_news(self) -> bool:
+        brokers = self._cluster.brokers
+        try:
+            for partition, reading in self._readings.items():
+                leader = brokers.leader(partition)
+                if not reading.held and (
+                    self._leaders.get(partition, leader.epoch) != leader.epoch
+                    or (leader.broker not in brokers.away and self._is_news(partition, reading))
+                ):
+                    return True
+        except LogError:
+            return True
+        return False
 
 
 class MachineLog(SimulatedLog):

@@ -30,12 +30,11 @@ from coopstreams.tasks.parts import Parts
 from coopstreams.tasks.wiring import Wiring
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
-from coopstreams.topology.keys import WHOLE
+from coopstreams.topology.keys import KeyRange, key_group, key_hash
 from tests.simulation import disk
-from tests.simulation.cluster import MachineClient, MachineLog, decided
+from tests.simulation.cluster import MachineClient, MachineCluster, MachineLog, decided
 from tests.simulation.fibers import Machine, Scheduler
 from tests.simulation.group import Group, SimCoordinator
-from tests.simulation.kafka.cluster import Cluster
 from tests.simulation.kafka.plan import Chance, Crash, Early, Fault, Kind, Late, Lost, NoFaults, Plan, Torn
 from tests.simulation.programs import APPLICATION, Counts, Program, Rows, written
 
@@ -127,7 +126,7 @@ class World:
         self.group = Group(self.scheduler)
         self.latency_s = self.random.choice((0.001, 0.005, 0.02))
         self.network = Random(self.random.getrandbits(64))
-        self.cluster = Cluster(self._plan(), Machine(self.scheduler, "cluster"), check_fence=self.group.check, transaction_timeout_s=15.0)
+        self.cluster = MachineCluster(self.scheduler, self._plan(), self.group.check, transaction_timeout_s=15.0)
         self.folder = Path(tempfile.mkdtemp(prefix="coopstreams-simulation-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
         self._name_processes()
         self.written = 0
@@ -309,8 +308,13 @@ class World:
             for (subtopology, partition), opened in list(process.parts.directory._open.items()):
                 for spec in process.parts.subtopology(subtopology).stores:
                     tasks = [task for task in process.instance.tasks if (task.subtopology, task.partition) == (subtopology, partition)]
-                    for row in StoreView(opened.database, spec, [task.range for task in tasks] if running else [WHOLE]).all():
+                    for row in StoreView(opened.database, spec, [task.range for task in tasks] if running else self._written_to()).all():
                         yield f"{process.machine.name} {subtopology}_{partition}", row.key, serdes.int64.decode(row.value)
+
+    def _written_to(self) -> list[KeyRange]:
+        """Return the parts of the hash space in which there can be anything."""
+        groups = {key_group(key_hash(key)) for key in self.counts.written}
+        return [KeyRange.of_groups(group, group) for group in sorted(groups)]
 
     def _told(self) -> Rows:
         return [row for run in self._reader.fetch(1 << 20, 0) for row in zip(run.columns.keys, run.columns.values, strict=True)]

@@ -10,7 +10,7 @@ from coopstreams.log.memory_transactions import Producer, Session
 from coopstreams.topology.errors import LogError
 from tests.simulation.kafka.clock import Clock
 from tests.simulation.kafka.cluster import Cluster
-from tests.simulation.kafka.plan import Call, Crash, Crashed, Kind, Late, Lost, Slow, Stale, Where
+from tests.simulation.kafka.plan import Call, Crash, Crashed, Fault, Kind, Late, Lost, Slow, Stale, Where
 
 T = TypeVar("T")
 
@@ -30,8 +30,12 @@ class Client:
             LogError: retryable: no answer in time; it may have had its effect, or may have it later. Or what `effect` raises.
             Crashed: the process ends here.
         """
-        cluster, call = self.cluster, Call(kind, where, self.by)
-        fault = cluster.heed(call)
+        call = Call(kind, where, self.by)
+        return self.met(call, self.cluster.heed(call), effect, seconds)
+
+    def met(self, call: Call, fault: Fault | None, effect: Callable[[], T], seconds: float) -> T:
+        """Return the answer to a request that has met this on its way: see `ask`."""
+        cluster = self.cluster
         if isinstance(fault, Late):
             cluster.arrive_later(seconds + fault.seconds, call, effect)
         if isinstance(fault, Late) or fault == Lost():
@@ -48,7 +52,7 @@ class Client:
                 raise Crashed(call)
             self._machine.sleep(seconds)
             raise unanswered(call)
-        if fault == Stale() and (told := cluster.told_before(where)) is not None:
+        if fault == Stale() and (told := cluster.told_before(call.where)) is not None:
             return told  # type: ignore[return-value]
         answer = cluster.take(effect)
         if isinstance(fault, Slow):
@@ -59,7 +63,7 @@ class Client:
         """Return whether it is ready, now or within so many seconds. What becomes due in the cluster happens meanwhile."""
         cluster, give_up = self.cluster, self._machine.now() + seconds
         signal = self._machine.signal()
-        with cluster.woken(signal):
+        with cluster.woken(signal.set):
             while True:
                 signal.clear()
                 cluster.step()

@@ -19,9 +19,8 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from heapq import heappop, heappush
 from itertools import count
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
-from coopstreams.host import Signal
 from coopstreams.log.memory_state import CheckFence, MemoryState
 from coopstreams.log.memory_transactions import Place, Producer, Session
 from coopstreams.topology.columns import TopicPartition
@@ -31,6 +30,7 @@ from tests.simulation.kafka.clock import Clock, VirtualClock
 from tests.simulation.kafka.plan import Call, Crash, Crashed, Fault, Kind, Late, NoFaults, Plan, Skipped, Where
 
 T = TypeVar("T")
+Wake: TypeAlias = Callable[[], None]
 ANYBODY: frozenset[Kind] = frozenset({"topics", "create topics", "delete topics", "describe topic", "list transactions"})
 """What each broker answers."""
 
@@ -74,8 +74,8 @@ class Cluster:
         self.clock: Clock = clock or VirtualClock()
         self.brokers = Brokers(brokers)
         self.skips = skips
-        self._signals: dict[int, Signal] = {}
-        self.state = _State(self, check_fence, self._signals)
+        self._waiting: dict[int, Wake] = {}
+        self.state = _State(self, check_fence, self._waiting)
         self._transaction_timeout_s = transaction_timeout_s
         self._note = note
         self._markers: list[_Marker] = []
@@ -125,13 +125,14 @@ class Cluster:
         return None
 
     @contextmanager
-    def woken(self, signal: Signal) -> Iterator[None]:
-        """Have this raised whenever something has changed."""
-        self._signals[id(signal)] = signal
+    def woken(self, wake: Wake) -> Iterator[None]:
+        """Have this called whenever something has changed."""
+        number = next(self._serial)
+        self._waiting[number] = wake
         try:
             yield
         finally:
-            del self._signals[id(signal)]
+            del self._waiting[number]
 
     def step(self) -> None:
         """Do what is due now."""
@@ -144,6 +145,9 @@ class Cluster:
                 self.state.fence(producer)
             if self._markers:
                 self._write_markers()
+
+    def expect(self, when: float) -> None:
+        """Note that something is due then: nothing by itself, since whoever waits asks (`due_in`) and takes the `step`."""
 
     def due_in(self) -> float | None:
         """Return in how many seconds something is due, as far as it is known: what waits for a broker that is away is not."""
@@ -231,12 +235,16 @@ class Cluster:
         self._note(Event(now, call, fault))
         if fault == Skipped() and self.skips:
             return
-        self._markers.append(_Marker(now + (fault.seconds if isinstance(fault, Late) else 0.0), place, producer, commit))
+        late_s = fault.seconds if isinstance(fault, Late) else 0.0
+        self._markers.append(_Marker(now + late_s, place, producer, commit))
+        if late_s:
+            self.expect(now + late_s)
         self._write_markers()
 
     def begun(self, producer: Producer) -> None:
         """A transaction is open."""
-        self._deadlines[producer] = self.clock.now() + self._transaction_timeout_s
+        self._deadlines[producer] = deadline = self.clock.now() + self._transaction_timeout_s
+        self.expect(deadline)
 
     def ended(self, producer: Producer) -> None:
         """It is not open any more."""
@@ -244,6 +252,7 @@ class Cluster:
 
     def _do_later(self, when: float, what: Callable[[], object]) -> None:
         heappush(self._later, (when, next(self._serial), what))
+        self.expect(when)
 
     def _write_markers(self) -> None:
         """Write the markers that are due, where somebody answers."""
@@ -261,21 +270,21 @@ class Cluster:
 class _Changed(threading.Condition):
     """Tells whoever waits, on whatever machine."""
 
-    def __init__(self, signals: dict[int, Signal]) -> None:
+    def __init__(self, waiting: dict[int, Wake]) -> None:
         super().__init__()
-        self._signals = signals
+        self._waiting = waiting
 
     def notify_all(self) -> None:
-        for signal in list(self._signals.values()):
-            signal.set()
+        for wake in list(self._waiting.values()):
+            wake()
 
 
 class _State(MemoryState):
     """The state machine, with the cluster between a decision and its markers."""
 
-    def __init__(self, cluster: Cluster, check_fence: CheckFence, signals: dict[int, Signal]) -> None:
+    def __init__(self, cluster: Cluster, check_fence: CheckFence, waiting: dict[int, Wake]) -> None:
         ids = count(1)
-        super().__init__(check_fence, new_id=lambda: f"topic-{next(ids)}", changed=_Changed(signals))
+        super().__init__(check_fence, new_id=lambda: f"topic-{next(ids)}", changed=_Changed(waiting))
         self._cluster = cluster
 
     def begin(self, session: Session) -> None:

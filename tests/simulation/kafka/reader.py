@@ -23,12 +23,15 @@ class SimulatedReader(MemoryReader):
 
     def fetch(self, max_records: int, timeout_s: float) -> list[Run]:
         """Return what comes."""
-        if self._closed:
-            raise LogError("this reader is closed")
+        self._check_open()
         self._runs = []
         self._client.wait(lambda: self._look(max_records) or self._awake, timeout_s)
         self._awake = False
         return self._runs
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LogError("this reader is closed")
 
     def _look(self, most: int) -> bool:
         with self._state.changed:
