@@ -100,7 +100,7 @@ class Barrier:
     @property
     def hunting(self) -> bool:
         """Whether transactions of members that are gone are to be ended."""
-        return self._hunt_at is not None
+        return self._hunt_at is not None and bool(self._living)
 
     def hunt_later(self) -> None:
         """Somebody still waits: look for dead members' transactions again in a moment."""

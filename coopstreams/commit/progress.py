@@ -266,11 +266,16 @@ class Progress:
         mirrored = self._sources[partition].mirrored
         return mirrored.offset if mirrored is not None and not self.range.start else None
 
+    @property
+    def mirrors(self) -> bool:
+        """Whether this task writes the stable offset for its siblings: it owns hash 0, and not all. Any thread."""
+        return not self.range.start and not self.range.is_whole
+
     def mirror_due(self, commits: Commits) -> bool:
         """Whether siblings moved the stable offset since this task last wrote it: then commit even if nothing of its own moved."""
-        if self.range.start or self.range.is_whole:
-            return False
-        return any(commits.mirror(partition, source.mirrored) not in (None, source.mirrored) for partition, source in self._sources.items())
+        return self.mirrors and any(
+            commits.mirror(partition, source.mirrored) not in (None, source.mirrored) for partition, source in self._sources.items()
+        )
 
     def committed(self) -> None:
         """Note that what was staged last is durable. Only when the commit is known to have counted."""

@@ -143,8 +143,8 @@ class KafkaReader:
             raise LogError("this reader is closed")
         deadline = time.monotonic() + timeout_s
         max_records = min(max_records, MOST_AT_ONCE)
-        self._look_after_silent_topics()
         while True:
+            self._look_after_silent_topics()
             self._raise_failure()
             runs = self._from_aside(max_records)
             if runs:

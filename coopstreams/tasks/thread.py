@@ -29,7 +29,9 @@ MOST_IN_VAIN = 5
 """Failed commits in `IN_VAIN_S` that Kafka did not promise would succeed later; then they never will."""
 IN_VAIN_S = 60.0
 ALIVE_S = 1.0
-"""How often a thread that rests, or has nothing to do, says so."""
+"""How often a thread that rests says so."""
+IDLE_S = 10.0
+"""How often one says so that has nothing to do, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ class StreamThread:
         """Whether there was nothing to commit when one was due last, and nothing has come since."""
         self._in_vain: list[float] = []
         self._outlasting = outlasting
+        self._idle_s = min(IDLE_S, outlasting.least_s / 3)
         self._slowest = 0.0, ""
         """What took longest since the last commit, and what that was."""
         self._epoch: int | None = None
@@ -142,7 +145,7 @@ class StreamThread:
 
     def look(self) -> None:
         """Have it look whether there is something to commit, if it has nothing else to do."""
-        if self._idle:
+        if self._idle and any(task.progress.mirrors for task in list(self._tasks)):
             self._inbox.put(_Look())
 
     def stop(self, timeout_s: float) -> bool:
@@ -174,14 +177,15 @@ class StreamThread:
         self._due = self._host.now() + self._interval
         while True:
             self.moved_at = self._host.now()
-            until_due = max(self._due - self.moved_at, ALIVE_S if self._idle else 0.0)
+            until_due = max(self._due - self.moved_at, self._idle_s if self._idle else 0.0)
             wait = max(0.0, min(until_due, self._next_punctuation_s(), self._waited_enough_s()))
             try:
                 message = self._inbox.get(timeout=wait) if wait else self._inbox.get_nowait()
             except Empty:
                 message = ()  # type: ignore[assignment]  # nothing but time has passed
             else:
-                self._wake()
+                if not isinstance(message, _Look) or self._host.now() < self._due:
+                    self._wake()
             if message is None:
                 self._commit_or_abort()
                 return
@@ -254,7 +258,7 @@ class StreamThread:
     def _waited_enough_s(self) -> float:
         """How long until a task goes on without the source that it waits for."""
         until = [task.queues.waits_until for task in self._tasks]
-        return min((at - self._host.now() for at in until if at is not None), default=self._interval)
+        return min((at - self._host.now() for at in until if at is not None), default=self._idle_s)
 
     def _go_on(self) -> None:
         """Process what has waited long enough for another source."""
@@ -276,7 +280,7 @@ class StreamThread:
     def _next_punctuation_s(self) -> float:
         """How long until a processor wants to be called by the wall clock."""
         due, now_ms = [task.program.next_punctuation_ms for task in self._tasks], self._host.wall_ms()
-        return min(((at - now_ms) / 1000 for at in due if at is not None), default=self._interval)
+        return min(((at - now_ms) / 1000 for at in due if at is not None), default=self._idle_s)
 
     def _punctuate(self) -> None:
         """Call what is due by the wall clock."""
