@@ -79,7 +79,7 @@ class Group:
             return f"member {fence.member} is unknown"
         return None if fence.generation == self.generation else f"generation {fence.generation} is over, it is {self.generation}"
 
-    def join(self, member: str, subscription: bytes, session_s: float, rebalance_s: float) -> str:
+    def join(self, member: str, subscription: bytes, session_s: float) -> str:
         """Take a request to join; return the id of the member. The answer comes when `in_generation`."""
         if member and member not in self.members:
             raise UnknownMemberError(f"the coordinator does not know {member}")
@@ -92,7 +92,7 @@ class Group:
         if self.phase is Phase.STABLE and unchanged and member != self.leader:
             return member  # Kafka gives it what it has
         if self.phase is not Phase.PREPARING:
-            self._prepare(rebalance_s)
+            self._prepare()
         known.joined = True
         self._complete_if_all()
         return member
@@ -144,8 +144,8 @@ class Group:
         if generation != self.generation:
             raise IllegalGenerationError(f"generation {generation} is over")
 
-    def _prepare(self, rebalance_s: float) -> None:
-        self.phase, self._deadline = Phase.PREPARING, self.scheduler.now + rebalance_s
+    def _prepare(self) -> None:
+        self.phase, self._deadline = Phase.PREPARING, self.scheduler.now + max(each.session_s for each in self.members.values())
         for each in self.members.values():
             each.joined = False
         self.scheduler.wake(self._waiting)
@@ -176,7 +176,7 @@ class Group:
         else:
             if self.leader == member:
                 self.leader = next(iter(self.members))
-            self._prepare(60.0)
+            self._prepare()
         self.scheduler.wake(self._waiting)
 
     def _look(self) -> None:
@@ -301,10 +301,10 @@ class SimCoordinator:
         while not self._hooks.may_join() and self._machine.now() < patient_until:
             self._machine.sleep(0.005)
         subscription, sent = self._hooks.subscription(), self._machine.elapsed()
-        session_s, rebalance_s = self._timings.session / 1000, self._timings.rebalance / 1000
+        session_s = self._timings.session / 1000
         self._again = False
         try:
-            self._member = self._call("join", lambda: self._group.join(self._member, subscription, session_s, rebalance_s))
+            self._member = self._call("join", lambda: self._group.join(self._member, subscription, session_s))
             generation, told = self._group.in_generation(self._member)
             if self._closed:
                 return
