@@ -13,6 +13,6 @@ def text_stream(name: str, topic: str = "in") -> tuple[StreamsBuilder, KStream[s
 def outputs_of(new: StreamsBuilder, *records: tuple[str, str | None, int | None, int], ranges: int = 1) -> list[tuple[str, object]]:
     """Send (topic, key, value, timestamp) to the topics of a program; return the keys and values of all outputs."""
     with TopologyTestDriver(new.build(), ranges=ranges) as driver:
-        for topic, *record in records:
-            driver.input(topic, serdes.text, serdes.int64).send(*record)
+        for topic, key, value, timestamp in records:
+            driver.input(topic, serdes.text, serdes.int64).send(key, value, timestamp)
         return [(str(record.key), record.value) for record in driver.outputs()]
