@@ -67,15 +67,16 @@ def _download(version: str, jars: Path, console: Console, repository: str | None
     missing = [pin for pin in wanted if not (checked / pin.file).exists()]
     total, rest = sum(pin.size for pin in wanted), sum(pin.size for pin in missing)
     where = repository or "Maven Central"
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    progress = Progress(*columns, console=console)
+    bar = progress.add_task("downloading", total=total, completed=total - rest)
+    download = _Download(partial / "maven", checked, repository, lambda count: progress.advance(bar, count))
     console.print(
         f"Downloading Apache Kafka {version} from {where}: {len(missing)} files, {rest / 1e6:.0f} MB, once, into {jars}",
         highlight=False,
         soft_wrap=True,
     )
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("downloading", total=total, completed=total - rest)
-        download = _Download(partial / "maven", checked, repository, lambda count: progress.advance(bar, count))
+    with progress:
         try:
             download.run(missing)
         except (OSError, RuntimeError) as error:  # of requests, and of jgo
