@@ -1,18 +1,34 @@
-"""Histories of a whole group, by seed: `python -m tests.simulation --seeds 0..1000 [--minutes M] [--replay SEED]`."""
+"""Histories of a whole group, by seed: `python -m tests.simulation --seeds 0..1000 [--minutes M] [--jobs N] [--replay SEED] [--shrink SEED]`."""
 
 from __future__ import annotations
 
 import argparse
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import nullcontext
+from itertools import takewhile
+from multiprocessing import get_context
+from typing import NamedTuple
 
-from tests.simulation.histories import histories, play
+from tests.simulation.histories import STEPS, History, histories, play
 from tests.simulation.planted import PLANTED
 from tests.simulation.programs import PROGRAMS
+from tests.simulation.shrinking import shrunk
+
+
+class Outcome(NamedTuple):
+    """What became of a history. `wrong`: what was, or empty."""
+
+    history: History
+    turns: int
+    wrong: str
 
 
 def main() -> int:
@@ -20,36 +36,87 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", default="0..200", help="A..B: from A up to, but not including, B")
     parser.add_argument("--minutes", type=float, help="end after so long, whatever is left")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that play")
     parser.add_argument("--guarantee", choices=("exactly_once_v2", "at_least_once"), help="only this one")
     parser.add_argument("--program", choices=PROGRAMS, help="always this one; otherwise they take turns")
     parser.add_argument("--planted", choices=PLANTED, help="put this bug in, and end when it is found")
     parser.add_argument("--replay", type=int, metavar="SEED", help="print what happens in the histories of one seed")
+    parser.add_argument("--only", type=lambda given: [int(number) for number in given.split(",")], help="replay these steps only: 0,4,17")
+    parser.add_argument("--shrink", type=int, metavar="SEED", help="leave out of the histories of one seed what they need not go wrong")
     given = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets is a part of a history
         return subprocess.call([sys.executable, "-m", "tests.simulation", *sys.argv[1:]], env={**os.environ, "PYTHONHASHSEED": "0"})
     logging.disable(logging.CRITICAL)
     with PLANTED[given.planted]() if given.planted else nullcontext():
+        if given.shrink is not None:
+            return max(_shrink(history) for history in histories([given.shrink], given.guarantee, given.program))
+        if given.replay is not None:
+            return max(_replay(history, given.only) for history in histories([given.replay], given.guarantee, given.program))
         return _play(given)
 
 
 def _play(given: argparse.Namespace) -> int:
-    first, last = (given.replay, given.replay + 1) if given.replay is not None else map(int, given.seeds.split(".."))
     began, played, turns, wrong = time.monotonic(), 0, 0, 0
-    for history in histories(range(first, last), given.guarantee, given.program):
-        if given.minutes and time.monotonic() - began > 60 * given.minutes:
-            break
-        world, violation = play(history)
-        played, turns, wrong = played + 1, turns + world.scheduler.turns, wrong + (violation is not None)
-        if violation is not None or given.replay is not None:
-            print(
-                f"{history}, history {played}: {violation or 'right'}", *(world.events if given.replay is not None else ()), sep="\n    ", flush=True
-            )
-        if wrong and given.planted:
-            return 1
-        if played % 100 == 0:
-            print(_summary(played, turns, wrong, time.monotonic() - began), flush=True)
+    first, last = map(int, given.seeds.split(".."))
+    todo = histories(range(first, last), given.guarantee, given.program)
+    if given.minutes:
+        todo = takewhile(lambda _: time.monotonic() - began < 60 * given.minutes, todo)
+    try:
+        for outcome in _outcomes(todo, given.jobs):
+            played, turns, wrong = played + 1, turns + outcome.turns, wrong + bool(outcome.wrong)
+            if outcome.wrong:
+                print(f"{outcome.history}, history {played}: {outcome.wrong}", flush=True)
+            if wrong and given.planted:
+                return 1
+            if played % 100 == 0:
+                print(_summary(played, turns, wrong, time.monotonic() - began), flush=True)
+    except KeyboardInterrupt:
+        print()
     print(_summary(played, turns, wrong, time.monotonic() - began))
     return 1 if wrong else 0
+
+
+def _outcomes(todo: Iterable[History], jobs: int) -> Iterator[Outcome]:
+    """Yield what becomes of histories, in order."""
+    if jobs == 1:
+        yield from map(_outcome, todo)
+        return
+    waiting: deque[Future[Outcome]] = deque()
+    pool = ProcessPoolExecutor(jobs, get_context("fork"), signal.signal, (signal.SIGINT, signal.SIG_IGN))
+    try:
+        for history in todo:
+            waiting.append(pool.submit(_outcome, history))
+            if len(waiting) > 4 * jobs:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _outcome(history: History) -> Outcome:
+    world, violation = play(history)
+    return Outcome(history, world.scheduler.turns, str(violation or ""))
+
+
+def _replay(history: History, only: Sequence[int] | None) -> int:
+    world, violation = play(history, only)
+    print(f"{history}: {violation or 'right'}", *world.events, sep="\n    ")
+    return violation is not None
+
+
+def _shrink(history: History) -> int:
+    """Print a shorter history that goes wrong as well, if this one does; return whether it does."""
+    world, violation = play(history)
+    if violation is None:
+        print(f"{history}: right")
+        return 0
+    print(f"{history}: {len(world.events)} events: {violation}", flush=True)
+    only = shrunk(range(STEPS + 1), lambda steps: play(history, steps)[1] is not None)
+    world, violation = play(history, only)
+    again = f'--replay {history.seed} --only {",".join(map(str, only))} --program "{history.program}" --guarantee {history.guarantee}'
+    print(f"{len(only)} of {STEPS + 1} steps, {len(world.events)} events: {violation}", *world.events, again, sep="\n    ")
+    return 1
 
 
 def _summary(played: int, turns: int, wrong: int, seconds: float) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from functools import cache
 from typing import NamedTuple
+from unittest.mock import patch
 
 from coopstreams.config import AT_LEAST_ONCE, EXACTLY_ONCE
+from coopstreams.tasks import reading
+from coopstreams.topology.compile import compile_subtopology
 from tests.simulation.programs import PROGRAMS
 from tests.simulation.world import ViolationError, World
 
@@ -32,11 +36,16 @@ def histories(seeds: Iterable[int], guarantee: str | None = None, program: str |
                 yield History(seed, program or names[seed % len(names)], each)
 
 
-def play(history: History, steps: int = STEPS) -> tuple[World, ViolationError | None]:
-    """Return the world of a history at its end, and what was wrong in it."""
+_compiled = cache(compile_subtopology)
+"""Each process would compile what the others have compiled."""
+
+
+def play(history: History, only: Collection[int] | None = None) -> tuple[World, ViolationError | None]:
+    """Return the world of a history at its end, and what was wrong in it. `only`: see `World.run`."""
     world = World(history.seed, PROGRAMS[history.program], exactly_once=history.guarantee == EXACTLY_ONCE)
     try:
-        world.run(steps)
+        with patch.object(reading, "compile_subtopology", _compiled):
+            world.run(STEPS, only)
     except ViolationError as violation:
         return world, violation
     finally:

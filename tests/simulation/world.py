@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from random import Random
 
+from coopstreams import Topology
 from coopstreams.config import Config
 from coopstreams.group.joining import Connector, Hooks, Timings
 from coopstreams.log.log import Position, TopicSpec
@@ -71,6 +73,12 @@ class ViolationError(AssertionError):
     """An oracle does not hold."""
 
 
+@cache
+def built(build: Callable[[], Topology]) -> Topology:
+    """Return what it builds, once: all processes run the same."""
+    return build()
+
+
 class Process:
     """One life of one process."""
 
@@ -104,7 +112,7 @@ class Process:
         world = self.world
         wiring = Wiring(self.machine, lambda *_: MachineLog(self.client), self._coordinator)
         try:
-            with Parts.build(world.program.build(), world.config(self.number), wiring) as self.parts:
+            with Parts.build(world.topology, world.config(self.number), wiring) as self.parts:
                 self.instance = Instance(self.parts, Lifecycle())
                 if not self.stopping:
                     self.instance.run()
@@ -147,7 +155,7 @@ class World:
         self.processes: list[Process] = []
         self.lives: dict[int, int] = {}
         self.partitions = self.random.choice((1, 1, 2))
-        topology = program.build()
+        self.topology = topology = built(program.build)
         for spec in (*(TopicSpec(topic, self.partitions) for topic in topology.source_topics), TopicSpec("out", 1)):
             self.cluster.state.create_topic(spec)
         self.answer = program.answer(topology, program.settings, self.partitions, exactly_once=exactly_once)
@@ -175,25 +183,33 @@ class World:
             APPLICATION,
         )
 
-    def run(self, steps: int) -> None:
+    def run(self, steps: int, only: Collection[int] | None = None) -> None:
         """Let so many things happen, then let everything come to an end.
+
+        Each step draws from a generator of its own, so that others can be left out. `only`: the steps that are taken, by number from 1 on;
+        0: requests meet faults from the beginning. None: all.
 
         Raises:
             ViolationError: an oracle does not hold.
         """
         try:
-            self._run(steps)
+            self._run(steps, range(steps + 1) if only is None else only)
         except AssertionError as wrong:
             if isinstance(wrong, ViolationError):
                 raise
             raise ViolationError(f"{type(wrong).__name__}: {wrong}") from wrong
 
-    def _run(self, steps: int) -> None:
+    def _run(self, steps: int, only: Collection[int]) -> None:
+        planned = [(self.random.expovariate(1.0), self.random.choice(EVENTS), Random(self.random.getrandbits(64))) for _ in range(steps)]
+        if 0 not in only:
+            self.cluster.plan = NoFaults()
         for number in range(self.random.choice((1, 2, 3))):
             self.start(number)
-        for _ in range(steps):
-            self._let(self.random.expovariate(1.0))
-            self._happen()
+        for number, (after_s, event, random) in enumerate(planned, 1):
+            self._let(after_s)
+            if number in only:
+                self.random = random
+                self._do(event)
         self._calm_down()
 
     def close(self) -> None:
@@ -228,9 +244,6 @@ class World:
     def living(self) -> list[Process]:
         """The processes that have not ended."""
         return [process for process in self.processes if not process.ended]
-
-    def _happen(self) -> None:
-        self._do(self.random.choice(EVENTS))
 
     def _stir(self) -> None:
         self._do(self.random.choice(("start", "stop")))
