@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 from coopstreams.commit.barrier import Barrier
 from coopstreams.commit.follower import Follower
+from coopstreams.commit.positions import Positions
 from coopstreams.commit.progress import Progress
 from coopstreams.group import leadership
 from coopstreams.group.holdings import Holdings
@@ -22,7 +23,8 @@ from coopstreams.log.log import GroupFence
 from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.changelogs import Changelogs
 from coopstreams.tasks.committer import Committer
-from coopstreams.tasks.opener import Opener
+from coopstreams.tasks.events import Cancelled
+from coopstreams.tasks.instance import Instance
 from coopstreams.tasks.serving import Serving
 
 
@@ -73,9 +75,12 @@ def _done_again() -> AbstractContextManager[Any]:
     return patch.object(Progress, "unseen", lambda _, __, columns: columns)
 
 
-def _given_away() -> AbstractContextManager[Any]:
-    """A task that is revoked is given to another member before it is closed here."""
-    return patch.object(Holdings, "held", property(lambda self: self.tasks))
+@contextmanager
+def _given_away() -> Iterator[None]:
+    """A task that is revoked is given to another member at once, before it is closed here."""
+    asked = property(lambda self: self._asked > self._sent or bool(self.closing))
+    with patch.object(Holdings, "held", property(lambda self: self.tasks)), patch.object(Holdings, "wants_rebalance", asked):
+        yield
 
 
 def _early_database() -> AbstractContextManager[Any]:
@@ -93,7 +98,25 @@ def _early_database() -> AbstractContextManager[Any]:
 
 def _silent_opener() -> AbstractContextManager[Any]:
     """Openings that were told to be given up are forgotten, and nobody hears of it."""
-    return patch.object(Opener, "cancel", lambda *_: None)
+    handle = Instance._handle
+    return patch.object(Instance, "_handle", lambda self, event: None if isinstance(event, Cancelled) else handle(self, event))
+
+
+def _hasty() -> AbstractContextManager[Any]:
+    """An error of old tasks counts before the group has said whether this process still is a member."""
+    return patch.object(GroupMember, "confirmed", lambda *_: True)
+
+
+def _one_question() -> AbstractContextManager[Any]:
+    """The offsets of all who wait are asked for in one question, the commit topic's row too, and one that is not certain fails all."""
+    learn = Positions._learn
+
+    def all_or_none(self: Positions, asking: Any) -> None:
+        sources = {source for one in asking for source in self.sources(one.id)}
+        if not self._coordinator.fetch_offsets([*sources, *self._follower.rows()]).unstable:
+            learn(self, asking)
+
+    return patch.object(Positions, "_learn", all_or_none)
 
 
 def _always_sure() -> AbstractContextManager[Any]:
@@ -112,5 +135,7 @@ PLANTED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "the database before the log": _early_database,
     "a cancel that nobody hears": _silent_opener,
     "whoever wakes is sure": _always_sure,
+    "an error of before counts": _hasty,
+    "one question for all offsets": _one_question,
 }
 """By name: what puts the bug in."""
