@@ -50,7 +50,7 @@ $(LIGHT): pyproject.toml
 	@if [ $(STAMP) -nt $< ]; then touch $@; else $(call install,dev,what the demo needs (the first time this downloads about 40 MB)); fi
 
 $(SITE): pyproject.toml
-	@$(call install,site,what builds the documentation site (about 80 MB the first time))
+	@$(call install,site,what builds the documentation site (the first time this downloads about 140 MB))
 
 check: setup ## format, lint, types, import rules
 	$(BIN)/ruff format --check .
