@@ -4,38 +4,49 @@ SHELL := bash
 VENV  := .venv
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.coopstreams
+LIGHT := $(VENV)/.coopstreams-demo
 ARGS  ?=
 # Tests mostly wait for Kafka: two processes, each with a broker of its own. ARGS='-n 0 …' is one.
 # Without any groups `loadgroup` deals the tests one by one, in order, to whoever is free.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-slow demo demo-backfill bench docs
+.PHONY: help setup setup-demo pin check format test test-slow demo demo-backfill bench docs
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-setup: $(STAMP) ## make .venv with coopstreams (editable) and all tools; again only when pyproject.toml changed
+# Make the virtual environment and install coopstreams with the extra $(1); $(2) is for people.
+define install
+set -euo pipefail; \
+if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	for candidate in "$${PYTHON:-}" python3.11 python3.12 python3.13 python3.14 python3 python; do \
+		[ -n "$$candidate" ] || continue; \
+		if "$$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$candidate; break; fi; \
+	done; \
+	if [ -z "$${found:-}" ]; then \
+		echo "setup: no Python 3.11 or newer with the venv module was found (looked for python3.11 … python3.14, python3, python)." >&2; \
+		echo "       Install one (Debian, Ubuntu: apt install python3 python3-venv; macOS: brew install python), or name it: make setup PYTHON=/path/to/python3" >&2; \
+		exit 1; \
+	fi; \
+	echo "setup: making $(VENV) with $$found ($$("$$found" -c 'import platform; print(platform.python_version())'))"; \
+	"$$found" -m venv $(VENV); \
+fi; \
+echo "setup: installing coopstreams with $(2) into $(VENV)"; \
+$(BIN)/python -m pip install --disable-pip-version-check --editable '.[$(1)]'; \
+touch $@; \
+echo "setup: done"
+endef
+
+setup: $(STAMP) ## make .venv with coopstreams (editable), PySpark and all tools; again only when pyproject.toml changed
+
+setup-demo: $(LIGHT) ## the same with only what the demo needs: no PySpark, no tools
 
 $(STAMP): pyproject.toml
-	@set -euo pipefail; \
-	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
-		for candidate in "$${PYTHON:-}" python3.11 python3.12 python3.13 python3.14 python3 python; do \
-			[ -n "$$candidate" ] || continue; \
-			if "$$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$candidate; break; fi; \
-		done; \
-		if [ -z "$${found:-}" ]; then \
-			echo "setup: no Python 3.11 or newer with the venv module was found (looked for python3.11 … python3.14, python3, python)." >&2; \
-			echo "       Install one (Debian, Ubuntu: apt install python3 python3-venv; macOS: brew install python), or name it: make setup PYTHON=/path/to/python3" >&2; \
-			exit 1; \
-		fi; \
-		echo "setup: making $(VENV) with $$found ($$("$$found" -c 'import platform; print(platform.python_version())'))"; \
-		"$$found" -m venv $(VENV); \
-	fi; \
-	echo "setup: installing coopstreams and its tools into $(VENV) (the first time this downloads about 600 MB, most of it PySpark)"; \
-	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[check]'; \
-	touch $(STAMP); \
-	echo "setup: done"
+	@$(call install,check,PySpark and its tools (the first time this downloads about 600 MB))
+
+$(LIGHT): pyproject.toml
+	@if [ $(STAMP) -nt $< ]; then touch $@; else $(call install,dev,what the demo needs (the first time this downloads about 40 MB)); fi
 
 check: setup ## format, lint, types, import rules
 	$(BIN)/ruff format --check .
@@ -54,7 +65,7 @@ test: setup ## all tests except the slow ones; starts a real Kafka for itself (A
 test-slow: setup ## the slow tests: processes killed and stopped, long runs
 	$(PYTEST) -m slow $(ARGS)
 
-demo: setup ## three processes share one partition of real flights, one is killed (ARGS=--once ends by itself)
+demo: setup-demo ## three processes share one partition of real flights, one is killed (ARGS=--once ends by itself)
 	$(BIN)/python -m coopstreams.dev.demo $(ARGS)
 
 demo-backfill: setup ## half of the flights by Spark, the other half live: the same answers? (ARGS=--once ends by itself)
@@ -62,6 +73,9 @@ demo-backfill: setup ## half of the flights by Spark, the other half live: the s
 
 bench: setup ## records per second on this machine
 	$(BIN)/python -m benchmarks $(ARGS)
+
+pin: setup-demo ## write the list of the files of a Kafka version, with their SHA-256 (KAFKA=4.2.2)
+	$(BIN)/python -m coopstreams.dev.pins $(KAFKA)
 
 docs: setup ## check the documentation: its code runs, its commands, tables and links are right
 	$(BIN)/python -m pytest tests/docs $(ARGS)

@@ -12,6 +12,7 @@ from typing import Any, Self
 from coopstreams.config import Config
 from coopstreams.interrupts import listening
 from coopstreams.query import reports
+from coopstreams.query.extra import need_http
 from coopstreams.query.server import QueryServer
 from coopstreams.tasks.instance import Instance
 from coopstreams.tasks.lifecycle import Lifecycle, RestoreListener, StateListener, StreamsState, UncaughtExceptionHandler
@@ -139,6 +140,8 @@ class CoopStreams:
             log.info("it was asked to end while it started, and would have failed: %s", error)
 
     def _run_instance(self) -> None:
+        if self.config["http.listen"]:
+            need_http("the query server", ', or turn it off with http.listen=""')
         with Parts.build(self.topology, self.config) as parts:
             instance = self._instance = Instance(parts, self._lifecycle)
             self._serving = Serving(instance, self.details)

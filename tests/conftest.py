@@ -20,7 +20,6 @@ from rich.console import Console
 
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.dev.jars import KAFKA, kafka_jars
-from coopstreams.dev.java import find_java
 
 # No test fails because the machine is busy: hypothesis would say so after 200 ms.
 settings.register_profile("untimed", deadline=None)
@@ -138,5 +137,5 @@ def download_kafka(request: pytest.FixtureRequest, version: str = KAFKA) -> Cons
     capture = request.config.pluginmanager.getplugin("capturemanager")
     assert isinstance(capture, CaptureManager)
     with capture.global_and_fixture_disabled():
-        kafka_jars(find_java(), console, version=version)
+        kafka_jars(console, version=version)
     return console

@@ -2,12 +2,15 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import coopstreams
 from coopstreams.query.client import QueryClient
 from coopstreams.topology import errors
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def loaded_after(statement: str) -> set[str]:
@@ -38,6 +41,19 @@ def test_a_query_client_without_its_extra_is_an_error_with_the_cure() -> None:
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.returncode == 1
     assert "pip install 'coopstreams[http]'" in done.stderr
+
+
+WITHOUT_HTTPX = "import sys, importlib.util as util; real = util.find_spec; util.find_spec = lambda name: None if name == 'httpx' else real(name); "
+
+
+@pytest.mark.parametrize("command", ["query URL counts be", "status URL", "run examples/word_count.py --bootstrap-servers localhost:9"])
+def test_a_command_without_its_extra_ends_in_one_line_before_it_connects(command: str) -> None:
+    code = f"{WITHOUT_HTTPX}from coopstreams.__main__ import main; sys.argv[1:] = {command.split()}; main()"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode != 0
+    assert 'needs httpx: pip install "coopstreams[http]"' in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "does not answer" not in done.stderr
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:

@@ -23,6 +23,7 @@ MAY_IMPORT = {
         f"coopstreams/group/{name}.py"
         for name in ("codec", "connection", "coordinator", "end_requests", "ends", "requests", "transaction_requests", "transactions")
     ),
+    "jgo": ("coopstreams/dev/jars.py", "coopstreams/dev/pins.py"),
     "pyspark": ("coopstreams/spark/*.py",),
     "rocksdict": ("state/rocks.py", "state/sst.py"),
     "starlette": ("coopstreams/query/*.py",),

@@ -11,6 +11,7 @@ import orjson
 import typer
 
 from coopstreams.commands.connecting import say_waiting
+from coopstreams.query.extra import need_http
 from coopstreams.topology.errors import QueryError
 
 
@@ -32,7 +33,8 @@ def query(
     Of a versioned store the latest value, what it was with --as-of, or all versions of a time with --from and --to. Times are milliseconds
     since the epoch. While a task moves it asks again, for 30 seconds at most. Exit status 1: the key has no value, or the query failed.
     """
-    from coopstreams.query.client import LATEST_MS, QueryClient  # needs the `http` extra, which other commands do not
+    need_http("coopstreams query")
+    from coopstreams.query.client import LATEST_MS, QueryClient
 
     timed = first is not None or last is not None
     if as_of is not None and (timed or key is None):

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from coopstreams.commands.connecting import say_waiting
 from coopstreams.commands.figures import behind, dropped, lag, number, written
+from coopstreams.query.extra import need_http
 
 
 def status(url: Annotated[str, typer.Argument(metavar="URL", help="http://HOST:PORT of any instance of the application.")]) -> None:
@@ -21,7 +22,8 @@ def status(url: Annotated[str, typer.Argument(metavar="URL", help="http://HOST:P
 
     Exit status 1: an instance is not well or does not answer.
     """
-    from coopstreams.query.client import QueryClient  # needs the `http` extra, which other commands do not
+    need_http("coopstreams status")
+    from coopstreams.query.client import QueryClient
 
     with QueryClient(url, deadline_s=10, on_wait=partial(say_waiting, 10)) as client:
         report = client.status()

@@ -111,7 +111,7 @@ class KafkaBroker:
                 self._await_answer(broker)
                 return False
             java = self._java or find_java()
-            classpath = f"{kafka_jars(java, self._console, version=self._version)}/*"
+            classpath = f"{kafka_jars(self._console, version=self._version)}/*"
             for _ in range(3):
                 if self._launch(java, classpath):
                     return True

@@ -99,7 +99,8 @@ class Demo:
         """Return whether all answers are right. Without `once`, answer queries until Ctrl-C first."""
         self._screen.say(f"[bold]One partition of flights, {PROCESSES} processes, each with a part of the key hashes[/]\n")
         data = flights_data(self.console)
-        kafka_jars(find_java(), self.console)
+        find_java()  # a machine without one is told so before the download
+        kafka_jars(self.console)
         broker = KafkaBroker(self.folder / "kafka", console=self.console)
         workers: Workers | None = None
         log: KafkaLog | None = None

@@ -1,153 +1,150 @@
-"""Kafka's jars, downloaded once into the cache by the Ivy that ships inside PySpark: no Maven, no tarball.
+"""Kafka's jars, downloaded once into the cache by jgo, a Maven client on PyPI: no PySpark, no Maven, no tarball.
 
-The repository is Ivy's default, Maven Central, or `DEFAULT_ARTIFACT_REPOSITORY`, the variable that Spark reads for the same purpose.
-`HTTPS_PROXY` and `HTTP_PROXY` are told to Java, which does not read them by itself.
+The files and their SHA-256 are pinned (`pins.py`). They come from Maven Central, which is jgo's default, or from the
+repository that `DEFAULT_ARTIFACT_REPOSITORY` names, the variable that Spark reads for the same purpose. jgo uses requests:
+`HTTPS_PROXY`, `NO_PROXY`, `REQUESTS_CA_BUNDLE` and `~/.netrc` hold.
 
-Invariant: the folder that `kafka_jars` returns is complete. A download that breaks off leaves a `.partial` folder, and the next one goes on from it.
+Invariant: the folder that `kafka_jars` returns is complete, and each file in it has its pinned content. A download that
+breaks off leaves the files it has checked in a `.partial` folder, and the next one fetches the others.
+Turned down: the Ivy inside PySpark (400 MB, to download 45), a client of our own (proxies, certificates and rate limits are
+jgo's), to keep the half of a file (the largest has 10 MB).
 """
 
-import importlib.util
+from __future__ import annotations
+
 import os
 import shutil
-import subprocess
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
-from xml.sax.saxutils import quoteattr
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
 from coopstreams.dev.cache import cache_folder, locked
-from coopstreams.dev.java import Java
+from coopstreams.dev.pins import Pin, pins
 from coopstreams.topology.errors import DevError
 
+if TYPE_CHECKING:
+    from jgo.maven import MavenContext
+
+Reported = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+"""jgo calls it with the name and size of a file that it begins; it yields a function that takes how many bytes came."""
+
 KAFKA = "4.2.1"
-"""The newest Kafka without KAFKA-20734. In 4.3.0, 4.3.1 and 4.4.0 a transaction coordinator takes a partition that has no leader for a
-moment (a broker stops, the partition has one replica) for deleted: it calls the transaction complete, and the partition never hears of
-it. Exactly-once then loses records. `tests/broker/hanging_transactions.py` provokes it; do not go to a version that loses records there."""
-SCALA = "2.13"
+"""The newest Kafka without KAFKA-20734. In 4.3.0, 4.3.1 and 4.4.0 a transaction coordinator takes a partition that has no
+leader for a moment (a broker stops, the partition has one replica) for deleted: it calls the transaction complete, and the
+partition never hears of it. Exactly-once then loses records. `tests/broker/hanging_transactions.py` provokes it; do not go
+to a version that loses records there."""
+
+REPOSITORY = "DEFAULT_ARTIFACT_REPOSITORY"
+_AT_A_TIME = 8
+_TIMEOUT_S = 20
 
 
-def kafka_jars(java: Java, console: Console, repository: str | None = None, version: str = KAFKA) -> Path:
+def kafka_jars(console: Console, repository: str | None = None, version: str = KAFKA) -> Path:
     """Return the folder with the jars of a version of Kafka; download them if they are not there yet.
 
     Raises:
-        DevError: PySpark is not installed, or the download failed; with the cause.
+        DevError: jgo is not installed, the download failed, or a file has not its pinned content; with the cure.
     """
     jars = cache_folder() / f"kafka-{version}"
     if jars.is_dir():
         return jars
     with locked(jars.with_name(jars.name + ".lock")):
         if not jars.is_dir():
-            _download(java, version, jars, console, repository or os.environ.get("DEFAULT_ARTIFACT_REPOSITORY"))
+            _download(version, jars, console, repository or os.environ.get(REPOSITORY))
     return jars
 
 
-def _download(java: Java, version: str, jars: Path, console: Console, repository: str | None) -> None:
-    partial = jars.with_name(jars.name + ".partial")
-    partial.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(partial / "jars", ignore_errors=True)
-    settings, wanted = partial / "ivysettings.xml", partial / "ivy.xml"
-    settings.write_text(_settings(partial / "ivy", repository))
-    wanted.write_text(_wanted(version))
-    console.print(f"Downloading Apache Kafka {version} with Ivy: about 45 files, 43 MB, once, into {jars}", highlight=False, soft_wrap=True)
-    command = java.command(
-        *proxy_options(os.environ),
-        *("-jar", str(_ivy()), "-settings", str(settings), "-ivy", str(wanted), "-types", "jar", "bundle"),
-        *("-retrieve", f"{partial}/jars/[artifact]-[revision](-[classifier]).[ext]"),
+def _download(version: str, jars: Path, console: Console, repository: str | None) -> None:
+    wanted, partial = pins(version), jars.with_name(jars.name + ".partial")
+    checked = partial / "checked"
+    checked.mkdir(parents=True, exist_ok=True)
+    missing = [pin for pin in wanted if not (checked / pin.file).exists()]
+    total, rest = sum(pin.size for pin in wanted), sum(pin.size for pin in missing)
+    where = repository or "Maven Central"
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    progress = Progress(*columns, console=console)
+    bar = progress.add_task("downloading", total=total, completed=total - rest)
+    download = _Download(partial / "maven", checked, repository, lambda count: progress.advance(bar, count))
+    console.print(
+        f"Downloading Apache Kafka {version} from {where}: {len(missing)} files, {rest / 1e6:.0f} MB, once, into {jars}",
+        highlight=False,
+        soft_wrap=True,
     )
-    code, said = _run(command, console)
-    log = partial / "ivy.log"
-    log.write_text("\n".join(said))
-    if code != 0 or not (partial / "jars" / f"kafka_{SCALA}-{version}.jar").exists() or any("FAILED DOWNLOADS" in line for line in said):
-        where = repository or "Maven Central"
-        raise DevError(
-            f"Apache Kafka {version} could not be downloaded from {where}: {_cause(said)}. Is there a network? Behind a proxy set HTTPS_PROXY; "
-            f"for another repository set DEFAULT_ARTIFACT_REPOSITORY. Then run this again, it goes on where it stopped. Ivy's words: {log}"
-        )
-    (partial / "jars").rename(jars)
+    with progress:
+        try:
+            download.run(missing)
+        except (OSError, RuntimeError) as error:  # of requests, and of jgo
+            have = sum((checked / pin.file).exists() for pin in wanted)
+            raise DevError(
+                f"Apache Kafka {version} could not be downloaded from {where}: {error}. Is there a network? Behind a proxy set "
+                f"HTTPS_PROXY; for another Maven repository set {REPOSITORY} to its URL. Then run this again: "
+                f"{have} of {len(wanted)} files are kept"
+            ) from error
+    checked.rename(jars)
     shutil.rmtree(partial, ignore_errors=True)
 
 
-def _ivy() -> Path:
-    spec = importlib.util.find_spec("pyspark")
-    folders = spec.submodule_search_locations if spec else None
-    found = sorted(Path(folders[0]).glob("jars/ivy-*.jar")) if folders else []
-    if not found:
-        raise DevError("PySpark, whose Ivy downloads Kafka, is not installed (or has no jars/ivy-*.jar). Run: pip install 'coopstreams[dev]'")
-    return found[-1]
+class _Download:
+    """Files on their way from a Maven repository into a folder, several at a time; the first that fails ends the others."""
+
+    def __init__(self, cache: Path, folder: Path, repository: str | None, progress: Callable[[int], None]) -> None:
+        self._folder = folder
+        self._where = repository or "Maven Central"
+        self._progress = progress
+        self._stopped = threading.Event()
+        self._maven = _maven(cache, repository, self._reported)
+
+    def run(self, files: list[Pin]) -> None:
+        """Fetch files; return when the folder has all of them.
+
+        Raises:
+            OSError, RuntimeError: one could not be had.
+            DevError: one has not its pinned content.
+        """
+        with ThreadPoolExecutor(_AT_A_TIME) as pool:
+            try:
+                largest_first = sorted(files, key=lambda pin: -pin.size)
+                done, _ = wait([pool.submit(self._fetch, pin) for pin in largest_first], return_when=FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
+            finally:  # also after Ctrl-C
+                self._stopped.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _fetch(self, pin: Pin) -> None:
+        artifact = self._maven.project(pin.group, pin.artifact).at_version(pin.version).artifact()
+        if artifact.cached_path is not None:
+            artifact.cached_path.unlink(missing_ok=True)  # half of it: jgo writes under the final name
+        path = artifact.resolve()
+        if not pin.is_content_of(path):
+            raise DevError(
+                f"{pin.file} from {self._where} has not the content that is pinned (SHA-256 {pin.sha256}): it is not used. "
+                f"Does a mirror or a proxy answer with something else? Set {REPOSITORY} to the URL of a Maven repository "
+                "that has it, and run this again"
+            )
+        path.rename(self._folder / pin.file)
+
+    @contextmanager
+    def _reported(self, _file: str, _size: int) -> Iterator[Callable[[int], None]]:
+        def advance(count: int) -> None:
+            if self._stopped.is_set():
+                raise RuntimeError("stopped")
+            self._progress(count)
+
+        yield advance
 
 
-def _wanted(version: str) -> str:
-    """Return what to download, for Ivy. Kafka brings no writer for its log messages; slf4j-simple is the smallest."""
-    wanted = [("org.apache.kafka", f"kafka_{SCALA}", version), ("org.slf4j", "slf4j-simple", "1.7.36")]
-    lines = "\n".join(f'    <dependency org="{org}" name="{name}" rev="{version}" conf="default"/>' for org, name, version in wanted)
-    return f"""<ivy-module version="2.0">
-  <info organisation="coopstreams" module="kafka-{version}"/>
-  <configurations><conf name="default"/></configurations>
-  <dependencies>
-{lines}
-  </dependencies>
-</ivy-module>
-"""
-
-
-def _settings(cache: Path, repository: str | None) -> str:
-    """Return Ivy's settings: one Maven repository, time-outs, and a cache that is thrown away in the end."""
-    root = f" root={quoteattr(repository)}" if repository else ""
-    return f"""<ivysettings>
-  <settings defaultResolver="central"/>
-  <timeout-constraints><timeout-constraint name="patience" connectionTimeout="15000" readTimeout="60000"/></timeout-constraints>
-  <caches defaultCacheDir={quoteattr(str(cache))}/>
-  <resolvers><ibiblio name="central" m2compatible="true" timeoutConstraint="patience"{root}/></resolvers>
-</ivysettings>
-"""
-
-
-def proxy_options(environment: Mapping[str, str]) -> list[str]:
-    """Return what tells Java about the proxy that the environment names for other programs."""
-    options = []
-    for scheme in ("https", "http"):
-        proxy = urlsplit(environment.get(f"{scheme}_proxy") or environment.get(f"{scheme.upper()}_PROXY") or "")
-        if proxy.hostname:
-            options += [f"-D{scheme}.proxyHost={proxy.hostname}", f"-D{scheme}.proxyPort={proxy.port or 80}"]
-    direct = environment.get("no_proxy") or environment.get("NO_PROXY")
-    if options and direct:
-        hosts = (host.strip() for host in direct.split(",") if host.strip())
-        options.append("-Dhttp.nonProxyHosts=" + "|".join(f"*{host}" if host.startswith(".") else host for host in hosts))
-    return options
-
-
-def _run(command: list[str], console: Console) -> tuple[int, list[str]]:
-    """Return Ivy's exit code and what it says, line by line; show how far it is."""
-    said: list[str] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with (
-        Progress(*columns, console=console) as progress,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ivy,
-    ):
-        task = progress.add_task("finding modules", total=None)
-        modules = files = 0
-        assert ivy.stdout is not None
-        try:
-            for line in ivy.stdout:
-                said.append(line.rstrip())
-                if line.startswith("\tfound "):
-                    modules += 1
-                    progress.update(task, completed=modules)
-                elif "[SUCCESSFUL ]" in line and "!" in line and "(pom)" not in line:
-                    files += 1
-                    progress.update(task, description="downloading", completed=files, total=modules)
-        except BaseException:  # Ctrl-C: Ivy would go on by itself
-            ivy.kill()
-            raise
-    return ivy.returncode, said
-
-
-def _cause(said: list[str]) -> str:
-    for mark in ("Server access error", "Host ", "FAILED", "module not found", "Exception", "Error"):
-        for line in said:
-            if mark in line:
-                return line.strip()
-    return said[-1].strip() if said else "Ivy said nothing"
+def _maven(cache: Path, repository: str | None, reported: Reported) -> MavenContext:
+    """Return a client that keeps what it fetches in `cache`, and takes nothing from the machine's own Maven repository."""
+    try:
+        from jgo.maven import MavenContext, PythonResolver
+    except ImportError as error:
+        raise DevError(f"downloading Kafka needs jgo ({error}). Run: pip install 'coopstreams[dev]'") from error
+    remote = {"repository": repository.rstrip("/")} if repository else None
+    return MavenContext(PythonResolver(progress_callback=reported), cache, [], remote, timeout=_TIMEOUT_S)

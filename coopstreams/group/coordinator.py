@@ -291,7 +291,7 @@ class GroupCoordinator:
             group_instance_id=self._instance,
             session_timeout_ms=self._timings.session,
             heartbeat_interval_ms=self._timings.heartbeat,
-            max_poll_interval_ms=self._timings.rebalance,
+            max_poll_interval_ms=self._timings.session,
         )
 
     async def _remove_predecessor(self) -> None:

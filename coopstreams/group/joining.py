@@ -20,11 +20,13 @@ class Timings:
     """How long things may take. Units: ms."""
 
     session: int = 10_000
-    """Without heartbeats for so long, a member is out. A C call that keeps the GIL for longer costs the membership, nothing else."""
+    """Without heartbeats for so long, a member is out. A C call that keeps the GIL for longer costs the membership, nothing else.
+
+    The group waits no longer for a member to join again (Kafka's rebalance time-out): a join runs on the same thread as the heartbeats and
+    waits for no record, and a member that dies inside one would hold up all the others.
+    """
     heartbeat: int = 400
     """A rebalance takes about one heartbeat a round."""
-    rebalance: int = 60_000
-    """How long the group waits for a member to join again."""
     connect: int = 60_000
     """How long to look for the brokers at start."""
     request: int = 30_000

@@ -37,9 +37,8 @@ class QueryServer:
         """Bind HOST:PORT; port 0 takes a free one. `advertised` is the HOST:PORT (or URL) that others reach it by.
 
         Raises:
-            ConfigError: the address cannot be bound, or the `http` extra is not installed.
+            ConfigError: the address cannot be bound.
         """
-        _check_installed()
         self._socket = _bound(listen)
         host, port = self._socket.getsockname()[:2]
         self.host: str = host
@@ -104,14 +103,6 @@ class QueryServer:
             log.exception("the query server at %s ended", self.url)
         finally:
             started.set()
-
-
-def _check_installed() -> None:
-    from importlib.util import find_spec
-
-    missing = [name for name in ("httpx", "starlette", "uvicorn") if find_spec(name) is None]
-    if missing:
-        raise ConfigError(f'the query server needs {", ".join(missing)}: pip install "coopstreams[http]", or turn it off with http.listen=""')
 
 
 def _bound(listen: str) -> socket.socket:

@@ -11,7 +11,7 @@ from coopstreams import JoinWindows, SessionWindows, SlidingWindows, StreamsBuil
 from coopstreams.testing import TopologyTestDriver
 from tests.docs.pages import ROOT, table_headed
 
-ROWS = table_headed(ROOT / "docs" / "guide.md", "operator", "null key", "null value", "a late record", "the result's timestamp")
+ROWS = table_headed(ROOT / "docs" / "guide" / "concepts.md", "operator", "null key", "null value", "a late record", "the result's timestamp")
 
 
 def stream(builder: StreamsBuilder, topic: str = "in") -> Any:

@@ -25,6 +25,7 @@ from coopstreams.query.service import Limits
 from tests.conftest import Kafka
 from tests.docs.pages import LANGUAGES, PAGES, ROOT, Block, Link, anchors, blocks, links
 
+EXAMPLES = ROOT / "examples"
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 RUNNING = [page for page in PAGES if any(block.language == "python" for block in blocks(page))]
 WITH_KAFKA = [page for page in RUNNING if any("broker" in block.words for block in blocks(page))]
@@ -128,6 +129,12 @@ def test_a_linked_function_is_in_the_file_that_the_link_names(page: Path) -> Non
     assert lost == []
 
 
+def test_the_figures_of_the_readme_are_those_of_the_page_about_performance() -> None:
+    figures = set(re.findall(r"\b\d{2,3} 000\b|\b0\.\d\d\b", (ROOT / "README.md").read_text()))
+    assert len(figures) > 5
+    assert [figure for figure in figures if figure not in (ROOT / "docs" / "performance.md").read_text()] == []
+
+
 def test_every_page_can_be_reached_from_the_readme() -> None:
     reached = {ROOT / "README.md"}
     while new := {link.file for page in reached for link in links(page) if link.file.suffix == ".md"} - reached:
@@ -135,10 +142,14 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
     assert set(PAGES) <= reached
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if any(block.file == "word_count.py" for block in blocks(page))], ids=name_of)
-def test_the_smallest_program_of_a_page_is_that_of_the_examples(page: Path) -> None:
-    (shown,) = [block.text for block in blocks(page) if block.file == "word_count.py"]
-    assert statements(shown) == statements((ROOT / "examples" / "word_count.py").read_text())
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.file and (EXAMPLES / block.file).exists()], ids=str)
+def test_a_program_of_the_examples_is_shown_as_it_is(block: Block) -> None:
+    assert block.file is not None
+    assert statements(block.text) == statements((EXAMPLES / block.file).read_text())
+
+
+def test_the_programs_of_the_examples_that_pages_show_are_found() -> None:
+    assert {block.file for block in BLOCKS} >= {"word_count.py", "shop.py"}
 
 
 def parse(arguments: list[str]) -> None:

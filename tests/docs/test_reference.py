@@ -25,7 +25,7 @@ from tests.docs import reference
 from tests.docs.pages import ROOT, code_words, table_headed, tables
 
 OPERATING = ROOT / "docs" / "operating.md"
-GUIDE = ROOT / "docs" / "guide.md"
+GUIDE = ROOT / "docs" / "guide"
 CONSUMER = ROOT / "docs" / "consumer.md"
 API = ROOT / "docs" / "api.md"
 GLOSSARY = ROOT / "docs" / "glossary.md"
@@ -67,18 +67,18 @@ def test_a_table_of_the_consumer_page_is_that_of_the_code(heading: Sequence[str]
 
 @pytest.mark.parametrize("operators", OPERATORS)
 def test_the_guide_lists_every_operator_and_no_other(operators: type) -> None:
-    rows = table_headed(GUIDE, f"`{operators.__name__}`", "callback", "what comes out")
+    rows = table_headed(GUIDE / "operators.md", f"`{operators.__name__}`", "callback", "what comes out")
     listed = [name for row in rows for name in code_words(row[0])]
     assert sorted(listed) == sorted(public(operators))
 
 
 def test_the_guide_lists_every_method_of_the_topology_builder() -> None:
-    rows = table_headed(GUIDE, "`TopologyBuilder`", "callback", "what it adds")
+    rows = table_headed(GUIDE / "processors.md", "`TopologyBuilder`", "callback", "what it adds")
     assert sorted(name for row in rows for name in code_words(row[0])) == sorted(public(TopologyBuilder))
 
 
 def test_the_guide_lists_every_serde() -> None:
-    rows = table_headed(GUIDE, "serde", "bytes", "Java's counterpart")
+    rows = table_headed(GUIDE / "concepts.md", "serde", "bytes", "Java's counterpart")
     listed = {re.split(r"[(\"]", word)[0] for row in rows for word in code_words(row[0])}
     known = {name for name, value in vars(serdes).items() if isinstance(value, serdes.Serde)} | {"windowed"}
     assert listed == {f"serdes.{name}" for name in known} | {"Serde"}

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 
 from tests.simulation.histories import histories, play
 from tests.simulation.planted import PLANTED
+from tests.simulation.programs import PROGRAMS
 
 
 def main() -> int:
@@ -20,6 +21,7 @@ def main() -> int:
     parser.add_argument("--seeds", default="0..200", help="A..B: from A up to, but not including, B")
     parser.add_argument("--minutes", type=float, help="end after so long, whatever is left")
     parser.add_argument("--guarantee", choices=("exactly_once_v2", "at_least_once"), help="only this one")
+    parser.add_argument("--program", choices=PROGRAMS, help="always this one; otherwise they take turns")
     parser.add_argument("--planted", choices=PLANTED, help="put this bug in, and end when it is found")
     parser.add_argument("--replay", type=int, metavar="SEED", help="print what happens in the histories of one seed")
     given = parser.parse_args()
@@ -33,7 +35,7 @@ def main() -> int:
 def _play(given: argparse.Namespace) -> int:
     first, last = (given.replay, given.replay + 1) if given.replay is not None else map(int, given.seeds.split(".."))
     began, played, turns, wrong = time.monotonic(), 0, 0, 0
-    for history in histories(range(first, last), given.guarantee):
+    for history in histories(range(first, last), given.guarantee, given.program):
         if given.minutes and time.monotonic() - began > 60 * given.minutes:
             break
         world, violation = play(history)

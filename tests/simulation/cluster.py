@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection
 from random import Random
 from typing import TypeVar
 
+from coopstreams.group import leadership
+from coopstreams.group.leadership import View
 from coopstreams.log.log import Run
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
@@ -21,14 +23,10 @@ T = TypeVar("T")
 
 ANSWER_S = 5.0
 """How long a client waits for an answer before it asks again, or says that there is none."""
+MIN_ISR = 2
+"""`min.insync.replicas` of all topics; each broker has a replica of each."""
 PATIENCE_S = 30.0
 """For how long `KafkaLog` asks again."""
-
-
-def decided(cluster: Cluster, partition: TopicPartition) -> bool:
-    """Whether readers see all that counts of a partition: no transaction in it is open, or lacks its marker."""
-    stored = cluster.state.partition(partition)
-    return stored.stable_end == stored.end
 
 
 class MachineClient(Client):
@@ -81,6 +79,26 @@ class MachineLog(SimulatedLog):
 
     def writer(self, transactional_id: str | None = None, written: Callable[[], Collection[str]] | None = None) -> SimulatedWriter:
         return patient(self._machine_client.machine, lambda: SimulatedLog.writer(self, transactional_id, written))
+
+    def end_offset(self, partition: TopicPartition) -> int:
+        """Return the true end: the brokers say who leads, as `Ends` asks them, and the leader is asked with its epoch."""
+        return patient(self._machine_client.machine, lambda: self._true_end(partition))
+
+    def reported_end(self, partition: TopicPartition) -> int:
+        return super().end_offset(partition)
+
+    def _true_end(self, partition: TopicPartition) -> int:
+        client, cluster = self._machine_client, self._cluster
+
+        def views() -> dict[int, View | None]:
+            cluster.state.partition(partition)  # or nobody knows it
+            return cluster.brokers.views(partition)
+
+        choice = leadership.choose(client.ask("views", partition, views, ANSWER_S), MIN_ISR)
+        if choice is None or choice.why_not:
+            self._machine_client.machine.sleep(0.1)
+            raise LogError(f"asking where {partition} ends: {choice.why_not if choice else 'nobody knows it'}", retryable=True)
+        return client.ask("end offset", partition, lambda: cluster.end_told_by(choice.leader, choice.epoch, partition), ANSWER_S)
 
     def _ask(self, kind: Kind, where: TopicPartition | str, effect: Callable[[], T]) -> T:
         return patient(self._machine_client.machine, lambda: SimulatedLog._ask(self, kind, where, effect))

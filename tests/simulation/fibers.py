@@ -26,6 +26,8 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 EPOCH_MS = 1_700_000_000_000
 """What the clocks on the wall show at the beginning."""
+LEAST_S = 1e-9
+"""The shortest wait: one that rounding takes for none would never end."""
 MOST_TURNS = 2_000_000
 """After so many, whatever is being simulated does not end."""
 
@@ -135,7 +137,8 @@ class Scheduler:
         assert isinstance(fiber, Fiber), "only the threads of a machine can wait"
         number = fiber.waits = next(self._numbers)
         if timeout is not None:
-            heapq.heappush(self._timers, (self.now + max(0.0, timeout), number, fiber, number, None))
+            at = self.now + (max(timeout, LEAST_S) if timeout > 0 else 0.0)
+            heapq.heappush(self._timers, (at, number, fiber, number, None))
         if among is not None:
             among.add(fiber)
         self.hub.switch()
@@ -175,18 +178,26 @@ class Machine:
     def __init__(self, scheduler: Scheduler, name: str) -> None:
         self.scheduler, self.name = scheduler, name
         self.paused = self.dead = False
+        self.ahead_ms = 0
+        """How far the clock on its wall is ahead."""
+        self.slept_s = 0.0
+        """How long it was suspended."""
+        self._suspended_at: float | None = None
         self.parked: list[Fiber] = []
         self.fibers: list[Fiber] = []
 
     # --- what happens to it ---
 
-    def pause(self) -> None:
-        """Stand still, as by SIGSTOP."""
+    def pause(self, *, suspended: bool = False) -> None:
+        """Stand still, as by SIGSTOP; `suspended`: the whole machine, with the clock that counts its time."""
         self.paused = True
+        self._suspended_at = self.scheduler.now if suspended else None
 
     def resume(self) -> None:
         """Go on."""
         self.paused = False
+        if self._suspended_at is not None:
+            self.slept_s, self._suspended_at = self.slept_s + self.scheduler.now - self._suspended_at, None
         parked, self.parked = self.parked, []
         self.scheduler.ready += parked
 
@@ -198,13 +209,13 @@ class Machine:
     # --- as a host ---
 
     def now(self) -> float:
-        return self.scheduler.now
+        return self.scheduler.now - self.slept_s
 
     def elapsed(self) -> float:
         return self.scheduler.now
 
     def wall_ms(self) -> int:
-        return EPOCH_MS + int(self.scheduler.now * 1000)
+        return EPOCH_MS + int(self.scheduler.now * 1000) + self.ahead_ms
 
     def sleep(self, seconds: float) -> None:
         self.scheduler.wait(seconds)

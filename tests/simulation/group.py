@@ -11,7 +11,7 @@ Source: Kafka `GroupCoordinator` (classic groups), KIP-394 for member ids.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from coopstreams.group.joining import Hooks, Timings
@@ -62,6 +62,8 @@ class Group:
     """One group."""
 
     scheduler: Scheduler
+    answers: Callable[[], bool]
+    """Whether the broker is there that coordinates it."""
     phase: Phase = Phase.EMPTY
     generation: int = 0
     members: dict[str, _Member] = field(default_factory=dict)
@@ -69,6 +71,9 @@ class Group:
     _deadline: float = 0.0
     _waiting: set[Fiber] = field(default_factory=set)
     _ids: int = 0
+    _moves: int = 0
+    _kept: tuple[int, str, dict[str, _Member]] = (0, "", {})
+    """What is in the log: generation, leader and members of the last assignment."""
 
     def __post_init__(self) -> None:
         self.scheduler.at(self.scheduler.now + LOOK_S, self._look)
@@ -79,7 +84,7 @@ class Group:
             return f"member {fence.member} is unknown"
         return None if fence.generation == self.generation else f"generation {fence.generation} is over, it is {self.generation}"
 
-    def join(self, member: str, subscription: bytes, session_s: float, rebalance_s: float) -> str:
+    def join(self, member: str, subscription: bytes, session_s: float) -> str:
         """Take a request to join; return the id of the member. The answer comes when `in_generation`."""
         if member and member not in self.members:
             raise UnknownMemberError(f"the coordinator does not know {member}")
@@ -92,15 +97,14 @@ class Group:
         if self.phase is Phase.STABLE and unchanged and member != self.leader:
             return member  # Kafka gives it what it has
         if self.phase is not Phase.PREPARING:
-            self._prepare(rebalance_s)
+            self._prepare()
         known.joined = True
         self._complete_if_all()
         return member
 
     def in_generation(self, member: str) -> tuple[int, dict[str, bytes]]:
         """Wait for the generation; return it, and for the leader what everybody says."""
-        while member in self.members and self.phase is Phase.PREPARING:
-            self.scheduler.wait(None, self._waiting)
+        self._await(lambda: member not in self.members or self.phase is not Phase.PREPARING)
         if member not in self.members:
             raise UnknownMemberError(f"the coordinator does not know {member}")
         self.members[member].heard = self.scheduler.now
@@ -114,12 +118,12 @@ class Group:
             for id_, each in self.members.items():
                 each.assignment = given.get(id_, b"")
             self.phase = Phase.STABLE
+            self._keep()
             self.scheduler.wake(self._waiting)
 
     def assigned(self, member: str, generation: int) -> bytes:
         """Wait for what the member gets; return it."""
-        while self.phase is Phase.COMPLETING and self.generation == generation and member in self.members:
-            self.scheduler.wait(None, self._waiting)
+        self._await(lambda: self.phase is not Phase.COMPLETING or self.generation != generation or member not in self.members)
         self._check(member, generation)
         if self.phase is not Phase.STABLE:
             raise RebalancingError("join again")
@@ -138,21 +142,46 @@ class Group:
         if self.members.pop(member, None) is not None:
             self._without(member)
 
+    def load(self) -> None:
+        """Another broker coordinates the group, or this one has begun anew: it knows what is in the log."""
+        self.generation, self.leader, kept = self._kept
+        self.members = {id_: replace(each, heard=self.scheduler.now, joined=True) for id_, each in kept.items()}
+        self.phase = Phase.STABLE if self.members else Phase.EMPTY
+        self._moves += 1
+        self.scheduler.wake(self._waiting)
+
+    def _await(self, ready: Callable[[], bool]) -> None:
+        """Wait for this, and for the broker to say so.
+
+        Raises:
+            LogError: retryable: it does not coordinate the group any more.
+        """
+        moves = self._moves
+        while self._moves == moves and not (ready() and self.answers()):
+            self.scheduler.wait(LOOK_S if ready() else None, self._waiting)
+        if self._moves != moves:
+            raise LogError("another broker coordinates the group", retryable=True)
+
+    def _keep(self) -> None:
+        self._kept = self.generation, self.leader, {id_: replace(each) for id_, each in self.members.items()}
+
     def _check(self, member: str, generation: int) -> None:
         if member not in self.members:
             raise UnknownMemberError(f"the coordinator does not know {member}")
         if generation != self.generation:
             raise IllegalGenerationError(f"generation {generation} is over")
 
-    def _prepare(self, rebalance_s: float) -> None:
-        self.phase, self._deadline = Phase.PREPARING, self.scheduler.now + rebalance_s
+    def _prepare(self) -> None:
+        self.phase, self._deadline = Phase.PREPARING, self.scheduler.now + max(each.session_s for each in self.members.values())
         for each in self.members.values():
             each.joined = False
         self.scheduler.wake(self._waiting)
         self.scheduler.at(self._deadline, self._complete_late)
 
     def _complete_late(self) -> None:
-        if self.phase is Phase.PREPARING and self.scheduler.now >= self._deadline:
+        if not self.answers():
+            self.scheduler.at(self.scheduler.now + LOOK_S, self._complete_late)
+        elif self.phase is Phase.PREPARING and self.scheduler.now >= self._deadline:
             self.members = {id_: each for id_, each in self.members.items() if each.joined}
             self._complete_if_all()
 
@@ -171,17 +200,18 @@ class Group:
         if not self.members:
             self.generation += 1
             self.phase, self.leader = Phase.EMPTY, ""
+            self._keep()
         elif self.phase is Phase.PREPARING:
             self._complete_if_all()
         else:
             if self.leader == member:
                 self.leader = next(iter(self.members))
-            self._prepare(60.0)
+            self._prepare()
         self.scheduler.wake(self._waiting)
 
     def _look(self) -> None:
         """Put out who was silent for a session."""
-        for id_, each in list(self.members.items()):
+        for id_, each in list(self.members.items()) if self.answers() else ():
             waits = self.phase is Phase.PREPARING and each.joined
             if not waits and self.scheduler.now - each.heard > each.session_s:
                 self.leave(id_)
@@ -260,8 +290,8 @@ class SimCoordinator:
             return
         self._closed = True
         self._wake.set()
-        if leave and self._member:
-            self._group.leave(self._member)
+        if leave:
+            self._say_goodbye()
 
     # --- its thread ---
 
@@ -301,10 +331,10 @@ class SimCoordinator:
         while not self._hooks.may_join() and self._machine.now() < patient_until:
             self._machine.sleep(0.005)
         subscription, sent = self._hooks.subscription(), self._machine.elapsed()
-        session_s, rebalance_s = self._timings.session / 1000, self._timings.rebalance / 1000
+        session_s = self._timings.session / 1000
         self._again = False
         try:
-            self._member = self._call("join", lambda: self._group.join(self._member, subscription, session_s, rebalance_s))
+            self._member = self._call("join", lambda: self._group.join(self._member, subscription, session_s))
             generation, told = self._group.in_generation(self._member)
             if self._closed:
                 return
@@ -332,8 +362,13 @@ class SimCoordinator:
 
     def _go(self) -> None:
         if self._member:
-            self._group.leave(self._member)
+            self._say_goodbye()
             self._lose(keep_id=False)
+
+    def _say_goodbye(self) -> None:
+        """Leave, if anybody hears of it."""
+        if self._group.answers():
+            self._group.leave(self._member)
 
     def _lose(self, *, keep_id: bool) -> None:
         held, self._generation, self._stable = self._generation >= 0, -1, False

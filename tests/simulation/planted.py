@@ -5,7 +5,7 @@ Each puts a function in the place of one of ours, so it has to be one that is st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -14,13 +14,16 @@ from unittest.mock import patch
 from coopstreams.commit.barrier import Barrier
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.progress import Progress
+from coopstreams.group import leadership
 from coopstreams.group.holdings import Holdings
+from coopstreams.group.leadership import Choice, View
 from coopstreams.group.membership import GroupMember
 from coopstreams.log.log import GroupFence
 from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.changelogs import Changelogs
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.opener import Opener
+from coopstreams.tasks.serving import Serving
 
 
 def _no_barrier() -> AbstractContextManager[Any]:
@@ -31,6 +34,16 @@ def _no_barrier() -> AbstractContextManager[Any]:
 def _stale_barrier() -> AbstractContextManager[Any]:
     """The end of the commit topic is what a broker that stood still believes."""
     return patch.object(Follower, "barrier", lambda self: self.tail)
+
+
+def _leader_of_before() -> AbstractContextManager[Any]:
+    """Whoever says that it leads a partition is believed."""
+
+    def first(answers: Mapping[int, View | None], _: int) -> Choice | None:
+        leaders = [view for broker, view in answers.items() if view is not None and view.leader == broker]
+        return min((Choice(view.leader, view.epoch) for view in leaders), key=lambda choice: choice.epoch, default=None)
+
+    return patch.object(leadership, "choose", first)
 
 
 @contextmanager
@@ -83,14 +96,21 @@ def _silent_opener() -> AbstractContextManager[Any]:
     return patch.object(Opener, "cancel", lambda *_: None)
 
 
+def _always_sure() -> AbstractContextManager[Any]:
+    """A process that was stopped, and wakes, answers queries before the group has answered it."""
+    return patch.object(Serving, "owns", lambda self, task: self._instance.tasks.get(task.id) is task)
+
+
 PLANTED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "no barrier": _no_barrier,
     "a stale barrier": _stale_barrier,
+    "a leader of before": _leader_of_before,
     "any epoch commits": _any_epoch,
     "a restore that ends early": _short_restore,
     "what was done is done again": _done_again,
     "revoked is released": _given_away,
     "the database before the log": _early_database,
     "a cancel that nobody hears": _silent_opener,
+    "whoever wakes is sure": _always_sure,
 }
 """By name: what puts the bug in."""

@@ -1,97 +1,127 @@
-"""What is simulated: small topologies, what is written for them, and what must come out whatever happens."""
+"""What is simulated: small topologies, and what is written for them."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
-from coopstreams import StreamsBuilder, Topology, serdes
+from coopstreams import JoinWindows, SessionWindows, StreamsBuilder, TimeWindows, Topology, serdes, until_window_closes
+from tests.simulation.answers import Answer, Counted, Matched, Ordered, Paired, Written
 
 APPLICATION = "sim"
 KEYS = [f"{letter}{number}" for letter in "abcd" for number in range(4)]
-Rows = Sequence[tuple[bytes | None, bytes | None]]
-"""Keys and values of a topic, those of one partition in order."""
+DAY_MS = 86_400_000
+
+
+Writes = Callable[[Random, int, int], Written]
+"""Takes the number of the record and what time it is, in milliseconds; the numbers rise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A topology with one source and one sink, and what it makes of keys written."""
+    """A topology that writes to `out`. `settings`: of its processes, and of the one task whose answer is the right one."""
 
     build: Callable[[], Topology]
-    key_of: Callable[[str], str]
-    """The key under which a record that was written is counted."""
+    write: Writes
+    answer: type[Answer]
+    """What is known of its results."""
+    stores: tuple[str, ...] = ()
+    """Those of which it is known what is in them at the end, under exactly-once."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _builder() -> StreamsBuilder:
+    return StreamsBuilder(APPLICATION)
 
 
 def _counted() -> Topology:
-    builder = StreamsBuilder(APPLICATION)
+    builder = _builder()
     builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to("out")
     return builder.build()
 
 
 def _recounted() -> Topology:
-    builder = StreamsBuilder(APPLICATION)
+    builder = _builder()
     stream = builder.stream("in", key=serdes.text, value=serdes.raw)
     grouped = stream.group_by(lambda key, value: key[:1] + "x", name="by-prefix", key=serdes.text, value=serdes.raw)
     grouped.count(store="counts").to_stream().to("out")
     return builder.build()
 
 
+def _windows() -> Topology:
+    builder = _builder()
+    grouped = builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key()
+    grouped.windowed_by(TimeWindows(size=10_000, grace=5_000)).count(store="counts", retention=DAY_MS).to_stream().to("out")
+    return builder.build()
+
+
+def _finals() -> Topology:
+    builder = _builder()
+    grouped = builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key()
+    counts = grouped.windowed_by(TimeWindows(size=4_000, grace=3_000)).count(store="counts", retention=DAY_MS)
+    counts.suppress(until_window_closes()).to_stream().to("out")
+    return builder.build()
+
+
+def _sessions() -> Topology:
+    builder = _builder()
+    grouped = builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key()
+    grouped.windowed_by(SessionWindows(gap=4_000, grace=4_000)).count(store="counts", retention=DAY_MS).to_stream().to("out")
+    return builder.build()
+
+
+def _pairs() -> Topology:
+    builder = _builder()
+    left = builder.stream("left", key=serdes.text, value=serdes.text)
+    right = builder.stream("right", key=serdes.text, value=serdes.text)
+    windows = JoinWindows(6_000, grace=DAY_MS)
+    left.join(right, lambda one, other: f"{one}:{other}", windows=windows, value=serdes.text, store="pairs").to("out")
+    return builder.build()
+
+
+def _looked_up() -> Topology:
+    builder = _builder()
+    table = builder.table("table", key=serdes.text, value=serdes.text, store="rows")
+    stream = builder.stream("in", key=serdes.text, value=serdes.text)
+    stream.left_join(table, lambda value, row: f"{value}:{row or ''}", value=serdes.text).to("out")
+    return builder.build()
+
+
+def _everywhere() -> Topology:
+    builder = _builder()
+    table = builder.global_table("table", key=serdes.text, value=serdes.text, store="rows")
+    stream = builder.stream("in", key=serdes.text, value=serdes.text)
+    stream.left_join(table, lambda value, row: f"{value}:{row or ''}", on=lambda key, value: key, value=serdes.text).to("out")
+    return builder.build()
+
+
+def _table() -> Topology:
+    builder = _builder()
+    table = builder.table("in", key=serdes.text, value=serdes.text, store="rows")
+    table.map_values(lambda value: value + "!", value=serdes.text).to_stream().to("out")
+    return builder.build()
+
+
+def _to(*topics: str, late: bool = False, deletes: bool = False) -> Writes:
+    def write(random: Random, number: int, now_ms: int) -> Written:
+        lateness = random.choice((0, 0, 0, 500, 4_000, 20_000)) if late else 0
+        value = None if deletes and random.random() < 0.2 else b"%d" % number
+        return Written(topics[0] if len(topics) == 1 else random.choice(topics), random.choice(KEYS).encode(), value, now_ms - lateness)
+
+    return write
+
+
 PROGRAMS = {
-    "a count": Program(_counted, lambda key: key),
-    "a count behind a repartition": Program(_recounted, lambda key: key[:1] + "x"),
+    "a count": Program(_counted, _to("in"), Counted, ("counts",)),
+    "a count behind a repartition": Program(_recounted, _to("in"), Counted, ("counts",)),
+    "windows": Program(_windows, _to("in", late=True), Counted, ("counts",)),
+    "windows that close": Program(_finals, _to("in", late=True), Counted, ("counts",)),
+    "sessions": Program(_sessions, _to("in", late=True), Counted, ("counts",)),
+    "a join of streams": Program(_pairs, _to("left", "right"), Paired),
+    "a join with a table": Program(_looked_up, _to("in", "in", "table"), Matched, ("rows",)),
+    "a join with a global table": Program(_everywhere, _to("in", "in", "table"), Matched),
+    "a table": Program(_table, _to("in", deletes=True), Ordered, ("rows",)),
+    "a table on its source": Program(_table, _to("in", deletes=True), Ordered, ("rows",), {"topology.optimization": "all"}),
 }
-
-
-def written(random: Random, number: int) -> tuple[bytes, bytes]:
-    """Return a record."""
-    return random.choice(KEYS).encode(), b"%d" % number
-
-
-@dataclass
-class Counts:
-    """What was written, and what was told of it, as far as it was looked at."""
-
-    program: Program
-    exactly_once: bool
-    written: Counter[bytes] = field(default_factory=Counter)
-    last: dict[bytes, int] = field(default_factory=dict)
-    """The last count of each key."""
-
-    def write(self, keys: Iterable[bytes]) -> None:
-        """Take note of records that were written."""
-        self.written.update(self.program.key_of(key.decode()).encode() for key in keys)
-
-    def tell(self, rows: Rows) -> list[str]:
-        """Take note of results; return what is wrong with them."""
-        wrong = []
-        for key, value in rows:
-            assert key is not None
-            assert value is not None
-            count, before = serdes.int64.decode(value), self.last.get(key, 0)
-            if self.exactly_once and count != before + 1:
-                wrong.append(f"{key!r} was counted {count} after {before}")
-            if self.exactly_once and count > self.written[key]:
-                wrong.append(f"{key!r} was counted {count} times, written {self.written[key]} times")
-            self.last[key] = count
-        return wrong
-
-    def lacking(self) -> list[str]:
-        """Return what was written and is not counted."""
-        return [
-            f"{key!r} was written {count} times, and counted {self.last.get(key, 0)}"
-            for key, count in self.written.items()
-            if self.last.get(key, 0) < count
-        ]
-
-    def wrong_states(self, states: Iterable[tuple[str, bytes, int]], *, whole: bool) -> list[str]:
-        """Return what is wrong with counts in databases (whose, key, count): a database never has what does not count.
-
-        `whole`: they are those of tasks that run, and nothing is left to do.
-        """
-        return [
-            f"the database of {where} has {key!r} {count} times, told were {self.last.get(key, 0)}"
-            for where, key, count in states
-            if count > self.last.get(key, 0) or (whole and count < self.last.get(key, 0))
-        ]

@@ -2,6 +2,8 @@
 
     processes   each a real `Instance` with its threads; killed, stopped and woken, started anew on the same disk
     network     requests and answers that are late or lost
+    hosts       disks that are lost, full or from an earlier time, clocks that jump, settings that change
+    brokers     end, stand still and wake, lead and coordinate in turn
     oracles     what must hold after each step, and at the end, when nothing goes wrong any more
 
 Invariant: the same seed, the same history.
@@ -15,41 +17,46 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from random import Random
-from uuid import UUID
 
-from coopstreams import serdes
 from coopstreams.config import Config
 from coopstreams.group.joining import Connector, Hooks, Timings
 from coopstreams.log.log import Position, TopicSpec
 from coopstreams.log.memory_reader import MemoryReader
 from coopstreams.log.memory_writer import MemoryWriter
-from coopstreams.state.views import StoreView
+from coopstreams.state.views import Row
 from coopstreams.tasks.instance import Instance
 from coopstreams.tasks.lifecycle import Lifecycle
 from coopstreams.tasks.parts import Parts
+from coopstreams.tasks.serving import Serving
 from coopstreams.tasks.wiring import Wiring
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import LogError
+from coopstreams.topology.errors import LogError, StateError
 from coopstreams.topology.keys import WHOLE
 from tests.simulation import disk
-from tests.simulation.cluster import MachineClient, MachineLog, decided
-from tests.simulation.fibers import Machine, Scheduler
+from tests.simulation.answers import Rows
+from tests.simulation.cluster import MachineClient, MachineLog
+from tests.simulation.fibers import EPOCH_MS, Machine, Scheduler
 from tests.simulation.group import Group, SimCoordinator
+from tests.simulation.hosts import Hosts
 from tests.simulation.kafka.cluster import Cluster
 from tests.simulation.kafka.plan import Chance, Crash, Early, Fault, Kind, Late, Lost, NoFaults, Plan, Torn
-from tests.simulation.programs import APPLICATION, Counts, Program, Rows, written
+from tests.simulation.oracles import Changelogs, Part
+from tests.simulation.outages import Outages
+from tests.simulation.programs import APPLICATION, Program
 
 MOST_PROCESSES = 4
 OUT = TopicPartition("out", 0)
 CALM_S = 400.0
 """How long everything may take to be done once nothing goes wrong any more."""
 LOOK_S = 0.25
+EVENTS = ("produce", "produce", "produce", "start", "kill", "stop", "pause", "resume", "rest", "rest", "plan", "broker", "broker", "host")
+"""What happens, each as often as it is named."""
 STATES = 8
 """Databases are looked at each so many times."""
 LOSSES: list[tuple[float, Fault]] = [(0.004, Lost()), (0.004, Lost(answer=True)), (0.002, Late(7.0)), (0.001, Crash()), (0.001, Crash(after=True))]
 ASKED: tuple[Kind, ...] = (
     "produce", "take over", "send offsets", "commit", "abort", "end transaction", "commit offsets", "fetch offsets",
-    "end offset", "start offset", "list transactions", "join", "sync",
+    "end offset", "start offset", "views", "list transactions", "join", "sync",
 )  # fmt: skip
 RATES: dict[Kind, list[tuple[float, Fault]]] = {
     **dict.fromkeys(ASKED, LOSSES),
@@ -72,6 +79,7 @@ class Process:
         self.world = world
         self.number = number
         self.machine = Machine(world.scheduler, f"p{number}.{life}")
+        world.hosts.begin(number, self.machine)
         self.client = MachineClient(world.cluster, self.machine, world.network, world.latency_s, world.killed)
         self.instance: Instance | None = None
         self.parts: Parts | None = None
@@ -91,7 +99,7 @@ class Process:
         self.ended = True
         if self.parts is not None:
             self.parts.directory.close()
-        (self.world.folder / APPLICATION / f"instance-{self.number}" / "lock").unlink(missing_ok=True)  # as the system does it
+        (self.world._folder_of(self.number) / "lock").unlink(missing_ok=True)  # as the system does it
 
     def _run(self) -> None:
         world = self.world
@@ -105,11 +113,15 @@ class Process:
             if not error.retryable or (self.instance is not None and self.instance.begun):
                 raise
             world.say(f"{self.machine.name} has not started: {error}")
+        except StateError as error:
+            if "no space left" not in str(error):
+                raise
+            world.say(f"{self.machine.name} has ended: {error}")
         self.ended = True
 
     def _coordinator(self, _: object) -> Connector:
         def make(name: str, _: str | None, timings: Timings, hooks: Hooks, predecessor: str) -> SimCoordinator:
-            if predecessor:
+            if predecessor and self.world.group.answers():
                 self.world.group.leave(predecessor)
             return SimCoordinator(self.client, self.world.group, name, timings, hooks)
 
@@ -124,22 +136,23 @@ class World:
         self.program, self.exactly_once = program, exactly_once
         self.events: list[str] = []
         self.scheduler = Scheduler(Random(self.random.getrandbits(64)))
-        self.group = Group(self.scheduler)
+        self.group = Group(self.scheduler, lambda: self.cluster.brokers.answers(APPLICATION))
         self.latency_s = self.random.choice((0.001, 0.005, 0.02))
         self.network = Random(self.random.getrandbits(64))
         self.cluster = Cluster(self._plan(), Machine(self.scheduler, "cluster"), check_fence=self.group.check, transaction_timeout_s=15.0)
+        self.outages = Outages(self.cluster, self.group, APPLICATION, self.scheduler, Random(self.random.getrandbits(64)), self.say, self._stir)
         self.folder = Path(tempfile.mkdtemp(prefix="coopstreams-simulation-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
-        self._name_processes()
+        self.hosts = Hosts(MOST_PROCESSES, self._folder_of, Random(self.random.getrandbits(64)), self.say)
         self.written = 0
-        self.counts = Counts(program, exactly_once)
         self.looks = 0
         self.processes: list[Process] = []
         self.lives: dict[int, int] = {}
         self.partitions = self.random.choice((1, 1, 2))
-        self.threads = self.random.choice((1, 1, 2))
-        self.ranges = self.random.choice((1, 2, 4))
-        for spec in (TopicSpec("in", self.partitions), TopicSpec("out", 1)):
+        topology = program.build()
+        for spec in (*(TopicSpec(topic, self.partitions) for topic in topology.source_topics), TopicSpec("out", 1)):
             self.cluster.state.create_topic(spec)
+        self.answer = program.answer(topology, program.settings, self.partitions, exactly_once=exactly_once)
+        self.changelogs = Changelogs(self.cluster.state, APPLICATION)
         self._reader = MemoryReader(self.cluster.state, committed_only=True)
         self._reader.assign({OUT: Position(0)})
         self._writer = MemoryWriter(self.cluster.state, None)
@@ -148,12 +161,13 @@ class World:
         """Return the configuration of a process."""
         return Config.of(
             {
+                **self.program.settings,
                 "bootstrap.servers": "nowhere:1",
                 "state.dir": str(self.folder),
                 "instance": number,
                 "default.dsl.store": "tests.simulation.disk:Disk",
-                "num.stream.threads": self.threads,
-                "ranges.per.partition": self.ranges,
+                "num.stream.threads": self.hosts.threads,
+                "ranges.per.partition": self.hosts.ranges,
                 "processing.guarantee": "exactly_once_v2" if self.exactly_once else "at_least_once",
                 "statestore.cache.max.bytes": 0,
                 "http.listen": "",
@@ -185,6 +199,7 @@ class World:
 
     def close(self) -> None:
         """Forget everything."""
+        self.answer.close()
         self.scheduler.close([process.machine for process in self.processes])
         for process in self.processes:
             with suppress(Exception):
@@ -203,11 +218,12 @@ class World:
 
     def produce(self, count: int) -> None:
         """Write records."""
-        records = [written(self.random, self.written + at) for at in range(count)]
-        keys, values = [key for key, _ in records], [value for _, value in records]
-        self._writer.append("in", keys, values, [int(self.scheduler.now * 1000) + 1] * count)
+        now_ms = EPOCH_MS + int(self.scheduler.now * 1000)
+        records = [self.program.write(self.random, self.written + at, now_ms) for at in range(count)]
+        for topic, key, value, timestamp in records:
+            self._writer.append(topic, [key], [value], [timestamp])
         self.written += count
-        self.counts.write(keys)
+        self.answer.write(records)
 
     @property
     def living(self) -> list[Process]:
@@ -215,7 +231,12 @@ class World:
         return [process for process in self.processes if not process.ended]
 
     def _happen(self) -> None:
-        event = self.random.choice(("produce", "produce", "produce", "start", "kill", "stop", "pause", "resume", "rest", "rest", "plan"))
+        self._do(self.random.choice(EVENTS))
+
+    def _stir(self) -> None:
+        self._do(self.random.choice(("start", "stop")))
+
+    def _do(self, event: str) -> None:
         living = self.living
         awake = [process for process in living if not process.machine.paused]
         asleep = [process for process in living if process.machine.paused]
@@ -223,22 +244,28 @@ class World:
             case "produce":
                 self.produce(self.random.randint(1, 20))
             case "start" if len(living) < MOST_PROCESSES:
-                free = [number for number in range(MOST_PROCESSES) if all(process.number != number for process in living)]
-                self.start(self.random.choice(free))
+                self.start(self.random.choice(self._down()))
             case "kill" if awake:
                 self._strike("is killed", self.random.choice(living), Process.kill)
             case "stop" if awake:
                 self._strike("is asked to stop", self.random.choice(awake), Process.stop)
             case "pause" if awake:
-                self._strike("stands still", self.random.choice(awake), lambda process: process.machine.pause())
+                self._strike("stands still", self.random.choice(awake), lambda process: process.machine.pause(suspended=self.random.random() < 0.5))
             case "resume" if asleep:
                 self._strike("goes on", self.random.choice(asleep), lambda process: process.machine.resume())
             case "rest":
                 self._let(self.random.choice((0.01, 3.0, 15.0)))
             case "plan":
                 self.cluster.plan = self._plan()
+            case "broker":
+                self.outages.happen()
+            case "host":
+                self.hosts.happen({process.number: process.machine for process in living}, self._down())
             case _:
                 pass
+
+    def _down(self) -> list[int]:
+        return [number for number in range(MOST_PROCESSES) if all(process.number != number for process in self.living)]
 
     def _strike(self, what: str, process: Process, how: Callable[[Process], object]) -> None:
         self.say(f"{process.machine.name} {what}")
@@ -248,6 +275,8 @@ class World:
         """Nothing goes wrong any more: everything must be done, and be right, after a while."""
         self.say("nothing goes wrong any more")
         self.cluster.plan = NoFaults()
+        self.outages.end()
+        self.hosts.end()
         for process in self.living:
             if process.machine.paused:
                 process.machine.resume()
@@ -285,35 +314,46 @@ class World:
         process = next(process for process in self.processes if process.machine is machine)
         self._strike(f"ends at a request ({request})", process, Process.kill)
 
-    def _name_processes(self) -> None:
-        """Transactional ids are made of what is in this file; by itself it would be another one each time."""
-        for number in range(MOST_PROCESSES):
-            folder = self.folder / APPLICATION / f"instance-{number}"
-            folder.mkdir(parents=True)
-            (folder / "process-id").write_text(str(UUID(int=self.random.getrandbits(128))))
+    def _folder_of(self, number: int) -> Path:
+        return self.folder / APPLICATION / f"instance-{number}"
 
     # --- oracles ---
 
     def _wrong(self, *, whole: bool) -> list[str]:
         self.looks += 1
-        wrong = self.counts.tell(self._told()) or (self.counts.lacking() if whole else [])
-        if wrong or not self.exactly_once or not (whole or self.looks % STATES == 0) or not decided(self.cluster, OUT):
+        wrong = self.answer.tell(self._told()) or (self.answer.lacking() if whole else [])
+        if wrong or not self.exactly_once or not (whole or self.looks % STATES == 0):
             return wrong
-        return self.counts.wrong_states(self._states(running=whole), whole=whole)
+        wrong = list(self.changelogs.wrong(self._parts(running=False))) or (self._wrong_rows() if whole else [])
+        return wrong or [problem for part in self._parts(running=True, owned=True) for problem in self.changelogs.wrong_answers(part)]
 
-    def _states(self, *, running: bool) -> Iterator[tuple[str, bytes, int]]:
-        """Yield each count in a database: whose, the key, the count. `running`: of tasks that run."""
+    def _wrong_rows(self) -> list[str]:
+        """Return what is wrong with what running tasks have in their stores: at the end it is what one task has."""
+        kept: dict[str, list[Row]] = {store: [] for store in self.program.stores}
+        for part in self._parts(running=True):
+            if part.spec.name in kept:
+                kept[part.spec.name] += part.rows()
+        return [
+            f"store {store} has {sorted(set(rows) - set(expected))}, and not {sorted(set(expected) - set(rows))}"
+            for store, rows in kept.items()
+            if sorted(rows) != (expected := self.answer.rows(store))
+        ]
+
+    def _parts(self, *, running: bool, owned: bool = False) -> Iterator[Part]:
+        """Yield each store in a database. `running`: of tasks that run; `owned`: of which queries are answered."""
         for process in self.living:
-            if process.parts is None or process.instance is None:
+            if process.parts is None or process.instance is None or (owned and process.machine.paused):
                 continue
+            serving = Serving(process.instance, {})
             for (subtopology, partition), opened in list(process.parts.directory._open.items()):
                 for spec in process.parts.subtopology(subtopology).stores:
-                    tasks = [task for task in process.instance.tasks if (task.subtopology, task.partition) == (subtopology, partition)]
-                    for row in StoreView(opened.database, spec, [task.range for task in tasks] if running else [WHOLE]).all():
-                        yield f"{process.machine.name} {subtopology}_{partition}", row.key, serdes.int64.decode(row.value)
+                    tasks = [task for id_, task in process.instance.tasks.items() if (id_.subtopology, id_.partition) == (subtopology, partition)]
+                    ranges = [task.id.range for task in tasks if not owned or serving.owns(task)] if running else [WHOLE]
+                    yield Part(f"{process.machine.name} {subtopology}_{partition}", partition, opened.database, spec, ranges)
 
     def _told(self) -> Rows:
-        return [row for run in self._reader.fetch(1 << 20, 0) for row in zip(run.columns.keys, run.columns.values, strict=True)]
+        rows = [row for run in self._reader.fetch(1 << 20, 0) for row in zip(run.columns.keys, run.columns.values, strict=True)]
+        return [(key, value) for key, value in rows if key is not None]
 
     def _reasons(self) -> str:
         said = []

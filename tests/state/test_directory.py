@@ -60,6 +60,16 @@ def test_siblings_share_one_database_and_the_last_one_closes_it(tmp_path: Path) 
     directory.close()
 
 
+def test_who_gives_a_database_back_after_the_directory_was_closed_changes_nothing(tmp_path: Path) -> None:
+    directory = StateDirectory(tmp_path, "app", 0)
+    fill(directory.open(0, 3, [SPEC]))
+    directory.close()
+    directory.release(0, 3)
+    again = StateDirectory(tmp_path, "app", 0)
+    assert len(keys_of(again.open(0, 3, [SPEC]))) == 1000
+    again.close()
+
+
 def test_what_was_committed_is_there_after_a_restart(tmp_path: Path) -> None:
     directory = StateDirectory(tmp_path, "app", 0)
     fill(directory.open(1, 0, [SPEC]))

@@ -161,6 +161,15 @@ def test_at_least_once_writes_no_changelog_while_the_group_does_not_answer() -> 
     assert made.at_fence == []
 
 
+def test_at_least_once_writes_no_result_while_the_group_does_not_answer() -> None:
+    made = engine(AT_LEAST, ["a"])
+    task = made.task(WHOLE)
+    made.member.answered = False
+    with pytest.raises(MembershipLostError, match="somebody else may have its tasks"):
+        made.process(task)
+    assert len(made.read("out")) == 0
+
+
 def test_at_least_once_positions_are_not_written_when_what_they_stand_for_is_not() -> None:
     made = engine(AT_LEAST, ["a"])
     tasks = made.task(LEFT), made.task(RIGHT)

@@ -19,19 +19,19 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from heapq import heappop, heappush
 from itertools import count
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 from coopstreams.host import Signal
 from coopstreams.log.memory_state import CheckFence, MemoryState
 from coopstreams.log.memory_transactions import Place, Producer, Session
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
-from tests.simulation.kafka.brokers import Brokers
+from tests.simulation.kafka.brokers import Brokers, Leadership
 from tests.simulation.kafka.clock import Clock, VirtualClock
 from tests.simulation.kafka.plan import Call, Crash, Crashed, Fault, Kind, Late, NoFaults, Plan, Skipped, Where
 
 T = TypeVar("T")
-ANYBODY: frozenset[Kind] = frozenset({"topics", "create topics", "delete topics", "describe topic", "list transactions"})
+ANYBODY: frozenset[Kind] = frozenset({"topics", "views", "create topics", "delete topics", "describe topic", "list transactions"})
 """What each broker answers."""
 
 
@@ -124,6 +124,19 @@ class Cluster:
                 return past[where]
         return None
 
+    def end_told_by(self, broker: int, epoch: int, partition: TopicPartition) -> int:
+        """Return where a partition ends as one broker says, asked as the leader of an epoch.
+
+        Raises:
+            LogError: retryable: it is away, or knows of another epoch.
+        """
+        known = self.brokers.believed(broker, partition)
+        if broker in self.brokers.away or known != Leadership(broker, epoch):
+            raise LogError(f"broker {broker} does not lead {partition} in epoch {epoch}", retryable=True)
+        if self.brokers.leader(partition) != known:
+            return cast(int, self._past[broker][partition])
+        return self.state.partition(partition).end
+
     @contextmanager
     def woken(self, signal: Signal) -> Iterator[None]:
         """Have this raised whenever something has changed."""
@@ -169,7 +182,7 @@ class Cluster:
         for topic in self.state.topics.values():
             past |= {partition.where: partition.end for partition in topic.partitions}
         self._past[broker] = {where: told for where, told in past.items() if self.brokers.leader(where).broker == broker}
-        self.brokers.away.add(broker)
+        self.brokers.stand_still(broker)
 
     def stop(self, broker: int) -> None:
         """Have a broker end; it leads on until `fail_over`."""
@@ -182,6 +195,7 @@ class Cluster:
     def learn(self, broker: int) -> None:
         """Have a broker that woke hear of its successors."""
         self._past.pop(broker, None)
+        self.brokers.learn(broker)
 
     def fail_over(self, broker: int) -> None:
         """Have others lead what a broker leads."""

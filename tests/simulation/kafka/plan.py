@@ -21,7 +21,7 @@ from coopstreams.topology.columns import TopicPartition
 Kind = Literal[
     "append", "produce", "fetch", "end offset", "start offset", "delete records",
     "take over", "send offsets", "commit", "abort", "marker", "end transaction", "list transactions",
-    "join", "sync", "heartbeat", "commit offsets", "fetch offsets", "topics", "create topics", "delete topics", "describe topic",
+    "join", "sync", "heartbeat", "commit offsets", "fetch offsets", "topics", "views", "create topics", "delete topics", "describe topic",
 ]  # fmt: skip
 """What is asked. `append` is no request yet: a record is given to the client (`Early`). `marker` is the coordinator's, to a place."""
 

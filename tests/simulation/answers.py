@@ -1,0 +1,185 @@
+"""What must come out: what one task makes of the same records, in the test driver, and how exactly that is known of a program.
+
+    Counted    each result counts records: exactly the driver's, in order for each key; or, at least once, no fewer
+    Ordered    results are as the driver's; or, at least once, they come in its order among repetitions
+    Paired     results are the driver's in any order; or, at least once, several times
+    Matched    each record of a stream once, with some row of its key that the table has had
+
+Invariant: a result is right or wrong by what was written before it; what is lacking is known when all is done.
+Source: docs/semantics.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from coopstreams import serdes
+from coopstreams.state.views import Row, StoreView
+from coopstreams.testing import TopologyTestDriver
+from coopstreams.topology.keys import WHOLE
+from coopstreams.topology.nodes import Topology
+
+Key = bytes
+Value = bytes | None
+Rows = Sequence[tuple[Key, Value]]
+"""Keys and values of a topic, those of one partition in order."""
+
+
+class Written(NamedTuple):
+    """A record of a source topic."""
+
+    topic: str
+    key: Key
+    value: Value
+    timestamp: int
+
+
+class Answer:
+    """The right answer, as far as records are written; and what was told of it, as far as it was looked at."""
+
+    def __init__(self, topology: Topology, settings: Mapping[str, Any], partitions: int, *, exactly_once: bool) -> None:
+        self.exactly_once = exactly_once
+        self.expected: dict[Key, list[Value]] = defaultdict(list)
+        self.told: dict[Key, list[Value]] = defaultdict(list)
+        counts = {**dict.fromkeys(topology.source_topics, partitions), "out": 1}
+        self._driver = TopologyTestDriver(topology, config=settings, partitions=counts)
+        self._forwarded = 0
+
+    def close(self) -> None:
+        """Let go of the driver."""
+        self._driver.close()
+
+    def write(self, records: Iterable[Written]) -> None:
+        """Take note of records that were written."""
+        for record in records:
+            self._driver.input(record.topic, serdes.raw, serdes.raw).send(record.key, record.value, record.timestamp)
+        forwarded = self._driver.output("out", serdes.raw, serdes.raw).records()
+        for result in forwarded[self._forwarded :]:
+            self.expected[result.key].append(result.value)
+        self._forwarded = len(forwarded)
+
+    def tell(self, rows: Rows) -> list[str]:
+        """Take note of results; return what is wrong with them."""
+        wrong = []
+        for key, value in rows:
+            if problem := self._problem(key, value):
+                wrong.append(f"{key!r}: {problem}")
+            self.told[key].append(value)
+        return wrong
+
+    def lacking(self) -> list[str]:
+        """Return what should have been told by now and was not."""
+        return [f"{key!r}: {problem}" for key in self.expected if (problem := self._lack(key))]
+
+    def rows(self, store: str) -> list[Row]:
+        """Return what is in a store."""
+        self._driver.commit()
+        spec = next(spec for part in self._driver.topology.subtopologies for spec in part.stores if spec.name == store)
+        databases = [
+            database for (number, _), database in self._driver._databases.items() if spec in self._driver.topology.subtopologies[number].stores
+        ]
+        return sorted(row for database in databases for row in StoreView(database, spec, [WHOLE]).all())
+
+    def _problem(self, key: Key, value: Value) -> str:
+        raise NotImplementedError
+
+    def _lack(self, key: Key) -> str:
+        raise NotImplementedError
+
+    def _out_of_order(self, key: Key, value: Value) -> str:
+        """Return why this is not the next result of the driver."""
+        number, expected = len(self.told[key]), self.expected.get(key, [])
+        if number < len(expected) and expected[number] == value:
+            return ""
+        due = _shown(expected[number]) if number < len(expected) else "nothing"
+        return f"{_shown(value)} came after {_shown(self.told[key][-1]) if number else 'nothing'}, {due} was due"
+
+    def _short(self, key: Key) -> str:
+        told, expected = len(self.told[key]), len(self.expected[key])
+        return f"{told} results came, {_shown(self.expected[key][told])} is the next of {expected}" if told < expected else ""
+
+
+class Counted(Answer):
+    """Results are numbers of records."""
+
+    def _problem(self, key: Key, value: Value) -> str:
+        if self.exactly_once:
+            return self._out_of_order(key, value)
+        return ""
+
+    def _lack(self, key: Key) -> str:
+        if self.exactly_once:
+            return self._short(key)
+        told, last = self.told[key], self.expected[key][-1]
+        enough = last is None or (told and told[-1] is not None and serdes.int64.decode(told[-1]) >= serdes.int64.decode(last))
+        return "" if enough else f"{_shown(told[-1]) if told else 'nothing'} was told, it is {_shown(last)}"
+
+
+class Ordered(Answer):
+    """Results say which record they come from."""
+
+    def _problem(self, key: Key, value: Value) -> str:
+        if self.exactly_once:
+            return self._out_of_order(key, value)
+        return "" if value in self.expected.get(key, ()) else f"{_shown(value)} is nobody's result"
+
+    def _lack(self, key: Key) -> str:
+        if self.exactly_once:
+            return self._short(key)
+        told = iter(self.told[key])
+        return next((f"{_shown(due)} did not come in its place" for due in self.expected[key] if due not in told), "")
+
+
+class Paired(Answer):
+    """Results say of which two records they come."""
+
+    def _problem(self, key: Key, value: Value) -> str:
+        expected, told = self.expected.get(key, ()), self.told[key]
+        if value not in expected:
+            return f"{_shown(value)} is no pair"
+        return f"{_shown(value)} was told twice" if self.exactly_once and value in told else ""
+
+    def _lack(self, key: Key) -> str:
+        missing = (Counter(self.expected[key]) - Counter(self.told[key])).elements()
+        return ", ".join(map(_shown, missing))
+
+
+class Matched(Answer):
+    """Results are `n:m`: a record, and the row that it met, if there was one."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._written: dict[Key, set[bytes]] = defaultdict(set)
+
+    def write(self, records: Iterable[Written]) -> None:
+        records = list(records)
+        for record in records:
+            if record.topic == "table":
+                self._written[record.key].add(record.value or b"")
+        super().write(records)
+
+    def _problem(self, key: Key, value: Value) -> str:
+        assert value is not None
+        record, _, row = value.partition(b":")
+        told, due = len(self.told[key]), [_record(each) for each in self.expected.get(key, ())]
+        if row and row not in self._written[key]:
+            return f"row {_shown(row)} was never written"
+        if record not in due:
+            return f"record {_shown(record)} was never written"
+        return f"record {_shown(record)} is not number {told}" if self.exactly_once and (told >= len(due) or due[told] != record) else ""
+
+    def _lack(self, key: Key) -> str:
+        told = set(map(_record, self.told[key]))
+        return ", ".join(_shown(record) for record in map(_record, self.expected[key]) if record not in told)
+
+
+def _record(value: Value) -> bytes:
+    return (value or b"").partition(b":")[0]
+
+
+def _shown(value: Value) -> str:
+    if value is not None and len(value) == 8 and value[0] == 0:
+        return str(serdes.int64.decode(value))
+    return repr(value)

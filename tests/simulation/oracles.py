@@ -1,0 +1,99 @@
+"""What must hold of databases and of queries.
+
+databases   a row is one that its changelog has had: nothing that does not count
+queries     whoever says that it owns a key answers with what it is, or was after the last answer: never again with an older row
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from coopstreams.log.log import Position
+from coopstreams.log.memory_reader import MemoryReader
+from coopstreams.log.memory_state import MemoryState
+from coopstreams.state import layout
+from coopstreams.state.database import Database
+from coopstreams.state.views import Row, StoreView
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.naming import changelog_topic, internal_topic
+from coopstreams.topology.stores import StoreSpec
+
+Told = tuple[bytes | None, int]
+"""A value and its timestamp."""
+
+
+class Part(NamedTuple):
+    """A store in the database of a process. `where`: for messages."""
+
+    where: str
+    partition: int
+    database: Database
+    spec: StoreSpec
+    ranges: Sequence[KeyRange]
+
+    def rows(self) -> list[Row]:
+        """Return what is in these ranges."""
+        return list(StoreView(self.database, self.spec, self.ranges).all())
+
+
+class Changelogs:
+    """What has been committed to changelogs, as far as it was looked at."""
+
+    def __init__(self, state: MemoryState, application: str) -> None:
+        self._state, self._application = state, application
+        self._reader = MemoryReader(state, committed_only=True)
+        self._read: dict[TopicPartition, Position] = {}
+        self._rows: dict[TopicPartition, dict[bytes, list[Told]]] = defaultdict(lambda: defaultdict(list))
+        self._answered: dict[tuple[TopicPartition, bytes], int] = {}
+        """Which of the rows of a key was answered last."""
+
+    def wrong(self, parts: Iterable[Part]) -> Iterator[str]:
+        """Yield each row of these that was never committed."""
+        for part in parts:
+            changelog = self._of(part)
+            if not self._look(changelog):
+                continue
+            known = self._rows[changelog]
+            for key, value, timestamp in part.rows():
+                if (value, timestamp) not in known[layout.changelog_key(part.spec.kind, key)]:
+                    yield f"the database of {part.where} has {value!r} of {key!r}, which {changelog} never had"
+
+    def wrong_answers(self, part: Part) -> Iterator[str]:
+        """Yield what a sequential history forbids in this answer: all rows of ranges that are owned."""
+        changelog = self._of(part)
+        if not self._look(changelog):
+            return
+        view = StoreView(part.database, part.spec, part.ranges)
+        answer = {layout.changelog_key(part.spec.kind, key): (value, timestamp) for key, value, timestamp in view.all()}
+        for key, had in self._rows[changelog].items():
+            if not view.owns(layout.plain_key(part.spec, layout.store_key(part.spec.kind, key))):
+                continue
+            last, row = self._answered.get((changelog, key), -1), answer.get(key)
+            at = next((at for at in range(max(last, 0), len(had)) if (had[at] if had[at][0] is not None else None) == row), None)
+            if at is not None:
+                self._answered[changelog, key] = at
+            elif row is not None or last >= 0:
+                yield f"{part.where} answers {row} for {key!r} after {had[last] if last >= 0 else 'nothing'} was answered"
+
+    def _of(self, part: Part) -> TopicPartition:
+        topic = part.spec.source or internal_topic(self._application, changelog_topic(part.spec.name))
+        return TopicPartition(topic, part.partition)
+
+    def _look(self, changelog: TopicPartition) -> bool:
+        """Read on; return whether everything in it is decided."""
+        if changelog.topic not in self._state.topics:
+            return False
+        stored = self._state.partition(changelog)
+        if changelog not in self._read:
+            self._read[changelog] = Position(0)
+            self._reader.assign(self._read)
+        for run in self._reader.fetch(1 << 20, 0):
+            self._read[run.partition] = Position(run.next_offset)
+            columns = run.columns
+            for key, value, timestamp in zip(columns.keys, columns.values, columns.timestamps, strict=True):
+                if key is not None:
+                    self._rows[run.partition][key].append((value, timestamp))
+        return stored.stable_end == stored.end
