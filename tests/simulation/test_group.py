@@ -10,10 +10,10 @@ import pytest
 
 SEEDS = 40
 FOUND_AT = {
-    "no barrier": (47, "a count"),
     "a restore that ends early": (0, "a count"),
-    "the database before the log": (1, "a count"),
-    "any epoch commits": (3, "a count"),
+    "what was done is done again": (0, "a count"),
+    "a cancel that nobody hears": (1, "a count behind a repartition"),
+    "any epoch commits": (12, "windows"),
 }
 """The seed and the program with which each planted bug is found."""
 
@@ -43,3 +43,12 @@ def test_the_same_seed_is_the_same_history() -> None:
     first, second = (simulate("--replay", "3").stdout for _ in range(2))
     assert "nothing goes wrong any more" in first
     assert first.rpartition("turns")[0] == second.rpartition("turns")[0]
+
+
+def test_a_history_that_goes_wrong_shrinks_to_steps_that_go_wrong_again() -> None:
+    bug = ("--program", "a count", "--guarantee", "exactly_once_v2", "--planted", "a restore that ends early")
+    shrunk = simulate("--shrink", "0", *bug)
+    assert shrunk.returncode == 1, shrunk.stdout + shrunk.stderr
+    kept = shrunk.stdout.partition("--only ")[2].split()[0]
+    assert len(kept.split(",")) < 10
+    assert simulate("--replay", "0", "--only", kept, *bug).returncode == 1
