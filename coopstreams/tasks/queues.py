@@ -131,7 +131,7 @@ class SourceQueues:
         name, chosen = list(self._sources.items())[best[1]]
         if not chosen.waiting:
             if any(source.waiting for source in self._sources.values()):
-                self.waits_until = chosen.waited_for_until
+                self.waits_until = chosen.waited_for_until if chosen.at_end else None  # what the log still has is no matter of time
             return None
         return self._take(name, chosen, limit, most, ties=best[1] < limit_order)
 

@@ -193,3 +193,15 @@ def test_a_source_that_waits_keeps_one_batch_of_nothing_and_says_what_all_of_the
     if steps:
         assert (steps[-1].next_offset, steps[-1].stream_time) == (upto, time)
         assert [step.clocks for step in steps if step.clocks][-1] == [time]
+
+
+def test_what_the_log_still_has_of_a_source_is_waited_for_however_late_it_is() -> None:
+    """A simulated history found it: the thread looked again without a pause, because a time was over that it no longer waited for."""
+    queues = SourceQueues([(TABLE, START), (STREAM, START)], max_idle_ms=500)
+    feed(queues, TABLE, [], upto=0, at_end=True)
+    feed(queues, STREAM, log_of([5]), upto=1, at_end=True)
+    assert taken(queues, 10.0) == []
+    assert queues.waits_until == 10.5
+    feed(queues, TABLE, [], upto=1, at_end=False)
+    assert taken(queues, 11.0) == []
+    assert queues.waits_until is None
