@@ -5,13 +5,14 @@ VENV  := .venv
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.coopstreams
 LIGHT := $(VENV)/.coopstreams-demo
+SITE  := $(VENV)/.coopstreams-site
 ARGS  ?=
 # Tests mostly wait for Kafka: two processes, each with a broker of its own. ARGS='-n 0 …' is one.
 # Without any groups `loadgroup` deals the tests one by one, in order, to whoever is free.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo pin check format test test-slow demo demo-backfill bench docs
+.PHONY: help setup setup-demo pin check format test test-slow demo demo-backfill bench docs site
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -48,6 +49,9 @@ $(STAMP): pyproject.toml
 $(LIGHT): pyproject.toml
 	@if [ $(STAMP) -nt $< ]; then touch $@; else $(call install,dev,what the demo needs (the first time this downloads about 40 MB)); fi
 
+$(SITE): pyproject.toml
+	@$(call install,site,what builds the documentation site (the first time this downloads about 140 MB))
+
 check: setup ## format, lint, types, import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -76,6 +80,10 @@ bench: setup ## records per second on this machine
 
 pin: setup-demo ## write the list of the files of a Kafka version, with their SHA-256 (KAFKA=4.2.2)
 	$(BIN)/python -m coopstreams.dev.pins $(KAFKA)
+
+site: $(SITE) ## the documentation as a site in build/site: search, reference, diagrams; links are checked, it needs no network
+	$(BIN)/python -m tests.docs.site
+	$(BIN)/zensical build --strict
 
 docs: setup ## check the documentation: its code runs, its commands, tables and links are right
 	$(BIN)/python -m pytest tests/docs $(ARGS)

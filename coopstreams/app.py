@@ -1,4 +1,4 @@
-"""A topology and a configuration, running: what `coopstreams run` and a user's own `main` start."""
+"""`CoopStreams`: one running instance of an application, started by `coopstreams run` or by a program of the user's."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class CoopStreams:
         self.url: str | None = None
         """Where this instance answers queries; None before it runs, or without a server."""
         self.details: dict[str, str | int | float] = {}
-        """What `/v1/status` says of this instance besides."""
+        """Further entries of this instance in `/v1/status`."""
         self._instance: Instance | None = None
         self._serving: Serving | None = None
         self._stopped = threading.Event()
@@ -57,24 +57,31 @@ class CoopStreams:
         return self._lifecycle.state
 
     def set_state_listener(self, listener: StateListener) -> None:
-        """Have `listener(new, old)` called at each change of `state`.
+        """Call `listener(new, old)` at each change of `state`, on the thread that changes it.
 
-        Raises (as the other two do):
-            ConfigError: the instance has run already.
+        Raises:
+            ConfigError: the instance has run already. Set listeners before `run`.
         """
         self._lifecycle.check_created()
         self._lifecycle.state_listener = listener
 
     def set_restore_listener(self, listener: RestoreListener) -> None:
-        """Have a `RestoreListener` told how stores are restored."""
+        """Call the methods of `listener` while stores are restored, on the threads that restore them.
+
+        Raises:
+            ConfigError: the instance has run already. Set listeners before `run`.
+        """
         self._lifecycle.check_created()
         self._lifecycle.restore_listener = listener
 
     def set_uncaught_exception_handler(self, handler: UncaughtExceptionHandler) -> None:
-        """Have `handler(error)` say what ends because of an error that nothing cures.
+        """Call `handler(error)` when an error ends a stream thread; its answer says what ends with it.
 
-        `replace-thread`: the stream thread, whose tasks begin at their last commit with another; `shutdown-client` (the default): this
-        instance; `shutdown-application`: all instances.
+        `replace-thread`: nothing else; its tasks go on from their last commit on another thread. `shutdown-client` (the default): this
+        instance. `shutdown-application`: all instances.
+
+        Raises:
+            ConfigError: the instance has run already. Set the handler before `run`.
         """
         self._lifecycle.check_created()
         self._lifecycle.handler = handler
@@ -89,7 +96,10 @@ class CoopStreams:
                 signal.signal(number, handler)
 
     def stop(self) -> bool:
-        """Ask for the end; return at once whether there is anything to drain: it has begun to join the group. Any thread, and before `run` too."""
+        """Ask the instance to drain and end; return at once. Any thread, and before `run` too.
+
+        Shape: True if it has begun to join the group, so that `run` has something to drain before it returns.
+        """
         self._stopped.set()
         instance = self._instance
         return instance is not None and instance.stop()

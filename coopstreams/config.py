@@ -90,7 +90,7 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
     "default.dsl.store": (
         store_type_of,
         "rocksDB",
-        "Where stores are kept that do not say it themselves: `rocksDB`; `in_memory`: restored from the changelogs at every start; "
+        "The engine of stores that name none: `rocksDB`; `in_memory`, restored from the changelogs at every start; "
         "or `package.module:Class`, an engine of yours.",
     ),
     "num.stream.threads": (
@@ -107,13 +107,13 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
     ),
     "statestore.cache.max.bytes": (integer(0), 64 << 20, "Record cache of one process. 0: every update of a table is forwarded by itself."),
     "max.bytes.key.range.cache": (integer(1 << 20), 209_715_200, "Bound on records fetched but not yet processed, per process."),
-    "auto.offset.reset": (one_of("earliest", "latest"), "earliest", "Where a group begins that has no offset."),
+    "auto.offset.reset": (one_of("earliest", "latest"), "earliest", "Where a group without a committed offset begins."),
     "max.task.idle.ms": (
         integer(-1),
         0,
-        "How long a task with several sources waits for one that was read to its end: 0, not at all; -1, not even for what the broker has.",
+        "How long a task with several sources waits for new records of one that it has read to the end. 0: only for what the broker has; -1: not at all.",
     ),
-    "metadata.max.age.ms": (integer(100), 300_000, "Time between looks for new topics that match a pattern of the topology."),
+    "metadata.max.age.ms": (integer(100), 300_000, "Time between checks for new topics that match a pattern of the topology."),
     "ensure.explicit.internal.resource.naming": (boolean, False, "Refuse to start when an internal topic has a generated name."),
     "topology.optimization": (
         _optimization,
@@ -126,9 +126,9 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         "The word that a start was refused with because a new version of the topology loses or mixes state: this change may.",
     ),
     "replication.factor": (integer(-1), -1, "Replicas of internal topics; -1: the broker's default."),
-    "session.timeout.ms": (integer(1000), 10_000, "A process that has not been heard of for so long is out of the group."),
+    "session.timeout.ms": (integer(1000), 10_000, "A process that sends no heartbeat for so long is removed from the group."),
     "heartbeat.interval.ms": (integer(50), 400, "Time between heartbeats; sets how fast a rebalance goes."),
-    "max.poll.interval.ms": (integer(1000), 300_000, "A stream thread that has not moved for so long takes its process out of the group."),
+    "max.poll.interval.ms": (integer(1000), 300_000, "A stream thread that makes no progress for so long takes its process out of the group."),
     "transaction.timeout.ms": (integer(1000), 15_000, "The broker aborts a transaction that is open for longer."),
     "deserialization.exception.handler": (one_of(*HANDLERS), "fail", "For records whose bytes do not parse."),
     "processing.exception.handler": (one_of(*HANDLERS), "fail", "For records on which a function of the topology raises."),

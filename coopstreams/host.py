@@ -25,7 +25,7 @@ from queue import Empty
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["SYSTEM", "Condition", "Empty", "Host", "Inbox", "Signal", "System", "Worker"]
+__all__ = ["SYSTEM", "Condition", "Empty", "Host", "Inbox", "Signal", "System", "Timed", "Worker"]
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """Linux has the first. The second goes on during a sleep on macOS, where `time.monotonic` does not."""
@@ -190,3 +190,18 @@ class System:
 
 SYSTEM: Host = System()
 """The machine that this process runs on."""
+
+
+class Timed(System):
+    """The operating system, with a time that somebody else tells, in milliseconds. Work takes none."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+
+    def now(self) -> float:
+        """Return the time told."""
+        return self._now_ms() / 1000
+
+    def wall_ms(self) -> int:
+        """Return the time told."""
+        return self._now_ms()

@@ -1,8 +1,8 @@
-"""Attaching nodes by their names: what the low-level `TopologyBuilder` writes into the graph, the same nodes that operators write.
+"""Attaching nodes by name, for the low-level `TopologyBuilder`. They are the same nodes as those of the DSL.
 
-Invariant: a node's parents are there before it, so there is no way to write a cycle. A store has one specification, whoever uses it.
-Turned down: repartitioning where keys have changed. As in Kafka Streams the low-level way does what it is told; where it can be known that
-state would be lost, it is an error.
+Invariant: the parents of a node are attached before it, so a graph has no cycle. A store has one specification for all its users.
+Turned down: repartitioning after a change of keys. As in Kafka Streams, the low-level API adds no topics; where a store would not be
+partitioned like its records, it raises an error.
 """
 
 from __future__ import annotations

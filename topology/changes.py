@@ -1,14 +1,14 @@
-"""What becomes of state, of records on their way and of positions when one version of a topology follows another. Pure.
+"""What happens to stores, to records in internal topics and to positions when a new version of a topology replaces another. Pure.
 
-    keeps           it goes on where it is
-    new             it begins with its sources: nothing of them has been read without it
-    starts empty    its sources were read before it was there: what they said until then is not in it
-    orphaned        nothing reads it any more
-    lost            what the new version needs is there under a name that it does not look for
-    mixed           rows or records of two meanings would be in one place
-    cannot be read  its bytes are not those of the new version
+    keeps           the new version goes on with it
+    new             it is new, and so are its sources: it misses none of their records
+    starts empty    it is new, but its sources were read before: it misses their records up to now
+    orphaned        the new version does not read it
+    lost            the new version needs it, but looks for it under another name
+    mixed           rows or records of two meanings would be in one store or topic
+    cannot be read  the serde of the new version cannot read its bytes
 
-The last three are silent where nothing stops them: a process starts, and its results are wrong. `run` refuses them.
+The last three give wrong results without an error, so `run` refuses to start.
 
 Invariant: a topology followed by itself keeps everything. Functions may change; whether old state fits them, only their author knows.
 Turned down: a match of operators (two programs have no common history in which an operator is the same one; names are all that lasts).

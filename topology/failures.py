@@ -1,6 +1,6 @@
-"""What a program says of a record that a node could not process.
+"""A failure: the report of a compiled program on a record that a node could not process.
 
-Invariant: a failure belongs to one record and one node; what becomes of it is not decided here.
+Invariant: a failure belongs to one record and one node. The exception handlers, not the program, decide what follows from it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""`field("amount")`: a part of a value; `field("amount") > 100`: a condition on one. Functions whose meaning can be read.
+"""`field("amount")` returns a part of a value; `field("amount") > 100` is a predicate on one.
 
-They are called like any other function; whoever looks at them (a native plan of a backfill) knows what they return without calling them.
-Comparisons with constants, `&`, `|` and `~` are all the operators there are. They were turned down once, as a second language beside Python of
-which a backfill could translate little; but these few it translates whole, and a filter in front of a fold is what most programs have.
+They are functions, called like any other, and expressions: a native plan of a backfill translates them to Spark SQL instead of
+calling them. The operators are comparisons with constants, `&`, `|` and `~`: few enough to translate all, and enough for the filter
+in front of an aggregation, which is what most programs have.
 
-Invariant: they are values: nothing changes them, and calling one again gives the same.
-Turned down: arithmetic, functions, one field compared with another (of these the old reason is still true); and `and`, `or`, `not`, `if`:
-Python asks for their truth while the program is built, so that nothing is left to read. They raise.
+Invariant: an expression is immutable and pure.
+Turned down: arithmetic, functions, comparisons of two fields (a second language beside Python, of which a backfill could translate
+little). `and`, `or`, `not` and `if` raise: Python calls `bool()` on their operands at build time, which loses the expression.
 """
 
 from __future__ import annotations

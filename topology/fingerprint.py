@@ -1,6 +1,6 @@
-"""What a sub-topology is, in 16 hex digits: members of a group compare them, so that a task means the same to whoever has it.
+"""A fingerprint of a sub-topology, 16 hex digits: members of a group compare them, so that all of them run the same tasks.
 
-Covered is all that the program says, but the functions: operators and how they are connected, source topics (of a pattern: the pattern),
+It covers the whole program except the functions: operators and how they are connected, source topics (of a pattern: the pattern),
 sinks, internal topics, stores with their serdes, windows and changelogs, global tables that are looked into, and the partition count.
 
 Not covered: functions (a program with a corrected function may be rolled out process by process), names of nodes (an operator in front

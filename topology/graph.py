@@ -1,8 +1,8 @@
-"""A topology while it is being written: nodes in the order they were attached, and where a stream stands in them.
+"""A topology under construction: a growing list of nodes, and for each stream or table a pointer to its node.
 
-`Graph` grows; a `Flow` is a value that points at one of its nodes and knows what is known about the records that come out of it. A
-serde passes on as long as keys (or values) are the ones it was named for. An operator that makes new ones makes the serde unknown,
-until somebody names it: at that operator, or where bytes are made. Where it is then still unknown, building fails.
+`Graph` has the nodes. A `Flow` is a value: a node of the graph, and the serdes of the records that it forwards. An operator that keeps
+keys (or values) keeps their serde. One that makes new ones makes the serde unknown until a `key=` or `value=` names it, there or at
+the next topic or store. Where bytes are needed and the serde is still unknown, building fails.
 
 Invariant: parents are attached before children. Keys that are not `rekeyed` have a known serde, and their bytes are those of the record
 in the topic: what its partition and its key range were computed from.
@@ -47,9 +47,9 @@ class Repartition:
     source: str
     partitions: int | None
     explicit: bool = False
-    """The user wrote `repartition()`: nobody else goes through it unasked."""
+    """The program asked for it with `repartition()`, so operators that need a topic of their own do not share it."""
     partitioner: Callable[..., Any] | None = None
-    """Then keys are not where they belong, and the flow behind it is still `rekeyed`."""
+    """With one, equal keys may be on several partitions: the flow behind it is still `rekeyed`."""
 
 
 @dataclass(eq=False, slots=True)
@@ -61,12 +61,12 @@ class Graph:
     nodes: dict[str, Node] = field(default_factory=dict)
     repartitions: list[Repartition] = field(default_factory=list)
     needed_stores: set[str] = field(default_factory=set)
-    """Stores that somebody named or looks into. The others of table sources are not made."""
+    """Stores that are named or that an operator looks into. Table sources make no others."""
     added_stores: dict[str, StoreSpec] = field(default_factory=dict)
     """Stores of no processor of their own: processors are connected to them by name."""
     global_tables: list[GlobalTable] = field(default_factory=list)
     sending_old: set[str] = field(default_factory=set)
-    """Tables that say with each update what they said of the row before; see `old_values`."""
+    """Tables that forward the old value with each update; see `old_values`."""
 
     def attach(self, node: Node) -> str:
         """Add a node under its name, which `names` has handed out; returns the name."""
@@ -99,9 +99,9 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Where a stream or a table stands: the node its records come out of, and what is known about them.
+    """A stream or a table: the node that forwards its records, and their serdes.
 
-    Shape: `rekeyed`: the key may not be the one that the partition was chosen by.
+    Shape: `rekeyed`: keys have changed since the topic, so equal keys may be on several partitions.
     """
 
     graph: Graph

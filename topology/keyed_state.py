@@ -1,9 +1,9 @@
-"""Whether the state of processors lies where its records do.
+"""Checks that the state of processors is partitioned like their records.
 
-A task has the records whose keys hash into its range, by their bytes in the topic, and state is restored, moved and asked for by the same hash
-of its own keys. So a processor that says `by_key` needs the very keys of the topic, and stores that write them the same way.
+A task gets the records whose serialised keys hash into its range. State is restored, moved and queried by the same hash of the store's
+keys. So a processor with `by_key=True` needs the unchanged keys of its topic, and stores whose key serde writes the same bytes.
 
-Invariant: what passes here finds its state in every cut of a partition, if the processor keeps it under the record's key.
+Invariant: a processor that passes, and keeps state under the key of the record, finds it however the partition is cut into ranges.
 """
 
 from __future__ import annotations

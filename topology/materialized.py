@@ -1,7 +1,7 @@
-"""What `store=` says of a table: the name of its store, or a `Materialized` with a name and what is not as usual.
+"""The argument `store=` of a table: the name of its store, or a `Materialized` with a name and options that differ from the defaults.
 
-Invariant: an option changes how rows are kept, never which rows a table has.
-Turned down: a keyword of each method for each option (they would stand in some thirty signatures).
+Invariant: an option changes how rows are stored, never which rows a table has.
+Turned down: a keyword for each option (each would be repeated in some thirty signatures).
 Source: Kafka Streams `Materialized`.
 """
 

@@ -1,10 +1,10 @@
-"""Which tables say with each update what they said of the row before.
+"""Which tables forward the old value of a row with each update.
 
-An old value costs a look at the row, or a store where there was none, so it flows only where somebody asked: an aggregation of a
-table (it takes the old row out), a left or outer join (it need not tell of a row that never was), a filter (the same). A filter asks
-only if its table is kept anyway *at that moment*; what is attached later does not change what it forwards.
+An old value costs a lookup, or a store where there was none, so a table forwards it only if an operator below needs it: an aggregation
+of a table (it subtracts the old row), a left or outer join, and a filter (neither forwards a deletion of a row that it never forwarded).
+A filter asks for it only if the table above has a store already; an operator that is attached later does not change that.
 
-Invariant: a node that sends old values gets them from every parent it needs them from, and the stores behind them exist.
+Invariant: a node that forwards old values gets them from each parent it needs them from, and the stores behind them exist.
 Source: Kafka Streams `KTableImpl.enableSendOldValues`, `KTableSource`, `KTableFilter`, `KTableKTableAbstractJoin`.
 """
 
@@ -28,7 +28,7 @@ def materialize(graph: Graph, name: str) -> None:
 
 
 def ask_for_old_values(graph: Graph, name: str, *, force: bool) -> bool:
-    """Make a table send old values; without `force` only if that needs no store that nobody else needs. Return whether it does."""
+    """Make a table forward old values; without `force`, only if that needs no additional store. Return whether it does."""
     if name in graph.sending_old:
         return True
     node = graph.nodes[name]
@@ -47,5 +47,5 @@ def ask_for_old_values(graph: Graph, name: str, *, force: bool) -> bool:
 
 
 def _looks_through(node: Node) -> bool:
-    """Whether a row of the node is found by looking at its parents: it keeps none itself."""
+    """Return whether the node has no store, so that its rows are computed from those of its parents."""
     return isinstance(node, Filter | MapValues | TableTableJoin) and getattr(node, "store", None) is None

@@ -1,10 +1,10 @@
-"""A topology that keeps less and says the same: what `topology.optimization` asks for.
+"""Rewrites a topology so that it stores less and gives the same results: the setting `topology.optimization`.
 
-    reuse.ktable.source.topics   a table that holds a topic as it is has no changelog: it is restored from the topic itself
+    reuse.ktable.source.topics   a table that is a plain copy of its topic has no changelog: it is restored from the topic itself
     single.store.self.join       an inner join of a stream with itself keeps its records once
     merge.repartition.topics     is always done, by `repartition`
 
-Invariant: results are those of the topology as it was written; only what is kept, and where it is restored from, changes.
+Invariant: only what is stored, and where it is restored from, changes.
 Turned down: doing it in `build()` (the builder knows no settings), reusing the topic of a table with a timestamp extractor or a history (a
 record of the topic is then not the row).
 Source: Kafka Streams `InternalStreamsBuilder.buildAndOptimizeTopology`; KIP-862 for the self-join.

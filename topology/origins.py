@@ -1,7 +1,9 @@
-"""Which topics a node's records come from, and which operator makes a store: what its rows mean, as far as structure tells.
+"""The lineage of a node and of a store: the topics that their records come from, and the operator that writes the store.
 
-Invariant: topics are those that are read anywhere above, internal ones and what lies beyond them included. A pattern stands for itself: its
-topics are seen by each process at a time of its own.
+Two versions of a program are compared by it: a store with another lineage has rows of another meaning under the same name.
+
+Invariant: the topics are all that are read anywhere upstream, through internal topics too. A pattern counts as itself, because each
+process notices the topics that match it at another time.
 """
 
 from __future__ import annotations

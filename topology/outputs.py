@@ -1,4 +1,4 @@
-"""What a program wrote, waiting for whoever writes it to a log.
+"""The output records of a program, held as columns until the task appends them to the log.
 
 Invariant: a record is a row of the columns; the columns of one topic are one `Output`.
 """

@@ -65,9 +65,10 @@ class ProcessorContext(Protocol[K2, V2]):
     def forward(self, record: Record[K2, V2], *, to: str | None = None) -> None:
         """Pass a record on to the operators below, or to the one that has the `name=`; returns when they are done with it.
 
+        An error of theirs passes through here and ends the batch: do not catch it.
+
         Raises:
             ProcessingError: no operator that follows at once has this name.
-            Whatever ends the batch. Let it pass.
         """
 
     def store(self, name: str) -> Any:

@@ -1,10 +1,10 @@
-"""Which tables tell of each update at once, although the record cache is on.
+"""Which tables forward each update at once although the record cache is on.
 
-A join of two tables says what has changed since the last flush, so both sides must have been silent until then, or neither. Where one is
-not cached, neither is the other, nor the join.
+A join of two tables forwards the difference since the last flush. That is right if both sides hold their updates back until the flush, or
+neither does. So where one side is not cached, the other side and the join are not cached either.
 
-Invariant: of the tables that a join looks into, and the join, all are cached or none.
-Turned down: letting one side be cached (its row may come and go between two flushes, and with it a result that nobody takes back).
+Invariant: the tables that a join looks into, and the join itself, are all cached or all uncached.
+Turned down: caching one side alone (a row that comes and goes between two flushes would leave a join result that is never retracted).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""When a table's updates are let go: `until_window_closes()`, `until_time_limit(timedelta(minutes=5))`.
+"""When `suppress` emits the updates of a table: `until_window_closes()`, `until_time_limit(timedelta(minutes=5))`.
 
 Source: Kafka Streams `Suppressed` (KIP-328).
 """
@@ -61,9 +61,10 @@ def _suppressed(wait_ms: int | None, max_records: int | None, max_bytes: int | N
 
 
 class Held(NamedTuple):
-    """An update that waits.
+    """An update in the buffer of a suppression.
 
-    Shape: `place` is the time by which it waits; `before` what was forwarded of the row before, None if that was nothing or nobody asks.
+    Shape: `place` is the time that orders the buffer; `before` is the value that was forwarded last for the row, None if there was none
+    or if no operator below needs old values.
     """
 
     place: int

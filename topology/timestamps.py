@@ -1,4 +1,4 @@
-"""Timestamps that a source takes from its records instead of Kafka's own.
+"""Timestamp extractors: timestamps that a source takes from its records instead of Kafka's.
 
 A reader applies the column of a source to all records of a partition before it cuts key ranges, so that stream time, and with it
 every window, is the same for any number of ranges. The price: each process that reads the partition extracts all its timestamps.

@@ -1,7 +1,7 @@
 """The history of a row of a versioned table: which value it had when.
 
-A row is the list of its versions, oldest first: (timestamp, value), a value of None for a deletion. A version holds from its timestamp until
-that of the next. What lies so far back that nobody may ask for it is forgotten with the next change of the row.
+A row is the list of its versions, oldest first: (timestamp, value), with None for a deletion. A version is valid from its timestamp until
+that of the next. Versions older than the history retention are removed with the next change of the row.
 
 Invariant: timestamps ascend strictly; a second value of one moment replaces the first.
 Turned down: Kafka Streams' segments by time (its changelog has a record for each version, ours one for each row: a restored row is whole).

@@ -123,6 +123,12 @@ class Progress:
             for partition, opening in openings.items()
         }
 
+    @staticmethod
+    def beginning(covered: KeyRange, positions: Mapping[TopicPartition, Position]) -> Progress:
+        """Return the progress of a task that begins at these positions, and whose commits no group hears of."""
+        segments = {source: (Segment(covered, at.offset, at.stream_time),) for source, at in positions.items()}
+        return Progress(covered, {source: Opening(0, at, None, claim=False) for source, at in segments.items()}, Author("", 0, ""))
+
     @property
     def partitions(self) -> list[TopicPartition]:
         """The task's source partitions."""

@@ -192,12 +192,13 @@ class CooperativeConsumer:
     ) -> CommitResult:
         """Commit these offsets, handed out or not: inclusive (start, end). Those of other key ranges among them do not count.
 
+        It raises what `commit` raises, too. Nothing is committed then.
+
         Raises:
             IndividualCommitNotAllowedError: the cluster, or this consumer, does not allow it.
             IndividualCommitTooOldError: all that is named of a partition is committed already; says how far it is.
             MaxIndividualCommitReachedError: more ranges than `max.individual.commits`.
             ValueError: a range that ends before it starts.
-            And what `commit` raises. Nothing is committed then.
         """
         with self._lock:
             session = self._free

@@ -19,7 +19,7 @@ SETTINGS: Mapping[str, tuple[Callable[[Any], Any], Any, str]] = {
         None,
         "Makes this a static member: started again within `session.timeout.ms`, it has what it had, and nobody else is disturbed.",
     ),
-    "auto.offset.reset": (one_of("earliest", "latest"), "earliest", "Where a group begins that has no offset."),
+    "auto.offset.reset": (one_of("earliest", "latest"), "earliest", "Where a group without a committed offset begins."),
     "isolation.level": (one_of("read_committed", "read_uncommitted"), "read_committed", "Whether records of open transactions are handed out."),
     "partition.assignment.strategy": (
         one_of("cooperative-sticky", "range", "roundrobin"),
@@ -44,7 +44,7 @@ SETTINGS: Mapping[str, tuple[Callable[[Any], Any], Any, str]] = {
     ),
     "max.poll.interval.ms": (integer(1), 300_000, "A consumer that has not called consume for so long is out of the group."),
     "max.revoke.delay.ms": (integer(1), 300_000, "How long a key range that the group wants back may be kept by `delay_revoke`; then it is lost."),
-    "session.timeout.ms": (integer(1000), 10_000, "A process that has not been heard of for so long is out of the group."),
+    "session.timeout.ms": (integer(1000), 10_000, "A process that sends no heartbeat for so long is removed from the group."),
     "heartbeat.interval.ms": (integer(50), 400, "Time between heartbeats; sets how fast a rebalance goes."),
     "transaction.timeout.ms": (integer(1000), 15_000, "The broker aborts a commit, or a transaction, that is open for longer."),
     "commit.order": (

@@ -1,7 +1,8 @@
-"""A shared task at work: its program, its state, its progress, on the one stream thread that owns it.
+"""A shared task at work: its program, its state, its progress, on the one thread that owns it.
 
-The way of a record here: `add` (from the dispatcher) -> `step` (through the program) -> the program's outputs, which the stream
-thread writes. `commit` and `discard` are the two ways an interval ends.
+The way of a record here: `add` -> `step` (through the program) -> the program's outputs, which the owner writes. `commit` and `discard` are the
+two ways an interval ends. The owner is a stream thread of an instance, the test driver or a backfill: where records come from, where outputs
+go and what time it is, it says; in which order records are taken, and what is done besides, is written here and nowhere else.
 
 Invariant: between two commits the database is untouched; whatever `step` did lives in memory and in the open transaction.
 """
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from coopstreams.commit.progress import Progress
 from coopstreams.host import SYSTEM, Host
 from coopstreams.log.log import Run
+from coopstreams.state.checkpoints import NEVER_TRUE
 from coopstreams.state.task_state import ChangelogBatch, TaskState
 from coopstreams.tasks.queues import SourceQueues, Step
 from coopstreams.tasks.tally import Tally
@@ -23,6 +25,7 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.failures import Failure, OnFailure
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.nodes import Sink
+from coopstreams.topology.outputs import Output
 from coopstreams.topology.program import BoundProgram, Program
 from coopstreams.topology.stores import StoreSpec, TableStore
 from coopstreams.topology.task_id import TaskId
@@ -43,7 +46,7 @@ class Incarnation:
     sources: tuple[TopicPartition, ...]
     state: TaskState
     progress: Progress
-    epoch: int
+    epoch: int = 0
     """Of the membership under which it was opened: under another one, nothing it did may be committed."""
 
 
@@ -70,10 +73,11 @@ class Task:
         tally: Tally,
         *,
         caching: bool,
-        latency: Callable[[float], None],
         partitions: Callable[[str], int],
+        latency: Callable[[float], None] = lambda _: None,
         max_idle_ms: int = 0,
         global_tables: Mapping[str, TableStore] | None = None,
+        output: Callable[[str], Output] = Output,
         host: Host = SYSTEM,
     ) -> None:
         self._host = host
@@ -87,6 +91,7 @@ class Task:
             on_failure,
             caching=caching,
             shared=not opened.id.range.is_whole,
+            output=output,
             clock=host.wall_ms,
             partitions=partitions,
         )
@@ -207,7 +212,7 @@ class Task:
         self.program.flush()
         return self.state.changes()
 
-    def commit(self, checkpoints: dict[str, int], true_ms: int) -> None:
+    def commit(self, checkpoints: Mapping[str, int], true_ms: int = NEVER_TRUE) -> None:
         """What was processed is durable in the log: let the database have it, in one batch, and begin anew. `true_ms` as of `TaskState.commit`."""
         self.state.commit(checkpoints, standings(self.id, [table.spec for table in self.state.stores.values()], self.progress), true_ms)
         self.progress.committed()

@@ -1,7 +1,8 @@
 """A topology at work without a broker, one record at a time, with every result at hand.
 
-The program, the stores, the routing by key range are those of production; log and database are in memory. Each input is processed to
-its end, through all repartition topics, before `send` returns, so that results come in the order in which they were forwarded.
+The tasks are those of production (`Task`), and so is the routing by key range; log and database are in memory. The driver has the clock, puts
+one record of each partition in front of its tasks, and lets those tasks go on whose record is the oldest. Each input is processed to its end,
+through all repartition topics, before `send` returns, so that results come in the order in which they were forwarded.
 
     with TopologyTestDriver(topology, ranges=4) as driver:
         driver.input("lines", serdes.raw, serdes.text).send(b"", "to be or not to be")
@@ -14,9 +15,9 @@ Time stands still at 0 until `advance` moves it; it is the timestamp of records 
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from difflib import get_close_matches
 from functools import partial
@@ -24,7 +25,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
+from coopstreams.commit.progress import Progress
 from coopstreams.config import Config
+from coopstreams.host import Timed
 from coopstreams.log.log import Position, Run, TopicSpec
 from coopstreams.log.memory import MemoryLog
 from coopstreams.state.database import Database
@@ -34,7 +37,8 @@ from coopstreams.state.memory import Memory
 from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.failures import handler
 from coopstreams.tasks.repeats import Sayings
-from coopstreams.testing.fronts import Fronts
+from coopstreams.tasks.tally import Tally
+from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.testing.ordered import ordered
 from coopstreams.testing.views import InputTopic, OutputRecord, OutputTopic, StoreView
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
@@ -47,7 +51,7 @@ from coopstreams.topology.nodes import DynamicSink, Sink, SubTopology, Topology
 from coopstreams.topology.outputs import ANY_PARTITION, Output
 from coopstreams.topology.partitions import check_partitions
 from coopstreams.topology.patterns import matched
-from coopstreams.topology.program import BoundProgram, Program
+from coopstreams.topology.program import Program
 from coopstreams.topology.serdes import Serde, raw
 from coopstreams.topology.task_id import TaskId
 from coopstreams.topology.windows import duration_ms
@@ -92,11 +96,15 @@ class TopologyTestDriver:
         self._writer = self._log.writer()
         self._reader = self._log.reader()
         self._forwarded: list[OutputRecord[bytes | None, bytes | None]] = []
-        self._waiting: dict[TopicPartition, deque[list[Run]]] = {}
-        self._fronts: Fronts[TopicPartition] = Fronts(self._front)
-        self._tasks: dict[TopicPartition, list[_Task]] = {}
+        self._order: list[Output] = []
+        """The output of each record that was forwarded since the last look, in order."""
+        self._host = Timed(lambda: self.now_ms)
+        self._programs: dict[int, Program] = {}
+        self._tasks: dict[TopicPartition, list[Task]] = {}
+        self._at_hand: dict[TopicPartition, Position] = {}
+        """Where a partition will stand once the record is done that waits in front of its tasks."""
         self._globals = {table.store.name: rows_of(table, lambda: self.now_ms) for table in topology.global_tables}
-        self._parts: dict[int, list[list[_Task]]] = {}
+        self._parts: dict[int, list[list[Task]]] = {}
         self._databases: dict[tuple[int, int], Database] = {}
         self._dropped_before: Counter[tuple[str, str]] = Counter()
         self._ranges = KeyRange.split(ranges)
@@ -128,9 +136,9 @@ class TopologyTestDriver:
         self.now_ms += duration_ms(time, "advance: the time")
         for task in self._all_tasks():
             try:
-                task.program.punctuate(self.now_ms)
+                task.punctuate(self.now_ms)
             finally:
-                self._collect(task)
+                self._collect()
         self._work()
 
     def input(self, topic: str, key: Serde[K], value: Serde[V]) -> InputTopic[K, V]:
@@ -163,7 +171,7 @@ class TopologyTestDriver:
     def forwarded(self) -> int:
         """How many records `outputs` has; asked by a function of the topology, those written up to that call of it."""
         internal = {topic.name for topic in self.topology.internal_topics}
-        written = [record.topic for record in self._forwarded] + [output.topic for task in self._all_tasks() for output in task.order]
+        written = [record.topic for record in self._forwarded] + [output.topic for output in self._order]
         return sum(topic not in internal for topic in written)
 
     def store(self, name: str) -> StoreView:
@@ -191,11 +199,7 @@ class TopologyTestDriver:
         while True:
             before = len(self._forwarded)
             for task in self._all_tasks():
-                try:
-                    task.program.flush()
-                finally:
-                    self._collect(task)
-                self._write_state(task)
+                self._commit(task)
                 self._work()
             if len(self._forwarded) == before:
                 return
@@ -217,10 +221,15 @@ class TopologyTestDriver:
         counts, read = self._create_topics(topics), set(self._tasks)
         for part, count in zip(self.topology.subtopologies, counts, strict=True):
             opened = self._parts.setdefault(part.id, [])
-            if len(opened) != count or (opened and opened[0][0].compiled.subtopology.topics != part.topics):
+            if len(opened) != count or (opened and tuple(source.topic for source in opened[0][0].sources) != part.topics):
                 self._open(part, count)
-        self._reader.assign({source: Position(self._log.end_offset(source) if source in read else 0) for source in self._tasks})
-        self._route(set(self._tasks) - read)
+        positions = {source: tasks[0].progress.position(source) for source, tasks in self._tasks.items()}
+        self._reader.assign(positions)
+        for source in self._tasks.keys() - read:
+            self._route(source)
+        for source in (source for source, at in positions.items() if at.offset == self._log.end_offset(source)):
+            for slot, task in enumerate(self._tasks[source]):  # the reader says it once, and may have said it to tasks that are no more
+                task.add(Run.ended(source, slot, positions[source]))
 
     def _create_topics(self, more: Sequence[str]) -> tuple[int, ...]:
         """Return how many partitions each sub-topology has."""
@@ -241,17 +250,18 @@ class TopologyTestDriver:
 
     def _open(self, part: SubTopology, partitions: int) -> None:
         """Open the tasks of a sub-topology: for each partition, one a key range, over one database. Those that were open end here."""
-        program, before = compile_subtopology(self.topology, part), self._parts[part.id]
+        self._programs[part.id], before = compile_subtopology(self.topology, part), self._parts[part.id]
+        for old in (task for siblings in before for task in siblings):
+            old.program.close()
+            self._dropped_before.update(old.program.dropped)
         self._parts[part.id] = []
         for partition in range(partitions):
-            tasks = [self._task(program, TaskId(part.id, partition, piece), self._database(part, partition)) for piece in self._pieces(part)]
+            known = {source: task.progress for task in (before[partition][:1] if partition < len(before) else []) for source in task.sources}
+            sources = [TopicPartition(topic, partition) for topic in part.topics if partition < self._partitions[topic]]
+            positions = {source: known[source].position(source) if source in known else Position(0) for source in sources}
+            tasks = [self._task(TaskId(part.id, partition, piece), positions, self._database(part, partition)) for piece in self._pieces(part)]
             self._parts[part.id].append(tasks)
-            for old, task in zip(before[partition] if partition < len(before) else [], tasks, strict=False):
-                old.program.close()
-                self._dropped_before.update(old.program.dropped)
-                for topic in old.compiled.subtopology.topics:
-                    task.program.resume(TopicPartition(topic, partition), old.program.stream_time([topic]))
-            self._tasks |= {TopicPartition(topic, partition): tasks for topic in part.topics if partition < self._partitions[topic]}
+            self._tasks |= dict.fromkeys(sources, tasks)
 
     def _database(self, part: SubTopology, partition: int) -> Database:
         if (part.id, partition) not in self._databases:
@@ -260,20 +270,23 @@ class TopologyTestDriver:
             self._databases[part.id, partition] = open_database(part.stores, default, where) if where else Database(Memory(), part.stores)
         return self._databases[part.id, partition]
 
-    def _task(self, program: Program, task_id: TaskId, database: Database) -> _Task:
+    def _task(self, task_id: TaskId, positions: Mapping[TopicPartition, Position], database: Database) -> Task:
+        program = self._programs[task_id.subtopology]
         state = TaskState(database, program.subtopology.stores, task_id.range, _CACHE_BYTES if self._state_dir is None else 0)
-        order: list[Output] = []
-        bound = program.bind(
-            {**state.stores, **self._globals},
+        task = Task(
+            Incarnation(task_id, tuple(positions), state, Progress.beginning(task_id.range, positions)),
+            program,
             self._on_failure(task_id),
+            Tally(),
             caching=self._caching,
-            shared=not task_id.range.is_whole,
-            output=lambda topic: ordered(topic, order),
-            clock=lambda: self.now_ms,
             partitions=self._count,
+            max_idle_ms=self._config["max.task.idle.ms"],
+            global_tables=self._globals,
+            output=lambda topic: ordered(topic, self._order),
+            host=self._host,
         )
-        bound.elsewhere = False
-        return _Task(task_id, program, bound, state, order)
+        task.program.elsewhere = False
+        return task
 
     def _on_failure(self, task: TaskId | None) -> OnFailure:
         handle = handler(task, self._config, lambda *_: None, self._dead_letter, self._sayings)
@@ -287,53 +300,54 @@ class TopologyTestDriver:
     def _pieces(self, part: SubTopology) -> list[KeyRange]:
         return self._ranges if part.divisible else KeyRange.split(1)
 
-    def _route(self, sources: Collection[TopicPartition]) -> None:
-        for source in sources:
-            compiled = self._tasks[source][0].compiled
-            self._reader.route(source, self._pieces(compiled.subtopology), compiled.timestamp_of.get(source.topic), compiled.clocks_of(source.topic))
-            self._waiting[source] = deque()
+    def _route(self, source: TopicPartition) -> None:
+        program = self._programs[self._tasks[source][0].id.subtopology]
+        ranges = [task.id.range for task in self._tasks[source]]
+        self._reader.route(source, ranges, program.timestamp_of.get(source.topic), program.clocks_of(source.topic))
 
-    def _all_tasks(self) -> Iterator[_Task]:
+    def _all_tasks(self) -> Iterator[Task]:
         """Yield the tasks, those of earlier sub-topologies first."""
         return (task for siblings in self._parts.values() for tasks in siblings for task in tasks)
 
     def _work(self) -> None:
-        """Process records until none is left: of those in front, the one with the lowest timestamp first, as a task of Kafka Streams."""
-        while (source := self._next_source()) is not None:
-            runs = self._waiting[source].popleft()
-            if self._waiting[source]:
-                self._fronts.offer(source)
-            # The task that has the record first: the others hear of the time.
-            for run, task in sorted(zip(runs, self._tasks[source], strict=True), key=lambda pair: not len(pair[0].columns)):
-                try:
-                    task.program.process(source, run.columns)
-                finally:
-                    self._collect(task)
-                try:
-                    task.program.advance(source, run.stream_time, run.clocks)
-                finally:
-                    self._collect(task)
+        """Process records until none is left, or those that are left wait for another topic (`max.task.idle.ms`)."""
+        self._fetch()
+        while any(self._go_on(source) for source in sorted(self._at_hand, key=lambda source: self._at_hand[source].stream_time)):
+            self._fetch()
 
-    def _next_source(self) -> TopicPartition | None:
+    def _fetch(self) -> None:
+        """Put the next record of each partition in front of its tasks."""
+        for source in [source for source in self._at_hand if not any(task.queues.waiting(source) for task in self._tasks[source])]:
+            del self._at_hand[source]
+            self._reader.hold(source, False)
         while runs := self._reader.fetch(1, 0.0):
-            # One record at most, so all runs with records are of one partition: the slots of its ranges.
-            if any(len(run.columns) for run in runs):
-                source = next(run.partition for run in runs if len(run.columns))
-                self._waiting[source].append([run for run in runs if run.partition == source])
-                if len(self._waiting[source]) == 1:
-                    self._fronts.offer(source)
-        return self._fronts.poll() if self._fronts else None
+            for run in runs:
+                self._tasks[run.partition][run.slot].add(run)
+                if len(run.columns):
+                    self._at_hand[run.partition] = Position(run.next_offset, run.stream_time)
+                    self._reader.hold(run.partition, True)
 
-    def _front(self, source: TopicPartition) -> int:
-        """Return the timestamp of the first record of a source that waits."""
-        return max(run.columns.timestamps[0] for run in self._waiting[source][0] if len(run.columns))
+    def _go_on(self, source: TopicPartition) -> bool:
+        """Let the tasks of a partition go on until they have done with its record; return whether any record was processed."""
+        until = self._at_hand[source].offset
+        # The task that has the record first: the others hear of the time.
+        tasks = sorted(self._tasks[source], key=lambda task: not task.queues.waiting(source))
+        before = sum(task.processed for task in tasks)
+        try:
+            for task in tasks:
+                while task.progress.position(source).offset < until and task.step(single=True):
+                    pass
+        finally:
+            self._fetch()  # of two with the same time, what has been there goes before what is written now
+            self._collect()
+        return sum(task.processed for task in tasks) > before
 
-    def _collect(self, task: _Task) -> None:
+    def _collect(self) -> None:
         """Put what a task wrote into the log, in the order in which it was forwarded."""
-        taken: Counter[str] = Counter()
-        for output in task.order:
-            i, headers, partitions = taken[output.topic], output.headers, output.partitions
-            taken[output.topic] += 1
+        taken: Counter[Output] = Counter()
+        for output in self._order:
+            i, headers, partitions = taken[output], output.headers, output.partitions
+            taken[output] += 1
             self._forward(
                 output.topic,
                 output.keys[i],
@@ -342,9 +356,9 @@ class TopologyTestDriver:
                 headers[i] if headers is not None else None,
                 partitions[i] if partitions is not None else ANY_PARTITION,
             )
-        for output in task.program.outputs.values():
+        for output in taken:
             output.clear()
-        task.order.clear()
+        self._order.clear()
 
     def _forward(self, topic: str, key: bytes | None, value: bytes | None, timestamp: int, headers: Headers | None, at: int = ANY_PARTITION) -> None:
         self._forwarded.append(OutputRecord(topic, key, value, timestamp, list(headers or ()), None if at == ANY_PARTITION else at))
@@ -366,23 +380,17 @@ class TopologyTestDriver:
             value=None if record.value is None else read_value.deserialize(record.value),
         )
 
-    def _write_state(self, task: _Task) -> None:
+    def _commit(self, task: Task) -> None:
         checkpoints = {}
-        for batch in task.state.changes():
+        try:
+            batches = task.flush()
+        finally:
+            self._collect()
+        for batch in batches:
             changelog = TopicPartition(internal_topic(self.topology.application_id, changelog_topic(batch.store)), task.id.partition)
             self._writer.append(changelog.topic, batch.keys, batch.values, batch.timestamps, partitions=changelog.partition)
             checkpoints[batch.store] = self._writer.delivered_to(changelog)
-        task.state.commit(checkpoints)
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    id: TaskId
-    compiled: Program
-    program: BoundProgram
-    state: TaskState
-    order: list[Output]
-    """The output of each record that was forwarded since the last look, in order."""
+        task.commit(checkpoints)
 
 
 def _one_of(name: str, known: Sequence[str], lacks: str) -> str:

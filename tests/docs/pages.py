@@ -14,7 +14,7 @@ A block is fenced by three backticks; behind them its language and perhaps words
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,13 +83,25 @@ def blocks(page: Path) -> list[Block]:
 
 def links(page: Path) -> list[Link]:
     """Return the links of a page that stay in this repository."""
-    found = []
-    for line in prose(page):
-        for match in _LINK.finditer(line):
-            if "://" not in match["target"]:
-                path, _, anchor = match["target"].partition("#")
-                found.append(Link(page, match["text"], path, anchor))
+    found: list[Link] = []
+
+    def target(link: Link) -> str:
+        found.append(link)
+        return ""
+
+    relinked(page, target)
     return found
+
+
+def relinked(page: Path, target: Callable[[Link], str]) -> str:
+    """Return the text of a page, its links that stay in this repository with other targets."""
+
+    def linked(match: re.Match[str]) -> str:
+        path, _, anchor = match["target"].partition("#")
+        here = "://" not in match["target"]
+        return f"[{match['text']}]({target(Link(page, match['text'], path, anchor))})" if here else match[0]
+
+    return "\n".join(line if fenced else _LINK.sub(linked, line) for fenced, line in _lines(page)) + "\n"
 
 
 def anchors(page: Path) -> set[str]:
@@ -127,12 +139,16 @@ def code_words(text: str) -> list[str]:
 
 def prose(page: Path) -> Iterator[str]:
     """Yield the lines of a page that are not inside fenced blocks."""
+    return (line for fenced, line in _lines(page) if not fenced)
+
+
+def _lines(page: Path) -> Iterator[tuple[bool, str]]:
+    """Yield each line of a page, with whether it is of a fenced block."""
     fenced = False
     for line in page.read_text(encoding="utf-8").splitlines():
-        if line.startswith("```"):
-            fenced = not fenced
-        elif not fenced:
-            yield line
+        fence = line.startswith("```")
+        yield fenced or fence, line
+        fenced ^= fence
 
 
 def _blocks(page: Path) -> Iterator[Block]:
