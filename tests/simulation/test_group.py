@@ -14,6 +14,7 @@ FOUND_AT = {
     "a restore that ends early": (0, "a count"),
     "the database before the log": (1, "a count"),
     "any epoch commits": (3, "a count"),
+    "whoever wakes is sure": (7, "a count"),
 }
 """The seed and the program with which each planted bug is found."""
 
