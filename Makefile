@@ -47,7 +47,7 @@ $(STAMP): pyproject.toml
 	@$(call install,check,PySpark and its tools (the first time this downloads about 600 MB))
 
 $(LIGHT): pyproject.toml
-	@if [ $(STAMP) -nt $< ]; then touch $@; else $(call install,dev,what the demo needs (the first time this downloads about 40 MB)); fi
+	@if [ $(STAMP) -nt $< ]; then touch $@; else $(call install,dev,what the demo needs (the first time this downloads about 20 MB)); fi
 
 $(SITE): pyproject.toml
 	@$(call install,site,what builds the documentation site (the first time this downloads about 140 MB))

@@ -1,6 +1,6 @@
-"""The folder that keeps what is downloaded once, and a lock so that two processes do not spoil each other's work.
+"""The cache folder of downloads, and a lock that keeps two processes from writing the same download.
 
-Invariant: what stands under its final name is complete. It is made under another name, with the lock held, and renamed.
+Invariant: a file or folder under its final name is complete. It is made under another name, with the lock held, and renamed.
 """
 
 import fcntl

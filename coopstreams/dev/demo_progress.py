@@ -1,8 +1,7 @@
-"""How far the application is, and who has what, from the reports of its processes. Pure.
+"""The progress of the application, and which process owns which key groups, from the reports of its processes. Pure.
 
-Invariant: `done` is certain. A key group's position is a committed one, and committed positions never go back; so once all 256
-groups have been seen at the end of each source topic, there is nothing left, whoever owns the groups now. Nothing is believed about
-the end of a topic but what the brokers say after everybody who writes to it is done.
+Invariant: `done` is never early. Committed positions never go back, so once all 256 key groups were at the end of each source topic,
+all records are processed, whichever process owns the groups now. The end of a topic is asked of the brokers after its writers are done.
 """
 
 from __future__ import annotations

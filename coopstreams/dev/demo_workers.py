@@ -1,6 +1,6 @@
-"""The processes of the demo: each `coopstreams run` of the example, as a user would start it, and killed as nobody should.
+"""The processes of the demo: each is `coopstreams run` of the example, as a user would start it; one is killed with SIGKILL.
 
-Invariant: a process that was started is known to whoever must stop it, also when Ctrl-C comes in between.
+Invariant: a process that was started is in the list of those to stop, also when Ctrl-C comes in between.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What is known about a broker that may be running: written beside its data, believed only after a look at the process.
+"""The record of a broker process, kept beside its data, and whether that process still runs.
 
-A process id alone proves nothing: after a crash or a reboot the number belongs to somebody else. The process must be alive and carry
-the folder in its command line.
+A process id alone is no proof: after a crash or a reboot another process may have it. So the process must also have the folder of the
+broker in its command line.
 """
 
 import secrets
@@ -105,7 +105,7 @@ def port_is_free(port: int) -> bool:
 def free_port() -> int:
     """Return a port that nobody listens on.
 
-    Below those that systems hand out by themselves: nobody is given the port of a broker while it starts, or is away for a while.
+    It is below the ephemeral range, so the system assigns it to no connection, and a stopped broker keeps its port.
     """
     while not port_is_free(port := secrets.choice(_PORTS)):
         pass

@@ -1,4 +1,4 @@
-"""A shared task inside Spark: the compiled program of a live task, over rows that are all there, from the first to the cut.
+"""A shared task inside Spark: a `Task` like a live one, over rows that are all there, from the first to the cut.
 
 ROUTED batches of one task come in, in the order in which a live task would take them; RESULTS batches go out. State is in a RocksDB of this
 attempt, in a temporary folder; in the end it becomes slices of a snapshot, or records of changelogs, or both.
@@ -25,7 +25,10 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from coopstreams.commit.progress import Progress
 from coopstreams.config import Config
+from coopstreams.host import Timed
+from coopstreams.log.log import Position, Run
 from coopstreams.spark.changelog_rows import record_of, visible
 from coopstreams.spark.global_tables import Cut, read_rows, tables_of
 from coopstreams.spark.outbox import Outbox, Seeds, partitions_of
@@ -43,14 +46,15 @@ from coopstreams.state.snapshot import SnapshotWriter
 from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.failures import FATES, Answer, handler
 from coopstreams.tasks.repeats import Sayings
-from coopstreams.topology.columns import Headers, TopicPartition
+from coopstreams.tasks.tally import Tally
+from coopstreams.tasks.task import Incarnation, Task
+from coopstreams.topology.columns import NO_RECORDS, Headers, TopicPartition
 from coopstreams.topology.compile import compile_subtopology
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.keys import KeyRange, offset_hash, partition_of
 from coopstreams.topology.naming import changelog_topic, internal_topic
 from coopstreams.topology.outputs import ANY_PARTITION, Output
-from coopstreams.topology.program import BoundProgram
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
 
@@ -161,7 +165,6 @@ class Running:
         closing.callback(self._database.close)
         self._state = TaskState(self._database, self._specs, self.id.range, BUFFER_BYTES)
         self._read: Counter[str] = Counter()
-        self._written: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
         self._stream_times: dict[str, int] = {}
         self._times: dict[str, int] = {}
@@ -171,21 +174,27 @@ class Running:
         self._sayings = Sayings()
         closing.callback(self._sayings.close)
         fates: Mapping[Answer, str] = FATES if work.outputs != "none" else {**FATES, "dead-letter": NOT_WRITTEN}
-        on_failure = handler(self.id, work.config, self._count_failure, self._dead_letter, self._sayings, fates)
+        tally = Tally()
+        on_failure = handler(self.id, work.config, tally.failure, self._dead_letter, self._sayings, fates)
         # A question or answer that waits for a flush would meet other rows than those it is about.
         caching = work.config["statestore.cache.max.bytes"] > 0 and not turn.placed
         rows = read_rows(work.config.client, tables_of(topology, program.subtopology), work.global_tables, on_failure)
         for each in rows.values():
             closing.callback(each.close)
-        self._program: BoundProgram = program.bind(
-            {**self._state.stores, **rows},
+        progress = Progress.beginning(self.id.range, dict.fromkeys(self._topics, Position(0)))
+        self._task = Task(
+            Incarnation(self.id, tuple(self._topics), self._state, progress),
+            program,
             on_failure,
+            tally,
             caching=caching,
-            shared=not self.id.range.is_whole,
             partitions=cache(self._partitions),
+            max_idle_ms=-1,  # the rows come in the order in which it takes them
+            global_tables=rows,
             output=lambda topic: PlacedOutput(topic, self._time) if topic in turn.placed else Output(topic),
+            host=Timed(lambda: 0),
         )
-        closing.callback(self._program.close)
+        closing.callback(self._task.program.close)
         self._counts = turn.is_last
         bounds = [work.cut[topic].get(partition, (0, 0)) if topic in work.cut else None for topic in program.subtopology.topics]
         self._reporter = Reporter(work.reports, "task", str(number), str(self.id), bounds)
@@ -198,10 +207,12 @@ class Running:
         for start, end in runs_of(pieces):
             source, part = self._topics[pieces[start][0]], rows.slice(start, end - start)
             self._now, self._at_hand = times[end - 1], (offsets[start:end], times[start:end])
-            if offsets[start] == END:
-                self._advance(source, part)
-            elif offsets[start] != BEGIN:
-                self._process(source, part, offsets[start:end])
+            if offsets[start] == BEGIN:
+                continue
+            self._task.add(self._end(source, part) if offsets[start] == END else self._run(source, part, offsets[start:end]))
+            while self._task.step():
+                pass
+            if offsets[start] != END:
                 self._reporter.took(pieces[start][0], end - start, offsets[end - 1] + 1)
         yield from self._forward()
         yield from self._relieve()
@@ -213,7 +224,7 @@ class Running:
             TopologyError: a processor is called by time, and what it does then decides about what the task asks.
         """
         self._write_state()
-        if not self._counts and self._program.punctuations["stream_time"].next_ms is not None:
+        if not self._counts and self._task.program.punctuations["stream_time"].next_ms is not None:
             raise TopologyError(
                 f"sub-topology {self.id.subtopology}: a processor that is called by stream time feeds a foreign-key join, or what waits for another "
                 "sub-topology: in the next round it would be called at other times. Start the application live."
@@ -242,37 +253,39 @@ class Running:
 
     def _time(self) -> int:
         """Return what time it is for the task: that of the record at hand in the order in which it takes them."""
-        at, (offsets, times) = self._program.where(), self._at_hand
+        at, (offsets, times) = self._task.program.where(), self._at_hand
         return self._now if at is None else times[bisect_left(offsets, at.offset)]
 
-    def _process(self, source: TopicPartition, rows: pa.RecordBatch, offsets: list[int]) -> None:
+    def _run(self, source: TopicPartition, rows: pa.RecordBatch, offsets: list[int]) -> Run:
+        """Return records as a reader would."""
         columns = columns_of(rows, offsets)
         columns.stream_times = rows.column("stream_time").to_pylist()
         clocks = rows.column("clocks")
         if clocks.null_count == 0:
             columns.clocks = [list(clock) for clock in zip(*clocks.to_pylist(), strict=True)]
-        self._program.process(source, columns)
         self._read[source.topic] += len(columns)
+        return Run(source, 0, columns, offsets[-1] + 1, columns.stream_times[-1], at_end=False)
 
-    def _advance(self, source: TopicPartition, rows: pa.RecordBatch) -> None:
-        stream_time = rows.column("stream_time")[0].as_py()
-        self._program.advance(source, stream_time, rows.column("clocks")[0].as_py())
-        self._stream_times[source.topic] = stream_time
+    def _end(self, source: TopicPartition, rows: pa.RecordBatch) -> Run:
+        """Return what a reader would say of the end of a partition: what time it is there."""
+        self._stream_times[source.topic] = stream_time = rows.column("stream_time")[0].as_py()
+        at = self._task.queues.received(source)
+        return Run(source, 0, NO_RECORDS, at, stream_time, at_end=True, clocks=rows.column("clocks")[0].as_py() or ())
 
     def _forward(self) -> Iterator[pa.RecordBatch]:
-        for output in (*self._program.outputs.values(), self._dead_letters):
+        for output in (*self._task.program.outputs.values(), self._dead_letters):
             if not len(output):
                 continue
             if output.topic in self._forwarded or self._work.outputs == "table":
                 yield self._rows(output)
             elif self._work.outputs == "topic" and self._outbox is not None and self._outbox.mark is None:
                 self._outbox.write(output)
-            self._written[output.topic] += len(output)
+            self._task.tally.written[output.topic] += len(output)
             output.clear()
 
     def _rows(self, output: Output) -> pa.RecordBatch:
         """Return records as rows, each with its place in an order that all tasks agree on: its time, then task, then number."""
-        count, first = len(output), self._written[output.topic]
+        count, first = len(output), self._task.tally.written[output.topic]
         times = output.times if isinstance(output, PlacedOutput) else self._reached(output)
         numbers = range(first, first + count)
         return batch(
@@ -310,9 +323,8 @@ class Running:
         ]
 
     def _write_state(self) -> None:
-        self._program.flush()
-        self._state.changes()
-        self._state.commit({spec.name: 0 for spec in self._specs})
+        self._task.flush()
+        self._task.commit({spec.name: 0 for spec in self._specs})
 
     def _result(self) -> TaskResult:
         seeded: dict[str, int] = {}
@@ -330,8 +342,9 @@ class Running:
                     seeded[spec.name] = self._outbox.seed(Seeds(changelog, self._changelog_rows(spec)))
                 if writer is not None and spec.logged:  # what has no changelog is in no snapshot
                     slices[spec.name] = writer.export(self._database, spec, self.id.partition, self.id.range)
-        self._dropped.update({f"{node}: {reason}": count for (node, reason), count in self._program.dropped.items()})
-        counts = dict(self._read), dict(self._written), dict(self._dropped)
+        dropped = self._task.program.dropped | self._task.tally.failed
+        self._dropped.update({f"{node}: {reason}": count for (node, reason), count in dropped.items()})
+        counts = dict(self._read), dict(self._task.tally.written), dict(self._dropped)
         return TaskResult(
             self._number, str(self.id), self.id.subtopology, self.id.partition, *counts, self._stream_times, seeded, slices, differences
         )
@@ -344,9 +357,6 @@ class Running:
     def _partitions(self, topic: str) -> int:
         """Return how many partitions a topic has that the task writes to."""
         return self._forwarded.get(topic) or partitions_of(self._work.config, topic)
-
-    def _count_failure(self, failure: Failure, _: Answer) -> None:
-        self._dropped[f"{failure.node}: {failure.phase}"] += 1
 
     def _dead_letter(self, failure: Failure, headers: Headers) -> None:
         letters: Any = self._dead_letters

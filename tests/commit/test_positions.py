@@ -23,18 +23,11 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.task_id import TaskId
+from tests.commit.asking import Asking
 from tests.conftest import Kafka
 from tests.group.instances import PATIENCE_S, Application, application, commit, eventually
 
 LEFT, RIGHT = (TaskId(0, number, WHOLE) for number in range(2))
-
-
-@dataclass
-class Asking:
-    id: TaskId
-    plain: dict[TopicPartition, Committed | None] = field(default_factory=dict)
-    barrier: int | None = 0
-    doubted_at: float | None = None
 
 
 @dataclass

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.run import EXPLAINED, Backend, Level, Outcome, read_cases, run
+from tests.conformance.run import EXPLAINED, Backend, Case, Level, Outcome, read_cases, run, translated
 
 HERE = Path(__file__).parent
 CASES = read_cases(HERE / "vectors.jsonl")
@@ -24,8 +24,15 @@ def test_a_family_comes_out_as_in_kafka_streams(family: str, ranges: int, level:
 @pytest.mark.parametrize("backend", ["memory", "rocksdb"])
 @pytest.mark.parametrize(("ranges", "level"), [(1, "strict"), (4, "per-key")])
 def test_no_case_shows_whether_the_topology_was_optimized(ranges: int, level: Level, backend: Backend) -> None:
-    outcomes = [run(case, ranges=ranges, level=level, backend=backend, optimization="all") for case in CASES]
+    outcomes = [run(case, ranges=ranges, level=level, backend=backend, optimization="all") for case in CASES if is_changed(case)]
+    assert {outcome.family for outcome in outcomes} >= {"join_fk", "join_ss_self", "join_st", "join_tt", "table_stateless"}
     assert differences(outcomes) == []
+
+
+def is_changed(case: Case) -> bool:
+    """Whether the optimizations change anything about a topology: if not, the case was run with its family."""
+    _, topology = translated(case)
+    return topology.optimized("all") != topology
 
 
 @pytest.mark.parametrize(("ranges", "level"), [(1, "strict"), (4, "per-key")])

@@ -66,7 +66,7 @@ class Answer(SimpleHTTPRequestHandler):
                 self.wfile.write(b"x" * 8192)
                 time.sleep(0.01)
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 the base's name
         pass
 
 

@@ -64,8 +64,7 @@ class Changelogs:
     def wrong_answers(self, part: Part) -> Iterator[str]:
         """Yield what a sequential history forbids in this answer: all rows of ranges that are owned."""
         changelog = self._of(part)
-        if not self._look(changelog):
-            return
+        decided = self._look(changelog)
         view = StoreView(part.database, part.spec, part.ranges)
         answer = {layout.changelog_key(part.spec.kind, key): (value, timestamp) for key, value, timestamp in view.all()}
         for key, had in self._rows[changelog].items():
@@ -75,7 +74,7 @@ class Changelogs:
             at = next((at for at in range(max(last, 0), len(had)) if (had[at] if had[at][0] is not None else None) == row), None)
             if at is not None:
                 self._answered[changelog, key] = at
-            elif row is not None or last >= 0:
+            elif row in had[: max(last, 0)] or (decided and (row is not None or last >= 0)):  # else it may be of a transaction that has no marker yet
                 yield f"{part.where} answers {row} for {key!r} after {had[last] if last >= 0 else 'nothing'} was answered"
 
     def _of(self, part: Part) -> TopicPartition:

@@ -265,6 +265,7 @@ class World:
                 self._strike("stands still", self.random.choice(awake), lambda process: process.machine.pause(suspended=self.random.random() < 0.5))
             case "resume" if asleep:
                 self._strike("goes on", self.random.choice(asleep), lambda process: process.machine.resume())
+                self._check(self._wrong_answers())
             case "rest":
                 self._let(self.random.choice((0.01, 3.0, 15.0)))
             case "plan":
@@ -311,8 +312,7 @@ class World:
             self.scheduler.run(min(until, self.scheduler.now + LOOK_S))
             for fiber, error in self.scheduler.errors:
                 raise ViolationError(f"{fiber.machine.name} {fiber.name} ended: {type(error).__name__}: {error}") from error
-            if wrong := self._wrong(whole=False):
-                raise ViolationError("; ".join(wrong))
+            self._check(self._wrong(whole=False))
 
     def _plan(self) -> Plan:
         """What requests meet from now on."""
@@ -337,7 +337,17 @@ class World:
         if wrong or not self.exactly_once or not (whole or self.looks % STATES == 0):
             return wrong
         wrong = list(self.changelogs.wrong(self._parts(running=False))) or (self._wrong_rows() if whole else [])
-        return wrong or [problem for part in self._parts(running=True, owned=True) for problem in self.changelogs.wrong_answers(part)]
+        return wrong or self._wrong_answers()
+
+    def _wrong_answers(self) -> list[str]:
+        """Ask everybody who answers; return what is wrong."""
+        parts = self._parts(running=True, owned=True) if self.exactly_once else ()
+        return [problem for part in parts for problem in self.changelogs.wrong_answers(part)]
+
+    @staticmethod
+    def _check(wrong: list[str]) -> None:
+        if wrong:
+            raise ViolationError("; ".join(wrong))
 
     def _wrong_rows(self) -> list[str]:
         """Return what is wrong with what running tasks have in their stores: at the end it is what one task has."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 import pytest
 
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions
-from coopstreams.commit.record import TOPIC, CommitKey, Committed, CommitValue, Segment, decode_value, encode_key, encode_value
+from coopstreams.commit.record import TOPIC, CommitKey, CommitValue, Segment, decode_value, encode_key, encode_value
 from coopstreams.config import Config
 from coopstreams.group.requests import Fetched
 from coopstreams.log.log import TopicSpec
@@ -22,18 +21,11 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.task_id import TaskId
+from tests.commit.asking import Asking
 
 LEFT, RIGHT = KeyRange.split(2)
 ORDERS, REPARTITION = TopicPartition("orders", 0), TopicPartition("app-by-city-repartition", 0)
 CHANGELOG = "app-counts-changelog"
-
-
-@dataclass
-class Asking:
-    id: TaskId
-    plain: dict[TopicPartition, Committed | None] = field(default_factory=dict)
-    barrier: int | None = 0
-    doubted_at: float | None = None
 
 
 class Application:

@@ -1,4 +1,4 @@
-"""The three operators of a foreign-key join: asking on the left side, answering on the right, joining the answers on the left again.
+"""The operators of a foreign-key join: the left side subscribes, the right side answers, the left side joins the answers.
 
 Source: Kafka Streams `SubscriptionSendProcessorSupplier`, `SubscriptionReceive...`, `SubscriptionJoin...`, `ForeignTableJoin...`, `ResponseJoin...`.
 """

@@ -1,8 +1,8 @@
-"""What a join of two streams remembers: the records of both sides, and those that still wait for a match.
+"""The buffers of a stream-stream join: the records of both sides, and those that still wait for a match.
 
 A side keeps one entry for each key and timestamp: the values of the records that had both, in the order of their arrival. Beside it an index
 in memory knows the timestamps of each key, so that a probe touches nothing else. Records that wait are kept by key; in memory they are
-in the order in which they will be told of: timestamp, right side before left, key bytes. A stream that is joined with itself may have one
+in the order in which they will be emitted: timestamp, right side before left, key bytes. A stream that is joined with itself may have one
 store for both sides: a record comes as a left one first, meets what was before it, and is kept when it comes as a right one.
 
 Invariant: whatever a join returns for a record depends on records before it alone, never on when a batch or a commit ends.

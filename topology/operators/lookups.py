@@ -1,6 +1,6 @@
-"""Looking up the row of a key in a table that need not keep rows itself: filters, mappers and joins are applied to what the stores hold.
+"""Lookups in tables without a store: filters, mappers and joins are applied to the rows of the stores above them.
 
-Source: Kafka Streams `KTableValueGetter` and what implements it.
+Source: Kafka Streams `KTableValueGetter` and its implementations.
 """
 
 from __future__ import annotations

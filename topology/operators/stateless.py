@@ -43,7 +43,7 @@ def filter_records(compiler: Compiler, function: Function, node: Filter, record:
 
 
 def _filter_rows(compiler: Compiler, function: Function, node: Filter, record: Record) -> None:
-    """A row that does not pass is a tombstone; one that did not pass before either is no news, where the row before is known.
+    """Forward a tombstone for a row that fails the predicate; if the old value is known and failed it too, forward nothing.
 
     Of a versioned table it always is: a record may change the past, of which the row before says nothing.
     """

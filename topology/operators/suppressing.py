@@ -1,10 +1,11 @@
-"""Updates of a table that wait: for their window to close, or for a time to pass.
+"""`suppress`: a buffer that holds the updates of a table until their window closes, or until a time has passed.
 
-The rows that wait are a store with a changelog; the order in which they go, by place and key bytes, is kept beside it in memory and
-made anew when a task opens.
+The buffer is a store with a changelog. The order in which rows are emitted, by time and key bytes, is an index in memory, which is
+rebuilt when a task opens.
 
-Invariant: a row waits once; a later update takes the place of the earlier one.
-Turned down: Kafka Streams' old value of an update that goes: it is the one before the last update, here it is the one that went before.
+Invariant: the buffer has one update for each row; a later one replaces the earlier.
+Turned down: Kafka Streams' old value of an emitted update, which is the value before the last update: here it is the value that was
+emitted before.
 Source: Kafka Streams `KTableSuppressProcessorSupplier`, `InMemoryTimeOrderedKeyValueChangeBuffer`.
 """
 

@@ -1,9 +1,9 @@
 """The join of two tables: an update of either side meets the row of the other, and their join is an update of the result.
 
-Invariant: the result is that of the relational join of both tables as they are now; it has the larger of the two timestamps.
-An update that leaves the result as absent as it was is not forwarded, as far as the old value tells (left and outer joins ask for it).
-Under the record cache both sides may change before either is flushed. So it looks at what both said at the flush before, too: if both have gone
-since, so has their join. A join without a store waits until both were flushed, and then tells of each key once.
+Invariant: the result is the relational join of both tables as they are now; its timestamp is the larger of the two.
+A deletion of a row that was never forwarded is not forwarded, where the old value is known (left and outer joins ask for it).
+Under the record cache both sides may change before either is flushed, so a join also looks at the rows of both at the flush before: if
+both were deleted since, the join is deleted. A join without a store waits until both sides are flushed, then forwards each key once.
 Source: Kafka Streams `KTableKTableInnerJoin`, `...LeftJoin`, `...RightJoin`, `...OuterJoin`, `KTableKTableJoinMerger`.
 """
 

@@ -1,4 +1,4 @@
-"""What happens to the windows of a key when a record comes: sliding windows, sessions; and the windows that close.
+"""Sliding and session windows: how a record changes the windows of its key, and which windows it closes.
 
 Generated code calls these objects once a record; they change the store and return the updates, in the order in which Kafka Streams
 forwards them. An error of a user function ends the record's work; what was updated before it stays, as there.

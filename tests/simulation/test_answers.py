@@ -1,0 +1,70 @@
+"""The oracles of results: what one task makes of records is right, and a result that is repeated, lost or of nobody is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from random import Random
+
+import pytest
+
+from tests.simulation.answers import Answer, Rows
+from tests.simulation.programs import PROGRAMS
+
+RECORDS = 80
+
+
+def answer(program: str, *, exactly_once: bool) -> Answer:
+    """Return the answer to some records, a second apart."""
+    played, random = PROGRAMS[program], Random(1)
+    made = played.answer(played.build(), played.settings, 2, exactly_once=exactly_once)
+    made.write(played.write(random, number, 1_000_000 + 1000 * number) for number in range(RECORDS))
+    return made
+
+
+def results(of: Answer) -> Rows:
+    """Return what one task tells."""
+    return [(key, value) for key, values in of.expected.items() for value in values]
+
+
+@pytest.fixture(params=PROGRAMS)
+def once(request: pytest.FixtureRequest) -> Iterator[Answer]:
+    with closing(answer(request.param, exactly_once=True)) as made:
+        yield made
+
+
+@pytest.fixture(params=PROGRAMS)
+def at_least_once(request: pytest.FixtureRequest) -> Iterator[Answer]:
+    with closing(answer(request.param, exactly_once=False)) as made:
+        yield made
+
+
+def test_what_one_task_tells_is_right(once: Answer) -> None:
+    assert results(once)
+    assert once.tell(results(once)) == once.lacking() == []
+
+
+def test_exactly_once_nothing_comes_twice_and_nothing_is_lost(once: Answer) -> None:
+    *others, last = results(once)
+    assert once.tell(others) == []
+    assert once.lacking()
+    assert once.tell([last]) == once.lacking() == []
+    assert once.tell([last])
+
+
+def test_at_least_once_all_may_come_twice_and_nothing_is_lost(at_least_once: Answer) -> None:
+    *others, last = results(at_least_once)
+    assert at_least_once.tell([*others, *others]) == []
+    assert at_least_once.lacking()
+    assert at_least_once.tell([last, last]) == at_least_once.lacking() == []
+
+
+def test_nobody_makes_other_results(once: Answer) -> None:
+    key, value = results(once)[0]
+    assert once.tell([(key, b"other" if value is None else value + b"?")])
+
+
+@pytest.mark.parametrize("program", [name for name, program in PROGRAMS.items() if program.stores])
+def test_it_is_known_what_is_in_stores(program: str) -> None:
+    with closing(answer(program, exactly_once=True)) as made:
+        assert all(made.rows(store) for store in PROGRAMS[program].stores)

@@ -1,0 +1,110 @@
+"""The task of a backfill, given its rows, makes of them what a live task makes of the records. No Spark: what workers do is Arrow in, Arrow out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coopstreams import JoinWindows, KStream, StreamsBuilder, TimeWindows, Topology, serdes, until_window_closes
+from coopstreams.config import Config
+from coopstreams.spark.routing import Routing
+from coopstreams.spark.rows import HISTORY, ROUTED, batch
+from coopstreams.spark.shipping import ship
+from coopstreams.spark.task import TaskWork
+from coopstreams.testing import TopologyTestDriver
+
+TOPICS = ["left", "right"]
+SETTINGS = {"statestore.cache.max.bytes": 0, "processing.exception.handler": "continue"}
+Rows = list[tuple[bytes, int]]
+"""Key and timestamp of the records of a topic, by offset."""
+Results = dict[Any, list[tuple[Any, int]]]
+"""Value and timestamp of the results of each key, in order."""
+
+
+def _streams(builder: StreamsBuilder) -> list[KStream[bytes, bytes]]:
+    return [builder.stream(topic, key=serdes.raw, value=serdes.raw) for topic in TOPICS]
+
+
+def final_counts() -> Topology:
+    builder = StreamsBuilder("app")
+    left, right = _streams(builder)
+    windows = left.merge(right).group_by_key().windowed_by(TimeWindows(size=5, grace=3)).count(store="counts")
+    windows.suppress(until_window_closes()).to_stream().to("out")
+    return builder.build()
+
+
+def joined() -> Topology:
+    builder = StreamsBuilder("app")
+    left, right = _streams(builder)
+    windows = JoinWindows(4, grace=3)
+    left.outer_join(right, lambda one, other: b"%s+%s" % (one or b"", other or b""), windows=windows, value=serdes.raw).to("out")
+    return builder.build()
+
+
+def failing() -> Topology:
+    builder = StreamsBuilder("app")
+    left, right = _streams(builder)
+    left.merge(right).map_values(lambda value: b"%d" % (6 // (value[-1] % 3)), value=serdes.raw).to("out")
+    return builder.build()
+
+
+def value_of(topic: str, offset: int) -> bytes:
+    return b"%s %d" % (topic.encode(), offset)
+
+
+def backfilled(topology: Topology, logs: dict[str, Rows], ranges: int) -> Results:
+    shipped, rows = ship(topology), list[dict[str, Any]]()
+    for topic, log in logs.items():
+        columns = [[topic] * len(log), [0] * len(log), list(range(len(log))), [time for _, time in log], [key for key, _ in log]]
+        values = [value_of(topic, offset) for offset in range(len(log))]
+        history = batch(HISTORY, [*columns, values, pa.nulls(len(log), HISTORY.field("headers").type)])
+        for routed in Routing(shipped, 0, topic, ranges)(iter([history])):
+            rows += routed.to_pylist()
+    work = TaskWork(shipped, 0, ranges, "run", 0, Config.of({"bootstrap.servers": "nowhere:1", **SETTINGS}, "app"), outputs="table")
+    results: Results = defaultdict(list)
+    for task in range(ranges):
+        mine = sorted((row for row in rows if row["task"] == task), key=lambda row: (row["time"], row["source"], row["offset"]))
+        for results_of_it in work(_in_pieces(mine)):
+            for row in results_of_it.to_pylist():
+                if row["topic"] is not None:
+                    results[row["key"]].append((row["value"], row["timestamp"]))
+    return results
+
+
+def _in_pieces(rows: list[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
+    for start in range(0, len(rows), 5):
+        yield pa.RecordBatch.from_pylist(rows[start : start + 5], ROUTED)
+
+
+def live(topology: Topology, logs: dict[str, Rows], ranges: int) -> Results:
+    order = sorted(
+        (reached, TOPICS.index(topic), offset, topic, key, time)
+        for topic, log in logs.items()
+        for offset, ((key, time), reached) in enumerate(zip(log, accumulate((time for _, time in log), max), strict=True))
+    )
+    results: Results = defaultdict(list)
+    with TopologyTestDriver(topology, ranges, SETTINGS) as driver:
+        for *_, offset, topic, key, time in order:
+            driver.input(topic, serdes.raw, serdes.raw).send(key, value_of(topic, offset), time)
+        # Keys as they are written: those of windows, too.
+        for record in driver.output("out", serdes.raw, serdes.raw).records():
+            results[record.key].append((record.value, record.timestamp))
+    return results
+
+
+records = st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c", b"d"]), st.integers(0, 40)), min_size=5, max_size=20)
+
+
+@pytest.mark.parametrize(("made", "ranges"), [(final_counts, 1), (final_counts, 4), (joined, 1), (failing, 4)])
+@settings(max_examples=6)
+@given(records, records)
+def test_a_backfill_makes_of_rows_what_a_live_task_makes_of_records(made: Callable[[], Topology], ranges: int, left: Rows, right: Rows) -> None:
+    topology, logs = made(), {"left": left, "right": right}
+    assert backfilled(topology, logs, ranges) == live(topology, logs, ranges)
