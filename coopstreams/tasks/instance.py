@@ -30,7 +30,7 @@ from coopstreams.topology.task_id import TaskId
 
 log = logging.getLogger(__name__)
 
-WAIT_S = 10.0
+WAIT_S = 1.0
 """Longest time the control thread waits for records; whatever is put into its inbox ends that."""
 DOUBT_S = 0.05
 """How often it looks whether the group has confirmed this process, while an error is in doubt."""

@@ -34,7 +34,7 @@ from coopstreams.topology.task_id import TaskId
 
 log = logging.getLogger(__name__)
 
-IDLE_S = 10.0
+IDLE_S = 1.0
 """Longest time it waits for commits of the group while nobody waits for them; a request ends that."""
 LOOK_S = 0.1
 """The same while tasks wait for them, or transactions of members that are gone are to be ended."""

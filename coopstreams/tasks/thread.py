@@ -30,7 +30,7 @@ MOST_IN_VAIN = 5
 IN_VAIN_S = 60.0
 ALIVE_S = 1.0
 """How often a thread that rests says so."""
-IDLE_S = 10.0
+IDLE_S = 1.0
 """How often one says so that has nothing to do, at most."""
 
 
