@@ -164,10 +164,8 @@ class Running:
         self._database = Database(Rocks(Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="coopstreams-backfill-")))), self._specs)
         closing.callback(self._database.close)
         self._state = TaskState(self._database, self._specs, self.id.range, BUFFER_BYTES)
-        self._read: Counter[str] = Counter()
-        self._dropped: Counter[str] = Counter()
-        self._stream_times: dict[str, int] = {}
-        self._times: dict[str, int] = {}
+        self._read, self._dropped = Counter[str](), Counter[str]()
+        self._stream_times, self._times = dict[str, int](), dict[str, int]()
         self._now = -1
         self._at_hand: tuple[list[int], list[int]] = [], []
         self._dead_letters = Output(work.config["errors.dead.letter.queue.topic.name"] or "")
