@@ -70,10 +70,10 @@ test-slow: setup ## the slow tests: processes killed and stopped, long runs
 	$(PYTEST) -m slow $(ARGS)
 
 demo: setup-demo ## three processes share one partition of real flights, one is killed (ARGS=--once ends by itself)
-	$(BIN)/python -m coopstreams.dev.demo $(ARGS)
+	$(BIN)/python -m coopstreams.demo.scenes $(ARGS)
 
 demo-backfill: setup ## half of the flights by Spark, the other half live: the same answers? (ARGS=--once ends by itself)
-	$(BIN)/python -m coopstreams.dev.demo_backfill $(ARGS)
+	$(BIN)/python -m coopstreams.demo.backfill $(ARGS)
 
 bench: setup ## records per second on this machine
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -27,7 +27,7 @@ from coopstreams.commit.view import View
 from coopstreams.consumer import ConsumerRecord, CooperativeConsumer
 from coopstreams.consumer.inflight import InFlight
 from coopstreams.dev.broker import KafkaBroker
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
 from coopstreams.topology.keys import WHOLE
 

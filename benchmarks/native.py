@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coopstreams import KStream, StreamsBuilder, TimeWindows, Topology, field, serdes
-from coopstreams.config import Config
+from coopstreams.common.config import Config
 from coopstreams.spark import TableHistory, local_session
 from coopstreams.spark import plan as planning
 from coopstreams.spark.plan import Plan

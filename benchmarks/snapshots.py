@@ -25,14 +25,14 @@ from rich.console import Console
 from rich.table import Table
 
 from coopstreams import StreamsBuilder, Topology, serdes
+from coopstreams.admin.rebuild import Rebuilder, Wanted
 from coopstreams.dev.broker import KafkaBroker
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
+from coopstreams.opening.restoring import Restoring
 from coopstreams.state.database import Database
 from coopstreams.state.pickup import Snapshots
 from coopstreams.state.rocks import Rocks
-from coopstreams.tasks.rebuild import Rebuilder, Wanted
-from coopstreams.tasks.restoring import Restoring
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.task_id import TaskId
 

@@ -6,33 +6,33 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from coopstreams.app import CoopStreams
-    from coopstreams.config import Config
-    from coopstreams.extractors import (
+    from coopstreams.common.config import Config
+    from coopstreams.common.extractors import (
         fail_on_invalid_timestamp,
         log_and_skip_on_invalid_timestamp,
         use_partition_time_on_invalid_timestamp,
         wallclock_timestamp,
     )
+    from coopstreams.instance.app import CoopStreams
     from coopstreams.query.client import QueryClient
     from coopstreams.state.engine import Change, Engine
     from coopstreams.tasks.lifecycle import RestoreListener, StreamsState
     from coopstreams.topology import errors, serdes
-    from coopstreams.topology.branches import BranchedKStream
-    from coopstreams.topology.builder import StreamsBuilder
+    from coopstreams.topology.compile.processor_stores import KeyValueStore, SessionStore, VersionedStore, WindowStore
+    from coopstreams.topology.dsl.branches import BranchedKStream
+    from coopstreams.topology.dsl.builder import StreamsBuilder
+    from coopstreams.topology.dsl.grouped import KGroupedStream, KGroupedTable
+    from coopstreams.topology.dsl.kstream import KStream
+    from coopstreams.topology.dsl.ktable import KTable
+    from coopstreams.topology.dsl.materialized import Materialized
+    from coopstreams.topology.dsl.topology_builder import TopologyBuilder
     from coopstreams.topology.fields import field
-    from coopstreams.topology.grouped import KGroupedStream, KGroupedTable
+    from coopstreams.topology.graph.nodes import Topology
     from coopstreams.topology.join_windows import JoinWindows
-    from coopstreams.topology.kstream import KStream
-    from coopstreams.topology.ktable import KTable
-    from coopstreams.topology.materialized import Materialized
-    from coopstreams.topology.nodes import Topology
-    from coopstreams.topology.processor_stores import KeyValueStore, SessionStore, VersionedStore, WindowStore
     from coopstreams.topology.processors import Processor, ProcessorContext, key_value_store, session_store, versioned_store, window_store
     from coopstreams.topology.records import Record
     from coopstreams.topology.serdes import Serde, Windowed
     from coopstreams.topology.suppressed import until_time_limit, until_window_closes
-    from coopstreams.topology.topology_builder import TopologyBuilder
     from coopstreams.topology.windows import SessionWindows, SlidingWindows, TimeWindows, UnlimitedWindows, Windows
 
 __all__ = [
@@ -86,26 +86,26 @@ __all__ = [
 _HOME = {
     name: module
     for module, names in {
-        "coopstreams.app": "CoopStreams",
-        "coopstreams.config": "Config",
-        "coopstreams.extractors": "fail_on_invalid_timestamp log_and_skip_on_invalid_timestamp use_partition_time_on_invalid_timestamp wallclock_timestamp",
+        "coopstreams.instance.app": "CoopStreams",
+        "coopstreams.common.config": "Config",
+        "coopstreams.common.extractors": "fail_on_invalid_timestamp log_and_skip_on_invalid_timestamp use_partition_time_on_invalid_timestamp wallclock_timestamp",
         "coopstreams.state.engine": "Change Engine",
         "coopstreams.tasks.lifecycle": "RestoreListener StreamsState",
-        "coopstreams.topology.branches": "BranchedKStream",
-        "coopstreams.topology.builder": "StreamsBuilder",
+        "coopstreams.topology.dsl.branches": "BranchedKStream",
+        "coopstreams.topology.dsl.builder": "StreamsBuilder",
         "coopstreams.topology.fields": "field",
-        "coopstreams.topology.grouped": "KGroupedStream KGroupedTable",
+        "coopstreams.topology.dsl.grouped": "KGroupedStream KGroupedTable",
         "coopstreams.topology.join_windows": "JoinWindows",
-        "coopstreams.topology.kstream": "KStream",
-        "coopstreams.topology.ktable": "KTable",
-        "coopstreams.topology.materialized": "Materialized",
-        "coopstreams.topology.nodes": "Topology",
-        "coopstreams.topology.processor_stores": "KeyValueStore SessionStore VersionedStore WindowStore",
+        "coopstreams.topology.dsl.kstream": "KStream",
+        "coopstreams.topology.dsl.ktable": "KTable",
+        "coopstreams.topology.dsl.materialized": "Materialized",
+        "coopstreams.topology.graph.nodes": "Topology",
+        "coopstreams.topology.compile.processor_stores": "KeyValueStore SessionStore VersionedStore WindowStore",
         "coopstreams.topology.processors": "Processor ProcessorContext key_value_store session_store versioned_store window_store",
         "coopstreams.topology.records": "Record",
         "coopstreams.topology.serdes": "Serde Windowed",
         "coopstreams.topology.suppressed": "until_time_limit until_window_closes",
-        "coopstreams.topology.topology_builder": "TopologyBuilder",
+        "coopstreams.topology.dsl.topology_builder": "TopologyBuilder",
         "coopstreams.topology.windows": "SessionWindows SlidingWindows TimeWindows UnlimitedWindows Windows",
     }.items()
     for name in names.split()

@@ -6,10 +6,10 @@ import sys
 def main() -> None:
     """Run a command. `run` answers SIGTERM and Ctrl-C from here on; the others end as any program does."""
     if sys.argv[1:2] == ["run"]:
-        from coopstreams.interrupts import listen
+        from coopstreams.common.interrupts import listen
 
         listen()
-    from coopstreams.cli import main
+    from coopstreams.commands.cli import main
 
     main()
 

@@ -62,7 +62,7 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
 
 
 def test_the_command_line_loads_neither_spark_nor_a_web_server() -> None:
-    assert loaded_after("import coopstreams.cli") & {"pyspark", "starlette", "uvicorn"} == set()
+    assert loaded_after("import coopstreams.commands.cli") & {"pyspark", "starlette", "uvicorn"} == set()
 
 
 @pytest.mark.parametrize("room", ["topology", "state"])

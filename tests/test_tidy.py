@@ -33,7 +33,7 @@ PURE = {"msgspec", "orjson", "sortedcontainers", "xxhash", "coopstreams"}
 IMPURE = {"asyncio", "multiprocessing", "socket", "subprocess", "threading", "time"}
 HOSTED = ("coopstreams/tasks/", "coopstreams/commit/", "coopstreams/group/")
 SPEAKS_WITH_BROKERS = {f"coopstreams/group/{name}.py" for name in ("admin", "connection", "coordinator", "ends", "settings", "transactions")} | {
-    "coopstreams/tasks/rebuild.py"
+    "coopstreams/admin/rebuild.py"
 }
 """And the command that makes snapshots, which is no part of an instance."""
 ASKED_OF_THE_HOST = {"asyncio", "multiprocessing", "queue", "random", "socket", "subprocess", "time", "uuid"}
@@ -97,7 +97,7 @@ def test_a_library_stays_behind_its_adapter(path: str) -> None:
 
 @pytest.mark.parametrize("path", [path for path in LIBRARY if path.startswith(HOSTED) and path not in SPEAKS_WITH_BROKERS])
 def test_only_the_host_is_asked_for_time_threads_and_chance(path: str) -> None:
-    """So that a simulation decides them: see `coopstreams/host.py`. A lock that nobody waits in is no matter of the host's."""
+    """So that a simulation decides them: see `coopstreams/common/host.py`. A lock that nobody waits in is no matter of the host's."""
     assert {name.partition(".")[0] for name in imported(path)} & ASKED_OF_THE_HOST == set()
     used = {node.attr for node in ast.walk(ast.parse(source(path))) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "threading"}
     assert used <= {"Lock", "RLock"}

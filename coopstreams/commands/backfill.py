@@ -16,9 +16,9 @@ from rich.console import Console
 from coopstreams.commands.loading import load_topology
 from coopstreams.commands.settings import configure_logging, flags
 from coopstreams.commands.task_bars import TaskBars
-from coopstreams.config import Config, settings_of
+from coopstreams.common.config import Config, settings_of
 from coopstreams.topology.errors import ConfigError
-from coopstreams.topology.nodes import Topology
+from coopstreams.topology.graph.nodes import Topology
 
 if TYPE_CHECKING:
     from coopstreams.spark.plan import Connector, Outputs, Stage

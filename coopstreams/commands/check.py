@@ -12,13 +12,13 @@ import typer
 from coopstreams.commands.connecting import Brokers, ConfigFile, cluster
 from coopstreams.commands.loading import load_topology
 from coopstreams.commands.settings import configure_logging, flags
-from coopstreams.config import Config, settings_of
-from coopstreams.tasks.deployed import ACCEPT, Deployed
+from coopstreams.common.config import Config, settings_of
+from coopstreams.instance.deployed import ACCEPT, Deployed
 from coopstreams.tasks.reading import as_it_runs
-from coopstreams.topology.changes import Change, changes, severity, weighed, word_of
 from coopstreams.topology.errors import ConfigError
-from coopstreams.topology.nodes import Topology
-from coopstreams.topology.outline import Outline, outline, read_outline
+from coopstreams.topology.graph.changes import Change, changes, severity, weighed, word_of
+from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.outline import Outline, outline, read_outline
 
 
 def check(

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from coopstreams.config import Config, settings_of
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.common.config import Config, settings_of
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.topology.errors import QueryError
 
 Brokers = Annotated[str | None, typer.Option("--bootstrap-servers", metavar="HOST:PORT,...", help="The Kafka brokers.")]

@@ -9,11 +9,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from coopstreams.admin.describing import GroupReport, MemberReport, describe_group
+from coopstreams.admin.group_reset import reset_offsets
 from coopstreams.commands.connecting import Brokers, ConfigFile, cluster, connection
 from coopstreams.commit.ranges import Runs
 from coopstreams.consumer.dealing import topic_number
-from coopstreams.consumer.describing import GroupReport, MemberReport, describe_group
-from coopstreams.consumer.reset import reset_offsets
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.group.versions import short, version_of
 from coopstreams.log.log import Log

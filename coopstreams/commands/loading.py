@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.dsl.topology_builder import TopologyBuilder
 from coopstreams.topology.errors import ConfigError
-from coopstreams.topology.nodes import Topology
-from coopstreams.topology.topology_builder import TopologyBuilder
+from coopstreams.topology.graph.nodes import Topology
 
 _KINDS = (Topology, StreamsBuilder, TopologyBuilder)
 

@@ -12,19 +12,19 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from coopstreams.admin.rebuild import Piece, Rebuilder, Wanted
 from coopstreams.commands.loading import load_topology
 from coopstreams.commands.settings import configure_logging, flags
 from coopstreams.commands.snapshots import megabytes
 from coopstreams.commands.source_rebuild import Request, from_source
-from coopstreams.config import Config, settings_of
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.common.config import Config, settings_of
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.state.manifest import Manifest, Slice
 from coopstreams.state.restore import RestoreProgress
 from coopstreams.tasks.reading import as_it_runs
-from coopstreams.tasks.rebuild import Piece, Rebuilder, Wanted
 from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.graph.nodes import Topology
 from coopstreams.topology.keys import GROUPS, KeyRange
-from coopstreams.topology.nodes import Topology
 
 From: TypeAlias = Annotated[
     str, typer.Option("--from", metavar="changelog|source", help="What the state comes from; source: the application must be stopped.")

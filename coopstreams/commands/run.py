@@ -13,16 +13,16 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from coopstreams.app import CoopStreams
 from coopstreams.commands.loading import load_topology
+from coopstreams.commands.restarts import MOST_RESTARTS
 from coopstreams.commands.screen import Screen, report
 from coopstreams.commands.settings import configure_logging, flags
+from coopstreams.commands.supervisor import Supervisor
 from coopstreams.commands.worker import end_with_supervisor, past
-from coopstreams.config import Config, settings_of
-from coopstreams.interrupts import drain_by, end
-from coopstreams.memory import settle
-from coopstreams.restarts import MOST_RESTARTS
-from coopstreams.supervisor import Supervisor
+from coopstreams.common.config import Config, settings_of
+from coopstreams.common.interrupts import drain_by, end
+from coopstreams.common.memory import settle
+from coopstreams.instance.app import CoopStreams
 
 log = logging.getLogger("coopstreams")
 

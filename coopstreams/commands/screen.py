@@ -22,8 +22,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from coopstreams.app import CoopStreams
 from coopstreams.commands.processes import Process, processes_table
+from coopstreams.instance.app import CoopStreams
 
 REPORTS = "_COOPSTREAMS_REPORTS"
 """In the environment of a worker: the file descriptor for its reports."""

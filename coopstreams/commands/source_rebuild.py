@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
+from coopstreams.admin.rebuild import Wanted
 from coopstreams.commands.task_bars import TaskBars
-from coopstreams.config import Config
-from coopstreams.tasks.rebuild import Wanted
+from coopstreams.common.config import Config
 from coopstreams.topology.errors import ConfigError
-from coopstreams.topology.nodes import Topology
+from coopstreams.topology.graph.nodes import Topology
 
 if TYPE_CHECKING:
     from coopstreams.spark.plan import Stage

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from coopstreams.commit.follower import Follower
+from coopstreams.common.host import SYSTEM, Host
 from coopstreams.group.holdings import Assigned
-from coopstreams.host import SYSTEM, Host
 from coopstreams.topology.errors import LogError
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from coopstreams.commit.follower import Follower
 from coopstreams.commit.progress import Author, Progress
 from coopstreams.commit.record import Committed
 from coopstreams.commit.view import Opening
+from coopstreams.common.host import SYSTEM, Host
 from coopstreams.group.requests import Fetched, Offsets
-from coopstreams.host import SYSTEM, Host
 from coopstreams.log.log import Log, Position
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, LogError, OffsetOutOfRangeError

@@ -1,14 +1,14 @@
 """Consumers that share partitions by key range and commit records in whatever order they were done."""
 
+from coopstreams.commit.offsets import OffsetAndRanges, list_consumer_group_offsets
 from coopstreams.consumer.assignors import Subscription, key_range_range, key_range_round_robin, sticky
 from coopstreams.consumer.committing import CommitResult
 from coopstreams.consumer.consumer import CooperativeConsumer
 from coopstreams.consumer.cooperative_fetch import CooperativeFetch
 from coopstreams.consumer.filters import Filter
-from coopstreams.consumer.offsets import OffsetAndRanges, list_consumer_group_offsets
 from coopstreams.consumer.policy import Policy, read_policy, set_policy
 from coopstreams.consumer.share import ConsumerRecord
-from coopstreams.log.kafka_share import AcquiredRecord
+from coopstreams.log.kafka.share import AcquiredRecord
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (
     CommitConflictError,

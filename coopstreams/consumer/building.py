@@ -28,7 +28,7 @@ from coopstreams.group.coordinator import connector
 from coopstreams.group.holdings import GroupEvent
 from coopstreams.group.members import Assignment, MemberInfo, MemberState
 from coopstreams.group.membership import GroupMember, Timings
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConsumerRangeFetchNotAcceptedError, TopicRangeFetchNotAllowedError, UnknownTopicError
 from coopstreams.topology.keys import WHOLE, KeyRange

@@ -18,18 +18,18 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
+from coopstreams.commit.offsets import OffsetAndRanges, catch_up, offset_and_ranges
 from coopstreams.commit.ranges import Runs, normalise
 from coopstreams.consumer.assignors import ASSIGNORS, Assignor
 from coopstreams.consumer.building import alone, shared, transactional_ids
 from coopstreams.consumer.committing import CommitResult
 from coopstreams.consumer.filters import Filter
-from coopstreams.consumer.offsets import OffsetAndRanges, catch_up, offset_and_ranges
 from coopstreams.consumer.ownership import Shared
 from coopstreams.consumer.session import Ranges, Session, Told, by_partition
 from coopstreams.consumer.settings import ConsumerConfig
 from coopstreams.consumer.share import ConsumerRecord, Share
-from coopstreams.log.kafka_log import KafkaLog
-from coopstreams.log.kafka_producer import ProducerTransaction
+from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.log.kafka.producer import ProducerTransaction
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (
     CommitConflictError,

@@ -22,8 +22,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coopstreams.consumer.policy import Policy, PolicyTopic
-from coopstreams.log.kafka_log import KafkaLog
-from coopstreams.log.kafka_share import AcquiredRecord, KafkaShare
+from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.log.kafka.share import AcquiredRecord, KafkaShare
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (
     ConfigError,

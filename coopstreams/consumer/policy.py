@@ -22,7 +22,7 @@ from typing import Any
 
 import orjson
 
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import Log, Position, Reader, TopicSpec
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.errors import ConfigError, LogError, UnknownTopicError

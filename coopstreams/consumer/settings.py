@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from coopstreams.config import boolean, check_heartbeat, integer, one_of, text
+from coopstreams.common.config import boolean, check_heartbeat, integer, one_of, text
 from coopstreams.topology.errors import ConfigError
 
 SETTINGS: Mapping[str, tuple[Callable[[Any], Any], Any, str]] = {

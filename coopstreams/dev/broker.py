@@ -21,9 +21,9 @@ from typing import Self
 
 from rich.console import Console
 
+from coopstreams.common.java import Java, find_java
 from coopstreams.dev.cache import locked
 from coopstreams.dev.jars import KAFKA, kafka_jars
-from coopstreams.dev.java import Java, find_java
 from coopstreams.dev.process import Running, answers, free_port, paused, port_is_free, record, recorded, running, wait_until
 from coopstreams.dev.settings import broker_settings, properties_text
 from coopstreams.topology.errors import DevError

@@ -9,10 +9,10 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from coopstreams.common.java import find_java
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.dev.cache import cache_folder
 from coopstreams.dev.jars import KAFKA
-from coopstreams.dev.java import find_java
 from coopstreams.dev.process import answers, memory_mb, port_is_free, recorded
 from coopstreams.topology.errors import DevError
 

@@ -25,12 +25,12 @@ from kafka import errors
 from kafka.coordinator.base import BaseCoordinator
 from kafka.structs import MemberState as State
 
+from coopstreams.common.host import SYSTEM, Host
 from coopstreams.group import requests
 from coopstreams.group.connection import Connection
 from coopstreams.group.joining import Connector, Hooks, Timings
 from coopstreams.group.requests import Exchange
 from coopstreams.group.settings import kafka_python_settings
-from coopstreams.host import SYSTEM, Host
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import CoopStreamsError, GroupError

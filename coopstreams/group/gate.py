@@ -9,7 +9,7 @@ Invariant: this is courtesy, not safety. The broker checks every commit's genera
 
 from __future__ import annotations
 
-from coopstreams.host import SYSTEM, Host
+from coopstreams.common.host import SYSTEM, Host
 
 
 class Gate:

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from coopstreams.common.host import SYSTEM, Host
 from coopstreams.group import requests
 from coopstreams.group.codec import decode_assignment, decode_subscription, encode_assignments, encode_subscription
 from coopstreams.group.gate import Gate
@@ -23,7 +24,6 @@ from coopstreams.group.holdings import Assigned, GroupEvent, Holdings, Lost, Ref
 from coopstreams.group.joining import Connector, Timings
 from coopstreams.group.members import Assignment, Cluster, MemberInfo, MemberState
 from coopstreams.group.offsets import settled_offsets
-from coopstreams.host import SYSTEM, Host
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import FencedError, GroupError, MembershipLostError

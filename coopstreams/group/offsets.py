@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 
 from coopstreams.commit.record import TOPIC
+from coopstreams.common.host import SYSTEM, Host
 from coopstreams.group.requests import Fetched, Offsets
-from coopstreams.host import SYSTEM, Host
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 

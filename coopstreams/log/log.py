@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from coopstreams.topology.clocks import ClockColumns
 from coopstreams.topology.columns import Columns, Headers, Int64s, TopicPartition
+from coopstreams.topology.compile.clocks import ClockColumns
+from coopstreams.topology.compile.program import TimestampColumn
 from coopstreams.topology.errors import FencedError
 from coopstreams.topology.keys import KeyRange
-from coopstreams.topology.program import TimestampColumn
 
 NO_STREAM_TIME = -1
 """The stream time of a partition of which nothing has been read."""

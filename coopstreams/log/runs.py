@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from coopstreams.log.log import NO_STREAM_TIME, Run
-from coopstreams.topology.clocks import ClockColumns, before_and_after
 from coopstreams.topology.columns import NO_RECORDS, Columns, Headers, Int64s, TopicPartition
+from coopstreams.topology.compile.clocks import ClockColumns, before_and_after
+from coopstreams.topology.compile.program import TimestampColumn
 from coopstreams.topology.keys import GROUPS, HASH_BITS, KeyRange, key_hashes
-from coopstreams.topology.program import TimestampColumn
 
 _GROUP_SHIFT = HASH_BITS - (GROUPS - 1).bit_length()
 

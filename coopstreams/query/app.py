@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from coopstreams.metrics import CONTENT_TYPE, Metrics
+from coopstreams.common.metrics import CONTENT_TYPE, Metrics
 from coopstreams.query import reports
 from coopstreams.query.asked import (
     RANGE_PARAMETERS,

@@ -19,7 +19,7 @@ from coopstreams.topology.errors import ConfigError
 if TYPE_CHECKING:
     import uvicorn
 
-    from coopstreams.metrics import Metrics
+    from coopstreams.common.metrics import Metrics
     from coopstreams.query.service import Limits
 
 log = logging.getLogger(__name__)

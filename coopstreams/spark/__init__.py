@@ -1,15 +1,15 @@
 """Spark: a topology over history, and Kafka as a source and sink of DataFrames. Needs the extra `spark`."""
 
-from coopstreams.spark.history import KafkaHistory, TableHistory
-from coopstreams.spark.kafka_source import KafkaSource, read_options, write_options
+from coopstreams.admin.rebuild import Wanted
+from coopstreams.spark.history.history import KafkaHistory, TableHistory
+from coopstreams.spark.history.kafka_source import KafkaSource, read_options, write_options
 from coopstreams.spark.preparing import Options
-from coopstreams.spark.progress import TaskProgress
 from coopstreams.spark.publishing import publish
 from coopstreams.spark.rebuilding import rebuild
 from coopstreams.spark.running import Backfilled, backfill
 from coopstreams.spark.session import local_session
 from coopstreams.spark.source_rebuild import RebuiltFromSource, rebuild_from_source
-from coopstreams.tasks.rebuild import Wanted
+from coopstreams.spark.workers.progress import TaskProgress
 
 __all__ = [
     "Backfilled",

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 
 from coopstreams.topology import serdes
 from coopstreams.topology.fields import Both, Comparing, Comparison, Condition, Either, Not, field
-from coopstreams.topology.nodes import Aggregate, Filter, MapValues, Node, Sink, Source, SubTopology, ToStream
+from coopstreams.topology.graph.nodes import Aggregate, Filter, MapValues, Node, Sink, Source, SubTopology, ToStream
 from coopstreams.topology.windows import TimeWindows
 
 Fold = Literal["count", "sum", "min", "max"]

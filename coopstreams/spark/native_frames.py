@@ -23,10 +23,10 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
+from coopstreams.spark.history.rows import ddl
 from coopstreams.spark.native import Aggregation
 from coopstreams.spark.native_values import Judged, judged, numbers, token
 from coopstreams.spark.plan import Stage
-from coopstreams.spark.rows import ddl
 from coopstreams.topology.keys import GROUPS, KeyRange
 
 NATIVE = pa.schema(

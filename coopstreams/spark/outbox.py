@@ -14,13 +14,13 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from coopstreams.config import Config
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.common.config import Config
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import Log, Position, TopicSpec
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.errors import UnknownTopicError
 from coopstreams.topology.naming import MARKS
-from coopstreams.topology.outputs import Output
 
 TRANSACTION_TIMEOUT_MS = 900_000
 """What a broker allows at most, unless it is told otherwise: a task that writes must be done within it."""

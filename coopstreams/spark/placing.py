@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from coopstreams.topology.outputs import Output
+from coopstreams.topology.compile.outputs import Output
 
 
 class PlacedOutput(Output):

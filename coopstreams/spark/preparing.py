@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from coopstreams.commit.record import Committed
-from coopstreams.config import Config
-from coopstreams.log.kafka_log import KafkaLog
-from coopstreams.log.kafka_offsets import KafkaOffsets
+from coopstreams.common.config import Config
+from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.log.kafka.offsets import KafkaOffsets
 from coopstreams.spark import plan as planning
-from coopstreams.spark.history import History, KafkaHistory, TableHistory, cut_of
+from coopstreams.spark.history.history import History, KafkaHistory, TableHistory, cut_of
 from coopstreams.spark.outbox import announce, cluster_of
 from coopstreams.spark.plan import Connector, Outputs, Plan
 from coopstreams.spark.table_outputs import absolute
@@ -29,9 +29,9 @@ from coopstreams.tasks.reading import as_it_runs
 from coopstreams.tasks.topics import check_topics, prepare_topics
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.patterns import unmatched
 from coopstreams.topology.naming import backfill_runs, changelog_topic, internal_topic
-from coopstreams.topology.nodes import Topology
-from coopstreams.topology.patterns import unmatched
 
 log = logging.getLogger(__name__)
 

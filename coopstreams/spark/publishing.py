@@ -16,9 +16,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from coopstreams.commit.record import Committed
-from coopstreams.config import Config
-from coopstreams.log.kafka_log import KafkaLog
-from coopstreams.log.kafka_offsets import KafkaOffsets
+from coopstreams.common.config import Config
+from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.log.kafka.offsets import KafkaOffsets
 from coopstreams.spark import plan as planning
 from coopstreams.spark.outbox import marks_topic
 from coopstreams.spark.preparing import BACKFILLED, as_planned
@@ -28,8 +28,8 @@ from coopstreams.state import snapshot
 from coopstreams.state.manifest import Manifest, Slice, StoreSlices, placed, shape_of
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, GroupError
+from coopstreams.topology.graph.nodes import Topology
 from coopstreams.topology.naming import changelog_topic, internal_topic
-from coopstreams.topology.nodes import Topology
 
 
 def publish(done: Backfilled, topology: Topology, settings: Config | Mapping[str, Any]) -> dict[TopicPartition, int]:

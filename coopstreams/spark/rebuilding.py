@@ -17,15 +17,15 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from coopstreams.config import Config
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.admin.rebuild import Piece, Rebuilder, Wanted
+from coopstreams.common.config import Config
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.spark.session import session_or_local
-from coopstreams.spark.shipping import ship, unship
+from coopstreams.spark.workers.shipping import ship, unship
 from coopstreams.state.manifest import Manifest, Slice
 from coopstreams.tasks.reading import as_it_runs
-from coopstreams.tasks.rebuild import Piece, Rebuilder, Wanted
 from coopstreams.topology.errors import ConfigError
-from coopstreams.topology.nodes import Topology
+from coopstreams.topology.graph.nodes import Topology
 
 Batches = Iterable[pa.RecordBatch]
 

@@ -21,7 +21,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from coopstreams.config import Config
+from coopstreams.admin.rebuild import finish
+from coopstreams.common.config import Config
+from coopstreams.opening.restoring import Restoring
 from coopstreams.spark.changelog_rows import record_of, visible
 from coopstreams.spark.committed import Rebuild
 from coopstreams.spark.outbox import Outbox, Seeds, cluster_of
@@ -33,8 +35,6 @@ from coopstreams.state.engine import Rows
 from coopstreams.state.manifest import Slice, placed
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot import SnapshotWriter
-from coopstreams.tasks.rebuild import finish
-from coopstreams.tasks.restoring import Restoring
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.naming import changelog_topic, internal_topic
 from coopstreams.topology.stores import StoreSpec

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.join_nodes import ForeignKeyAsk, stores_of
-from coopstreams.topology.nodes import Node, Processing, Sink, Source, SubTopology, Topology
+from coopstreams.topology.graph.join_nodes import ForeignKeyAsk, stores_of
+from coopstreams.topology.graph.nodes import Node, Processing, Sink, Source, SubTopology, Topology
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,12 @@ from coopstreams.commit.record import Segment
 from coopstreams.log.log import NO_STREAM_TIME
 from coopstreams.log.runs import Routes, make_runs
 from coopstreams.spark.committed import ALL, Cut, Now
-from coopstreams.spark.progress import Reporter
+from coopstreams.spark.history.rows import END, ROUTED, batch, columns_of, record_columns
 from coopstreams.spark.rounds import turn_of
-from coopstreams.spark.rows import END, ROUTED, batch, columns_of, record_columns
-from coopstreams.spark.shipping import unship
+from coopstreams.spark.workers.progress import Reporter
+from coopstreams.spark.workers.shipping import unship
 from coopstreams.topology.columns import Columns, TopicPartition
-from coopstreams.topology.compile import compile_subtopology
+from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.keys import KeyRange
 
 

@@ -24,29 +24,29 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from coopstreams.config import Config
+from coopstreams.common.config import Config
 from coopstreams.spark import plan as planning
 from coopstreams.spark import table_outputs
-from coopstreams.spark.history import FRAMES, History, TableHistory, forwarded_frame, partitioned, table_frame
+from coopstreams.spark.history.history import FRAMES, History, TableHistory, forwarded_frame, partitioned, table_frame
+from coopstreams.spark.history.rows import BEGIN, RESULTS, ROUTED, ddl
 from coopstreams.spark.native import translated
 from coopstreams.spark.native_frames import Folding
 from coopstreams.spark.native_task import NativeWork
 from coopstreams.spark.outbox import announce
 from coopstreams.spark.plan import Plan, Stage
 from coopstreams.spark.preparing import Options, as_planned, begin, load_plan, oldest_ms
-from coopstreams.spark.progress import TaskProgress, Watch
 from coopstreams.spark.repairing import Repair
 from coopstreams.spark.routing import Routing
-from coopstreams.spark.rows import BEGIN, RESULTS, ROUTED, ddl
 from coopstreams.spark.session import session_or_local
-from coopstreams.spark.shipping import ship
 from coopstreams.spark.table_outputs import absolute, stage_folder
 from coopstreams.spark.task import TaskResult, TaskWork
 from coopstreams.spark.unchanged import check_resumable
+from coopstreams.spark.workers.progress import TaskProgress, Watch
+from coopstreams.spark.workers.shipping import ship
 from coopstreams.state.places import Place
 from coopstreams.topology import errors
 from coopstreams.topology.errors import ConfigError
-from coopstreams.topology.nodes import Topology
+from coopstreams.topology.graph.nodes import Topology
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from coopstreams.dev.java import find_java
+from coopstreams.common.java import find_java
 
 ATTEMPTS = 4
 """How often a task is tried in a local session; Spark itself would try once."""

@@ -11,13 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 
+from coopstreams.admin.rebuild import Wanted, logged, pieces
 from coopstreams.commit.record import Segment
-from coopstreams.config import Config
-from coopstreams.log.kafka_log import KafkaLog
-from coopstreams.log.kafka_offsets import KafkaOffsets
+from coopstreams.common.config import Config
+from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.log.kafka.offsets import KafkaOffsets
 from coopstreams.spark import plan as planning
 from coopstreams.spark.committed import Rebuild, Stands, aligned, end_of
-from coopstreams.spark.history import KafkaHistory, cut_of
+from coopstreams.spark.history.history import KafkaHistory, cut_of
 from coopstreams.spark.outbox import announce, cluster_of
 from coopstreams.spark.plan import Plan, Stage
 from coopstreams.spark.repairing import changelog_of
@@ -28,13 +29,12 @@ from coopstreams.state.manifest import whole_slices
 from coopstreams.state.places import Place
 from coopstreams.state.snapshot import new_run
 from coopstreams.tasks.reading import as_it_runs
-from coopstreams.tasks.rebuild import Wanted, logged, pieces
 from coopstreams.tasks.topics import check_topics, prepare_topics
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, OffsetOutOfRangeError, TopologyError
+from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.partitions import ResolvedTopics
 from coopstreams.topology.keys import WHOLE, KeyRange
-from coopstreams.topology.nodes import Topology
-from coopstreams.topology.partitions import ResolvedTopics
 from coopstreams.topology.task_id import TaskId
 
 _NOTHING = (Segment(WHOLE, 0),)

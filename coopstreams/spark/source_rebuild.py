@@ -21,8 +21,9 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from coopstreams.config import Config
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.admin.rebuild import Rebuilder, Wanted
+from coopstreams.common.config import Config
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.spark.outbox import cluster_of, marks_topic
 from coopstreams.spark.plan import Plan, Stage
 from coopstreams.spark.preparing import as_planned, load_plan
@@ -34,9 +35,8 @@ from coopstreams.spark.standing import check_stopped
 from coopstreams.spark.task import TaskResult
 from coopstreams.spark.unchanged import check_resumable
 from coopstreams.state.manifest import Slice
-from coopstreams.tasks.rebuild import Rebuilder, Wanted
 from coopstreams.topology.errors import GroupError
-from coopstreams.topology.nodes import Topology
+from coopstreams.topology.graph.nodes import Topology
 
 WORK = "coopstreams-rebuild"
 """The folder in which a run leaves what is needed to go on with it."""

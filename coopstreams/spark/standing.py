@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 
+from coopstreams.commit.offsets import individual_commits
 from coopstreams.commit.positions import check_beside
 from coopstreams.commit.record import Committed, Segment
 from coopstreams.commit.view import Hole, combine
-from coopstreams.config import Config
-from coopstreams.consumer.offsets import individual_commits
+from coopstreams.common.config import Config
 from coopstreams.group.admin import GroupAdmin
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import Position
 from coopstreams.spark.committed import is_done
 from coopstreams.topology.columns import TopicPartition

@@ -26,19 +26,19 @@ import msgspec
 import pyarrow as pa
 
 from coopstreams.commit.progress import Progress
-from coopstreams.config import Config
-from coopstreams.host import Timed
+from coopstreams.common.config import Config
+from coopstreams.common.host import Timed
 from coopstreams.log.log import Position, Run
 from coopstreams.spark.changelog_rows import record_of, visible
-from coopstreams.spark.global_tables import Cut, read_rows, tables_of
+from coopstreams.spark.history.global_tables import Cut, read_rows, tables_of
+from coopstreams.spark.history.rows import BEGIN, END, RESULTS, batch, columns_of, headers_column, runs_of
 from coopstreams.spark.outbox import Outbox, Seeds, partitions_of
 from coopstreams.spark.placing import PlacedOutput
 from coopstreams.spark.plan import Outputs
-from coopstreams.spark.progress import Reporter
 from coopstreams.spark.repairing import Differences, Rebuilt, Repair
 from coopstreams.spark.rounds import turn_of
-from coopstreams.spark.rows import BEGIN, END, RESULTS, batch, columns_of, headers_column, runs_of
-from coopstreams.spark.shipping import unship
+from coopstreams.spark.workers.progress import Reporter
+from coopstreams.spark.workers.shipping import unship
 from coopstreams.state.database import Database
 from coopstreams.state.manifest import Slice
 from coopstreams.state.rocks import Rocks
@@ -49,12 +49,12 @@ from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.tally import Tally
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.topology.columns import NO_RECORDS, Headers, TopicPartition
-from coopstreams.topology.compile import compile_subtopology
+from coopstreams.topology.compile.compile import compile_subtopology
+from coopstreams.topology.compile.outputs import ANY_PARTITION, Output
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.keys import KeyRange, offset_hash, partition_of
 from coopstreams.topology.naming import changelog_topic, internal_topic
-from coopstreams.topology.outputs import ANY_PARTITION, Output
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
 

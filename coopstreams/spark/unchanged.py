@@ -7,12 +7,12 @@ Invariant: a run whose topics were made anew neither goes on nor is published.
 
 from __future__ import annotations
 
-from coopstreams.config import Config
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.common.config import Config
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.spark.outbox import cluster_of, marks_topic
 from coopstreams.spark.plan import Plan
 from coopstreams.topology.errors import ConfigError
-from coopstreams.topology.nodes import Topology
+from coopstreams.topology.graph.nodes import Topology
 
 
 def ids_of(cluster: KafkaLog, topology: Topology) -> dict[str, str]:

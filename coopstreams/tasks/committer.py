@@ -23,16 +23,16 @@ from typing import Protocol
 
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.progress import CommitPlan, ask, plan
-from coopstreams.config import Config
-from coopstreams.host import SYSTEM, Host
+from coopstreams.common.config import Config
+from coopstreams.common.host import SYSTEM, Host
+from coopstreams.common.metrics import Metrics
 from coopstreams.log.log import GroupFence, Log, Writer
-from coopstreams.metrics import Metrics
 from coopstreams.tasks.refusals import Refusals, batch_bytes, batches
 from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import Headers, Int64s, TopicPartition
+from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.errors import DeliveryError, FencedError, LogError, MembershipLostError, UnknownTopicError
 from coopstreams.topology.failures import Failure
-from coopstreams.topology.outputs import Output
 from coopstreams.topology.stores import StoreSpec
 
 log = logging.getLogger(__name__)

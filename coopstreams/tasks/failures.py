@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from coopstreams.config import Config
+from coopstreams.common.config import Config
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.errors import ProcessingError

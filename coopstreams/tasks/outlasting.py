@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from coopstreams.config import Config
+from coopstreams.common.config import Config
 
 MOST_TIMES = 3
 FORGOTTEN_AFTER_S = 3600.0

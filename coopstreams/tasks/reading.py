@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from coopstreams.config import Config
+from coopstreams.common.config import Config
 from coopstreams.group.members import Runs
 from coopstreams.log.log import Log
 from coopstreams.tasks.topics import prepare_topics
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.compile import compile_subtopology
-from coopstreams.topology.fingerprint import fingerprints
-from coopstreams.topology.nodes import Topology
-from coopstreams.topology.partitions import ResolvedTopics
-from coopstreams.topology.patterns import matched
-from coopstreams.topology.program import Program
+from coopstreams.topology.compile.compile import compile_subtopology
+from coopstreams.topology.compile.program import Program
+from coopstreams.topology.graph.fingerprint import fingerprints
+from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.partitions import ResolvedTopics
+from coopstreams.topology.graph.patterns import matched
 from coopstreams.topology.task_id import TaskId
 
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from coopstreams.config import Config
-from coopstreams.host import SYSTEM, Host
+from coopstreams.common.config import Config
+from coopstreams.common.host import SYSTEM, Host
 from coopstreams.log.log import Log
 from coopstreams.topology.columns import Headers
 

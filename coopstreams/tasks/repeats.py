@@ -11,7 +11,7 @@ import threading
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from coopstreams.host import SYSTEM, Host
+from coopstreams.common.host import SYSTEM, Host
 
 log = logging.getLogger(__name__)
 

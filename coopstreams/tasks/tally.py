@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from coopstreams.metrics import Metrics
+from coopstreams.common.metrics import Metrics
 from coopstreams.tasks.failures import Answer
+from coopstreams.topology.compile.program import BoundProgram
 from coopstreams.topology.failures import Failure
-from coopstreams.topology.program import BoundProgram
 from coopstreams.topology.task_id import TaskId
 
 Drop = tuple[str, str]

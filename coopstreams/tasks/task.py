@@ -15,18 +15,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from coopstreams.commit.progress import Progress
-from coopstreams.host import SYSTEM, Host
+from coopstreams.common.host import SYSTEM, Host
 from coopstreams.log.log import Run
 from coopstreams.state.checkpoints import NEVER_TRUE
 from coopstreams.state.task_state import ChangelogBatch, TaskState
 from coopstreams.tasks.queues import SourceQueues, Step
 from coopstreams.tasks.tally import Tally
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.compile.outputs import Output
+from coopstreams.topology.compile.program import BoundProgram, Program
 from coopstreams.topology.failures import Failure, OnFailure
+from coopstreams.topology.graph.nodes import Sink
 from coopstreams.topology.keys import KeyRange
-from coopstreams.topology.nodes import Sink
-from coopstreams.topology.outputs import Output
-from coopstreams.topology.program import BoundProgram, Program
 from coopstreams.topology.stores import StoreSpec, TableStore
 from coopstreams.topology.task_id import TaskId
 

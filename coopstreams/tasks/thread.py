@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 
-from coopstreams.host import SYSTEM, Empty, Host, Inbox
+from coopstreams.common.host import SYSTEM, Empty, Host, Inbox
 from coopstreams.log.log import Run
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.events import Aborted, Closed, Event, Failed

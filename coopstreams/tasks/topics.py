@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from coopstreams.config import Config
+from coopstreams.common.config import Config
 from coopstreams.log.log import Log, TopicSpec
 from coopstreams.topology.errors import ConfigError, UnknownTopicError
-from coopstreams.topology.nodes import Topology
-from coopstreams.topology.partitions import ResolvedTopics, check_names, check_partitions
+from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.partitions import ResolvedTopics, check_names, check_partitions
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import closing
 
-from coopstreams.config import Config
-from coopstreams.log.kafka_offsets import KafkaOffsets
+from coopstreams.common.config import Config
+from coopstreams.log.kafka.offsets import KafkaOffsets
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.naming import backfill_runs

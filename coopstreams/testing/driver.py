@@ -26,10 +26,10 @@ from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
 from coopstreams.commit.progress import Progress
-from coopstreams.config import Config
-from coopstreams.host import Timed
+from coopstreams.common.config import Config
+from coopstreams.common.host import Timed
 from coopstreams.log.log import Position, Run, TopicSpec
-from coopstreams.log.memory import MemoryLog
+from coopstreams.log.memory.log import MemoryLog
 from coopstreams.state.database import Database
 from coopstreams.state.engines import open_database, open_engine
 from coopstreams.state.global_updates import rows_of
@@ -42,16 +42,16 @@ from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.testing.ordered import ordered
 from coopstreams.testing.views import InputTopic, OutputRecord, OutputTopic, StoreView
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
-from coopstreams.topology.compile import compile_subtopology
+from coopstreams.topology.compile.compile import compile_subtopology
+from coopstreams.topology.compile.outputs import ANY_PARTITION, Output
+from coopstreams.topology.compile.program import Program
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.failures import Failure, OnFailure
+from coopstreams.topology.graph.nodes import DynamicSink, Sink, SubTopology, Topology
+from coopstreams.topology.graph.partitions import check_partitions
+from coopstreams.topology.graph.patterns import matched
 from coopstreams.topology.keys import WHOLE, KeyRange, partition_of
 from coopstreams.topology.naming import changelog_topic, internal_topic
-from coopstreams.topology.nodes import DynamicSink, Sink, SubTopology, Topology
-from coopstreams.topology.outputs import ANY_PARTITION, Output
-from coopstreams.topology.partitions import check_partitions
-from coopstreams.topology.patterns import matched
-from coopstreams.topology.program import Program
 from coopstreams.topology.serdes import Serde, raw
 from coopstreams.topology.task_id import TaskId
 from coopstreams.topology.windows import duration_ms

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from coopstreams.topology.outputs import Output
+from coopstreams.topology.compile.outputs import Output
 
 
 def ordered(topic: str, order: list[Output]) -> Output:

@@ -12,7 +12,7 @@ import pytest
 from coopstreams.consumer import ConsumerRecord, CooperativeConsumer, KeyRange, TopicPartition
 from coopstreams.consumer.policy import PolicyTopic
 from coopstreams.dev.broker import KafkaBroker
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
 from coopstreams.topology.keys import key_hash
 from tests.conftest import Kafka

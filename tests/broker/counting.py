@@ -13,8 +13,8 @@ import pytest
 from confluent_kafka import Producer
 
 from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
+from coopstreams.instance.instance import Instance
 from coopstreams.query.client import QueryClient
-from coopstreams.tasks.instance import Instance
 from coopstreams.topology.errors import QueryError
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka

@@ -22,8 +22,8 @@ from confluent_kafka import Producer
 
 from coopstreams import StreamsBuilder, TimeWindows, Topology, serdes
 from coopstreams.query.client import QueryClient
+from coopstreams.topology.graph.nodes import InternalTopic
 from coopstreams.topology.keys import partition_of
-from coopstreams.topology.nodes import InternalTopic
 from tests.broker.reading import Record, latest
 
 WINDOW_MS = 1000

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coopstreams.commit.record import PARTITIONS, TOPIC, partition_of
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
 from tests.broker.cluster import NODES, ThreeBrokers
 from tests.broker.counting import Counting, await_running, await_table

@@ -16,11 +16,11 @@ import pytest
 from confluent_kafka import Producer
 
 from coopstreams import CoopStreams, StreamsBuilder, TimeWindows, Topology, serdes
-from coopstreams.config import Config
+from coopstreams.admin.application_reset import carry_out, plan_reset
+from coopstreams.common.config import Config
 from coopstreams.group.admin import GroupAdmin
-from coopstreams.log.kafka_log import KafkaLog
-from coopstreams.tasks.deployed import Deployed
-from coopstreams.tasks.reset import carry_out, plan_reset
+from coopstreams.instance.deployed import Deployed
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.topology.errors import TopologyChangedError
 from coopstreams.topology.naming import topology_topic
 from tests.broker.counting import PATIENT, await_running, failure_of

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from typer.testing import CliRunner
 
-from coopstreams.cli import app as commands
+from coopstreams.commands.cli import app as commands
 from coopstreams.commit.record import TOPIC
 from coopstreams.consumer import CooperativeConsumer, TopicPartition
 from coopstreams.dev.broker import KafkaBroker

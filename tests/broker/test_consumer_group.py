@@ -18,7 +18,7 @@ from confluent_kafka import Producer
 
 from coopstreams.consumer import ConsumerRecord, CooperativeConsumer, KeyRange, TopicPartition
 from coopstreams.consumer.policy import PolicyTopic
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.topology.errors import FencedError, LogError
 from coopstreams.topology.keys import WHOLE, check_tiling, key_hash
 from tests.broker.reading import read_topic

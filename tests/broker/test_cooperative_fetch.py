@@ -13,8 +13,8 @@ from confluent_kafka import Producer
 from coopstreams.consumer.cooperative_fetch import CooperativeFetch
 from coopstreams.consumer.policy import PolicyTopic
 from coopstreams.dev.broker import KafkaBroker
-from coopstreams.log.kafka_log import KafkaLog
-from coopstreams.log.kafka_share import AcquiredRecord
+from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.log.kafka.share import AcquiredRecord
 from coopstreams.log.log import TopicSpec
 from coopstreams.topology.errors import ConfigError, IndividualCommitNotAllowedError, TopicRangeFetchNotAllowedError, UnknownTopicError
 from tests.broker.waiting import eventually

@@ -12,8 +12,8 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from coopstreams.log.kafka_log import KafkaLog
-from coopstreams.log.kafka_writer import KafkaWriter
+from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.log.kafka.writer import KafkaWriter
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import FencedError, LogError
 from tests.broker.cluster import NODES, ThreeBrokers

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.broker
 
 DRIVER = """
 import os, sys, threading, time
-from coopstreams import __main__, interrupts
+from coopstreams import __main__
+from coopstreams.common import interrupts
 
 listen = interrupts.listen
 

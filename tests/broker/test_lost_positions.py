@@ -17,11 +17,11 @@ from kafka import TopicPartition as GroupPartition
 from kafka.admin import KafkaAdminClient
 
 from coopstreams import CoopStreams
+from coopstreams.admin.group_reset import reset_offsets
 from coopstreams.commit.record import PARTITIONS, TOPIC, CommitKey, CommitValue, Segment, encode_key, encode_value, partition_of, topic_spec
-from coopstreams.consumer.reset import reset_offsets
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.group.admin import GroupAdmin
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.keys import WHOLE

@@ -14,18 +14,18 @@ import pytest
 from confluent_kafka import Producer
 
 from coopstreams import CoopStreams
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.admin.rebuild import Piece, Rebuilder, Wanted, logged, pieces
+from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.opening.restoring import Restoring, Uncounted
 from coopstreams.query.client import QueryClient
 from coopstreams.state import layout, snapshot
 from coopstreams.state.database import Database
 from coopstreams.state.manifest import Manifest, Slice, holes
 from coopstreams.state.pickup import Snapshots
 from coopstreams.state.rocks import Rocks
-from coopstreams.tasks.rebuild import Piece, Rebuilder, Wanted, logged, pieces
-from coopstreams.tasks.restoring import Restoring, Uncounted
 from coopstreams.topology.errors import ConfigError, UnknownTopicError
+from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.keys import KeyRange
-from coopstreams.topology.nodes import SubTopology
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
 from tests.broker.counting import PATIENT, Counting, await_running, await_table, groups_on_disk, groups_owned, metric

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.query.client import QueryClient
 from coopstreams.state import incoming, snapshot
 from coopstreams.state.incoming import AT_ONCE

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Producer
 
 from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.tasks.refusals import Limits, batch_bytes
 from coopstreams.topology.errors import DeliveryError, ProcessingError, RefusedError
 from tests.broker.counting import PATIENT, failure_of, metric

@@ -7,7 +7,7 @@ from confluent_kafka import Producer
 
 from coopstreams.group.admin import connected
 from coopstreams.group.transactions import Transactions
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 from tests.broker.cluster import NODES, ThreeBrokers

@@ -11,7 +11,7 @@ import pytest
 
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.record import TOPIC, CommitKey, CommitValue, Segment, encode_key, encode_value, partition_of
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import Position
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import WHOLE

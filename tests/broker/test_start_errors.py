@@ -11,7 +11,7 @@ from confluent_kafka import Consumer
 from typer.testing import CliRunner
 
 from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
-from coopstreams.cli import app as commands
+from coopstreams.commands.cli import app as commands
 from coopstreams.dev.process import free_port
 from coopstreams.topology.errors import (
     ConfigError,

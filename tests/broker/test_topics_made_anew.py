@@ -12,11 +12,11 @@ import httpx
 import pytest
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
-from coopstreams.consumer.reset import reset_offsets
+from coopstreams.admin.group_reset import reset_offsets
 from coopstreams.group.admin import GroupAdmin
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.instance import watcher
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
-from coopstreams.tasks import watcher
 from coopstreams.topology.columns import TopicPartition
 from tests.broker.counting import Counting, await_table, failure_of, groups_on_disk, metric
 from tests.broker.waiting import eventually

@@ -8,9 +8,9 @@ import orjson
 import pytest
 from typer.testing import CliRunner, Result
 
-from coopstreams.cli import app
+from coopstreams.commands.cli import app
 from coopstreams.commands.loading import load_topology
-from coopstreams.restarts import WRONG, exit_status
+from coopstreams.commands.restarts import WRONG, exit_status
 from coopstreams.topology.errors import ConfigError, TopologyChangedError, TopologyError
 from tests.broker.counting import Counting, await_table
 from tests.conftest import Kafka

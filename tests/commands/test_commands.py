@@ -11,7 +11,7 @@ import orjson
 import pytest
 from typer.testing import CliRunner, Result
 
-from coopstreams.cli import app
+from coopstreams.commands.cli import app
 from coopstreams.topology.errors import ConfigError, QueryError
 from tests.query.cluster import HOUR, LIMITS, Cluster, Data
 

@@ -6,8 +6,8 @@ import pytest
 from confluent_kafka import Producer
 from typer.testing import CliRunner, Result
 
-from coopstreams.cli import app
-from coopstreams.consumer.offsets import list_consumer_group_offsets
+from coopstreams.commands.cli import app
+from coopstreams.commit.offsets import list_consumer_group_offsets
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, GroupError, UnknownTopicError

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner, Result
 
-from coopstreams.cli import app
+from coopstreams.commands.cli import app
 from coopstreams.consumer.policy import PolicyTopic
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.topology.errors import ConfigError, UnknownTopicError
 from tests.conftest import Kafka
 

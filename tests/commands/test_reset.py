@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from typer.testing import CliRunner, Result
 
 from coopstreams import CoopStreams
-from coopstreams.cli import app
+from coopstreams.commands.cli import app
 from coopstreams.commands.loading import load_topology
 from coopstreams.state.directory import StateDirectory
 from coopstreams.topology.errors import ConfigError, GroupError, StateLockedError

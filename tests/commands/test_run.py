@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from coopstreams.commands.run import worker_command
-from coopstreams.config import Config
+from coopstreams.common.config import Config
 from coopstreams.dev.process import wait_until
 
 APP = """

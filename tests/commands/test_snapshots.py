@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from coopstreams.cli import app
+from coopstreams.commands.cli import app
 from coopstreams.state import snapshot
 from coopstreams.state.manifest import Manifest
 from coopstreams.topology.errors import ConfigError, SnapshotError, UnknownTopicError

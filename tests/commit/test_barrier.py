@@ -13,7 +13,7 @@ from coopstreams.commit.barrier import Barrier
 from coopstreams.commit.follower import Follower
 from coopstreams.group.holdings import Assigned
 from coopstreams.group.members import Cluster, Member, MemberInfo
-from coopstreams.log.memory import MemoryLog
+from coopstreams.log.memory.log import MemoryLog
 from coopstreams.topology.errors import LogError
 
 

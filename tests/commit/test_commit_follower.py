@@ -23,9 +23,9 @@ from coopstreams.commit.record import (
     partition_of,
     topic_spec,
 )
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import Log, Position, TopicSpec, Writer
-from coopstreams.log.memory import MemoryLog
+from coopstreams.log.memory.log import MemoryLog
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, LogError
 from coopstreams.topology.keys import WHOLE, KeyRange

@@ -16,9 +16,9 @@ from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions
 from coopstreams.commit.record import TOPIC, CommitKey, Committed, CommitValue, Segment, encode_key, encode_value
 from coopstreams.group.requests import Fetched
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
-from coopstreams.log.memory import MemoryLog
+from coopstreams.log.memory.log import MemoryLog
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.keys import WHOLE, KeyRange

@@ -9,11 +9,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coopstreams.commit.follower import Follower
+from coopstreams.commit.offsets import catch_up
 from coopstreams.commit.progress import plan
 from coopstreams.commit.record import TOPIC, VERSION, CommitKey, Committed, CommitValue, Segment, encode_key, encode_text, encode_value
-from coopstreams.consumer.offsets import catch_up
 from coopstreams.log.log import Position
-from coopstreams.log.memory import MemoryLog
+from coopstreams.log.memory.log import MemoryLog
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 from coopstreams.topology.keys import WHOLE, KeyRange

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams.consumer.cooperative_fetch import Dealt
-from coopstreams.log.kafka_share import AcquiredRecord
+from coopstreams.log.kafka.share import AcquiredRecord
 
 
 def records(count: int) -> list[AcquiredRecord]:

@@ -17,7 +17,7 @@ from coopstreams.consumer.refetching import JUMP, span
 from coopstreams.consumer.share import ConsumerRecord, Share
 from coopstreams.consumer.waiting import BARE_BYTES, RECORD_BYTES
 from coopstreams.log.log import Reader, Run, TopicSpec
-from coopstreams.log.memory import MemoryLog
+from coopstreams.log.memory.log import MemoryLog
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import OffsetOutOfRangeError
 from coopstreams.topology.keys import KeyRange, key_hash

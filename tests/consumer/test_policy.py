@@ -9,9 +9,9 @@ import pytest
 from coopstreams.consumer import policy
 from coopstreams.consumer.policy import Policy, PolicyTopic
 from coopstreams.dev.broker import KafkaBroker
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import Log, TopicSpec
-from coopstreams.log.memory import MemoryLog
+from coopstreams.log.memory.log import MemoryLog
 from coopstreams.topology.errors import ConfigError, LogError, UnknownTopicError
 
 

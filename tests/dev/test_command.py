@@ -9,7 +9,7 @@ import pytest
 
 
 def coopstreams(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "coopstreams.cli", *arguments]
+    command = [sys.executable, "-m", "coopstreams.commands.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
 
 

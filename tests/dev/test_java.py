@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coopstreams.dev.java import find_java
+from coopstreams.common.java import find_java
 from coopstreams.topology.errors import DevError
 
 

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from prometheus_client.metrics import MetricWrapperBase
 
 from coopstreams.commit import record
-from coopstreams.config import SETTINGS
+from coopstreams.common.config import SETTINGS
+from coopstreams.common.metrics import Metrics
 from coopstreams.consumer import policy
 from coopstreams.consumer.settings import SETTINGS as CONSUMER_SETTINGS
-from coopstreams.metrics import Metrics
+from coopstreams.instance.deployed import topic_spec as deployed_topic_spec
 from coopstreams.query.openapi import description
 from coopstreams.query.service import Limits
-from coopstreams.tasks.deployed import topic_spec as deployed_topic_spec
-from coopstreams.topology.nodes import InternalTopic
-from coopstreams.topology.partitions import ADDITIONAL_RETENTION_MS, topic_config
+from coopstreams.topology.graph.nodes import InternalTopic
+from coopstreams.topology.graph.partitions import ADDITIONAL_RETENTION_MS, topic_config
 
 SETTING = ("setting", "default", "meaning")
 POLICY = ("level", "setting", "default", "meaning")

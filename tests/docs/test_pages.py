@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import typer.main
 
-from coopstreams.cli import app
-from coopstreams.config import Config, settings_of
+from coopstreams.commands.cli import app
+from coopstreams.common.config import Config, settings_of
 from coopstreams.query.openapi import description
 from coopstreams.query.service import Limits
 from tests.conftest import Kafka

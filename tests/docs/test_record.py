@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 
 from coopstreams.commands.loading import load_topology
-from coopstreams.topology.compile import compile_subtopology
+from coopstreams.topology.compile.compile import compile_subtopology
 from tests.docs.pages import ROOT, blocks, links, prose
 
 RECORD = ROOT / "docs" / "record.md"

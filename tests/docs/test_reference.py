@@ -10,17 +10,17 @@ import pytest
 import coopstreams
 from coopstreams import consumer, spark, testing
 from coopstreams.consumer import CooperativeConsumer, CooperativeFetch
+from coopstreams.instance.roster import State
 from coopstreams.query.client import QueryClient
-from coopstreams.tasks.roster import State
 from coopstreams.topology import errors, serdes
-from coopstreams.topology.branches import BranchedKStream
-from coopstreams.topology.builder import StreamsBuilder
-from coopstreams.topology.cogrouped import CogroupedKStream
-from coopstreams.topology.grouped import KGroupedStream, KGroupedTable
-from coopstreams.topology.kstream import KStream
-from coopstreams.topology.ktable import KTable
-from coopstreams.topology.topology_builder import TopologyBuilder
-from coopstreams.topology.windowed import SessionWindowedKStream, TimeWindowedKStream
+from coopstreams.topology.dsl.branches import BranchedKStream
+from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.dsl.cogrouped import CogroupedKStream
+from coopstreams.topology.dsl.grouped import KGroupedStream, KGroupedTable
+from coopstreams.topology.dsl.kstream import KStream
+from coopstreams.topology.dsl.ktable import KTable
+from coopstreams.topology.dsl.topology_builder import TopologyBuilder
+from coopstreams.topology.dsl.windowed import SessionWindowedKStream, TimeWindowedKStream
 from tests.docs import reference
 from tests.docs.pages import ROOT, code_words, table_headed, tables
 

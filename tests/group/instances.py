@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from coopstreams.common.host import SYSTEM, Host
 from coopstreams.dev.process import wait_until
 from coopstreams.group.assignor import assign
 from coopstreams.group.coordinator import connector
 from coopstreams.group.members import Cluster, MemberInfo
 from coopstreams.group.membership import Assigned, GroupEvent, GroupMember, Lost, Refused, Timings
-from coopstreams.host import SYSTEM, Host
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import AssignmentError

@@ -17,11 +17,11 @@ from typing import cast
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from coopstreams.common.host import System
 from coopstreams.group.claims import check_granted
 from coopstreams.group.coordinator import GroupCoordinator
 from coopstreams.group.membership import Lost, Refused, Timings
-from coopstreams.host import System
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import FencedError, GroupError, LogError, MembershipLostError, UnknownTopicError
 from coopstreams.topology.keys import KeyRange

@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from coopstreams.host import SYSTEM
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.common.host import SYSTEM
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import Log, TopicSpec
-from coopstreams.log.memory import MemoryLog
+from coopstreams.log.memory.log import MemoryLog
 from coopstreams.topology.columns import TopicPartition
 from tests.conftest import Kafka
 from tests.simulation.kafka.client import Client

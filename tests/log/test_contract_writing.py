@@ -8,9 +8,9 @@ import pytest
 
 from coopstreams.log.log import GroupFence, Log, Position, TopicSpec, Writer
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.compile.outputs import ANY_PARTITION
 from coopstreams.topology.errors import DeliveryError, FencedError, LogError
 from coopstreams.topology.keys import partition_of
-from coopstreams.topology.outputs import ANY_PARTITION
 from tests.log.conftest import MakeTopic
 from tests.log.reading import PATIENCE_S, arrives, fetch_until, fill, numbers, read_all, records, to_end, values, write
 

@@ -14,8 +14,8 @@ from rich.console import Console
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.dev.process import free_port
 from coopstreams.group.admin import GroupAdmin
-from coopstreams.log.kafka_log import KafkaLog
-from coopstreams.log.kafka_writer import KafkaWriter
+from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.log.kafka.writer import KafkaWriter
 from coopstreams.log.log import TopicSpec
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError

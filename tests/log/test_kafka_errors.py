@@ -7,8 +7,8 @@ import logging
 import pytest
 from confluent_kafka import KafkaError
 
-from coopstreams.log.kafka_errors import FENCED, FINAL, OUT_OF_RANGE, UNKNOWN, heals, not_delivered, translated
-from coopstreams.log.patience import ATTEMPT_S, FIRST_ATTEMPT_S, SILENT_S, Patience
+from coopstreams.log.kafka.errors import FENCED, FINAL, OUT_OF_RANGE, UNKNOWN, heals, not_delivered, translated
+from coopstreams.log.kafka.patience import ATTEMPT_S, FIRST_ATTEMPT_S, SILENT_S, Patience
 from coopstreams.topology.errors import FencedError, OffsetOutOfRangeError
 
 CODES = sorted({code for name in dir(KafkaError) if isinstance(code := getattr(KafkaError, name), int)} - {KafkaError.NO_ERROR})

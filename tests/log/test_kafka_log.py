@@ -15,9 +15,9 @@ from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as ConfluentPartition
 
 from coopstreams.dev.broker import KafkaBroker
-from coopstreams.log import kafka_reader
-from coopstreams.log.kafka_log import KafkaLog
-from coopstreams.log.kafka_writer import group_metadata
+from coopstreams.log.kafka import reader as kafka_reader
+from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.log.kafka.writer import group_metadata
 from coopstreams.log.log import GroupFence, Position, Run, TopicSpec
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, DeliveryError, FencedError, LogError, UnknownTopicError

@@ -6,7 +6,7 @@ from confluent_kafka import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.log.kafka_messages import columns_of
+from coopstreams.log.kafka.messages import columns_of
 
 
 def message(offset: int) -> Message:

@@ -9,7 +9,7 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
 
-from coopstreams.log.kafka_offsets import KafkaOffsets
+from coopstreams.log.kafka.offsets import KafkaOffsets
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import GroupError, LogError
 from tests.broker.waiting import eventually

@@ -8,9 +8,9 @@ import pytest
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from coopstreams.dev.broker import KafkaBroker
-from coopstreams.log import kafka_reader
-from coopstreams.log.kafka_log import KafkaLog
-from coopstreams.log.kafka_reader import KafkaReader
+from coopstreams.log.kafka import reader as kafka_reader
+from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.log.kafka.reader import KafkaReader
 from coopstreams.log.log import Position, Run, TopicSpec
 from coopstreams.topology.columns import TopicPartition
 from tests.conftest import Kafka

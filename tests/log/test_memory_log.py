@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coopstreams.log.log import GroupFence, Position, Run, TopicSpec, Writer
-from coopstreams.log.memory import MemoryLog
+from coopstreams.log.memory.log import MemoryLog
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import FencedError, UnknownTopicError
 from tests.log.reading import fill, numbers, read_all, records, to_end, values, write

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.log.outage import EVERY_S, OVER_S, Outage
+from coopstreams.log.kafka.outage import EVERY_S, OVER_S, Outage
 
 FAIL = "[thrd:h:1/1]: h:1/1: Connect to ipv4#10.0.0.1:1 failed: Connection refused (after 0ms in state CONNECT)"
 OTHER = "[thrd:GroupCoordinator]: GroupCoordinator: h:1: Connect to ipv4#10.0.0.1:1 failed: Connection refused (after 3ms in state CONNECT)"

@@ -9,9 +9,9 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from coopstreams.dev.broker import KafkaBroker
-from coopstreams.log.kafka_errors import error_of
-from coopstreams.log.kafka_log import KafkaLog
-from coopstreams.log.kafka_writer import RETRY_S
+from coopstreams.log.kafka.errors import error_of
+from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.log.kafka.writer import RETRY_S
 from coopstreams.log.log import TopicSpec
 from coopstreams.topology.errors import DeliveryError, FencedError, LogError
 from tests.conftest import Kafka
@@ -145,7 +145,7 @@ class Counted(Producer):
 
 def test_a_commit_that_ran_out_of_time_is_left_to_a_new_producer(broker_of_own: Callable[..., KafkaBroker], monkeypatch: pytest.MonkeyPatch) -> None:
     """An abort is answered by librdkafka ("Conflicting commit_transaction API call is already in progress") at once, as often as it is asked."""
-    monkeypatch.setattr("coopstreams.log.kafka_writer.Producer", Counted)
+    monkeypatch.setattr("coopstreams.log.kafka.writer.Producer", Counted)
     broker = broker_of_own()
     cluster = KafkaLog({"bootstrap.servers": broker.bootstrap})
     cluster.create_topics([TopicSpec("topic", 1)])

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from coopstreams.metrics import Metrics
+from coopstreams.common.metrics import Metrics
 from coopstreams.query.backend import (
     Health,
     History,

@@ -9,7 +9,7 @@ from coopstreams import Processor, Record, TopologyBuilder, versioned_store
 from coopstreams.query.backend import History, StoreInfo
 from coopstreams.query.catalog import stores_of
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.serdes import session_windowed, windowed, windowed_by
 from coopstreams.topology.suppressed import until_window_closes

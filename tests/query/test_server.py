@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 
-from coopstreams.metrics import Metrics
+from coopstreams.common.metrics import Metrics
 from coopstreams.query import server
 from coopstreams.query.app import QueryApp
 from coopstreams.query.backend import Health

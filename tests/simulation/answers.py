@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from coopstreams import serdes
 from coopstreams.state.views import Row, StoreView
 from coopstreams.testing import TopologyTestDriver
+from coopstreams.topology.graph.nodes import Topology
 from coopstreams.topology.keys import WHOLE
-from coopstreams.topology.nodes import Topology
 
 Key = bytes
 Value = bytes | None

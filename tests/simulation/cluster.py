@@ -10,9 +10,9 @@ from typing import Any, Generic, TypeVar, cast
 
 from coopstreams.group import leadership
 from coopstreams.group.leadership import View
-from coopstreams.log.kafka_reader import WAKE_S
+from coopstreams.log.kafka.reader import WAKE_S
 from coopstreams.log.log import Run
-from coopstreams.log.memory_state import CheckFence
+from coopstreams.log.memory.state import CheckFence
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 from tests.simulation.fibers import Fiber, Machine, Scheduler

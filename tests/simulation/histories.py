@@ -7,9 +7,9 @@ from functools import cache
 from typing import NamedTuple
 from unittest.mock import patch
 
-from coopstreams.config import AT_LEAST_ONCE, EXACTLY_ONCE
+from coopstreams.common.config import AT_LEAST_ONCE, EXACTLY_ONCE
 from coopstreams.tasks import reading
-from coopstreams.topology.compile import compile_subtopology
+from coopstreams.topology.compile.compile import compile_subtopology
 from tests.simulation.programs import PROGRAMS
 from tests.simulation.world import ViolationError, World
 

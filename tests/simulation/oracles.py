@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from coopstreams.log.log import Position
-from coopstreams.log.memory_reader import MemoryReader
-from coopstreams.log.memory_state import MemoryState
+from coopstreams.log.memory.reader import MemoryReader
+from coopstreams.log.memory.state import MemoryState
 from coopstreams.state import layout
 from coopstreams.state.database import Database
 from coopstreams.state.views import Row, StoreView

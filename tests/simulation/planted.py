@@ -19,13 +19,13 @@ from coopstreams.group import leadership
 from coopstreams.group.holdings import Holdings
 from coopstreams.group.leadership import Choice, View
 from coopstreams.group.membership import GroupMember
+from coopstreams.instance.instance import Instance
+from coopstreams.instance.serving import Serving
 from coopstreams.log.log import GroupFence
+from coopstreams.opening.changelogs import Changelogs
 from coopstreams.state.task_state import TaskState
-from coopstreams.tasks.changelogs import Changelogs
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.events import Cancelled
-from coopstreams.tasks.instance import Instance
-from coopstreams.tasks.serving import Serving
 
 
 def _no_barrier() -> AbstractContextManager[Any]:

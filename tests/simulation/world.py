@@ -20,17 +20,17 @@ from pathlib import Path
 from random import Random
 
 from coopstreams import Topology
-from coopstreams.config import Config
+from coopstreams.common.config import Config
 from coopstreams.group.joining import Connector, Hooks, Timings
+from coopstreams.instance.instance import Instance
+from coopstreams.instance.parts import Parts
+from coopstreams.instance.serving import Serving
+from coopstreams.instance.wiring import Wiring
 from coopstreams.log.log import Position, TopicSpec
-from coopstreams.log.memory_reader import MemoryReader
-from coopstreams.log.memory_writer import MemoryWriter
+from coopstreams.log.memory.reader import MemoryReader
+from coopstreams.log.memory.writer import MemoryWriter
 from coopstreams.state.views import Row
-from coopstreams.tasks.instance import Instance
 from coopstreams.tasks.lifecycle import Lifecycle
-from coopstreams.tasks.parts import Parts
-from coopstreams.tasks.serving import Serving
-from coopstreams.tasks.wiring import Wiring
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError, StateError
 from coopstreams.topology.keys import WHOLE

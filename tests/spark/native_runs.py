@@ -12,13 +12,13 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from coopstreams import Topology
-from coopstreams.config import Config
+from coopstreams.common.config import Config
 from coopstreams.spark import plan as planning
-from coopstreams.spark.history import TableHistory
+from coopstreams.spark.history.history import TableHistory
 from coopstreams.spark.plan import Plan
 from coopstreams.spark.running import Backfilled, carry_out
 from coopstreams.state.rocks import Rocks
-from coopstreams.topology.partitions import check_partitions
+from coopstreams.topology.graph.partitions import check_partitions
 
 Row = tuple[bytes | None, bytes | None, int, int]
 """Key, value, timestamp, partition."""

@@ -14,11 +14,11 @@ from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from coopstreams import CoopStreams, StreamsBuilder, TimeWindows, Topology, serdes, until_window_closes
+from coopstreams.commit.offsets import individual_commits
 from coopstreams.commit.record import CommitKey, Committed, CommitValue, Segment, encode_key, encode_value
-from coopstreams.config import Config
-from coopstreams.consumer.offsets import individual_commits
+from coopstreams.common.config import Config
 from coopstreams.group.admin import GroupAdmin
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.spark.committed import end_of
 from coopstreams.spark.source_planning import stands
 from coopstreams.spark.source_rebuild import RebuiltFromSource, rebuild_from_source

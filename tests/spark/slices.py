@@ -8,8 +8,8 @@ from pathlib import Path
 from coopstreams.spark.task import TaskResult
 from coopstreams.state import layout
 from coopstreams.state.sst import read_sst
+from coopstreams.topology.graph.nodes import Topology
 from coopstreams.topology.keys import key_hash
-from coopstreams.topology.nodes import Topology
 from coopstreams.topology.stores import StoreSpec
 
 

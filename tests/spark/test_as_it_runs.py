@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from coopstreams import CoopStreams, JoinWindows, StreamsBuilder, serdes
-from coopstreams.config import Config
+from coopstreams.common.config import Config
 from coopstreams.query.client import QueryClient
 from coopstreams.spark import Backfilled, Options, TableHistory, backfill, publish, rebuild
 from coopstreams.spark.preparing import begin, load_plan, make_plan

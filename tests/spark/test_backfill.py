@@ -12,15 +12,15 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from coopstreams import SessionWindows, StreamsBuilder, TimeWindows, Topology, serdes, until_window_closes
-from coopstreams.config import Config
+from coopstreams.common.config import Config
 from coopstreams.spark import plan as planning
-from coopstreams.spark.history import TableHistory, table_frame
+from coopstreams.spark.history.history import TableHistory, table_frame
 from coopstreams.spark.plan import Plan
 from coopstreams.spark.running import Backfilled, carry_out
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import ConfigError, ProcessingError
+from coopstreams.topology.graph.partitions import check_partitions
 from coopstreams.topology.keys import partition_of
-from coopstreams.topology.partitions import check_partitions
 from tests.broker import law
 from tests.spark.slices import changelogs_of
 

@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner, Result
 
 from coopstreams import serdes
-from coopstreams.cli import app
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.commands.cli import app
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, ProcessingError
 from tests.broker.counting import Counting

@@ -15,10 +15,10 @@ from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from coopstreams import CoopStreams, Processor, ProcessorContext, Record, StreamsBuilder, Topology, serdes
-from coopstreams.config import Config
+from coopstreams.common.config import Config
 from coopstreams.query.client import QueryClient
 from coopstreams.spark import Backfilled, Options, backfill
-from coopstreams.spark.history import TableHistory
+from coopstreams.spark.history.history import TableHistory
 from coopstreams.spark.plan import Plan, Stage
 from coopstreams.spark.publishing import publish
 from coopstreams.spark.running import carry_out

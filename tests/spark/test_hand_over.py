@@ -30,7 +30,7 @@ from coopstreams import (
 )
 from coopstreams.query.client import QueryClient
 from coopstreams.spark import Options, backfill
-from coopstreams.spark.history import KafkaHistory
+from coopstreams.spark.history.history import KafkaHistory
 from coopstreams.spark.publishing import publish
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import QueryError

@@ -11,10 +11,10 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
 from coopstreams import serdes
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.spark import Options, backfill
-from coopstreams.spark.history import kafka_frame
-from coopstreams.spark.jvm_source import java_settings, jvm_frame
+from coopstreams.spark.history.history import kafka_frame
+from coopstreams.spark.history.jvm_source import java_settings, jvm_frame
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
 from tests.broker.counting import Counting

@@ -10,8 +10,8 @@ from confluent_kafka import Producer
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from coopstreams.log.kafka_offsets import KafkaOffsets
-from coopstreams.spark.kafka_source import KafkaSource, read_options, write_options
+from coopstreams.log.kafka.offsets import KafkaOffsets
+from coopstreams.spark.history.kafka_source import KafkaSource, read_options, write_options
 from coopstreams.topology.columns import TopicPartition
 from tests.broker.reading import read_topic
 from tests.conftest import Kafka

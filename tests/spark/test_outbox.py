@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from coopstreams.config import Config
+from coopstreams.common.config import Config
 from coopstreams.spark.outbox import Outbox, Seeds, cluster_of, marks_spec
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.errors import FencedError, LogError
-from coopstreams.topology.outputs import Output
 from tests.broker.reading import read_topic
 from tests.conftest import Kafka
 

@@ -16,10 +16,10 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
-from coopstreams.cli import app
-from coopstreams.config import Config
+from coopstreams.commands.cli import app
+from coopstreams.common.config import Config
 from coopstreams.spark import Options, backfill, publish
-from coopstreams.spark.history import TableHistory
+from coopstreams.spark.history.history import TableHistory
 from coopstreams.spark.preparing import begin, load_plan, make_plan
 from coopstreams.spark.running import carry_out
 from coopstreams.testing import TopologyTestDriver

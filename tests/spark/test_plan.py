@@ -15,9 +15,9 @@ from coopstreams.spark import rounds
 from coopstreams.spark.native import translated
 from coopstreams.spark.plan import Plan
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.nodes import SubTopology
-from coopstreams.topology.partitions import check_partitions
-from coopstreams.topology.patterns import matched
+from coopstreams.topology.graph.nodes import SubTopology
+from coopstreams.topology.graph.partitions import check_partitions
+from coopstreams.topology.graph.patterns import matched
 from tests.broker import law
 
 TOPICS = law.Topics("law", "orders", "customers", "running", "windows", "cities")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from coopstreams.spark import progress
-from coopstreams.spark.progress import Reporter, TaskProgress, Watch
+from coopstreams.spark.workers import progress
+from coopstreams.spark.workers.progress import Reporter, TaskProgress, Watch
 
 
 def test_who_watches_sees_a_task_begin_go_on_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

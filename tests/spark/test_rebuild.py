@@ -13,14 +13,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from coopstreams import StreamsBuilder, serdes
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.admin.rebuild import Rebuilder, Wanted
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.spark import Options, backfill, publish, rebuild
 from coopstreams.state import snapshot
 from coopstreams.state.manifest import Manifest, holes
 from coopstreams.state.places import Place
 from coopstreams.state.snapshot import fetch
 from coopstreams.state.sst import read_sst
-from coopstreams.tasks.rebuild import Rebuilder, Wanted
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.keys import KeyRange
 from tests.broker.counting import Counting, await_table, metric

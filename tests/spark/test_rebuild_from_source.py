@@ -14,15 +14,15 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from coopstreams import StreamsBuilder, serdes
-from coopstreams.cli import app as app_of_commands
-from coopstreams.config import Config
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.admin.rebuild import Wanted
+from coopstreams.commands.cli import app as app_of_commands
+from coopstreams.common.config import Config
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.spark import Options, backfill
 from coopstreams.spark.plan import Plan, Stage
 from coopstreams.spark.repairing import Differences
 from coopstreams.spark.source_planning import begin_rebuild
 from coopstreams.spark.source_rebuild import RebuiltFromSource, rebuild_from_source
-from coopstreams.tasks.rebuild import Wanted
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, GroupError, OffsetOutOfRangeError
 from coopstreams.topology.keys import KeyRange, key_hash, partition_of

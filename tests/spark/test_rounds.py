@@ -13,7 +13,7 @@ from coopstreams.spark import plan as planning
 from coopstreams.spark.plan import Plan
 from coopstreams.spark.rounds import Turn, forwarded, turn_of, turns
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.partitions import check_partitions
+from coopstreams.topology.graph.partitions import check_partitions
 
 TEXT: dict[str, Any] = {"key": serdes.text, "value": serdes.text}
 

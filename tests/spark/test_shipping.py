@@ -14,10 +14,10 @@ import pytest
 
 from coopstreams import StreamsBuilder, Topology, serdes
 from coopstreams.commands.loading import load_topology
-from coopstreams.spark.modules import sources_of
-from coopstreams.spark.shipping import ship, unship
+from coopstreams.spark.workers.modules import sources_of
+from coopstreams.spark.workers.shipping import ship, unship
 from coopstreams.testing import TopologyTestDriver
-from coopstreams.topology.compile import compile_subtopology
+from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.errors import TopologyError
 from tests.conformance.run import Case, read_cases, translated
 

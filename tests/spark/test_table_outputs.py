@@ -13,9 +13,9 @@ from pyspark import TaskContext
 from pyspark.sql import Row, SparkSession
 
 from coopstreams import StreamsBuilder, Topology, serdes
-from coopstreams.config import Config
+from coopstreams.common.config import Config
 from coopstreams.spark import Backfilled, Options, backfill, table_outputs
-from coopstreams.spark.history import TableHistory
+from coopstreams.spark.history.history import TableHistory
 from coopstreams.spark.plan import Plan, Stage
 from coopstreams.spark.running import carry_out
 from coopstreams.state.places import Place

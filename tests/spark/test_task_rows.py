@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coopstreams import JoinWindows, KStream, StreamsBuilder, TimeWindows, Topology, serdes, until_window_closes
-from coopstreams.config import Config
+from coopstreams.common.config import Config
+from coopstreams.spark.history.rows import HISTORY, ROUTED, batch
 from coopstreams.spark.routing import Routing
-from coopstreams.spark.rows import HISTORY, ROUTED, batch
-from coopstreams.spark.shipping import ship
 from coopstreams.spark.task import TaskWork
+from coopstreams.spark.workers.shipping import ship
 from coopstreams.testing import TopologyTestDriver
 
 TOPICS = ["left", "right"]

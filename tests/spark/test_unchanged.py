@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from coopstreams.cli import app
-from coopstreams.config import Config
-from coopstreams.log.kafka_log import KafkaLog
+from coopstreams.commands.cli import app
+from coopstreams.common.config import Config
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
 from coopstreams.spark import Options
 from coopstreams.spark.outbox import marks_topic

@@ -15,12 +15,12 @@ from coopstreams.state.memory import Memory
 from coopstreams.state.restore import Restore
 from coopstreams.state.task_state import ChangelogBatch, TaskState
 from coopstreams.topology.columns import Columns, TopicPartition
-from coopstreams.topology.compile import compile_subtopology
+from coopstreams.topology.compile.compile import compile_subtopology
+from coopstreams.topology.compile.program import BoundProgram
+from coopstreams.topology.dsl.kstream import KStream
 from coopstreams.topology.failures import Failure
+from coopstreams.topology.graph.nodes import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange
-from coopstreams.topology.kstream import KStream
-from coopstreams.topology.nodes import Topology
-from coopstreams.topology.program import BoundProgram
 from tests.state.bounds import bounds
 
 Written: TypeAlias = list[tuple[bytes | None, bytes | None, int]]

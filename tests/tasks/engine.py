@@ -15,16 +15,16 @@ from typing import Any
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.progress import Author, Progress
 from coopstreams.commit.record import Committed
-from coopstreams.config import Config
-from coopstreams.host import SYSTEM, Host
+from coopstreams.common.config import Config
+from coopstreams.common.host import SYSTEM, Host
+from coopstreams.common.metrics import Metrics
+from coopstreams.instance.dispatch import Dispatcher
 from coopstreams.log.log import GroupFence, Position, TopicSpec
-from coopstreams.log.memory import MemoryLog
-from coopstreams.metrics import Metrics
+from coopstreams.log.memory.log import MemoryLog
 from coopstreams.state.database import Database
 from coopstreams.state.memory import Memory
 from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.committer import Committer
-from coopstreams.tasks.dispatch import Dispatcher
 from coopstreams.tasks.events import Aborted, Closed, Event, Failed
 from coopstreams.tasks.failures import handler
 from coopstreams.tasks.outlasting import Outlasting
@@ -34,10 +34,10 @@ from coopstreams.tasks.tally import Tallies, Tally
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.tasks.thread import StreamThread
 from coopstreams.topology.columns import Columns, TopicPartition
-from coopstreams.topology.compile import compile_subtopology
+from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.errors import MembershipLostError
+from coopstreams.topology.graph.nodes import Topology
 from coopstreams.topology.keys import KeyRange
-from coopstreams.topology.nodes import Topology
 from coopstreams.topology.task_id import TaskId
 
 EXACTLY, AT_LEAST = "exactly_once_v2", "at_least_once"

@@ -7,8 +7,8 @@ from queue import SimpleQueue
 import pytest
 
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.keys import KeyRange, key_hash
 from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
 

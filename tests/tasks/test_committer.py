@@ -8,19 +8,19 @@ from contextlib import contextmanager
 import pytest
 
 from coopstreams.commit.record import TOPIC
+from coopstreams.common.host import SYSTEM, Host, System
 from coopstreams.dev.process import wait_until
-from coopstreams.host import SYSTEM, Host, System
 from coopstreams.log.log import GroupFence, TopicSpec
 from coopstreams.state import layout
 from coopstreams.state.views import StoreView
 from coopstreams.tasks import committer
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import DeliveryError, FencedError, MembershipLostError, UnknownTopicError
 from coopstreams.topology.failures import Failure
+from coopstreams.topology.graph.nodes import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange
-from coopstreams.topology.nodes import Topology
 from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
 
 BOTH = pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])

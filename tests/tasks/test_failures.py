@@ -10,13 +10,13 @@ from typing import Any, get_args
 
 import pytest
 
-from coopstreams.config import HANDLERS, Config
+from coopstreams.common.config import HANDLERS, Config
 from coopstreams.tasks.failures import Answer, dead_letter_headers, describe_failure, handler, place_of
 from coopstreams.tasks.repeats import FIRST, Sayings
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
 from coopstreams.topology.columns import Headers, TopicPartition
+from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.failures import Failure, Phase
 from coopstreams.topology.keys import KeyRange

@@ -12,8 +12,8 @@ from coopstreams import JoinWindows, StreamsBuilder, serdes
 from coopstreams.state.database import Database
 from coopstreams.state.memory import Memory
 from coopstreams.testing import TopologyTestDriver
+from coopstreams.topology.graph.nodes import Topology
 from coopstreams.topology.keys import KeyRange, key_hash
-from coopstreams.topology.nodes import Topology
 from tests.tasks.engine import EXACTLY, PATIENCE_S, Engine
 
 KEYS = [b"key-%d" % number for number in range(12)]

@@ -11,8 +11,8 @@ from coopstreams.log.log import Position
 from coopstreams.tasks.outlasting import FORGOTTEN_AFTER_S, MOST_TIMES, Outlasting
 from coopstreams.tasks.task import STEP_S
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.keys import WHOLE
 from tests.tasks.engine import Engine
 

@@ -6,16 +6,16 @@ import re
 
 import pytest
 
-from coopstreams.config import Config
+from coopstreams.common.config import Config
 from coopstreams.log.log import TopicSpec
-from coopstreams.log.memory import MemoryLog
+from coopstreams.log.memory.log import MemoryLog
 from coopstreams.tasks.reading import Reading, look_up
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import UnknownTopicError
+from coopstreams.topology.graph.nodes import Topology
 from coopstreams.topology.keys import WHOLE
-from coopstreams.topology.nodes import Topology
 from coopstreams.topology.task_id import TaskId
 
 CONFIG = Config.of({"bootstrap.servers": "in-memory"}, "app")

@@ -13,12 +13,12 @@ from coopstreams.tasks.refusals import Limits, batches
 from coopstreams.tasks.tally import dropped
 from coopstreams.tasks.task import Task
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.compile.outputs import ANY_PARTITION, Output
+from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import DeliveryError, ProcessingError
+from coopstreams.topology.graph.nodes import Topology
 from coopstreams.topology.keys import WHOLE
-from coopstreams.topology.nodes import Topology
-from coopstreams.topology.outputs import ANY_PARTITION, Output
 from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
 
 NOW = 1_000_000_000

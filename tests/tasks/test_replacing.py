@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.tasks.backoff import FIRST_S, FORGOTTEN_AFTER_S, MOST_S, BackOff
+from coopstreams.common.backoff import FIRST_S, FORGOTTEN_AFTER_S, MOST_S, BackOff
 from coopstreams.tasks.events import Closed, Failed
 from coopstreams.tasks.lifecycle import Lifecycle
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import ApplicationStoppedError, ProcessingError
+from coopstreams.topology.graph.nodes import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange
-from coopstreams.topology.nodes import Topology
 from tests.tasks.engine import AT_LEAST, EXACTLY, PATIENCE_S, Engine
 
 LEFT, RIGHT = KeyRange.split(2)

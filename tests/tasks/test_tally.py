@@ -8,10 +8,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from coopstreams.tasks.tally import dropped
 from coopstreams.tasks.task import Task
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.graph.nodes import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange
-from coopstreams.topology.nodes import Topology
 from tests.tasks.engine import EXACTLY, Engine
 
 SOURCE = TopicPartition("in", 0)

@@ -21,8 +21,8 @@ from coopstreams import (
     until_window_closes,
 )
 from coopstreams.testing import TopologyTestDriver
+from coopstreams.topology.graph.nodes import Topology
 from coopstreams.topology.keys import KeyRange, key_hash
-from coopstreams.topology.nodes import Topology
 from tests.tasks.engine import AT_LEAST, EXACTLY, PATIENCE_S, Engine
 
 PIECES = KeyRange.split(4)

@@ -9,8 +9,8 @@ import pytest
 
 from coopstreams import JoinWindows, StreamsBuilder, TimeWindows, serdes
 from coopstreams.testing import TopologyTestDriver
+from coopstreams.topology.graph.nodes import Topology
 from coopstreams.topology.keys import KeyRange, key_hash
-from coopstreams.topology.nodes import Topology
 from tests.tasks.engine import EXACTLY, Engine
 
 FIRST = KeyRange.split(4)[0]

@@ -11,9 +11,9 @@ from coopstreams.commit.positions import Positions
 from coopstreams.commit.record import TOPIC, CommitKey, encode_key
 from coopstreams.group.requests import Fetched
 from coopstreams.log.log import TopicSpec
-from coopstreams.log.memory import MemoryLog
-from coopstreams.tasks.opener import Opener
-from coopstreams.tasks.restoring import Restoring
+from coopstreams.log.memory.log import MemoryLog
+from coopstreams.opening.opener import Opener
+from coopstreams.opening.restoring import Restoring
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 from coopstreams.topology.keys import WHOLE

@@ -6,9 +6,9 @@ import pytest
 
 from coopstreams.testing import OutputRecord, Row, TopologyTestDriver
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import ConfigError, ProcessingError, TopologyError
-from coopstreams.topology.nodes import Topology
+from coopstreams.topology.graph.nodes import Topology
 
 
 def word_count() -> Topology:

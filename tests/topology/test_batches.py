@@ -13,9 +13,9 @@ from coopstreams.state.database import Database
 from coopstreams.state.memory import Memory
 from coopstreams.state.task_state import TaskState
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
 from coopstreams.topology.columns import Columns, TopicPartition
-from coopstreams.topology.compile import compile_subtopology
+from coopstreams.topology.compile.compile import compile_subtopology
+from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.keys import WHOLE

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
-from coopstreams.topology.changes import Change, Verdict, changes, severity, weighed, word_of
+from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.dsl.materialized import Materialized
 from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.graph.changes import Change, Verdict, changes, severity, weighed, word_of
+from coopstreams.topology.graph.outline import Outline, outline, read_outline
+from coopstreams.topology.graph.patterns import matched
 from coopstreams.topology.join_windows import JoinWindows
-from coopstreams.topology.materialized import Materialized
-from coopstreams.topology.outline import Outline, outline, read_outline
-from coopstreams.topology.patterns import matched
 from coopstreams.topology.windows import SessionWindows, TimeWindows
 from tests.topology.test_fingerprint import DIFFERENT, joined, text, windowed
 

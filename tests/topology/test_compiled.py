@@ -12,14 +12,14 @@ from coopstreams.state.database import Database
 from coopstreams.state.memory import Memory
 from coopstreams.state.task_state import TaskState
 from coopstreams.topology import serdes
-from coopstreams.topology.analysis import reads_argument
-from coopstreams.topology.builder import StreamsBuilder
 from coopstreams.topology.columns import Columns, TopicPartition
-from coopstreams.topology.compile import compile_subtopology
+from coopstreams.topology.compile.compile import compile_subtopology
+from coopstreams.topology.compile.program import BoundProgram
+from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.keys import WHOLE
-from coopstreams.topology.program import BoundProgram
+from coopstreams.topology.operators.analysis import reads_argument
 from coopstreams.topology.serdes import Serde
 
 T = TypeVar("T")

@@ -8,10 +8,10 @@ import orjson
 import pytest
 
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.graph.nodes import Topology
 from coopstreams.topology.join_windows import JoinWindows
-from coopstreams.topology.nodes import Topology
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.windows import TimeWindows
 

@@ -17,14 +17,14 @@ import msgspec
 import pytest
 
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.dsl.kstream import KStream
+from coopstreams.topology.dsl.materialized import Materialized
 from coopstreams.topology.fields import field
-from coopstreams.topology.fingerprint import fingerprints
+from coopstreams.topology.graph.fingerprint import fingerprints
+from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.patterns import matched
 from coopstreams.topology.join_windows import JoinWindows
-from coopstreams.topology.kstream import KStream
-from coopstreams.topology.materialized import Materialized
-from coopstreams.topology.nodes import Topology
-from coopstreams.topology.patterns import matched
 from coopstreams.topology.processors import Processor
 from coopstreams.topology.records import Record
 from coopstreams.topology.suppressed import until_time_limit, until_window_closes
@@ -241,8 +241,8 @@ def test_names_of_types_have_no_module_and_are_the_same_in_every_python() -> Non
 PROGRAM = """
 import dataclasses, sys
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
-from coopstreams.topology.fingerprint import fingerprints
+from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.graph.fingerprint import fingerprints
 from coopstreams.topology.windows import Windows
 
 @dataclasses.dataclass

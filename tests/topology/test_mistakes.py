@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.windows import TimeWindows

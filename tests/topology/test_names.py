@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.dsl.kstream import KStream
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.kstream import KStream
+from coopstreams.topology.graph.nodes import Topology
 from coopstreams.topology.naming import Names, check_name
-from coopstreams.topology.nodes import Topology
 from coopstreams.topology.windows import TimeWindows
 
 

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from coopstreams.config import Config
+from coopstreams.common.config import Config
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import ConfigError
-from coopstreams.topology.nodes import Topology
-from coopstreams.topology.optimizing import OPTIMIZATIONS
-from coopstreams.topology.patterns import matched
+from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.optimizing import OPTIMIZATIONS
+from coopstreams.topology.graph.patterns import matched
 
 Write = Callable[[StreamsBuilder], object]
 

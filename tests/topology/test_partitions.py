@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import TopologyError, UnknownTopicError
-from coopstreams.topology.nodes import Topology
-from coopstreams.topology.partitions import check_names, check_partitions
+from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.partitions import check_names, check_partitions
 from coopstreams.topology.windows import TimeWindows
 
 

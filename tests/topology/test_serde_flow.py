@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.dsl.kstream import KStream
+from coopstreams.topology.dsl.ktable import KTable
+from coopstreams.topology.dsl.repartition import PRESENT
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.kstream import KStream
-from coopstreams.topology.ktable import KTable
-from coopstreams.topology.nodes import Aggregate, Sink, Topology
-from coopstreams.topology.repartition import PRESENT
+from coopstreams.topology.graph.nodes import Aggregate, Sink, Topology
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.windows import TimeWindows
 

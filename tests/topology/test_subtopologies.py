@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
-from coopstreams.topology.kstream import KStream
-from coopstreams.topology.nodes import Aggregate, DropNullKeys, FlatMapValues, Node, Sink, Source, StreamTableJoin, TableSource, Topology
+from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.dsl.kstream import KStream
+from coopstreams.topology.graph.nodes import Aggregate, DropNullKeys, FlatMapValues, Node, Sink, Source, StreamTableJoin, TableSource, Topology
 from coopstreams.topology.windows import TimeWindows
 
 Stream = KStream[str, str]

@@ -6,7 +6,7 @@ from coopstreams.state.memory import Memory
 from coopstreams.state.task_state import TaskState
 from coopstreams.state.views import StoreView
 from coopstreams.topology.columns import Columns, TopicPartition
-from coopstreams.topology.compile import compile_subtopology
+from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.windows import TimeWindows
 

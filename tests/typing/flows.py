@@ -6,15 +6,15 @@ from datetime import timedelta
 from typing import Any, TypedDict, assert_type
 
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
-from coopstreams.topology.global_tables import GlobalKTable
-from coopstreams.topology.grouped import KGroupedStream
+from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.dsl.global_tables import GlobalKTable
+from coopstreams.topology.dsl.grouped import KGroupedStream
+from coopstreams.topology.dsl.kstream import KStream
+from coopstreams.topology.dsl.ktable import KTable
+from coopstreams.topology.dsl.windowed import TimeWindowedKStream
 from coopstreams.topology.join_windows import JoinWindows
-from coopstreams.topology.kstream import KStream
-from coopstreams.topology.ktable import KTable
 from coopstreams.topology.records import TimestampedRecord
 from coopstreams.topology.serdes import Serde, Windowed
-from coopstreams.topology.windowed import TimeWindowedKStream
 from coopstreams.topology.windows import SessionWindows, TimeWindows
 
 

@@ -4,9 +4,9 @@
 from dataclasses import dataclass
 
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.dsl.topology_builder import TopologyBuilder
 from coopstreams.topology.join_windows import JoinWindows
-from coopstreams.topology.topology_builder import TopologyBuilder
 from coopstreams.topology.windows import TimeWindows
 
 

@@ -15,12 +15,12 @@ from functools import partial
 from struct import Struct
 from typing import Any
 
-from coopstreams.topology.aggregate_nodes import CogroupMerge, TableAggregate, TableGroup
-from coopstreams.topology.analysis import aggregate_reads
-from coopstreams.topology.codegen import Function, Record
-from coopstreams.topology.compiler import Compiler, Operator
-from coopstreams.topology.nodes import Aggregate, Node
+from coopstreams.topology.graph.aggregate_nodes import CogroupMerge, TableAggregate, TableGroup
+from coopstreams.topology.graph.nodes import Aggregate, Node
 from coopstreams.topology.operators import windowing
+from coopstreams.topology.operators.analysis import aggregate_reads
+from coopstreams.topology.operators.codegen import Function, Record
+from coopstreams.topology.operators.compiler import Compiler, Operator
 from coopstreams.topology.operators.tables import drop_null_key, entry_of, touch
 from coopstreams.topology.operators.versioned import drop_the_past
 from coopstreams.topology.operators.windowing import snapshot

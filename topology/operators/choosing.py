@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from coopstreams.topology.codegen import Function, Record
-from coopstreams.topology.compiler import Compiler, Operator
-from coopstreams.topology.nodes import Branch, DynamicSink, Node, Split
+from coopstreams.topology.graph.nodes import Branch, DynamicSink, Node, Split
+from coopstreams.topology.operators.codegen import Function, Record
+from coopstreams.topology.operators.compiler import Compiler, Operator
 from coopstreams.topology.operators.stateless import KEY_AND_VALUE, each_partition, pass_on
 
 

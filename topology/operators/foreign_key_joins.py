@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from coopstreams.topology.codegen import Function, Record
-from coopstreams.topology.compiler import Compiler, Operator
 from coopstreams.topology.foreign_keys import Answer, answer_to, hash_of, questions, subscribe
-from coopstreams.topology.join_nodes import ForeignKeyAnswer, ForeignKeyAsk, ForeignKeyResult
-from coopstreams.topology.nodes import Node
+from coopstreams.topology.graph.join_nodes import ForeignKeyAnswer, ForeignKeyAsk, ForeignKeyResult
+from coopstreams.topology.graph.nodes import Node
+from coopstreams.topology.operators.codegen import Function, Record
+from coopstreams.topology.operators.compiler import Compiler, Operator
 from coopstreams.topology.operators.lookups import look_up
 from coopstreams.topology.operators.versioned import drop_the_past
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from coopstreams.topology.codegen import Function, Record
-from coopstreams.topology.compiler import Compiler, Operator
-from coopstreams.topology.join_nodes import StreamGlobalJoin
-from coopstreams.topology.nodes import Node
+from coopstreams.topology.graph.join_nodes import StreamGlobalJoin
+from coopstreams.topology.graph.nodes import Node
+from coopstreams.topology.operators.codegen import Function, Record
+from coopstreams.topology.operators.compiler import Compiler, Operator
 
 
 def stream_global_join(compiler: Compiler, function: Function, node: StreamGlobalJoin, record: Record) -> None:

@@ -14,10 +14,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
-from coopstreams.topology.codegen import Function, Record
-from coopstreams.topology.compiler import Compiler, Operator
-from coopstreams.topology.join_nodes import BufferedJoin
-from coopstreams.topology.nodes import Node
+from coopstreams.topology.graph.join_nodes import BufferedJoin
+from coopstreams.topology.graph.nodes import Node
+from coopstreams.topology.operators.codegen import Function, Record
+from coopstreams.topology.operators.compiler import Compiler, Operator
 from coopstreams.topology.operators.join_memory import Waiting
 from coopstreams.topology.operators.tables import drop_null_key, join_row
 from coopstreams.topology.stores import TableStore

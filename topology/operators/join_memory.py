@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeAlias, cast
 
 from sortedcontainers import SortedList
 
-from coopstreams.topology.join_nodes import StreamStreamJoin
+from coopstreams.topology.graph.join_nodes import StreamStreamJoin
 from coopstreams.topology.stores import TableStore, WindowStore, split_window_key, window_key
 
 Pair: TypeAlias = tuple[bytes | None, Any, Any, int]

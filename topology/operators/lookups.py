@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from coopstreams.topology.codegen import Function, Record
-from coopstreams.topology.compiler import Compiler
-from coopstreams.topology.join_nodes import TableTableJoin
-from coopstreams.topology.nodes import Filter, MapValues, Node
+from coopstreams.topology.graph.join_nodes import TableTableJoin
+from coopstreams.topology.graph.nodes import Filter, MapValues, Node
+from coopstreams.topology.operators.codegen import Function, Record
+from coopstreams.topology.operators.compiler import Compiler
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.versions import version_at
 

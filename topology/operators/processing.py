@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from coopstreams.topology.codegen import Function, Record
-from coopstreams.topology.compiler import Compiler, Operator
-from coopstreams.topology.nodes import Node, Processing
+from coopstreams.topology.graph.nodes import Node, Processing
+from coopstreams.topology.operators.codegen import Function, Record
+from coopstreams.topology.operators.compiler import Compiler, Operator
 
 
 def process(compiler: Compiler, function: Function, node: Processing, record: Record) -> None:

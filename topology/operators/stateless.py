@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
-from coopstreams.topology.codegen import Function, Record
-from coopstreams.topology.compiler import Compiler, Operator
-from coopstreams.topology.nodes import (
+from coopstreams.topology.graph.nodes import (
     Branch,
     DropNullKeys,
     DynamicSink,
@@ -25,6 +23,8 @@ from coopstreams.topology.nodes import (
     Sink,
     ToStream,
 )
+from coopstreams.topology.operators.codegen import Function, Record
+from coopstreams.topology.operators.compiler import Compiler, Operator
 from coopstreams.topology.partitioners import chosen
 from coopstreams.topology.stores import StoreSpec
 

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from coopstreams.topology.codegen import Function, Record
-from coopstreams.topology.compiler import Compiler, Operator
-from coopstreams.topology.join_nodes import StreamStreamJoin
-from coopstreams.topology.nodes import Node
+from coopstreams.topology.graph.join_nodes import StreamStreamJoin
+from coopstreams.topology.graph.nodes import Node
+from coopstreams.topology.operators.codegen import Function, Record
+from coopstreams.topology.operators.compiler import Compiler, Operator
 from coopstreams.topology.operators.join_memory import JoinMemory
 
 

@@ -16,12 +16,12 @@ from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush
 
-from coopstreams.topology.aggregate_nodes import Suppress
-from coopstreams.topology.codegen import Function, Record
 from coopstreams.topology.columns import Headers
-from coopstreams.topology.compiler import Compiler, Operator
 from coopstreams.topology.errors import ProcessingError
-from coopstreams.topology.nodes import Node
+from coopstreams.topology.graph.aggregate_nodes import Suppress
+from coopstreams.topology.graph.nodes import Node
+from coopstreams.topology.operators.codegen import Function, Record
+from coopstreams.topology.operators.compiler import Compiler, Operator
 from coopstreams.topology.stores import TableStore
 from coopstreams.topology.suppressed import Held
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from coopstreams.topology.codegen import Function, Record
 from coopstreams.topology.columns import Headers
-from coopstreams.topology.compiler import Compiler, Operator
-from coopstreams.topology.join_nodes import TableTableJoin
-from coopstreams.topology.nodes import Node
+from coopstreams.topology.graph.join_nodes import TableTableJoin
+from coopstreams.topology.graph.nodes import Node
+from coopstreams.topology.operators.codegen import Function, Record
+from coopstreams.topology.operators.compiler import Compiler, Operator
 from coopstreams.topology.operators.lookups import Row, joined_value, look_up
 from coopstreams.topology.operators.tables import drop_null_key
 from coopstreams.topology.operators.versioned import drop_the_past

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from coopstreams.topology.codegen import Function, Record
-from coopstreams.topology.compiler import Compiler, Operator
-from coopstreams.topology.join_nodes import TableTableJoin
-from coopstreams.topology.nodes import Node, StreamTableJoin, TableSource
+from coopstreams.topology.graph.join_nodes import TableTableJoin
+from coopstreams.topology.graph.nodes import Node, StreamTableJoin, TableSource
+from coopstreams.topology.operators.codegen import Function, Record
+from coopstreams.topology.operators.compiler import Compiler, Operator
 from coopstreams.topology.operators.lookups import look_up
 from coopstreams.topology.operators.versioned import versioned_source
 from coopstreams.topology.serdes import Serde

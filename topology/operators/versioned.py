@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coopstreams.topology.codegen import Function, Record
-from coopstreams.topology.compiler import Compiler
-from coopstreams.topology.nodes import TableSource
+from coopstreams.topology.graph.nodes import TableSource
+from coopstreams.topology.operators.codegen import Function, Record
+from coopstreams.topology.operators.compiler import Compiler
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.versions import latest_value, put_version
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from coopstreams.log.memory_transactions import Producer, Session
+from coopstreams.log.memory.transactions import Producer, Session
 from coopstreams.topology.errors import LogError
 from tests.simulation.kafka.clock import Clock
 from tests.simulation.kafka.cluster import Cluster

@@ -1,10 +1,10 @@
-"""What a client of the simulated cluster needs of the machine it is on: part of `coopstreams.host.Host`, which is given to it as it is."""
+"""What a client of the simulated cluster needs of the machine it is on: part of `coopstreams.common.host.Host`, which is given to it as it is."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from coopstreams.host import Signal
+from coopstreams.common.host import Signal
 
 
 class Clock(Protocol):

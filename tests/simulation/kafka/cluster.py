@@ -21,8 +21,8 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple, TypeAlias, TypeVar, cast
 
-from coopstreams.log.memory_state import CheckFence, MemoryState
-from coopstreams.log.memory_transactions import Place, Producer, Session
+from coopstreams.log.memory.state import CheckFence, MemoryState
+from coopstreams.log.memory.transactions import Place, Producer, Session
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 from tests.simulation.kafka.brokers import Brokers, Leadership

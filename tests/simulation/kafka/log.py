@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from coopstreams.group.requests import Fetched
 from coopstreams.log.log import GroupFence, TopicSpec
-from coopstreams.log.memory_transactions import Offsets
+from coopstreams.log.memory.transactions import Offsets
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 from tests.simulation.kafka.client import Client

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coopstreams.log.log import Run
-from coopstreams.log.memory_reader import MemoryReader, Reading
+from coopstreams.log.memory.reader import MemoryReader, Reading
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 from tests.simulation.kafka.client import Client

@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from coopstreams.log.log import GroupFence
-from coopstreams.log.memory_transactions import Offsets, Session
-from coopstreams.log.memory_writer import by_partition, check_records, choose_partitions
+from coopstreams.log.memory.transactions import Offsets, Session
+from coopstreams.log.memory.writer import by_partition, check_records, choose_partitions
 from coopstreams.topology.columns import Headers, Int64s, TopicPartition
 from coopstreams.topology.errors import DeliveryError, FencedError, LogError
 from tests.simulation.kafka.client import Client

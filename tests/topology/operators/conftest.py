@@ -9,9 +9,9 @@ import pytest
 
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
-from coopstreams.topology.kstream import KStream
-from coopstreams.topology.ktable import KTable
+from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.dsl.kstream import KStream
+from coopstreams.topology.dsl.ktable import KTable
 
 Record: TypeAlias = tuple[Any, Any, int]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from coopstreams.testing import Row, TopologyTestDriver
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.dsl.builder import StreamsBuilder
 
 
 @dataclass

@@ -10,10 +10,10 @@ from coopstreams.state.memory import Memory
 from coopstreams.state.task_state import TaskState
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.columns import Columns, TopicPartition
-from coopstreams.topology.compile import compile_subtopology
+from coopstreams.topology.compile.compile import compile_subtopology
+from coopstreams.topology.compile.program import BoundProgram
+from coopstreams.topology.graph.nodes import SubTopology, Topology
 from coopstreams.topology.keys import WHOLE
-from coopstreams.topology.nodes import SubTopology, Topology
-from coopstreams.topology.program import BoundProgram
 
 
 def pair(left: Any, right: Any) -> list[Any]:

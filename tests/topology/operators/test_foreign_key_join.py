@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
-from coopstreams.topology.nodes import Topology
+from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.graph.nodes import Topology
 
 Event = tuple[str, str, Any]
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from coopstreams import KGroupedStream, SessionWindows, SlidingWindows, TimeWindows, until_time_limit
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
-from coopstreams.topology.nodes import Topology
+from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.graph.nodes import Topology
 
 Grouped: TypeAlias = KGroupedStream[str, str]
 

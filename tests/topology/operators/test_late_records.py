@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from coopstreams import KStream, SessionWindows, SlidingWindows, StreamsBuilder, TimeWindows, UnlimitedWindows, Windows, serdes
 from coopstreams.testing import TopologyTestDriver
-from coopstreams.topology.compile import compile_subtopology
+from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.nodes import Topology
+from coopstreams.topology.graph.nodes import Topology
 
 Input: TypeAlias = tuple[str, int | None, int]
 

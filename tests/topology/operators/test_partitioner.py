@@ -9,9 +9,9 @@ import pytest
 from coopstreams import Processor, Record
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import ProcessingError, TopologyError
-from coopstreams.topology.nodes import Topology
+from coopstreams.topology.graph.nodes import Topology
 
 
 def by_length(topic: str, key: str | None, value: str, partitions: int) -> int:

@@ -10,7 +10,7 @@ import pytest
 
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import ProcessingError, TopologyError
 
 LINES = "[seen]: ann, 1\n[seen]: None, 2\n[seen]: bob, None\n"

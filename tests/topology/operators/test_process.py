@@ -22,7 +22,7 @@ from coopstreams import (
 )
 from coopstreams.testing import Row, TopologyTestDriver
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import ProcessingError, TopologyError
 from coopstreams.topology.stores import StoreSpec
 

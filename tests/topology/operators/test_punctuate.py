@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from coopstreams import KeyValueStore, Processor, ProcessorContext, Record, key_value_store
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.compile.punctuations import PunctuationQueue, Schedule
+from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import ProcessingError, TopologyError
-from coopstreams.topology.punctuations import PunctuationQueue, Schedule
 
 AnyContext = ProcessorContext[Any, Any]
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from coopstreams import Processor, Record, SessionStore, WindowStore, session_store, window_store
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
-from coopstreams.topology.nodes import Topology
+from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.graph.nodes import Topology
 from coopstreams.topology.windows import SlidingWindows, TimeWindows, Windows
 
 Input: TypeAlias = tuple[str, str | None, int | None, int]

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.graph.nodes import Topology
 from coopstreams.topology.join_windows import JoinWindows
-from coopstreams.topology.nodes import Topology
 
 Event: TypeAlias = tuple[str | None, Any, int]
 Results: TypeAlias = list[tuple[str | None, Any, int]]

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.graph.nodes import Topology
 from coopstreams.topology.join_windows import JoinWindows
-from coopstreams.topology.nodes import Topology
 
 Event = tuple[str, str | None, Any, int]
 Result = tuple[str | None, Any, int]

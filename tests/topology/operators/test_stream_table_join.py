@@ -6,7 +6,7 @@ import pytest
 
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.dsl.builder import StreamsBuilder
 
 Event = tuple[str, str | None, Any]
 

@@ -14,10 +14,10 @@ from coopstreams.state.memory import Memory
 from coopstreams.state.task_state import TaskState
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.columns import Columns, TopicPartition
-from coopstreams.topology.compile import compile_subtopology
+from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.errors import ProcessingError, TopologyError
+from coopstreams.topology.graph.nodes import Topology
 from coopstreams.topology.keys import WHOLE
-from coopstreams.topology.nodes import Topology
 
 RECORDS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60)), max_size=20)
 

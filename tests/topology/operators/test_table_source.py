@@ -2,8 +2,8 @@
 
 from coopstreams.testing import Row, TopologyTestDriver
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
-from coopstreams.topology.nodes import Topology
+from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.graph.nodes import Topology
 
 
 def table(store: str | None = "kept") -> Topology:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.dsl.builder import StreamsBuilder
 
 Event = tuple[str, str, Any]
 

@@ -8,7 +8,7 @@ import pytest
 
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
-from coopstreams.topology.builder import StreamsBuilder
+from coopstreams.topology.dsl.builder import StreamsBuilder
 
 
 def test_a_null_value_deletes_and_a_record_without_a_key_is_dropped(flow: Any) -> None:

@@ -1,0 +1,124 @@
+"""A group as an administrator sees it: who is in it, who owns which key range, how far each is, what is done above the stable offset.
+
+Any group of coopstreams: of cooperative consumers, or of an application.
+Invariant: for each partition the key ranges shown tile the hash space, whoever owns them and whatever was committed of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from coopstreams.commit.offsets import OffsetAndRanges, group_offsets, individual_commits
+from coopstreams.commit.ranges import Runs
+from coopstreams.commit.record import Segment
+from coopstreams.consumer.dealing import topic_number
+from coopstreams.group.admin import GroupAdmin
+from coopstreams.group.codec import decode_assignment, decode_subscription
+from coopstreams.group.members import Assignment, MemberState
+from coopstreams.log.log import Log
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import GroupError
+from coopstreams.topology.keys import WHOLE, KeyRange
+from coopstreams.topology.task_id import TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedRange:
+    """A key range of a partition. `offset` None: nothing was committed of it; `member` None: nobody has it now."""
+
+    range: KeyRange
+    offset: int | None
+    ranges: Runs
+    member: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReport:
+    """How far a group is in a partition. Units: `lag` in records, from the stable offset to the end of the log."""
+
+    partition: TopicPartition
+    committed: OffsetAndRanges | None
+    end: int
+    key_ranges: tuple[OwnedRange, ...]
+
+    @property
+    def lag(self) -> int | None:
+        """None where some key range has committed nothing."""
+        return None if self.committed is None else max(0, self.end - self.committed.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberReport:
+    """A member. `state` None: it is not one of ours, and has no key ranges."""
+
+    id: str
+    client: str
+    host: str
+    state: MemberState | None
+    tasks: tuple[TaskId, ...] = ()
+    waits: str = ""
+    """Why the leader gives it none for now."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReport:
+    """A group. Shape: `state` is Kafka's word for it."""
+
+    group: str
+    state: str
+    members: tuple[MemberReport, ...]
+    partitions: tuple[PartitionReport, ...]
+
+
+def describe_group(log: Log, admin: GroupAdmin) -> GroupReport:
+    """Return what is known of a group now.
+
+    Raises:
+        LogError: refused, or an open transaction keeps the answer back; says which.
+    """
+    described = admin.describe()
+    members = tuple(_member(m.id, m.client, m.host, m.subscription, m.assignment) for m in described.members)
+    counts = log.partitions()
+    owned = _owned(members, counts)
+    with individual_commits(log, admin.group) as follower:
+        offsets = group_offsets(admin, follower)
+        offsets |= group_offsets(admin, follower, owned.keys() - offsets.keys())
+    partitions = tuple(
+        PartitionReport(at, committed, log.end_offset(at), tuple(owned_ranges(committed, owned.get(at, []))))
+        for at, committed in sorted(offsets.items())
+        if at.partition < counts.get(at.topic, 0)
+    )
+    return GroupReport(admin.group, described.state, members, partitions)
+
+
+def owned_ranges(committed: OffsetAndRanges | None, owners: Sequence[tuple[KeyRange, str]]) -> list[OwnedRange]:
+    """Return the whole hash space, cut where owners or what was committed differ."""
+    stands: Sequence[Segment | None] = [None] if committed is None else committed.key_ranges
+    rows = []
+    for stand in stands:
+        covered, offset, runs = (WHOLE, None, ()) if stand is None else (stand.range, stand.position, stand.runs)
+        parts = [(both, member) for owned, member in owners if (both := owned.intersect(covered)) is not None]
+        rows += [OwnedRange(part, offset, runs, member) for part, member in parts]
+        rows += [OwnedRange(part, offset, runs, None) for part in covered.minus(part for part, _ in parts)]
+    return sorted(rows, key=lambda row: row.range)
+
+
+def _member(id_: str, client: str, host: str, subscription: bytes, assignment: bytes) -> MemberReport:
+    try:
+        state = decode_subscription(subscription, id_)
+        given = decode_assignment(assignment, id_) if assignment else Assignment("")
+    except GroupError:
+        return MemberReport(id_, client, host, None)  # somebody else's process: it has no key ranges, and is listed as such
+    return MemberReport(id_, client, host, state, given.tasks, given.waits)
+
+
+def _owned(members: Iterable[MemberReport], topics: Iterable[str]) -> Mapping[TopicPartition, list[tuple[KeyRange, str]]]:
+    """Who owns what of which partition, for groups of consumers; the tasks of an application have no topic of their own."""
+    names = {topic_number(topic): topic for topic in topics}
+    owned: dict[TopicPartition, list[tuple[KeyRange, str]]] = {}
+    for member in members:
+        for task in member.tasks:
+            if task.subtopology in names:
+                owned.setdefault(TopicPartition(names[task.subtopology], task.partition), []).append((task.range, member.id))
+    return owned

@@ -1,0 +1,217 @@
+"""Snapshots made from changelogs, while the application lives or not: nothing of it is touched.
+
+    pieces      which partitions of which sub-topologies, with which stores: a pure function
+    Rebuilder   a piece: an empty database, the published snapshot into it, the changelog's tail behind it, slices out of it
+    assembled   the manifest: the new slices, and what the published one has besides
+
+Invariant: state at offset X of a changelog is right at X whoever writes meanwhile; whoever picks it up replays from X.
+Invariant: what is published names the changelogs that it was read from: one that was made anew meanwhile is not given the other's slices.
+Turned down: copying the files of a running instance (they are one moment of all ranges, of which a task wants its own).
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from coopstreams.log.log import Log
+from coopstreams.opening.restoring import Restoring
+from coopstreams.state import snapshot
+from coopstreams.state.database import Database
+from coopstreams.state.manifest import Manifest, Slice, StoreSlices, merged, shape_of, whole_slices
+from coopstreams.state.pickup import Changelog, Snapshots, misfit
+from coopstreams.state.restore import RestoreProgress
+from coopstreams.state.rocks import Rocks
+from coopstreams.state.snapshot import SnapshotWriter
+from coopstreams.topology.errors import ConfigError, LogError, SnapshotError, UnknownTopicError
+from coopstreams.topology.graph.nodes import SubTopology, Topology
+from coopstreams.topology.graph.partitions import check_partitions
+from coopstreams.topology.keys import WHOLE, KeyRange
+from coopstreams.topology.naming import changelog_topic, internal_topic
+from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.task_id import TaskId
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 120.0
+"""How long a changelog may not move before a rebuild gives up: brokers that are away, or a transaction that nobody ends."""
+
+OnProgress = Callable[["Piece", Sequence[RestoreProgress]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be rebuilt. None: all of it.
+
+    Shape: `partitions` are those of the stores' sub-topologies. `key_range` is cut at key groups, and widened to whole slices.
+    """
+
+    stores: Collection[str] | None = None
+    partitions: Collection[int] | None = None
+    key_range: KeyRange = WHOLE
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One partition of a sub-topology, with the stores to be rebuilt there."""
+
+    task: TaskId
+    stores: tuple[str, ...]
+
+
+def pieces(topology: Topology, tasks: Sequence[int], wanted: Wanted) -> list[Piece]:
+    """Return what there is to do, given the number of partitions of each sub-topology.
+
+    Raises:
+        ConfigError: a store or partition that does not exist; names those that do.
+    """
+    known = logged(topology)
+    if unknown := sorted(set(wanted.stores or ()) - set(known)):
+        raise ConfigError(f"{', '.join(unknown)}: no such store with a changelog; there are {', '.join(sorted(known)) or 'none'}")
+    if unknown_partitions := sorted(set(wanted.partitions or ()) - set(range(max(tasks, default=0)))):
+        raise ConfigError(f"there is no partition {', '.join(map(str, unknown_partitions))}; sub-topologies have {list(tasks)} partitions")
+    result = []
+    for subtopology in topology.subtopologies:
+        stores = tuple(spec.name for spec in subtopology.stores if spec.logged and (wanted.stores is None or spec.name in wanted.stores))
+        partitions = [number for number in range(tasks[subtopology.id]) if wanted.partitions is None or number in wanted.partitions]
+        result += [Piece(TaskId(subtopology.id, number, whole_slices(wanted.key_range)), stores) for number in partitions if stores]
+    return result
+
+
+def assembled(
+    run: str,
+    application: str,
+    older: Manifest | None,
+    found: Mapping[str, Sequence[Slice]],
+    specs: Mapping[str, StoreSpec],
+    now: Mapping[str, Changelog],
+) -> Manifest:
+    """Return the manifest of a run: what it found, and what the older one has besides that still fits the topology and its changelogs."""
+    stores: dict[str, StoreSlices] = {}
+    for name, spec in specs.items():
+        new = found.get(name, ())
+        before = older.stores.get(name) if older is not None else None
+        kept = before.slices if before is not None and not misfit(before, spec, now[name]) else ()
+        if new or kept:
+            topic = now[name]
+            stores[name] = StoreSlices(topic.topic, topic.topic_id, topic.partitions, shape_of(spec), merged(kept, new))
+    return Manifest(application, run, "rebuild", f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", stores)
+
+
+class Rebuilder:
+    """Makes a snapshot of an application at a place. One thread.
+
+    `afresh`: read the changelogs from their beginning; else the published snapshot is taken and only what came since is read. `run`: the
+    name of the run, for those that share one.
+    """
+
+    def __init__(self, cluster: Log, topology: Topology, application: str, url: str, *, afresh: bool = False, run: str | None = None) -> None:
+        self.run = run or snapshot.new_run()
+        self._log = cluster
+        self._topology = topology
+        self._application = application
+        self._url = url
+        self._afresh = afresh
+        self._specs = logged(topology)
+        self._ids: dict[str, str] = {}
+        """Of the changelogs that are rebuilt, before anything of them was read."""
+
+    def pieces(self, wanted: Wanted) -> list[Piece]:
+        """Return what there is to do.
+
+        Raises:
+            ConfigError: a store or partition does not exist.
+            UnknownTopicError: a changelog does not exist: the application has never run.
+        """
+        resolved = check_partitions(self._topology, self._log.partitions())
+        result = pieces(self._topology, resolved.tasks, wanted)
+        needed = {self._changelog(self._specs[store]) for piece in result for store in piece.stores}
+        if missing := sorted(needed & {plan.name for plan in resolved.missing}):
+            raise UnknownTopicError(f"there is no {', '.join(missing)}: {self._application} has never run here, there is no state to rebuild")
+        self._ids = {topic: self._log.topic_id(topic) for topic in needed}
+        return result
+
+    def rebuild(self, piece: Piece, on_progress: OnProgress) -> dict[str, list[Slice]]:
+        """Return the slices of a piece, by store; they are at the place, and nobody sees them before `publish`.
+
+        Raises:
+            LogError: a changelog did not move for two minutes.
+            SnapshotError: the place does not take them.
+        """
+        subtopology = self._subtopology(piece)
+        writer = SnapshotWriter(self._url, self._application, self.run)
+        with tempfile.TemporaryDirectory(prefix="coopstreams-rebuild-") as folder:
+            (Path(folder) / "database").mkdir()
+            database = Database(Rocks(Path(folder) / "database"), subtopology.stores)
+            try:
+                self._restore(piece, subtopology, database, Path(folder), on_progress)
+                return {spec.name: writer.export(database, spec, piece.task.partition, piece.task.range) for spec in subtopology.stores}
+            finally:
+                database.close()
+
+    def publish(self, found: Mapping[str, Sequence[Slice]]) -> Manifest:
+        """Let these slices count, with what the published snapshot has besides; return the manifest.
+
+        Raises:
+            SnapshotError: a changelog was made anew since there were `pieces`.
+        """
+        try:
+            older = snapshot.load(self._url, self._application)
+        except SnapshotError as error:
+            log.warning("%s. Nothing of it is kept.", error)
+            older = None
+        counts = self._log.partitions()
+        topics = {name: self._changelog(spec) for name, spec in self._specs.items()}
+        specs = {name: spec for name, spec in self._specs.items() if topics[name] in counts}
+        now = {name: Changelog(topics[name], self._log.topic_id(topics[name]), counts[topics[name]]) for name in specs}
+        if changed := sorted(each.topic for each in now.values() if self._ids.get(each.topic, each.topic_id) != each.topic_id):
+            raise SnapshotError(f"{', '.join(changed)}: deleted and made anew while it was rebuilt; what was read is of no use. Rebuild it again.")
+        manifest = assembled(self.run, self._application, older, found, specs, now)
+        snapshot.publish(self._url, manifest)
+        return manifest
+
+    def _restore(self, piece: Piece, subtopology: SubTopology, database: Database, folder: Path, on_progress: OnProgress) -> None:
+        snapshots = None if self._afresh else Snapshots(self._url, self._application, folder / "snapshots")
+        restoring = Restoring(self._log, self._changelog, snapshots)
+        try:
+            restoring.add(piece.task, subtopology.stores, database, {})
+            finish(restoring, piece.task, piece.stores, lambda: on_progress(piece, restoring.progress(piece.task)))
+        finally:
+            restoring.close()
+
+    def _subtopology(self, piece: Piece) -> SubTopology:
+        whole = next(each for each in self._topology.subtopologies if each.id == piece.task.subtopology)
+        return replace(whole, stores=tuple(spec for spec in whole.stores if spec.name in piece.stores))
+
+    def _changelog(self, store: StoreSpec) -> str:
+        return internal_topic(self._application, changelog_topic(store.name))
+
+
+def finish(restoring: Restoring, task: TaskId, stores: Sequence[str], on_step: Callable[[], None]) -> None:
+    """Restore a task that was added, alone, to its end; `on_step` hears of each step.
+
+    Raises:
+        LogError: retryable: a changelog did not move for two minutes.
+    """
+    moved_at = time.monotonic()
+    while not restoring.finished():
+        restoring.step()
+        on_step()
+        if not restoring.stuck():
+            moved_at = time.monotonic()
+        elif time.monotonic() - moved_at > PATIENCE_S:
+            raise LogError(
+                f"the changelogs of {', '.join(stores)}, partition {task.partition}, have not moved for {PATIENCE_S:.0f} s: "
+                "the brokers are away, or a producer left a transaction open (kafka-transactions.sh find-hanging lists them)",
+                retryable=True,
+            )
+
+
+def logged(topology: Topology) -> dict[str, StoreSpec]:
+    """Return the stores that have a changelog, by name."""
+    return {spec.name: spec for subtopology in topology.subtopologies for spec in subtopology.stores if spec.logged}

@@ -1,0 +1,288 @@
+"""Settings: Kafka's dotted names, checked before anything starts.
+
+A setting comes from a TOML file, then the environment (`COOPSTREAMS_COMMIT_INTERVAL_MS`), then flags; the later one wins.
+Connection and security settings carry librdkafka's names and are given once; the group's own client translates them.
+
+Invariant: a `Config` is complete and consistent; nothing below asks for a default again.
+Turned down: an object with a class per client (a user copies dotted names from Kafka's documentation).
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.graph.optimizing import parse_optimization
+from coopstreams.topology.keys import GROUPS
+from coopstreams.topology.stores import store_type_of
+
+AT_LEAST_ONCE = "at_least_once"
+EXACTLY_ONCE = "exactly_once_v2"
+HANDLERS = ("fail", "continue", "dead-letter")
+
+
+def integer(low: int, high: int | None = None) -> Callable[[Any], int]:
+    """Return the reader of a whole number; a reader raises ValueError with what the value must be."""
+
+    def read(value: Any) -> int:
+        try:
+            number = int(value) if isinstance(value, int | str) and not isinstance(value, bool) else None
+        except ValueError:
+            number = None
+        if number is None or number < low or (high is not None and number > high):
+            raise ValueError(f"a whole number of at least {low}" + (f" and at most {high}" if high is not None else ""))
+        return number
+
+    return read
+
+
+def one_of(*words: str) -> Callable[[Any], str]:
+    """Return the reader of one of these words."""
+
+    def read(value: Any) -> str:
+        if value not in words:
+            raise ValueError("one of " + ", ".join(words))
+        return str(value)
+
+    return read
+
+
+def boolean(value: Any) -> bool:
+    """Return what `true` or `false` stands for."""
+    if str(value).lower() not in ("true", "false"):
+        raise ValueError("true or false")
+    return str(value).lower() == "true"
+
+
+def text(value: Any) -> str:
+    """Return a text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise ValueError("a text that is not empty")
+    return value
+
+
+def _optimization(value: Any) -> str:
+    parse_optimization(str(value))
+    return str(value)
+
+
+def _listen(value: Any) -> str:
+    if value and (":" not in str(value) or not str(value).rpartition(":")[2].isdigit()):
+        raise ValueError("HOST:PORT (port 0 takes a free one), or an empty text for no server")
+    return str(value or "")
+
+
+SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
+    "bootstrap.servers": (text, None, "The Kafka brokers, HOST:PORT separated by commas."),
+    "application.id": (
+        text,
+        None,
+        "The consumer group and the prefix of internal topics; the topology says it. If it is set, too, it must be the same.",
+    ),
+    "state.dir": (text, "coopstreams-state", "Folder of the local state, one sub-folder an application and instance."),
+    "snapshots.dir": (text, None, "Folder or URL of published snapshots: state that is not in `state.dir` comes from there, not from changelogs."),
+    "instance": (integer(0), 0, "Number of this process among those that share `state.dir` on this host."),
+    "default.dsl.store": (
+        store_type_of,
+        "rocksDB",
+        "The engine of stores that name none: `rocksDB`; `in_memory`, restored from the changelogs at every start; "
+        "or `package.module:Class`, an engine of yours.",
+    ),
+    "num.stream.threads": (
+        integer(1, 64),
+        1,
+        "Threads that run tasks in one process: for functions that wait. Processes are for functions that compute.",
+    ),
+    "ranges.per.partition": (integer(1, GROUPS), 1, "Least number of key ranges a partition is split into; more when threads outnumber partitions."),
+    "processing.guarantee": (one_of(AT_LEAST_ONCE, EXACTLY_ONCE), AT_LEAST_ONCE, "at_least_once or exactly_once_v2."),
+    "commit.interval.ms": (
+        integer(1),
+        None,
+        "Time between commits. Default 100 under exactly_once_v2, else 1000. State, outputs and queries move with commits.",
+    ),
+    "statestore.cache.max.bytes": (integer(0), 64 << 20, "Record cache of one process. 0: every update of a table is forwarded by itself."),
+    "max.bytes.key.range.cache": (integer(1 << 20), 209_715_200, "Bound on records fetched but not yet processed, per process."),
+    "auto.offset.reset": (one_of("earliest", "latest"), "earliest", "Where a group without a committed offset begins."),
+    "max.task.idle.ms": (
+        integer(-1),
+        0,
+        "How long a task with several sources waits for new records of one that it has read to the end. 0: only for what the broker has; -1: not at all.",
+    ),
+    "metadata.max.age.ms": (integer(100), 300_000, "Time between checks for new topics that match a pattern of the topology."),
+    "ensure.explicit.internal.resource.naming": (boolean, False, "Refuse to start when an internal topic has a generated name."),
+    "topology.optimization": (
+        _optimization,
+        "none",
+        "`none`, `all`, or a list of `reuse.ktable.source.topics`, `single.store.self.join`, `merge.repartition.topics` (always done).",
+    ),
+    "topology.change.accepted": (
+        text,
+        None,
+        "The word that a start was refused with because a new version of the topology loses or mixes state: this change may.",
+    ),
+    "replication.factor": (integer(-1), -1, "Replicas of internal topics; -1: the broker's default."),
+    "session.timeout.ms": (integer(1000), 10_000, "A process that sends no heartbeat for so long is removed from the group."),
+    "heartbeat.interval.ms": (integer(50), 400, "Time between heartbeats; sets how fast a rebalance goes."),
+    "max.poll.interval.ms": (integer(1000), 300_000, "A stream thread that makes no progress for so long takes its process out of the group."),
+    "transaction.timeout.ms": (integer(1000), 15_000, "The broker aborts a transaction that is open for longer."),
+    "deserialization.exception.handler": (one_of(*HANDLERS), "fail", "For records whose bytes do not parse."),
+    "processing.exception.handler": (one_of(*HANDLERS), "fail", "For records on which a function of the topology raises."),
+    "production.exception.handler": (one_of(*HANDLERS), "fail", "For results that cannot be serialised, or that Kafka refuses."),
+    "errors.dead.letter.queue.topic.name": (text, None, "Where `dead-letter` puts records, with headers that say why."),
+    "http.listen": (_listen, "127.0.0.1:0", "HOST:PORT of the query server; port 0 takes a free one; empty: none."),
+    "application.server": (text, None, "HOST:PORT under which other instances reach the query server. Default: where it listens."),
+    "repartition.purge.interval.ms": (integer(1000), 30_000, "Time between deletions of repartition records that are done."),
+    "connect.timeout.ms": (integer(1000), 60_000, "How long to look for the brokers at start before giving up."),
+}
+"""Every setting of ours: how it is read, its default, what it means."""
+
+_PASSED_ON = (
+    "security.",
+    "sasl.",
+    "ssl.",
+    "enable.ssl.",
+    "consumer.",
+    "producer.",
+    "admin.",
+    "socket.",
+    "client.",
+    "broker.",
+    "metadata.",
+    "topic.metadata.",
+    "reconnect.",
+)
+"""Prefixes of librdkafka's connection settings, and of settings for one client only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Checked settings. `values` has every name of `SETTINGS`; `client` what goes to the Kafka clients, in librdkafka's names."""
+
+    values: Mapping[str, Any]
+    client: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    @property
+    def exactly_once(self) -> bool:
+        """Whether each record counts once in outputs and state, else at least once."""
+        return bool(self.values["processing.guarantee"] == EXACTLY_ONCE)
+
+    @property
+    def commit_interval_s(self) -> float:
+        """Seconds between commits."""
+        return float(self.values["commit.interval.ms"]) / 1000
+
+    @staticmethod
+    def of(settings: Config | Mapping[str, Any], application_id: str | None = None) -> Config:
+        """Return the checked settings, with defaults for what is not said; `application_id` is the topology's.
+
+        Raises:
+            ConfigError: a name is unknown (the nearest one is named), a value cannot be, or two contradict each other.
+        """
+        if isinstance(settings, Config):
+            _check_application(settings["application.id"], application_id)
+            return settings
+        values = {name: default for name, (_, default, _) in SETTINGS.items()}
+        client: dict[str, Any] = {}
+        for name, value in settings.items():
+            if name in SETTINGS:
+                values[name] = _read(name, value)
+            elif name.startswith(_PASSED_ON):
+                client[name] = value
+            else:
+                raise ConfigError(f'unknown setting "{name}"{_nearest(name)}. Settings of one client carry its prefix: consumer., producer., admin.')
+        if values["bootstrap.servers"] is None:
+            raise ConfigError("bootstrap.servers is not set: say where Kafka is (--bootstrap-servers HOST:PORT), or start one with `coopstreams dev`")
+        client["bootstrap.servers"] = values["bootstrap.servers"]
+        _check_application(values["application.id"], application_id)
+        values["application.id"] = values["application.id"] or application_id
+        _check_together(values)
+        if values["commit.interval.ms"] is None:
+            values["commit.interval.ms"] = 100 if values["processing.guarantee"] == EXACTLY_ONCE else 1000
+        return Config(values, client)
+
+
+def check_heartbeat(values: Mapping[str, Any]) -> None:
+    """Do nothing if a heartbeat may be lost.
+
+    Raises:
+        ConfigError: heartbeats are too rare for the session.
+    """
+    if values["heartbeat.interval.ms"] * 3 > values["session.timeout.ms"]:
+        raise ConfigError("heartbeat.interval.ms must be at most a third of session.timeout.ms, or one lost heartbeat costs the membership")
+
+
+def _check_application(given: str | None, of_topology: str | None) -> None:
+    """Do nothing if there is one application id: the topology's is in the names of its internal topics already."""
+    if given is not None and of_topology is not None and given != of_topology:
+        raise ConfigError(
+            f'application.id is "{given}", but the topology was built as "{of_topology}", and its internal topics are named so. '
+            f'Leave the setting out, or build the topology with StreamsBuilder("{given}")'
+        )
+
+
+def _check_together(values: Mapping[str, Any]) -> None:
+    check_heartbeat(values)
+    handlers = [f"{phase}.exception.handler" for phase in ("deserialization", "processing", "production")]
+    if any(values[h] == "dead-letter" for h in handlers) and values["errors.dead.letter.queue.topic.name"] is None:
+        raise ConfigError("a handler says dead-letter, but errors.dead.letter.queue.topic.name is not set: name the topic")
+    interval = values["commit.interval.ms"]
+    if values["processing.guarantee"] == EXACTLY_ONCE and interval is not None and interval * 2 > values["transaction.timeout.ms"]:
+        raise ConfigError(
+            "commit.interval.ms must be at most half of transaction.timeout.ms, or the broker aborts transactions that are still wanted"
+        )
+
+
+def _read(name: str, value: Any) -> Any:
+    try:
+        return SETTINGS[name][0](value)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{name} = {value!r}: must be {error}") from None
+
+
+def _nearest(name: str) -> str:
+    near = difflib.get_close_matches(name, SETTINGS, 1)
+    return f'; did you mean "{near[0]}"?' if near else ""
+
+
+def settings_of(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a TOML file, the environment (`COOPSTREAMS_…`) and flags, the later winning.
+
+    Shape: TOML tables nest into dotted names: `[commit] interval.ms = 100` is `commit.interval.ms`.
+
+    Raises:
+        ConfigError: the file is missing or not TOML; says where.
+    """
+    settings: dict[str, Any] = {}
+    if file is not None:
+        try:
+            settings |= _flat(tomllib.loads(file.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise ConfigError(f"cannot read the configuration file {file}: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{file} is not TOML: {error}") from error
+    prefix = "COOPSTREAMS_"
+    reserved = {"COOPSTREAMS_CACHE", "COOPSTREAMS_NATIVE"}
+    settings |= {
+        name.removeprefix(prefix).lower().replace("_", "."): value
+        for name, value in environment.items()
+        if name.startswith(prefix) and name not in reserved
+    }
+    return settings | {name: value for name, value in flags.items() if value is not None}
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            out |= _flat(value, f"{prefix}{name}.")
+        else:
+            out[prefix + name] = value
+    return out

@@ -1,0 +1,84 @@
+"""The demo's look at the application from outside: how far it is, and its answers, over HTTP; where the topics end, from the brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from coopstreams.demo.answers import Answers, Delay
+from coopstreams.demo.progress import Part, Positions, owned
+from coopstreams.log.log import Log
+from coopstreams.query.client import QueryClient
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import DevError, QueryError
+
+STUCK_S = 90.0
+PAGE = 5000
+
+STAGES = {0: "delays by aircraft", 1: "delays by carrier, hour"}
+"""The sub-topologies of the example, in the order of the way."""
+SOURCES = {0: ("flights", "planes"), 1: ("flights-by-carrier-repartition", "airlines")}
+"""The topics that each of them reads; the first one's records are counted."""
+
+
+@dataclass(slots=True)
+class Run:
+    """What is known of the application while it processes. `total`: records to process, by stage."""
+
+    log: Log
+    total: dict[int, int]
+    parts: dict[str, list[Part]] = field(default_factory=dict)
+    """What each process has, by its url."""
+    finished: set[int] = field(default_factory=set)
+    _positions: Positions = field(default_factory=Positions)
+    _moved: tuple[float, float] | None = None
+
+    def look(self, queries: QueryClient, now: float) -> None:
+        """Ask how far everybody is.
+
+        Raises:
+            DevError: nothing has moved for 90 s.
+        """
+        try:
+            report = queries.status()
+        except QueryError:
+            pass  # it is starting
+        else:
+            self._positions.take(report)
+            self.parts = owned(report)
+            self._finish()
+        if self._moved is None or self.fraction != self._moved[0]:
+            self._moved = self.fraction, now
+        elif now - self._moved[1] > STUCK_S:
+            raise DevError(f"at {self.fraction:.0%} nothing has moved for {STUCK_S:.0f} s; the logs of the processes say more")
+
+    @property
+    def done(self) -> dict[int, float]:
+        """Records processed and committed, by stage."""
+        return {number: self._done(number, total) for number, total in self.total.items()}
+
+    @property
+    def fraction(self) -> float:
+        """How much of all the work is done."""
+        return sum(self.done.values()) / sum(self.total.values())
+
+    def _done(self, number: int, total: int) -> float:
+        return total if number in self.finished else min(total, self._positions.records(number, SOURCES[number][0]))
+
+    def _finish(self) -> None:
+        """Note the stages that are done. The topics of one have their last end only when the one before is done, and are asked then."""
+        for number, topics in SOURCES.items():
+            if number not in self.finished:
+                if not self._positions.done(number, {topic: self.log.end_offset(TopicPartition(topic, 0)) for topic in topics}):
+                    return
+                self.finished.add(number)
+
+
+def fetch(url: str, carriers: Iterable[str]) -> Answers:
+    """Return everything that the application answers: all aircraft as one range, the hour windows carrier by carrier."""
+    with QueryClient(url) as queries:
+        by_aircraft = {entry.key: Delay.of(entry.value) for entry in queries.range("delays-by-aircraft", page=PAGE)}
+        by_hour = {
+            (carrier, window.start): Delay.of(window.value) for carrier in carriers for window in queries.windows("delays-by-carrier", carrier)
+        }
+    return Answers(by_aircraft, by_hour)

@@ -1,0 +1,190 @@
+"""`CoopStreams`: one running instance of an application, started by `coopstreams run` or by a program of the user's."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Mapping
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from coopstreams.common.config import Config
+from coopstreams.common.interrupts import listening
+from coopstreams.instance.instance import Instance
+from coopstreams.instance.parts import Parts
+from coopstreams.instance.serving import Serving
+from coopstreams.query import reports
+from coopstreams.query.extra import need_http
+from coopstreams.query.server import QueryServer
+from coopstreams.tasks.lifecycle import Lifecycle, RestoreListener, StateListener, StreamsState, UncaughtExceptionHandler
+from coopstreams.topology.errors import CoopStreamsError
+from coopstreams.topology.graph.nodes import Topology
+
+log = logging.getLogger(__name__)
+
+
+class CoopStreams:
+    """One instance of an application: a process of the group, with its tasks, state and query server.
+
+    `run()` blocks until `stop()`, Ctrl-C or SIGTERM; as a context manager it runs on a thread of its own, which suits notebooks and tests.
+
+    Raises (`run`):
+        ConfigError, TopologyError: found before anything is contacted, or when the topics do not fit the topology.
+        LogError: Kafka cannot be reached, or refused something.
+        ProcessingError: a record failed and its handler says `fail`.
+    """
+
+    def __init__(self, topology: Topology, config: Config | Mapping[str, Any]) -> None:
+        self.topology = topology
+        self.config = Config.of(config, topology.application_id)
+        self.url: str | None = None
+        """Where this instance answers queries; None before it runs, or without a server."""
+        self.details: dict[str, str | int | float] = {}
+        """Further entries of this instance in `/v1/status`."""
+        self._instance: Instance | None = None
+        self._serving: Serving | None = None
+        self._stopped = threading.Event()
+        self._ended = threading.Event()
+        self._started = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._lifecycle = Lifecycle()
+
+    @property
+    def state(self) -> StreamsState:
+        """What this instance is doing. Any thread."""
+        return self._lifecycle.state
+
+    def set_state_listener(self, listener: StateListener) -> None:
+        """Call `listener(new, old)` at each change of `state`, on the thread that changes it.
+
+        Raises:
+            ConfigError: the instance has run already. Set listeners before `run`.
+        """
+        self._lifecycle.check_created()
+        self._lifecycle.state_listener = listener
+
+    def set_restore_listener(self, listener: RestoreListener) -> None:
+        """Call the methods of `listener` while stores are restored, on the threads that restore them.
+
+        Raises:
+            ConfigError: the instance has run already. Set listeners before `run`.
+        """
+        self._lifecycle.check_created()
+        self._lifecycle.restore_listener = listener
+
+    def set_uncaught_exception_handler(self, handler: UncaughtExceptionHandler) -> None:
+        """Call `handler(error)` when an error ends a stream thread; its answer says what ends with it.
+
+        `replace-thread`: nothing else; its tasks go on from their last commit on another thread. `shutdown-client` (the default): this
+        instance. `shutdown-application`: all instances.
+
+        Raises:
+            ConfigError: the instance has run already. Set the handler before `run`.
+        """
+        self._lifecycle.check_created()
+        self._lifecycle.handler = handler
+
+    def run(self) -> None:
+        """Run until `stop`, Ctrl-C or SIGTERM; then drain, commit and leave the group."""
+        before = _on_signals(self.stop)
+        try:
+            self._run()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def stop(self) -> bool:
+        """Ask the instance to drain and end; return at once. Any thread, and before `run` too.
+
+        Shape: True if it has begun to join the group, so that `run` has something to drain before it returns.
+        """
+        self._stopped.set()
+        instance = self._instance
+        return instance is not None and instance.stop()
+
+    def status(self) -> dict[str, Any] | None:
+        """Return what this instance is doing, as `/v1/status` says it of each; None before it runs. Any thread."""
+        serving = self._serving
+        return None if serving is None else reports.instance_status(serving.placement(), self.url, serving.status())
+
+    def __enter__(self) -> Self:
+        self._thread = threading.Thread(target=self._run_quietly, name=f"coopstreams-{self.config['application.id']}", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if self._error is not None:
+            raise self._error
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None and error is None:
+            raise self._error
+
+    def _run_quietly(self) -> None:
+        try:
+            self._run()
+        except BaseException as error:  # noqa: BLE001 raised again by the thread that uses the context manager
+            self._error = error
+        finally:
+            self._started.set()
+
+    def _run(self) -> None:
+        try:
+            self._lifecycle.to(StreamsState.REBALANCING)
+            self._run_parts()
+        except BaseException:
+            self._lifecycle.to(StreamsState.ERROR)
+            raise
+        self._lifecycle.to(StreamsState.NOT_RUNNING)
+
+    def _run_parts(self) -> None:
+        try:
+            self._run_instance()
+        except CoopStreamsError as error:
+            if not self._stopped.is_set() or (self._instance is not None and self._instance.begun):
+                raise
+            log.info("it was asked to end while it started, and would have failed: %s", error)
+
+    def _run_instance(self) -> None:
+        if self.config["http.listen"]:
+            need_http("the query server", ', or turn it off with http.listen=""')
+        with Parts.build(self.topology, self.config) as parts:
+            instance = self._instance = Instance(parts, self._lifecycle)
+            self._serving = Serving(instance, self.details)
+            server = self._serve(instance, self._serving)
+            self._started.set()
+            try:
+                if not self._stopped.is_set():
+                    instance.run()
+            finally:
+                if server is not None:
+                    server.stop()
+
+    def _serve(self, instance: Instance, serving: Serving) -> QueryServer | None:
+        """Answer queries from before the group knows of this instance until after it has left."""
+        if not self.config["http.listen"]:
+            return None
+        server = QueryServer(self.config["http.listen"], self.config["application.server"])
+        self.url = instance.url = server.url
+        server.start(serving, instance.parts.metrics)
+        log.info("queries are answered at %s", server.url)
+        return server
+
+
+def _on_signals(stop: Any) -> dict[int, Any]:
+    """Let Ctrl-C and SIGTERM stop; return the handlers from before.
+
+    Off the main thread signals cannot be had, and belong to somebody else; in `coopstreams run` they are heard already.
+    """
+    if threading.current_thread() is not threading.main_thread() or listening():
+        return {}
+
+    def handle(number: int, _: FrameType | None) -> None:
+        log.info("%s: draining", signal.Signals(number).name)
+        stop()
+
+    return {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}

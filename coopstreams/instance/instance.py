@@ -1,0 +1,362 @@
+"""An instance: one process, one member of the group, and its control thread.
+
+    reader -> dispatch -> stream threads (tasks, commits)          this file decides who opens and closes
+    group member ----^        ^---- opener (barrier, positions, restore)
+
+The control thread owns the reader and the roster; everybody else sends it events. It never blocks for longer than one fetch.
+
+Invariant: a task reaches a stream thread only through the opener, and the group hears `released` only after `Closed`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from contextlib import suppress
+
+from coopstreams.common.backoff import BackOff
+from coopstreams.common.host import Empty, Inbox
+from coopstreams.group.holdings import Assigned, Lost, Refused
+from coopstreams.instance.dispatch import Dispatcher
+from coopstreams.instance.parts import Parts
+from coopstreams.instance.roster import Action, Do, Roster, State
+from coopstreams.tasks.doubt import Doubts
+from coopstreams.tasks.events import Aborted, Cancelled, Closed, Event, Failed, Matched, Opened, Stopping
+from coopstreams.tasks.lifecycle import Lifecycle, Response, StreamsState
+from coopstreams.tasks.task import Incarnation, Task
+from coopstreams.tasks.thread import StreamThread
+from coopstreams.topology.errors import ApplicationStoppedError, CoopStreamsError
+from coopstreams.topology.task_id import TaskId
+
+log = logging.getLogger(__name__)
+
+WAIT_S = 1.0
+"""Longest time the control thread waits for records; whatever is put into its inbox ends that."""
+DOUBT_S = 0.05
+"""How often it looks whether the group has confirmed this process, while an error is in doubt."""
+ENDING_CHARACTERS = 500
+"""How much of an error all members of the group are told: the broker bounds what a group says."""
+
+
+class Instance:
+    """The control thread of a process, as an object: `run` until `stop`."""
+
+    def __init__(self, parts: Parts, lifecycle: Lifecycle) -> None:
+        self.parts = parts
+        self._host = parts.host
+        self._lifecycle = lifecycle
+        self._ending = ""
+        """Why all instances are to stop, as the others are told."""
+        self._inbox: Inbox[Event] = self._host.inbox()
+        self.roster = Roster()
+        self.tasks: dict[TaskId, Task] = {}
+        self._homes: dict[TaskId, StreamThread] = {}
+        self._opened: dict[TaskId, Incarnation] = {}
+        self._assigned: Assigned | None = None
+        self._stop = self._host.signal()
+        self.begun = False
+        """Whether it has asked, or is about to ask, to join the group: from then on an end takes a drain."""
+        self.url: str | None = None
+        """Where this instance answers queries; to be set before `run`, so that the group learns it."""
+        self.began = self._host.now()
+        self.member = parts.member(self._tell, self._alive, lambda: self.url, lambda: self._ending)
+        self._doubts = Doubts()
+        self._back_off = BackOff()
+        self._resting: dict[int, tuple[float, str]] = {}
+        """Until when the successor of a stream thread rests, and of what that one has died."""
+        self._threads = [parts.thread(number, self.member, self._tell) for number in range(parts.config["num.stream.threads"])]
+        self.opener = parts.opener(self.member, self._tell, self._follower_moved, lifecycle.restore_listener)
+        most_bytes = parts.config["max.bytes.key.range.cache"]
+        self._dispatcher = Dispatcher(parts.log.reader(), parts.timestamp_of, parts.clocks_of, most_bytes, parts.metrics)
+        self._subscription = parts.subscription(self._tell)
+        self._watcher = parts.watcher(self.roster, self.tasks, self._tell)
+        self.watch = self._watcher.watch
+
+    def run(self) -> None:
+        """Be a member of the group until `stop`; then drain, commit, leave.
+
+        Raises:
+            ProcessingError: a record failed and the handler says `fail`.
+            CoopStreamsError: something that does not heal by itself; says what and where.
+        """
+        self.parts.globals.load(self._stop.is_set)
+        self.begun = True
+        if self._stop.is_set():  # after `begun`: either this thread sees that it is to stop, or `stop` says that there is something to drain
+            return
+        self.parts.globals.follow(lambda error: self._tell(Failed(error, "global tables")))
+        self.opener.start()
+        for thread in self._threads:
+            thread.start()
+        self.member.start()
+        self._watcher.start()
+        self._subscription.start()
+        failure: Failed | None = None
+        response: Response | None = None
+        try:
+            while not self._stop.is_set() and failure is None:
+                failure = self._turn()
+                if failure is not None:
+                    response = self._lifecycle.response(failure)
+                    if response == "replace-thread":
+                        self._replace(failure)
+                        failure = None
+            self._lifecycle.to(StreamsState.PENDING_SHUTDOWN if failure is None else StreamsState.PENDING_ERROR)
+            if failure is not None and response == "shutdown-application":
+                self._end_application(failure.error)
+        finally:
+            self._close(clean=failure is None)
+        failure = failure or self._failed_at_last()
+        if failure is not None:
+            raise failure.error
+
+    def stop(self) -> bool:
+        """Ask for the end; return whether there is anything to drain. Any thread, signal handlers too."""
+        self._stop.set()
+        self._tell(Stopping())
+        return self.begun
+
+    def doubts(self) -> list[str]:
+        """Return a sentence for each error that is held until the group has confirmed this member. Any thread."""
+        return [f"{held.failure.where}: {held.failure.error}" for held in self._doubts.held]
+
+    def resting(self) -> list[str]:
+        """Return a sentence for each stream thread that rests because the one before it has died. Any thread."""
+        now = self._host.now()
+        return [
+            f"stream thread {number} has died, and another goes on in {until - now:.1f} s: {why}"
+            for number, (until, why) in list(self._resting.items())
+            if until > now
+        ]
+
+    @property
+    def assigned(self) -> Assigned | None:
+        """The last assignment: the whole group's tasks and who has them. None before the first."""
+        return self._assigned
+
+    @property
+    def waits(self) -> str:
+        """Why the group gives this process no tasks for now; empty: it gives it its share."""
+        return "" if self._assigned is None else self._assigned.waits
+
+    def _turn(self) -> Failed | None:
+        """Handle what happened, then move records once; not while it is in doubt whose they are. Returns an error that counts."""
+        try:
+            block = not self._dispatcher or bool(self._doubts.held)
+            while True:
+                event = self._inbox.get(timeout=DOUBT_S if self._doubts.held else WAIT_S) if block else self._inbox.get_nowait()
+                block = False
+                failure = self._handle(event)
+                if failure is not None and not self._doubtful(failure):
+                    return failure
+                self._lifecycle.to(StreamsState.RUNNING if self._settled() else StreamsState.REBALANCING)
+        except Empty:
+            pass
+        if self._doubts.held:
+            return self._settle_doubts()
+        try:
+            if self._dispatcher:
+                self._dispatcher.move(WAIT_S)
+        except CoopStreamsError as error:
+            self._doubtful(Failed(error, "reader"))
+        return None
+
+    def _tell(self, event: Event) -> None:
+        """Have the control thread handle this next. Any thread, signal handlers too."""
+        self._inbox.put(event)
+        self._dispatcher.wake()
+
+    def _follower_moved(self) -> None:
+        """Have stream threads that have nothing to do look whether there is something to commit now."""
+        for thread in self._threads:
+            thread.look()
+
+    def _doubtful(self, failure: Failed) -> bool:
+        """Hold an error that a lost membership may explain, and ask the group; return whether it is such a one."""
+        if failure.thread is None and failure.where != "reader":
+            return False
+        held = self._doubts.hold(failure, self.member.ask())
+        level = logging.INFO if self.member.sure(held.epoch) else logging.WARNING
+        log.log(level, "%s: %s; the group is asked whether this process still is a member before that counts", failure.where, failure.error)
+        return True
+
+    def _settle_doubts(self) -> Failed | None:
+        """Return the first error that counts since the group has confirmed this member; go on after those that are void."""
+        counts, void = self._doubts.settle(self.member.confirmed)
+        for failure in void:
+            log.warning("%s: that was an error of tasks that this process does not have any more; it goes on", failure.where)
+            if failure.thread is not None:
+                self._replace(failure)
+        return counts
+
+    def _failed_at_last(self) -> Failed | None:
+        """Return what a stream thread failed of while it was asked to drain and end."""
+        if (doubtful := next((held.failure for held in self._doubts.held if held.failure.thread is not None), None)) is not None:
+            return doubtful
+        with suppress(Empty):
+            while True:
+                event = self._inbox.get_nowait()
+                if isinstance(event, Failed) and event.thread is not None:
+                    return event
+        return None
+
+    def _handle(self, event: Event) -> Failed | None:
+        match event:
+            case Failed(thread=thread):
+                if thread is not None:
+                    self.parts.metrics.thread_failed(thread)
+                return event
+            case Assigned():
+                self._say_why(event.waits)
+                self._assigned, self._doubts.epoch = event, event.epoch
+                if (ended := next((member.info for member in event.cluster.members if member.info.ending), None)) is not None:
+                    return Failed(ApplicationStoppedError(f"{ended.process} on {ended.host} has all instances stop: {ended.ending}"), "group")
+                self.parts.metrics.rebalanced(event.generation)
+                self.parts.directory.note_member(self.member.id)
+                self.opener.follow_generation(event)
+                self._do(self.roster.assigned(event.added, event.revoked))
+                if not all(self.parts.sources(task) for task in event.added):
+                    self._subscription.hurry()
+            case Matched(reading):
+                before, self.parts.reading = self.parts.reading, reading
+                self.member.subscribe(self.parts.subscribed, self.parts.source_topics)
+                self._do(self.roster.reopen(reading.changed(before)))
+            case Refused(error):
+                return Failed(error, "group")
+            case Lost(epoch):
+                self._doubts.epoch = epoch
+                log.warning("the group went on without this process; what was not committed is done again")
+                self._do(self.roster.lost())
+            case Opened(incarnation):
+                self._opened[incarnation.id] = incarnation
+                self._do(self.roster.opened(incarnation.id))
+            case Closed(task) if self.tasks.get(task.id) is task:
+                self._forget([task])
+                self._do(self.roster.closed(task.id))
+            case Aborted(tasks):
+                mine = [task for task in tasks if self.tasks.get(task.id) is task]
+                self._forget(mine)
+                self._subscription.hurry()
+                self._do(self.roster.aborted([task.id for task in mine]))
+            case Cancelled(task_id):
+                self.parts.metrics.task_closed(task_id)
+                self._do(self.roster.closed(task_id))
+            case _:
+                pass  # a task of an earlier incarnation: it was already given up
+        return None
+
+    def _say_why(self, waits: str) -> None:
+        """Log that this process is given no tasks from now on, and why; or that it is again."""
+        waited = self.waits
+        if waits and not waited:
+            log.warning("this process gets no tasks: %s. If it is no new version of the same program, give it an application.id of its own", waits)
+        elif waited and not waits:
+            log.info("the group runs the version of this process now")
+
+    def _settled(self) -> bool:
+        """Whether this is a member of the group, with every task open that it was given; and is not kept waiting."""
+        return self._assigned is not None and not self.waits and all(state is State.RUNNING for state in self.roster.states.values())
+
+    def _replace(self, failure: Failed) -> None:
+        """Let a new stream thread go on in place of one that has died; its tasks are opened again from the log."""
+        assert failure.thread is not None
+        dead = self._threads[failure.thread]
+        now = self._host.now()
+        rests_s = self._back_off.died(now)
+        self._resting[failure.thread] = now + rests_s, f"{type(failure.error).__name__}: {failure.error}"
+        log.error("%s has died; another takes its place in %g s", failure.where, rests_s, exc_info=failure.error)
+        successor = self._threads[failure.thread] = dead.successor(rests_s)
+        successor.start()
+        tasks = [task for id_, task in self.tasks.items() if self._homes[id_] is dead]
+        for task in tasks:
+            task.discard()  # the dead thread has not, where it was never told of it
+        self._forget(tasks)
+        self._do(self.roster.aborted([task.id for task in tasks]))
+
+    def _end_application(self, error: BaseException) -> None:
+        """Have every instance stop: what this one says of itself reaches all with the next assignment."""
+        self._ending = f"{type(error).__name__}: {error}"[:ENDING_CHARACTERS]
+        give_up = self._host.now() + self.parts.config["session.timeout.ms"] / 1000
+        self.member.rejoin()
+        while (left := give_up - self._host.now()) > 0:
+            try:
+                event = self._inbox.get(timeout=left)
+            except Empty:
+                break
+            if isinstance(event, Assigned) and any(member.info.ending for member in event.cluster.members):
+                return
+        log.error("the other instances could not be told to stop; they go on")
+
+    def _do(self, actions: Iterable[Action]) -> None:
+        closing: dict[StreamThread, list[Task]] = {}
+        dirty = False
+        released: list[TaskId] = []
+        for action in actions:
+            match action.do:
+                case Do.OPEN:
+                    assert self._assigned is not None
+                    self.opener.open(action.task, self._assigned.epoch)
+                case Do.CANCEL:
+                    self.opener.cancel(action.task)
+                case Do.RUN:
+                    self._start(self._opened.pop(action.task))
+                case Do.DROP:
+                    del self._opened[action.task]
+                    self.parts.rooms.leave(action.task)
+                    self.parts.metrics.task_closed(action.task)
+                case Do.CLOSE | Do.CLOSE_DIRTY:
+                    dirty = action.do is Do.CLOSE_DIRTY
+                    task = self.tasks[action.task]
+                    self._dispatcher.close(task)
+                    closing.setdefault(self._homes[action.task], []).append(task)
+                case Do.RELEASE:
+                    self.parts.rooms.moved_away(action.task, self.roster.wanted)
+                    released.append(action.task)
+        for thread, tasks in closing.items():
+            thread.close(tuple(tasks), clean=not dirty)
+        if released:
+            assert self._assigned is not None
+            self.member.released(released, self._assigned.serial)
+
+    def _start(self, incarnation: Incarnation) -> None:
+        home = min(self._threads, key=lambda thread: (self._load(thread, incarnation.id.subtopology), thread.number))
+        task = self.parts.task(incarnation, home.committer)
+        self.tasks[task.id], self._homes[task.id] = task, home
+        home.open(task)
+        self._dispatcher.open(task, home)
+        log.info("task %s runs on thread %d", task.id, home.number)
+
+    def waiting_for(self, task: TaskId) -> str:
+        """Return what the stream thread of a task waits for, as the end of a sentence; empty if it does not, or nobody runs it. Any thread."""
+        home = self._homes.get(task)
+        waiting = None if home is None else home.committer.waiting
+        return "" if waiting is None else f"; its thread has waited {self._host.now() - waiting[1]:.0f} s for {waiting[0]}"
+
+    def _load(self, thread: StreamThread, subtopology: int) -> tuple[int, int]:
+        """Tasks of this sub-topology on a thread, then all its tasks: each stage spreads over all threads."""
+        mine = [task for task, home in self._homes.items() if home is thread]
+        return sum(task.subtopology == subtopology for task in mine), len(mine)
+
+    def _forget(self, tasks: Iterable[Task]) -> None:
+        for task in tasks:
+            self._dispatcher.close(task)
+            del self.tasks[task.id], self._homes[task.id]
+            self.parts.closed(task)
+
+    def _alive(self) -> bool:
+        """Whether every stream thread has moved lately; if not, the group gets its tasks (`max.poll.interval.ms`)."""
+        limit = self.parts.config["max.poll.interval.ms"] / 1000
+        return all(self._host.now() - thread.moved_at < limit for thread in self._threads)
+
+    def _close(self, *, clean: bool) -> None:
+        """Give up everything, in order: stop reading, commit, leave the group, close the state."""
+        if clean:
+            self._do(self.roster.stop())
+        deadline = self._host.now() + self.parts.config["transaction.timeout.ms"] / 1000
+        for thread in self._threads:
+            if not thread.stop(max(0.1, deadline - self._host.now())):
+                log.error("stream thread %d did not stop in time; what it has not committed is done again elsewhere", thread.number)
+        self._subscription.stop()
+        self._watcher.stop()
+        self.opener.stop()
+        self.member.close()
+        self._dispatcher.close_reader()

@@ -1,0 +1,337 @@
+"""What an instance is made of, put together once: cluster, topics, programs, state folder, metrics, and how they are wired.
+
+Invariant: whatever is opened here is closed here, in the opposite order.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache, partial
+from types import TracebackType
+from typing import Any, Self
+
+from coopstreams.commit.follower import Follower
+from coopstreams.commit.positions import Positions
+from coopstreams.common.config import SETTINGS, Config
+from coopstreams.common.host import Host
+from coopstreams.common.metrics import Metrics
+from coopstreams.group.joining import Timings
+from coopstreams.group.members import MemberInfo
+from coopstreams.group.membership import GroupMember
+from coopstreams.group.versions import assign_active
+from coopstreams.instance.deployed import Deployed
+from coopstreams.instance.roster import Roster
+from coopstreams.instance.subscription import Subscription
+from coopstreams.instance.watcher import Watcher
+from coopstreams.instance.wiring import KAFKA, Wiring
+from coopstreams.log.log import Log
+from coopstreams.opening.begun import Begun
+from coopstreams.opening.globals import Globals
+from coopstreams.opening.opener import Opener
+from coopstreams.opening.restoring import Restoring
+from coopstreams.opening.rooms import Rooms
+from coopstreams.state.directory import StateDirectory
+from coopstreams.state.engines import check_store_types
+from coopstreams.state.pickup import Snapshots
+from coopstreams.tasks.committer import Committer
+from coopstreams.tasks.events import Event
+from coopstreams.tasks.failures import handler
+from coopstreams.tasks.lifecycle import RestoreListener
+from coopstreams.tasks.outlasting import Outlasting
+from coopstreams.tasks.reading import Reading, as_it_runs, look_up
+from coopstreams.tasks.refusals import Refusals
+from coopstreams.tasks.repeats import Sayings
+from coopstreams.tasks.tally import Tallies, Tally
+from coopstreams.tasks.task import Incarnation, Task
+from coopstreams.tasks.thread import StreamThread
+from coopstreams.tasks.unpublished import check_published
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.compile.clocks import ClockColumns
+from coopstreams.topology.compile.program import Program, TimestampColumn
+from coopstreams.topology.errors import UnknownTopicError
+from coopstreams.topology.graph.nodes import Sink, SubTopology, Topology
+from coopstreams.topology.graph.partitions import ResolvedTopics
+from coopstreams.topology.naming import changelog_topic, internal_topic
+from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.task_id import TaskId
+
+log = logging.getLogger(__name__)
+
+WATCHING_S = 1.0
+"""How long the watcher waits for one answer."""
+
+
+@dataclass(slots=True)
+class Parts:
+    """The parts of one instance, and how the threads get theirs."""
+
+    wiring: Wiring
+    config: Config
+    built: Topology
+    """As the user built it: patterns without topics."""
+    log: Log
+    watching: Log
+    """The same cluster, for who only looks: never waits for long, and keeps nobody else waiting."""
+    reading: Reading
+    directory: StateDirectory
+    rooms: Rooms
+    metrics: Metrics
+    follower: Follower
+    globals: Globals
+    process: str
+    """Names one life of this process."""
+    refusals: Refusals
+    tallies: Tallies
+    sayings: Sayings
+    outlasting: Outlasting
+    deployed: Deployed
+    _closing: ExitStack
+
+    @staticmethod
+    def build(topology: Topology, config: Config, wiring: Wiring = KAFKA) -> Parts:
+        """Return the parts: brokers reached, topics checked and made, state folder locked.
+
+        Raises:
+            ConfigError: a store is to be in an engine that is not there; or a backfill waits to be published.
+            LogError: the brokers cannot be reached within `connect.timeout.ms`.
+            TopologyError, UnknownTopicError: the topics do not fit the topology, or what its last version has left does not.
+            StateLockedError: another process uses the state folder.
+        """
+        application, host = config["application.id"], wiring.host
+        with ExitStack() as closing:
+            check_store_types((spec for s in topology.subtopologies for spec in s.stores), config["default.dsl.store"])
+            directory = StateDirectory(config["state.dir"], application, config["instance"], store_type=config["default.dsl.store"])
+            closing.callback(directory.close)
+            cluster = wiring.cluster(_client(config), config["connect.timeout.ms"] / 1000)
+            closing.callback(cluster.close)
+            watching = wiring.cluster(_client(config), WATCHING_S)
+            closing.callback(watching.close)
+            deployed = Deployed(cluster, config, host)
+            deployed.check(as_it_runs(topology, cluster.partitions(), config))
+            reading = look_up(cluster, topology, config)
+            check_published(config, cluster.partitions(), reading.topics.partitions)
+            subtopologies = {subtopology.id: subtopology for subtopology in reading.topology.subtopologies}
+            process = f"{directory.process_id[:8]}-{host.unique()[:8]}"
+            tasks = sum(reading.topics.tasks) or 1
+            # Without a record cache updates go out one by one, but what was read or written lately is still kept.
+            buffer_bytes = config["statestore.cache.max.bytes"] or SETTINGS["statestore.cache.max.bytes"][1]
+            rooms = Rooms(directory, subtopologies, max(1 << 20, buffer_bytes // tasks))
+            follower = Follower(cluster, application, replication=config["replication.factor"])
+            follower.check_policy()
+            metrics = Metrics(application, process)
+            sayings, tallies = Sayings(host), Tallies(metrics)
+            closing.callback(sayings.close)
+            tables = Globals(cluster, topology.global_tables, reading.topics.partitions, config, tallies.failure, sayings, host)
+            closing.callback(tables.stop)
+            shared = Refusals(cluster, config, host), tallies, sayings, Outlasting.of(config), deployed
+            made = reading, directory, rooms, metrics, follower, tables, process
+            return Parts(wiring, config, topology, cluster, watching, *made, *shared, closing.pop_all())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._closing.close()
+
+    @property
+    def host(self) -> Host:
+        """The machine that this runs on."""
+        return self.wiring.host
+
+    @property
+    def application(self) -> str:
+        """The application id, which is also the group."""
+        return str(self.config["application.id"])
+
+    @property
+    def topology(self) -> Topology:
+        """The topology with the topics that it reads now."""
+        return self.reading.topology
+
+    @property
+    def topics(self) -> ResolvedTopics:
+        """The partition counts of everything."""
+        return self.reading.topics
+
+    @property
+    def programs(self) -> Mapping[int, Program]:
+        """The program of each sub-topology."""
+        return self.reading.programs
+
+    def timestamp_of(self, topic: str) -> TimestampColumn | None:
+        """Return the timestamp extractor of a source topic, for the reader."""
+        return next((program.timestamp_of[topic] for program in self.programs.values() if topic in program.timestamp_of), None)
+
+    def clocks_of(self, topic: str) -> ClockColumns | None:
+        """Return what the reader needs to tell tasks that share a partition the stream time of their operators."""
+        return next((program.clocks_of(topic) for program in self.programs.values() if topic in program.subtopology.topics), None)
+
+    def transactional_id(self, thread: int) -> str:
+        """Return the transactional id of a stream thread: the same after a restart on the same state folder."""
+        return f"{self.application}-{self.directory.process_id}-{thread}"
+
+    def changelog(self, store: StoreSpec) -> str:
+        """Return the changelog topic of a store."""
+        return internal_topic(self.application, changelog_topic(store.name))
+
+    def subtopology(self, number: int) -> SubTopology:
+        """Return a sub-topology by its number."""
+        return self.programs[number].subtopology
+
+    def member(
+        self, emit: Callable[[Event], None], alive: Callable[[], bool], endpoint: Callable[[], str | None], ending: Callable[[], str]
+    ) -> GroupMember:
+        """Return this process as a member of the group, not yet joined."""
+        threads = self.config["num.stream.threads"]
+        ids = tuple(self.transactional_id(number) for number in range(threads)) if self.config.exactly_once else ()
+
+        def info() -> MemberInfo:
+            return MemberInfo(self.process, self.host.called(), endpoint(), threads, ids, ending=ending(), topology=self.reading.announced)
+
+        deal = partial(assign_active, ranges=self.config["ranges.per.partition"])
+        timings = Timings(
+            session=self.config["session.timeout.ms"], heartbeat=self.config["heartbeat.interval.ms"], connect=self.config["connect.timeout.ms"]
+        )
+        # Who had the state folder before is dead, since this process has its lock. What that one has under way, brokers fence: under
+        # exactly-once. Without, the session time-out is what keeps it from the changelogs.
+        predecessor = self.directory.last_member if self.config.exactly_once else ""
+        return GroupMember(
+            self.wiring.coordinator(self.config.client),
+            self.application,
+            self.subscribed,
+            info,
+            deal,
+            emit,
+            alive,
+            predecessor=predecessor,
+            sources=self.source_topics,
+            timings=timings,
+            host=self.host,
+        )
+
+    def sources(self, task: TaskId) -> tuple[TopicPartition, ...]:
+        """Return the partitions a task reads; none, if this process has not seen its topics yet."""
+        return self.reading.sources(task)
+
+    @property
+    def subscribed(self) -> list[str]:
+        """All topics that the group commits offsets for. The commit topic is among them: the broker expires those of topics nobody subscribes to."""
+        read = {topic for topics in self.source_topics.values() for topic in topics}
+        return sorted({*self.topology.source_topics, *read, self.follower.partition.topic})
+
+    @property
+    def source_topics(self) -> dict[int, tuple[str, ...]]:
+        """The topics that each sub-topology reads."""
+        return {part.id: part.topics for part in self.topology.subtopologies}
+
+    def subscription(self, emit: Callable[[Event], None]) -> Subscription:
+        """Return the thread that looks for new topics, not yet started."""
+        return Subscription(self.log, self.built, self.config, self.reading, emit, self.host)
+
+    def thread(self, number: int, member: GroupMember, emit: Callable[[Event], None]) -> StreamThread:
+        """Return a stream thread, not yet started."""
+        committer = Committer(
+            number,
+            self.log,
+            member,
+            self.follower,
+            self.config,
+            self.transactional_id(number),
+            self.changelog,
+            self._written,
+            self.metrics,
+            self.refusals,
+            self.host,
+        )
+        return StreamThread(number, committer, emit, self.config.commit_interval_s, self.outlasting, host=self.host)
+
+    def _written(self) -> frozenset[str]:
+        """All topics that the application writes to."""
+        dead_letters = self.config["errors.dead.letter.queue.topic.name"]
+        internal = {plan.name for plan in self.topics.internal}
+        return frozenset({*self.topology.sink_topics, *internal, self.follower.partition.topic, *([dead_letters] if dead_letters else [])})
+
+    def opener(self, member: GroupMember, emit: Callable[[Event], None], moved: Callable[[], None], listener: RestoreListener) -> Opener:
+        """Return the thread that opens tasks, not yet started."""
+        begun = Begun(self.application, self.log, member, lambda: self.reading, self.changelog, lambda: self.deployed.begun)
+        reset = self.config["auto.offset.reset"]
+        positions = Positions(self.log, member, self.follower, self.sources, reset, self.transactional_id(0), begun=begun, host=self.host)
+        place = self.config["snapshots.dir"]
+        snapshots = Snapshots(place, self.application, self.directory.folder / "snapshots") if place else None
+        restoring = Restoring(self.log, self.changelog, snapshots, self.metrics, listener, self.host)
+        # The whole form: the id of another application may begin like ours.
+        form = re.compile(re.escape(self.application) + r"-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}-\d+")
+        return Opener(
+            member,
+            self.follower,
+            positions,
+            restoring,
+            self.rooms,
+            lambda name: form.fullmatch(name) is not None,
+            lambda dead: self.log.settle(dead, self._written()),
+            lambda: self.deployed.take_over(self.topology),
+            emit,
+            moved,
+            self.host,
+        )
+
+    def watcher(self, roster: Roster, tasks: dict[TaskId, Task], emit: Callable[[Event], None]) -> Watcher:
+        """Return the thread that measures lags and purges repartition topics, not yet started."""
+        purged = frozenset(node.topic for s in self.topology.subtopologies for node in s.nodes if isinstance(node, Sink) and node.internal)
+        purge_every_s = self.config["repartition.purge.interval.ms"] / 1000
+        rests_s = self.config.commit_interval_s + max(0, self.config["max.task.idle.ms"]) / 1000
+        looked_at = self.watching, self.metrics, self.tallies, self.sayings, roster, tasks
+        return Watcher(*looked_at, purged, purge_every_s, rests_s, emit, self.changelog, self.host)
+
+    def task(self, opened: Incarnation, dead_letter: Committer) -> Task:
+        """Return a task, ready to run on the thread of this committer."""
+        tally = Tally()
+        on_failure = handler(opened.id, self.config, tally.failure, dead_letter.dead_letter, self.sayings)
+        caching = self.config["statestore.cache.max.bytes"] > 0
+        return Task(
+            opened,
+            self.programs[opened.id.subtopology],
+            on_failure,
+            tally,
+            caching=caching,
+            latency=partial(self.metrics.latency, opened.id.subtopology),
+            partitions=cache(self._partitions),
+            max_idle_ms=self.config["max.task.idle.ms"],
+            global_tables=self.globals.rows,
+            host=self.host,
+        )
+
+    def _partitions(self, topic: str) -> int:
+        """Return how many partitions a topic has that the application writes to.
+
+        Raises:
+            UnknownTopicError: it does not exist.
+        """
+        count = self.log.partitions([topic]).get(topic)
+        if count is None:
+            raise UnknownTopicError(f'the application writes to "{topic}", which does not exist. Create it, and start anew.')
+        return count
+
+    def closed(self, task: Task) -> None:
+        """A task has ended here: let go of its database, forget its metrics."""
+        self.rooms.leave(task.id)
+        self.tallies.closed(task)
+        self.metrics.task_closed(task.id)
+
+
+def _client(config: Config) -> dict[str, Any]:
+    """Return the settings of the Kafka clients, with the time-outs that go with the group's."""
+    own = {
+        "producer.transaction.timeout.ms": config["transaction.timeout.ms"],
+        # Sooner than a flush gives up: else a topic that was deleted looks like a Kafka that is away, for ever.
+        "producer.topic.metadata.propagation.max.ms": min(10_000, config["transaction.timeout.ms"] // 3),
+    }
+    given = {name.removeprefix("producer.") for name in config.client}
+    if not config.exactly_once and not given & {"message.timeout.ms", "delivery.timeout.ms"}:
+        # A process that was stopped for longer has a successor, whose changelog records those that still wait here would cover.
+        own["producer.message.timeout.ms"] = config["session.timeout.ms"]
+    return {**own, **config.client}

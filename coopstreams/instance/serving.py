@@ -1,0 +1,207 @@
+"""What an instance shows of itself: the query server's `Backend` over the roster, the open tasks and the last assignment.
+
+Invariant: a view counts as owned only while its very task (this opening of it) runs here and the group has lately answered a
+heartbeat: a process that was stopped and wakes up owns nothing until it has heard from the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from coopstreams.group.versions import short
+from coopstreams.instance.instance import Instance
+from coopstreams.instance.roster import State
+from coopstreams.log.log import NO_STREAM_TIME
+from coopstreams.opening.opener import Waiting
+from coopstreams.query.backend import (
+    Health,
+    NotOpen,
+    OpenView,
+    PickUpStatus,
+    Placement,
+    Reason,
+    RestoreStatus,
+    SourceStatus,
+    Status,
+    StoreInfo,
+    TaskState,
+    TaskStatus,
+)
+from coopstreams.query.backend import Instance as Peer
+from coopstreams.query.catalog import stores_of
+from coopstreams.state.database import Database
+from coopstreams.state.views import GlobalView, StoreView
+from coopstreams.tasks.tally import dropped
+from coopstreams.tasks.task import Task
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.task_id import TaskId
+
+
+class TaskView:
+    """A store of a running task, pinned for one read."""
+
+    def __init__(self, serving: Serving, task: Task, spec: StoreSpec, lag: int | None) -> None:
+        self.task = task.id
+        self.epoch = task.progress.author.generation
+        self.lag = lag
+        self._serving = serving
+        self._opened = task
+        self._database: Database = serving.pin(task.id)
+        self.store = StoreView(self._database, spec, [task.id.range])
+
+    def stream_time(self, topic: str) -> int:
+        """Return how far stream time is in a topic of the task, for what was read before."""
+        source = TopicPartition(topic, self.task.partition)
+        return self._opened.progress.stream_time(source) if source in self._opened.sources else NO_STREAM_TIME
+
+    def owned(self) -> bool:
+        """Whether this opening of the task has been the owner all along."""
+        return self._serving.owns(self._opened)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._serving.unpin(self.task)
+
+
+class Serving:
+    """The `Backend` of one instance. Any thread."""
+
+    def __init__(self, instance: Instance, details: Mapping[str, str | int | float]) -> None:
+        self._instance = instance
+        self._details = details
+        self._parts = instance.parts
+        self._placement: tuple[object, Placement] = (None, Placement(-1, instance.parts.process, ()))
+        self._specs = {store.name: store for subtopology in instance.parts.topology.subtopologies for store in subtopology.stores}
+        self._stores: tuple[object, dict[str, StoreInfo]] = (None, {})
+
+    @property
+    def application(self) -> str:
+        """The application id."""
+        return self._parts.application
+
+    def stores(self) -> Mapping[str, StoreInfo]:
+        """Return every store of the topology."""
+        topology, topics = self._parts.topology, self._parts.topics
+        if self._stores[0] is not topics:
+            self._stores = (topics, stores_of(topology, topics.tasks, topics.partitions))
+        return self._stores[1]
+
+    def placement(self) -> Placement:
+        """Return who owns what by the last assignment."""
+        assigned = self._instance.assigned
+        if assigned is not None and self._placement[0] is not assigned:
+            # Tasks of another version of the topology are not those that this process knows by the same numbers.
+            members, foreign = assigned.cluster.members, bool(assigned.waits)
+            peers = tuple(Peer(member.info.process, member.info.endpoint, () if foreign else member.tasks) for member in members)
+            self._placement = (assigned, Placement(assigned.generation, self._parts.process, peers, assigned.waits))
+        return self._placement[1]
+
+    def view(self, store: str, partition: int, hash_: int) -> OpenView | NotOpen:
+        """Return an open view of the local task that holds this key hash, or why there is none."""
+        subtopology = self.stores()[store].subtopology
+        for task, state in list(self._instance.roster.states.items()):
+            if task.subtopology == subtopology and task.partition == partition and hash_ in task.range:
+                return self._open(store, task, state)
+        return NotOpen("not owned", f"this instance has no task for partition {partition} and key hash {hash_}", partition)
+
+    def views(self, store: str) -> Sequence[OpenView | NotOpen]:
+        """Return a view for each task of this instance that keeps a part of a store."""
+        subtopology = self.stores()[store].subtopology
+        return [self._open(store, task, state) for task, state in list(self._instance.roster.states.items()) if task.subtopology == subtopology]
+
+    def global_view(self, store: str) -> GlobalView | None:
+        """Return a global table of this instance; None while it is still being read."""
+        return GlobalView(self._parts.globals.rows[store]) if self._parts.globals.loaded else None
+
+    def health(self) -> Health:
+        """Return whether the instance is well, and why not."""
+        now = self._parts.host.now()
+        reasons = [Reason("no-progress", message, task) for task, message in self._instance.watch.stalled(now).items()]
+        live = not reasons
+        slow = [Reason("slow", message + self._instance.waiting_for(task), task) for task, message in self._instance.watch.slow(now).items()]
+        if self._instance.assigned is None or not self._instance.member.sure(self._instance.member.epoch):
+            reasons.append(Reason("not-a-member", self._instance.member.problem or "the group has not answered this process lately"))
+        reasons += [Reason("asking-the-group", message) for message in self._instance.doubts()]
+        if self._instance.waits:
+            reasons.append(Reason("another-version", self._instance.waits))
+        reasons += [Reason("changelog-made-anew", message, task) for task, message in self._instance.watch.made_anew.items()]
+        reasons += [Reason("resting", message) for message in self._instance.resting()]
+        if trouble := self._parts.follower.trouble:
+            reasons.append(Reason("unreadable-commit", trouble))
+        for task, state in list(self._instance.roster.states.items()):
+            if state is not State.RUNNING:
+                reasons.append(Reason(state.value, self._why(task, state), task))
+        return Health(live, not reasons, (*reasons, *slow))
+
+    def status(self) -> Status:
+        """Return what the instance is doing."""
+        states = dict(self._instance.roster.states)
+        settled = all(state is State.RUNNING for state in states.values())
+        running = "waiting" if self._instance.waits and not states else "running" if settled else "rebalancing"
+        state = "joining" if self._instance.assigned is None else running
+        tasks = tuple(self._task(task, states[task]) for task in sorted(states))
+        details = {**self._details, "version": short(tuple(part.fingerprint for part in self._parts.reading.announced))}
+        return Status(self.application, state, self.health(), tasks, self._parts.host.now() - self._instance.began, details)
+
+    def owns(self, task: Task) -> bool:
+        """Whether this very opening of a task runs here now."""
+        here = self._instance.tasks.get(task.id) is task and self._instance.roster.states.get(task.id) is State.RUNNING
+        return here and not task.closed and self._instance.member.sure(task.epoch)
+
+    def pin(self, task: TaskId) -> Database:
+        """Keep a task's database open until `unpin`."""
+        return self._parts.rooms.enter(task)
+
+    def unpin(self, task: TaskId) -> None:
+        """Let go of a database."""
+        self._parts.rooms.leave(task)
+
+    def _open(self, store: str, id_: TaskId, state: State) -> OpenView | NotOpen:
+        task = self._instance.tasks.get(id_)
+        if state is not State.RUNNING or task is None or not self.owns(task):
+            return self._not_open(id_, state)
+        sight = self._instance.watch.sights.get(id_)
+        return TaskView(self, task, self._specs[store], sight.lag if sight is not None else None)
+
+    def _not_open(self, task: TaskId, state: State) -> NotOpen:
+        range_: KeyRange = task.range
+        match state:
+            case State.CLOSING:
+                return NotOpen("closing", self._why(task, state), task.partition, range_)
+            case State.WAITING:
+                return NotOpen("waiting", self._why(task, state), task.partition, range_)
+            case _:
+                return NotOpen("restoring", self._why(task, state), task.partition, range_)
+
+    def _why(self, task: TaskId, state: State) -> str:
+        if state is State.OPENING:
+            return f"task {task} waits for {self._instance.opener.waits_for(task).why}"
+        return f"task {task} is {state.value}"
+
+    def _task(self, id_: TaskId, state: State) -> TaskStatus:
+        word: TaskState = {State.WAITING: "waiting", State.OPENING: "restoring", State.RUNNING: "running", State.CLOSING: "closing"}[state]  # type: ignore[assignment]
+        task, sight = self._instance.tasks.get(id_), self._instance.watch.sights.get(id_)
+        waits = self._instance.opener.waits_for(id_) if state is State.OPENING else Waiting("")
+        restore = tuple(RestoreStatus(r.store, r.read, r.remaining, r.rate, r.eta_s) for r in waits.restores)
+        pick_up = tuple(PickUpStatus(p.store, p.fetched_bytes, p.total_bytes, p.rate, p.eta_s) for p in waits.pick_ups)
+        if task is None:
+            return TaskStatus(id_, word, -1, restore=restore, pick_up=pick_up)
+        rate, ends = (sight.rate, sight.ends) if sight is not None else (0.0, {})
+        # Positions as of now; ends as of the last look, which asks the brokers.
+        sources = tuple(self._source(task, source, ends.get(source)) for source in task.sources)
+        status = TaskStatus(id_, word, task.progress.author.generation, task.processed, rate, sources, restore, pick_up)
+        behind_ms = None if status.stream_time is None else self._parts.host.wall_ms() - status.stream_time
+        tally = task.tally
+        return replace(status, written=dict(tally.written), dropped=dropped(task), dead_letters=tally.dead_letters, behind_ms=behind_ms)
+
+    @staticmethod
+    def _source(task: Task, source: TopicPartition, end: int | None) -> SourceStatus:
+        at, time = task.progress.durable(source), task.progress.stream_time(source)
+        return SourceStatus(source, at, at, end, None if time == NO_STREAM_TIME else time)

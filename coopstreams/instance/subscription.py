@@ -1,0 +1,98 @@
+"""The thread that looks which topics match a pattern, every `metadata.max.age.ms`. Without a pattern there is none.
+
+Each process looks for itself. One that has reason to think that it is behind looks at once, and again soon: it was given a task that it
+does not know (the leader of the group has seen a topic before it), or it could not commit (a topic may be gone).
+
+Invariant: a topic that is missing counts as gone after a while only: a broker that has just started may not know all.
+Turned down: the leader tells the members (a topic that is not known to the process yet cannot be read anyway).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from coopstreams.common.config import Config
+from coopstreams.common.host import SYSTEM, Host
+from coopstreams.log.log import Log
+from coopstreams.tasks.events import Event, Failed, Matched
+from coopstreams.tasks.reading import Reading, look_up
+from coopstreams.topology.errors import LogError, UnknownTopicError
+from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.patterns import has_patterns, matched, unmatched
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 0.5
+"""How soon to look again if there may be something new."""
+HURRY_S = 10.0
+"""For how long."""
+UNKNOWN_FOR_S = 3.0
+"""How long a topic may be unknown before it is gone."""
+
+
+class Subscription:
+    """Looks, and emits `Matched` for what is new."""
+
+    def __init__(self, cluster: Log, built: Topology, config: Config, reading: Reading, emit: Callable[[Event], None], host: Host = SYSTEM) -> None:
+        self._host = host
+        self._log, self._built, self._config, self._reading, self._emit = cluster, built, config, reading, emit
+        self._every_s = config["metadata.max.age.ms"] / 1000
+        self._wake = host.signal()
+        self._hurried_until = 0.0
+        self._missing: dict[str, float] = {}
+        """What is read and is not there, and since when."""
+        self._stopped = False
+        self._thread = host.thread(self._run, "subscription")
+
+    def start(self) -> None:
+        """Begin to look, if there is a pattern."""
+        if not has_patterns(self._built):
+            return
+        for pattern in unmatched(self._reading.topology):
+            log.warning('no topic matches "%s" yet: nothing is read by it until one is made; looking every %g s', pattern, self._every_s)
+        self._thread.start()
+
+    def hurry(self) -> None:
+        """Look at once, and often for a while. Any thread."""
+        self._hurried_until = self._host.now() + HURRY_S
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._stopped = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(10)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                hurried = self._host.now() < self._hurried_until
+                self._wake.wait(min(AGAIN_S, self._every_s) if hurried else self._every_s)
+                self._wake.clear()
+                if self._stopped:
+                    return
+                self._look()
+        except BaseException as error:  # whatever it is, the control thread must learn of it
+            log.debug("the subscription ends", exc_info=True)
+            self._emit(Failed(error, "subscription"))
+
+    def _look(self) -> None:
+        known = set(self._reading.topology.source_topics)
+        try:
+            there = set(matched(self._built, self._log.partitions()).source_topics)
+            now, new = self._host.now(), there - known
+            self._missing = {topic: self._missing.get(topic, now) for topic in known - there}
+            gone = {topic for topic, since in self._missing.items() if now - since >= UNKNOWN_FOR_S}
+            if self._missing:
+                self._hurried_until = now + HURRY_S
+            if not new and not gone:
+                return
+            reading = look_up(self._log, self._built, self._config, known - gone)
+        except (LogError, UnknownTopicError) as error:
+            log.warning("looking for topics: %s; trying again", error)
+            return
+        log.info("topics that match a pattern: %s are new, %s are gone", ", ".join(sorted(new)) or "none", ", ".join(sorted(gone)) or "none")
+        self._reading = reading
+        self._emit(Matched(reading))

@@ -1,0 +1,32 @@
+"""What an instance gets from outside: the machine it runs on, its cluster, and its group's coordinator.
+
+Everything else of an instance decides; these three act. A simulation brings its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from coopstreams.common.host import SYSTEM, Host
+from coopstreams.group.coordinator import connector
+from coopstreams.group.joining import Connector
+from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.log.log import Log
+
+Settings: TypeAlias = Mapping[str, Any]
+"""How to reach the brokers, in librdkafka's names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """How the outside is reached. Units: `cluster` is given the seconds for which brokers may be away before a question fails."""
+
+    host: Host
+    cluster: Callable[[Settings, float], Log]
+    coordinator: Callable[[Settings], Connector]
+
+
+KAFKA = Wiring(SYSTEM, lambda settings, timeout_s: KafkaLog(settings, timeout_s=timeout_s), connector)
+"""The operating system and a Kafka cluster."""

@@ -1,0 +1,345 @@
+"""A Kafka cluster as a `Log`: readers, writers, topics, offsets.
+
+Invariant: `end_offset` is asked each time, of the leader of the highest epoch that enough brokers know
+(`group.leadership`). Other offsets are asked for by a consumer that reads uncommitted records: a committed one is told
+the last stable offset instead, and `AdminClient.list_offsets` answers FENCED_LEADER_EPOCH for ever after a broker's
+restart (measured).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
+from confluent_kafka.cimpl import NewTopic
+
+from coopstreams.group.admin import connected
+from coopstreams.group.ends import Ends, Told
+from coopstreams.group.transactions import Transactions
+from coopstreams.log.kafka.errors import UNKNOWN, away, error_of, heals, translated, unknown_topic
+from coopstreams.log.kafka.patience import ATTEMPT_S, RETRY_S, Patience
+from coopstreams.log.kafka.reader import KafkaReader
+from coopstreams.log.kafka.settings import ClientErrors, client_settings, consumer_settings, make_client, producer_settings
+from coopstreams.log.kafka.writer import KafkaWriter
+from coopstreams.log.log import TopicSpec
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import GroupError, LogError, UnknownTopicError
+
+UNKNOWN_FOR_S = 3.0
+"""How long a topic may be unknown before it is an error: a new one may not be known everywhere yet."""
+LOOK_S = 1.0
+GLANCE_S = 3.0
+"""How long, at most, a leader may take to say where a partition ends, before it is asked who leads it now."""
+SILENT_S = 20.0
+"""A client that has had no answer for so long is replaced, when a question ran out of time."""
+NEW_FOR_S = 30.0
+"""How long a topic that was made here may be unknown to one of the brokers."""
+SOME = 3
+"""How many partitions are named of those that are asked about."""
+NO_ID = "A" * 22
+"""How the id of no topic is written: brokers answer with it if their cluster is set to a format without ids."""
+
+SETTLE_S = 3.0
+"""How long whoever opens tasks may wait for it."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Brokers:
+    """What asks single brokers, on one connection to each."""
+
+    transactions: Transactions
+    ends: Ends
+
+
+class KafkaLog:
+    """A Kafka cluster. Any thread. Nothing is contacted before the first question.
+
+    `settings`: librdkafka's names; see `kafka_settings` for prefixes and defaults. `timeout_s`: how long a broker may be away before
+    a question fails.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], *, timeout_s: float = 30.0) -> None:
+        self._settings = dict(settings)
+        producer_settings(self._settings, None)  # what is wrong is said now
+        self.timeout_s = timeout_s
+        """How long a broker may be away before a question fails; may be changed at any time."""
+        self._errors = ClientErrors()
+        self._lock = threading.Lock()
+        self._consumer = self._new_consumer()
+        self._admin = self._new_admin()
+        self._answered_at = time.monotonic()
+        self._made: set[str] = set()
+        self._made_until = 0.0
+        """Until when the topics that were made here may still be unknown to a broker: `time.monotonic()`."""
+        self._connecting = threading.Lock()
+        self._brokers: _Brokers | None = None
+        self._closed = False
+
+    def reader(self, *, committed_only: bool = True) -> KafkaReader:
+        """Return a reader of committed records only, or of all."""
+        return KafkaReader(self._settings, committed_only=committed_only)
+
+    def writer(self, transactional_id: str | None = None, written: Callable[[], Collection[str]] | None = None) -> KafkaWriter:
+        """Return a writer; a transactional one ends whatever transaction was open under its id, in the topics `written` also one that hangs."""
+        return KafkaWriter(self._settings, transactional_id, self.end_offset, self.timeout_s, self._take_transactions, written or self.partitions)
+
+    def settle(self, dead: Callable[[str], bool], written: Collection[str]) -> None:
+        """End what transactions of ids that nobody uses any more left open in these topics although they have ended."""
+        self._take_transactions().settle_dead(dead, written, SETTLE_S)
+
+    def partitions(self, topics: Sequence[str] | None = None) -> dict[str, int]:
+        """Return the partition count of each topic asked for (all: None) that exists."""
+        known = self._known()
+        # One broker may not know yet what another has made: who made a topic finds it from then on.
+        while time.monotonic() < self._made_until and not self._made <= known.keys():
+            time.sleep(RETRY_S)
+            known = self._known()
+        return known if topics is None else {name: known[name] for name in topics if name in known}
+
+    def create_topics(self, specs: Sequence[TopicSpec]) -> None:
+        """Create what does not exist yet, and wait until it is there."""
+        if not specs:
+            return
+        for spec in specs:
+            new = NewTopic(spec.name, spec.partitions, spec.replication, config=dict(spec.config))
+            self._request(AdminClient.create_topics, [new], f'creating topic "{spec.name}"', fine={KafkaError.TOPIC_ALREADY_EXISTS})
+        self._made |= {spec.name for spec in specs}
+        self._made_until = time.monotonic() + NEW_FOR_S
+        self.partitions()
+
+    def delete_topics(self, names: Sequence[str]) -> None:
+        """Delete these topics, and wait until they are gone."""
+        if not names:
+            return
+        self._made -= set(names)
+        for name in names:
+            self._request(AdminClient.delete_topics, [name], f'deleting topic "{name}"', fine=UNKNOWN)
+        deadline = time.monotonic() + self.timeout_s
+        while not self.partitions().keys().isdisjoint(names) and time.monotonic() < deadline:
+            time.sleep(RETRY_S)
+
+    def topic_config(self, topic: str) -> dict[str, str]:
+        """Return the topic's configuration, defaults of the broker included."""
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        entries = self._request(AdminClient.describe_configs, [resource], f'asking for the configuration of topic "{topic}"') or {}
+        return {name: entry.value for name, entry in entries.items() if entry.value is not None}
+
+    def topic_id(self, topic: str) -> str:
+        """Return what tells the topic from another one that had its name before."""
+
+        def describe(admin: AdminClient, names: list[str], *, request_timeout: float) -> Any:
+            return admin.describe_topics(TopicCollection(names), request_timeout=request_timeout)
+
+        found = str(self._request(describe, [topic], f'asking for the id of topic "{topic}"').topic_id)
+        return "" if found == NO_ID else found
+
+    def start_offset(self, partition: TopicPartition) -> int:
+        """Return the first offset the log still has."""
+        return self._watermarks(partition)[0]
+
+    def end_offset(self, partition: TopicPartition) -> int:
+        """Return the true high watermark: what was acknowledged before lies below, whichever brokers stood still."""
+        return self.end_offsets([partition])[partition]
+
+    def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the true high watermark of each of these partitions, all in one question."""
+        found: dict[TopicPartition, int] = {}
+        unknown_since: dict[TopicPartition, float] = {}
+        what = f"asking where {', '.join(str(at) for at in sorted(partitions)[:SOME])} end"
+        patience = Patience(what, self.timeout_s)
+        while left := set(partitions) - found.keys():
+            told = self._connected().ends.ask(left, min(patience.attempt_s(), GLANCE_S))
+            found |= told.ends
+            unknown_since |= {at: self._check_known(at, unknown_since.get(at, 0.0)) for at in sorted(told.unknown)}
+            if missing := sorted(left - found.keys()):
+                self._wait_for_end(patience, what, missing[0], told)
+        return found
+
+    def reported_end(self, partition: TopicPartition) -> int:
+        """Return the high watermark that a leader reports: an old one, if that broker stood still. One request."""
+        return self._watermarks(partition)[1]
+
+    def delete_before(self, partition: TopicPartition, offset: int) -> None:
+        """Delete the records below an offset."""
+        self._request(AdminClient.delete_records, [KafkaPartition(*partition, offset)], f"deleting the records of {partition} below {offset}")
+
+    def close(self) -> None:
+        """Let go of the clients."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._consumer.close()
+                if self._brokers is not None:
+                    self._brokers.transactions.close()
+
+    def _take_transactions(self) -> Transactions:
+        """Return what asks the brokers about transactions, connected the first time."""
+        return self._connected().transactions
+
+    def _connected(self) -> _Brokers:
+        """Return what asks single brokers, connected the first time.
+
+        Raises:
+            LogError: no broker answers, or this log is closed.
+        """
+        with self._connecting:
+            if self._closed:
+                raise LogError("this log is closed")
+            if self._brokers is None:
+                self._known()  # brokers that are away, or refuse us, are named as by any other question
+                try:
+                    connection = connected(self._settings, self.timeout_s)
+                except GroupError as error:
+                    raise LogError(str(error), retryable=True) from error
+                self._brokers = _Brokers(Transactions(connection), Ends(connection))
+            return self._brokers
+
+    def _new_consumer(self) -> Consumer:
+        consumer: Consumer = make_client(Consumer, consumer_settings(self._settings, committed_only=False), self._errors)
+        return consumer
+
+    def _new_admin(self) -> AdminClient:
+        admin: AdminClient = make_client(AdminClient, client_settings(self._settings, "admin"), self._errors)
+        return admin
+
+    def _known(self) -> dict[str, int]:
+        """Return the partition count of each topic that one of the brokers knows."""
+        # All topics, always: asking for one by name makes it, on a broker that is allowed to.
+        found = self._ask(lambda seconds: self._consumer.list_topics(timeout=seconds), "asking for the topics").topics
+        return {name: len(topic.partitions) for name, topic in found.items() if topic.error is None}
+
+    def _watermarks(self, partition: TopicPartition) -> tuple[int, int]:
+        where = KafkaPartition(*partition)
+        return self._ask(
+            lambda seconds: self._consumer.get_watermark_offsets(where, seconds, cached=False),
+            f"asking for the offsets of {partition}",
+            partition,
+        )
+
+    def _ask(self, question: Callable[[float], T], what: str, where: TopicPartition | None = None) -> T:
+        """Return the answer of the cluster, asked again while it is away or does not yet know a new topic."""
+        patience, unknown = Patience(what, self.timeout_s), 0.0
+        while True:
+            with self._lock:  # librdkafka's consumer lets a second caller starve
+                if self._closed:
+                    raise LogError("this log is closed")
+                try:
+                    answer = question(patience.attempt_s())
+                    self._answered_at = time.monotonic()
+                    return answer
+                except KafkaException as exception:
+                    error = error_of(exception)
+                    self._consumer.poll(0)  # hear why
+            if where is not None and error.code() in UNKNOWN:
+                unknown = self._check_known(where, unknown)
+            elif self._errors.refused is not None or not heals(error):
+                raise translated(self._errors.refused or error, what)
+            if patience.over:
+                self._renew()
+                raise away(self._settings["bootstrap.servers"], what, self.timeout_s, self._errors)
+            patience.rest(f"{error.str()} ({error.name()})")
+            if where is not None:
+                self._look_again()
+
+    def _wait_for_end(self, patience: Patience, what: str, partition: TopicPartition, told: Told) -> None:
+        """Wait a moment before it is asked again where a partition ends.
+
+        Raises:
+            LogError: retryable: it was asked for long enough; says why it is not known.
+        """
+        reason = told.reasons.get(partition, "no broker knows it yet" if told.heard else "no broker answers")
+        if patience.over and not told.heard:
+            raise away(self._settings["bootstrap.servers"], what, self.timeout_s, self._errors)
+        if patience.over:
+            raise LogError(f"{what}: that of {partition} is not known after {self.timeout_s:g} s: {reason}", retryable=True)
+        patience.rest(f"{partition}: {reason}")
+
+    def _check_known(self, where: TopicPartition, since: float) -> float:
+        """Return since when a partition has been unknown (`since` 0: since now).
+
+        Raises:
+            UnknownTopicError: for too long, and it was not made here just now.
+        """
+        since = since or time.monotonic()
+        new = where.topic in self._made and time.monotonic() < self._made_until
+        if not new and time.monotonic() - since > min(UNKNOWN_FOR_S, self.timeout_s) and self._is_missing(where):
+            raise unknown_topic(str(where))
+        return since
+
+    def _renew(self) -> None:
+        """Go on with a new client if this one has had no answer for long: it may have lost sight of its brokers (`KafkaReader._renew`)."""
+        with self._lock:
+            if not self._closed and time.monotonic() - self._answered_at > SILENT_S:
+                self._consumer.close()
+                self._consumer, self._answered_at = self._new_consumer(), time.monotonic()
+
+    def _look_again(self) -> None:
+        """Learn who leads what now: the client asks a leader that died until its metadata are old, minutes later (measured)."""
+        with self._lock, contextlib.suppress(KafkaException):
+            if not self._closed:
+                self._consumer.list_topics(timeout=LOOK_S)
+
+    def _is_missing(self, where: TopicPartition) -> bool:
+        """Whether the brokers say that there is no such partition. A client that has lost its brokers says so as well, of all of them."""
+        with self._lock:
+            try:
+                found = self._consumer.list_topics(timeout=ATTEMPT_S).topics.get(where.topic)
+            except KafkaException:
+                return False
+        return where.partition not in found.partitions if found is not None else not self._exists(where.topic)
+
+    def _exists(self, topic: str) -> bool:
+        """Whether the controller knows a topic, or does not answer. One broker may be seconds behind it: two workers ended of that (seen).
+
+        The question is a creation that is only validated; if this client may not create topics, the broker's word counts.
+        """
+        try:
+            self._admin.create_topics([NewTopic(topic, 1)], validate_only=True, request_timeout=ATTEMPT_S)[topic].result(2 * ATTEMPT_S)
+        except KafkaException as exception:
+            error = error_of(exception)
+            return error.code() == KafkaError.TOPIC_ALREADY_EXISTS or heals(error)
+        except TimeoutError:
+            return True
+        return False
+
+    def _request(self, request: Callable[..., Any], what_for: list[Any], what: str, fine: Collection[int] = ()) -> Any:
+        """Return what a request of the administrator came to, made again while the cluster is away; None for an error that is fine."""
+        patience, unknown = Patience(what, self.timeout_s), 0.0
+        while True:
+            seconds = patience.attempt_s()
+            try:
+                (answer,) = request(self._admin, what_for, request_timeout=seconds).values()
+                return answer.result(seconds + ATTEMPT_S)
+            except KafkaException as exception:
+                error = error_of(exception)
+            except TimeoutError:  # this process was stopped for longer than its request may take
+                error = KafkaError(KafkaError._TIMED_OUT)
+            if error.code() in fine:
+                return None
+            self._admin.poll(0)  # hear why
+            if error.code() in UNKNOWN:
+                unknown = unknown or time.monotonic()
+                if time.monotonic() - unknown > min(UNKNOWN_FOR_S, self.timeout_s):
+                    raise UnknownTopicError(f"{what}: Kafka has no such topic or partition.")
+            elif self._errors.refused is not None or not heals(error):
+                raise translated(self._errors.refused or error, what)
+            if patience.over:
+                self._admin = self._new_admin()
+                raise away(self._settings["bootstrap.servers"], what, self.timeout_s, self._errors)
+            patience.rest(f"{error.str()} ({error.name()})")
+            if error.code() == KafkaError._TIMED_OUT:
+                self._admin = self._new_admin()  # it asks whom it takes for the controller, which any broker may be, also one that stands still
+                continue
+            # A broker that has just started may not have known the controller when the client asked; it would not ask again for long.
+            self.partitions()
+            with contextlib.suppress(KafkaException):
+                self._admin.list_topics(timeout=ATTEMPT_S)

@@ -1,0 +1,385 @@
+"""Reading partitions of Kafka through a confluent-kafka consumer that is never a member of the group.
+
+The consumer is asked for batches; a batch is cut by partition, each piece becomes columns by comprehensions, and `make_runs` does the rest.
+End-of-partition events say where a partition ends, and move the position past transaction markers, which librdkafka's own never does.
+
+Invariant: what is handed out of a partition has growing offsets from the assigned position on, each once. librdkafka discards what it
+fetched before a change of assignment; whatever lies below the next offset is dropped here besides.
+Turned down: `pause` and `resume` to hold a partition (0.3 to 1 s until records come again, measured). It is held by keeping its messages
+aside, and if they become many, by giving it back to librdkafka and taking it again where the kept messages end.
+Turned down: `seek` (it fails while a partition is only about to be read); the partition is given back and taken again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import TopicPartition as KafkaPartition
+
+from coopstreams.log.kafka.errors import OUT_OF_RANGE, UNKNOWN, error_of, heals, translated, unknown_topic
+from coopstreams.log.kafka.messages import columns_of
+from coopstreams.log.kafka.settings import ClientErrors, consumer_settings, logger, make_client
+from coopstreams.log.log import Position, Run
+from coopstreams.log.runs import Routes, make_runs
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.compile.clocks import ClockColumns
+from coopstreams.topology.compile.program import TimestampColumn
+from coopstreams.topology.errors import LogError
+from coopstreams.topology.keys import KeyRange
+
+HELD_RECORDS = 50_000
+HELD_BYTES = 32 << 20
+"""What is kept aside of a held partition at most, about; then librdkafka stops fetching it."""
+MOST_AT_ONCE = 1_000_000
+"""More than that, `consume` refuses."""
+METADATA_TIMEOUT_S = 2.0
+"""How long an unknown topic is looked for before it is an error: a new one may not be known everywhere yet."""
+WAKE_S = 0.05
+"""How often a fetch that waits looks whether it is to go on: nothing ends a wait of librdkafka but a message."""
+SILENCE_S = 15.0
+"""How long a topic may be silent before it is looked for: librdkafka says nothing when one is deleted."""
+
+
+@dataclass(slots=True, eq=False)
+class _Reading:
+    """One partition that is being read."""
+
+    partition: TopicPartition
+    at: Position
+    held: bool = False
+    taken: bool = False
+    """Whether librdkafka fetches it."""
+    aside: list[Message] = field(default_factory=list)
+    """Messages, and events between them, that are not yet handed out."""
+    aside_bytes: int = 0
+    looks: int = 0
+    """How often the topics were looked for since something came."""
+    failure: LogError | None = None
+    """Why it cannot be read from where it stands."""
+    astray: bool = False
+    """Whether the client has stopped fetching it because of another position: it is to be taken again."""
+
+    def seek(self, at: Position) -> None:
+        """Stand elsewhere."""
+        self.at, self.aside, self.aside_bytes, self.failure, self.astray = at, [], 0, None, False
+
+    @property
+    def fetched_to(self) -> int:
+        """The offset after the last message that was taken from librdkafka."""
+        for message in reversed(self.aside):
+            error, offset = message.error(), message.offset()
+            if offset is not None and (error is None or error.code() == KafkaError._PARTITION_EOF):
+                return offset + (error is None)
+        return self.at.offset
+
+    @property
+    def full(self) -> bool:
+        """Whether enough is kept aside."""
+        return len(self.aside) >= HELD_RECORDS or self.aside_bytes >= HELD_BYTES
+
+
+class KafkaReader:
+    """Reads partitions of a Kafka cluster. One thread: two in one consumer starve each other."""
+
+    def __init__(self, settings: Mapping[str, Any], *, committed_only: bool) -> None:
+        self._settings = consumer_settings(settings, committed_only=committed_only)
+        self._errors = ClientErrors()
+        self._consumer: Consumer = make_client(Consumer, self._settings, self._errors)
+        self._closed = self._awake = False
+        self._readings: dict[TopicPartition, _Reading] = {}
+        self._routes: dict[TopicPartition, Routes] = {}
+        self._by_number: dict[int | None, _Reading] = {}
+        """The reading of each partition number that only one topic has."""
+        self._failures: list[LogError] = []
+        """What went wrong and goes on by itself: raised once."""
+        self._looked_at = time.monotonic()
+
+    def assign(self, positions: Mapping[TopicPartition, Position]) -> None:
+        """Read exactly these partitions."""
+        self._look_for([partition for partition in positions if partition not in self._readings])
+        changed = [reading for reading in self._readings.values() if _moves(reading, positions)]
+        self._give_back(changed)
+        for reading in changed:
+            if reading.partition in positions:
+                reading.seek(positions[reading.partition])
+            else:
+                del self._readings[reading.partition]
+                self._routes.pop(reading.partition, None)
+        for partition, at in positions.items():
+            reading = self._readings.setdefault(partition, _Reading(partition, at))
+            if at.stream_time > reading.at.stream_time:
+                reading.at = at
+        self._take([reading for reading in self._readings.values() if not reading.taken and not reading.full])
+        counts = Counter(partition.partition for partition in self._readings)
+        self._by_number = {partition.partition: reading for partition, reading in self._readings.items() if counts[partition.partition] == 1}
+
+    def route(
+        self,
+        partition: TopicPartition,
+        ranges: Sequence[KeyRange],
+        timestamps: TimestampColumn | None = None,
+        clocks: ClockColumns | None = None,
+    ) -> None:
+        """Give each record to the slot of its key range."""
+        self._routes[partition] = Routes(ranges, timestamps, clocks)
+
+    def hold(self, partition: TopicPartition, held: bool) -> None:
+        """Stop or resume handing out a partition."""
+        reading = self._readings.get(partition)
+        if reading is not None:
+            reading.held = held
+            if not held and not reading.taken:
+                self._take([reading])
+
+    def fetch(self, max_records: int, timeout_s: float) -> list[Run]:
+        """Return what is there; wait only for the first record."""
+        if self._closed:
+            raise LogError("this reader is closed")
+        deadline = time.monotonic() + timeout_s
+        max_records = min(max_records, MOST_AT_ONCE)
+        while True:
+            self._look_after_silent_topics()
+            self._raise_failure()
+            runs = self._from_aside(max_records)
+            if runs:
+                return runs
+            left = 0.0 if self._awake else max(deadline - time.monotonic(), 0.0)
+            for reading, messages in self._by_partition(self._consume(max_records, min(left, WAKE_S))):
+                reading.looks = 0
+                if reading.held:
+                    self._put_aside(reading, messages)
+                else:
+                    runs += self._runs(reading, messages)
+            if runs:
+                return runs  # a failure in the same batch is raised by the next fetch: no record is lost by it
+            if left == 0.0:
+                self._awake = False
+                self._raise_failure()
+                return []
+
+    def wake(self) -> None:
+        """Have the fetch that waits, or the next one, wait no longer."""
+        self._awake = True
+
+    def close(self) -> None:
+        """Let go of the consumer."""
+        if not self._closed:
+            self._closed = True
+            self._readings.clear()
+            self._consumer.close()
+
+    def _look_for(self, partitions: Sequence[TopicPartition]) -> None:
+        """Do nothing if these partitions exist, or if no broker can be asked: then the fetches will tell."""
+        wanted: dict[str, int] = {}
+        for partition in partitions:
+            wanted[partition.topic] = max(partition.partition, wanted.get(partition.topic, 0))
+        deadline = time.monotonic() + METADATA_TIMEOUT_S
+        for topic, highest in wanted.items():
+            while True:
+                try:
+                    found = self._consumer.list_topics(topic, timeout=METADATA_TIMEOUT_S).topics.get(topic)
+                except KafkaException as exception:
+                    if heals(error_of(exception)):
+                        return
+                    raise translated(error_of(exception), f'looking for topic "{topic}"') from exception
+                if found is not None and highest in found.partitions:
+                    break
+                if found is not None and found.error is not None and found.error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    raise translated(found.error, f'looking for topic "{topic}"')
+                if time.monotonic() > deadline:
+                    raise unknown_topic(f'partition {highest} of topic "{topic}"')
+                time.sleep(0.02)
+
+    def _look_after_silent_topics(self) -> None:
+        """Note the failure of partitions whose topic is gone."""
+        if time.monotonic() - self._looked_at < SILENCE_S:
+            return
+        self._looked_at = time.monotonic()
+        silent = [reading for reading in self._readings.values() if reading.looks]
+        for topic in {reading.partition.topic for reading in silent}:
+            try:
+                found = self._consumer.list_topics(topic, timeout=METADATA_TIMEOUT_S).topics.get(topic)
+            except KafkaException:
+                self._renew("no broker answers")
+                break
+            for reading in silent:
+                if reading.partition.topic == topic and (found is None or reading.partition.partition not in found.partitions):
+                    reading.failure = unknown_topic(f"{reading.partition} any more")
+        else:
+            if (overlooked := next(filter(self._overlooks, silent), None)) is not None:
+                self._renew(f"nothing comes of {overlooked.partition}, which has more")
+        for reading in self._readings.values():
+            reading.looks += 1
+
+    def _overlooks(self, silent: _Reading) -> bool:
+        """Whether there are records of a silent partition that the client does not fetch. Asked after two looks, four, eight, sixteen."""
+        if not silent.taken or silent.failure is not None or silent.looks < 2 or silent.looks.bit_count() > 1:
+            return False
+        try:
+            _, end = self._consumer.get_watermark_offsets(KafkaPartition(*silent.partition), timeout=METADATA_TIMEOUT_S)
+        except KafkaException as exception:
+            logger.debug("reading: the end of %s is not known: %s", silent.partition, error_of(exception))
+            return False
+        return end > silent.fetched_to
+
+    def _renew(self, why: str) -> None:
+        """Read on with a new client.
+
+        Mostly the brokers are away, and that heals. But a client that asked the last broker for the brokers while that shut down heard
+        of none, and never asks again (librdkafka 2.16; one client in forty, measured).
+        """
+        logger.debug("reading: %s; going on with a new client", why)
+        taken = [reading for reading in self._readings.values() if reading.taken]
+        self._consumer.close()
+        self._consumer = make_client(Consumer, self._settings, self._errors)
+        self._take(taken)
+
+    def _take(self, readings: Sequence[_Reading]) -> None:
+        """Let librdkafka fetch these partitions, each from after what is already here."""
+        if readings:
+            try:
+                self._consumer.incremental_assign([KafkaPartition(*r.partition, r.fetched_to) for r in readings])
+            except KafkaException as exception:
+                raise translated(error_of(exception), "assigning " + ", ".join(str(r.partition) for r in readings)) from exception
+            for reading in readings:
+                reading.taken = True
+
+    def _give_back(self, readings: Sequence[_Reading]) -> None:
+        """Let librdkafka forget these partitions and what it fetched of them."""
+        taken = [reading for reading in readings if reading.taken]
+        if taken:
+            self._consumer.incremental_unassign([KafkaPartition(*reading.partition) for reading in taken])
+            for reading in taken:
+                reading.taken = False
+
+    def _consume(self, most: int, timeout_s: float) -> list[Message]:
+        try:
+            messages = self._consumer.consume(most, 0)
+            if not messages and timeout_s > 0:
+                messages = self._consumer.consume(1, timeout_s)
+                if messages and most > 1:
+                    messages += self._consumer.consume(most - 1, 0)
+        except KafkaException as exception:
+            raise translated(error_of(exception), "reading") from exception
+        if self._errors.refused is not None:
+            self._failures.append(translated(self._errors.refused, "logging in to Kafka"))
+            self._errors.refused = None
+        return messages
+
+    def _by_partition(self, messages: list[Message]) -> Iterator[tuple[_Reading, list[Message]]]:
+        """Yield the messages of each partition, in order. What is no longer assigned is dropped."""
+        if not messages:
+            return
+        if len(self._readings) == 1:
+            ((partition, single),) = self._readings.items()
+            if all((message.topic(), message.partition()) == partition for message in (messages[0], messages[-1])):
+                yield single, messages
+                return
+        numbers = [message.partition() for message in messages]
+        only = self._by_number.get(numbers[0])
+        if only is not None and numbers.count(numbers[0]) == len(numbers):
+            yield only, messages
+            return
+        pieces: dict[Any, list[Message]] = {}
+        plain = len(self._by_number) == len(self._readings)
+        keys: Iterable[Any] = numbers if plain else zip([message.topic() for message in messages], numbers, strict=True)
+        start = 0
+        for key, same in groupby(keys):
+            end = start + sum(1 for _ in same)
+            pieces.setdefault(key, []).extend(messages[start:end])
+            start = end
+        for key, piece in pieces.items():
+            reading = self._by_number.get(key) if plain else self._readings.get(key)
+            if reading is not None:
+                yield reading, piece
+            elif piece[0].topic() is None:
+                self._heed(piece)
+
+    def _runs(self, reading: _Reading, messages: list[Message]) -> list[Run]:
+        """Return what a partition's messages are worth, and move its position."""
+        end = None
+        if any(map(Message.error, messages)):
+            messages, end = self._without_events(reading, messages)
+        columns = columns_of(messages, reading.at.offset)
+        if end is None and not len(columns):
+            return []
+        next_offset = columns.offsets[-1] + 1 if end is None else end
+        runs = make_runs(reading.partition, columns, self._routes.get(reading.partition), reading.at.stream_time, next_offset, at_end=end is not None)
+        reading.at = Position(next_offset, runs[0].stream_time)
+        return runs
+
+    def _without_events(self, reading: _Reading, messages: list[Message]) -> tuple[list[Message], int | None]:
+        """Return the records, and the end of the partition if it comes after them.
+
+        librdkafka tells late, too, that a position is out of range at which it reads no more: it names the position, and that one does not count.
+        """
+        end: int | None = None
+        at = reading.at.offset
+        for message in messages:
+            error = message.error()
+            offset = message.offset()
+            if error is None:
+                end, at = None, at if offset is None else offset + 1
+            elif error.code() == KafkaError._PARTITION_EOF:
+                end = offset if offset is not None and offset >= reading.at.offset else None
+            elif error.code() in OUT_OF_RANGE and offset not in (None, at):
+                reading.astray = True
+            elif error.code() in OUT_OF_RANGE:
+                reading.failure = translated(error, f"reading {reading.partition} from offset {reading.at.offset}")
+            elif error.code() in UNKNOWN:
+                reading.failure = unknown_topic(f"{reading.partition} any more")
+            else:
+                self._heed([message])
+        return [message for message in messages if message.error() is None], end
+
+    def _heed(self, events: Sequence[Message]) -> None:
+        """Raise what does not heal, once, with the next fetch. The group is never joined, so its coordinator may say what it likes."""
+        for event in events:
+            error = event.error()
+            if error is None or heals(error) or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                logger.debug("reading: %s", error)
+            else:
+                self._failures.append(translated(error, f"reading {event.topic() or 'Kafka'}"))
+
+    def _raise_failure(self) -> None:
+        if astray := [reading for reading in self._readings.values() if reading.astray]:
+            self._give_back(astray)
+            self._take([reading for reading in astray if not reading.full])
+            for reading in astray:
+                reading.astray = False
+        if self._failures:
+            raise self._failures.pop(0)
+        for reading in self._readings.values():
+            if reading.failure is not None:
+                raise reading.failure
+
+    def _put_aside(self, reading: _Reading, messages: list[Message]) -> None:
+        reading.aside += messages
+        reading.aside_bytes += sum(map(len, messages))
+        if reading.full:
+            self._give_back([reading])
+
+    def _from_aside(self, most: int) -> list[Run]:
+        """Return runs of what was kept while its partition was held."""
+        runs: list[Run] = []
+        for reading in self._readings.values():
+            if most <= 0:
+                break
+            if reading.aside and not reading.held:
+                messages, reading.aside = reading.aside[:most], reading.aside[most:]
+                reading.aside_bytes -= sum(map(len, messages))
+                most -= len(messages)
+                runs += self._runs(reading, messages)
+        return runs
+
+
+def _moves(reading: _Reading, positions: Mapping[TopicPartition, Position]) -> bool:
+    """Whether a partition leaves, or goes on elsewhere."""
+    at = positions.get(reading.partition)
+    return at is None or at.offset != reading.at.offset

@@ -1,0 +1,179 @@
+"""Settings of the Kafka clients: given once, in librdkafka's names, with defaults chosen for speed and safety.
+
+A name with a prefix (`consumer.`, `producer.`, `admin.`) is for that client only and wins over the plain one, which wins over the
+defaults here. What correctness rests on cannot be set.
+
+Invariant: no client is a member of the group, commits by itself, chooses an offset, or partitions differently from Java.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from confluent_kafka import KafkaError
+
+from coopstreams.log.kafka import outage
+from coopstreams.topology.errors import ConfigError
+
+Kind = Literal["consumer", "producer", "admin"]
+
+logger = logging.getLogger(__name__)
+
+_EVERYWHERE: dict[str, Any] = {
+    "client.id": "coopstreams",
+    "socket.nagle.disable": True,  # as the Java client: a small request is not kept back to wait for more
+    "socket.keepalive.enable": True,
+    # Rebootstrapping forgets where the transaction coordinator is and never asks again: after a broker's restart, one abort in
+    # twenty hung for 30 s; without it none of fifty (measured). A client without brokers is replaced by its reader, writer or log.
+    "metadata.recovery.strategy": "none",
+    # A broker that hangs holds a request for this long; by then, its partitions have another leader (broker.session.timeout.ms: 9 s).
+    "socket.timeout.ms": 10_000,
+    # Who had no request under way at a broker that is lost learns of the new leader from this alone. Of a reader's requests, a hundredth.
+    "topic.metadata.refresh.interval.ms": 1_000,
+    "reconnect.backoff.max.ms": 1_000,  # a broker that comes back is found within a second, not ten
+    "log.connection.close": False,
+}
+_DEFAULTS: dict[Kind, dict[str, Any]] = {
+    "consumer": {
+        "group.id": "coopstreams",  # librdkafka wants one; it is never joined
+        "fetch.queue.backoff.ms": 2,  # the default, 1000, is how long a full queue stays unfilled after it was emptied
+        "queued.min.messages": 200_000,
+        "queued.max.messages.kbytes": 262_144,
+        "fetch.message.max.bytes": 8 << 20,
+        "fetch.wait.max.ms": 10,  # a partition that is assigned or sought waits for the fetch that is under way
+        "fetch.error.backoff.ms": 100,
+        "topic.metadata.propagation.max.ms": 10_000,
+    },
+    "producer": {
+        "linger.ms": 5,
+        # What a lost broker owes, metadata among it, is asked of others before its partitions have another leader, not after; and what a living
+        # leader owes until that broker is no longer in sync (9 s as well) is asked for once more, not given up just before it comes.
+        "socket.timeout.ms": 6_000,
+        "retry.backoff.ms": 5,  # the first request after a commit waits for it: 100, the default, costs 100 ms a transaction (measured)
+        "queue.buffering.max.messages": 1_000_000,
+        "queue.buffering.max.kbytes": 524_288,
+        "topic.metadata.propagation.max.ms": 10_000,
+        "allow.auto.create.topics": False,
+    },
+    "admin": {"allow.auto.create.topics": False},
+}
+_OURS: dict[Kind, dict[str, Any]] = {
+    "consumer": {
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "enable.partition.eof": True,
+        "auto.offset.reset": "error",
+        "allow.auto.create.topics": False,
+    },
+    "producer": {"enable.idempotence": True, "partitioner": "murmur2_random"},
+    "admin": {},
+}
+_NEVER = {
+    "transactional.id",
+    "isolation.level",
+    "delivery.report.only.error",
+    "group.instance.id",
+    "enable.gapless.guarantee",
+    "acks",
+    "request.required.acks",
+}
+_PREFIXES = ("consumer.", "producer.", "admin.")
+
+TRANSACTION_TIMEOUT_MS = 15_000
+REPEAT_S = 60.0
+AWAY = frozenset({"FAIL", "REQTMOUT"})
+"""Of librdkafka's log: the facilities that tell of brokers which cannot be reached or do not answer."""
+
+
+def client_settings(settings: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
+    """Return the settings of one kind of client.
+
+    Raises:
+        ConfigError: a setting that correctness rests on is given; take it out.
+    """
+    if "bootstrap.servers" not in settings:
+        raise ConfigError('"bootstrap.servers" is missing: say where Kafka is, as HOST:PORT, separated by commas')
+    plain = {name: value for name, value in settings.items() if not name.startswith(_PREFIXES)}
+    own = {name.removeprefix(f"{kind}."): value for name, value in settings.items() if name.startswith(f"{kind}.")}
+    fixed = _NEVER | _OURS["consumer"].keys() | _OURS["producer"].keys()
+    if refused := sorted(fixed & (plain.keys() | own.keys())):
+        raise ConfigError(f"{', '.join(refused)}: coopstreams sets this itself, for exactly-once and for key ranges. Take it out of the settings.")
+    return _EVERYWHERE | _DEFAULTS[kind] | plain | own | _OURS[kind]
+
+
+def consumer_settings(settings: Mapping[str, Any], *, committed_only: bool) -> dict[str, Any]:
+    """Return the settings of a reader."""
+    return client_settings(settings, "consumer") | {"isolation.level": "read_committed" if committed_only else "read_uncommitted"}
+
+
+def producer_settings(settings: Mapping[str, Any], transactional_id: str | None) -> dict[str, Any]:
+    """Return the settings of a writer. A record is given up no later than its transaction."""
+    found = client_settings(settings, "producer")
+    found.pop("group.id", None)
+    timeout_ms = int(found.pop("transaction.timeout.ms", TRANSACTION_TIMEOUT_MS))
+    if transactional_id is None:
+        # Only failures are worth a call: without any, they would be dropped silently.
+        return found | {"delivery.report.only.error": True}
+    found["message.timeout.ms"] = min(int(found.pop("delivery.timeout.ms", found.get("message.timeout.ms", timeout_ms))), timeout_ms)
+    found["socket.timeout.ms"] = min(int(found["socket.timeout.ms"]), timeout_ms)  # librdkafka refuses a longer one
+    return found | {"transactional.id": transactional_id, "transaction.timeout.ms": timeout_ms}
+
+
+class ClientErrors:
+    """What a client says about its troubles, to put into messages: it is the client's `error_cb` and its logger.
+
+    A fatal error is not said but raised, from whatever call comes next.
+    """
+
+    def __init__(self) -> None:
+        self.fatal: KafkaError | None = None
+        """The client is of no use any more."""
+        self.refused: KafkaError | None = None
+        """The broker does not know who we are; waiting does not cure it."""
+        self.transaction = ""
+        """What made the transaction fail, in words: calls after it only tell the consequence."""
+        self._last: KafkaError | None = None
+        self._said: dict[str, float] = {}
+
+    def __call__(self, error: KafkaError) -> None:
+        """Take note of an error; called by librdkafka while it is polled."""
+        if error.code() == KafkaError._AUTHENTICATION:
+            self.refused = error
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # says nothing that the one before it did not say better
+            self._last = error
+
+    def log(self, level: int, text: str, facility: str, client: str, said: str) -> None:
+        """Pass on a line of librdkafka's log. Of brokers that are away each client says the same: `outage` has one line for all.
+
+        What it repeats, what it tries again, and what the exceptions of a transaction say as well is for debugging only.
+        """
+        what, now = said.partition(" (after ")[0], time.monotonic()
+        repeated = now - self._said.get(what, -REPEAT_S) < REPEAT_S
+        if not repeated:
+            self._said[what] = now
+        if facility in AWAY:
+            outage.heard(said)
+        quiet = repeated or facility in AWAY or facility == "TXNERR" or said.endswith(": retrying")
+        logger.log(logging.DEBUG if quiet else level, text, facility, client, said)
+        if facility == "TXNERR" and not self.transaction:
+            self.transaction = said.partition("]: ")[2]
+
+    @property
+    def last(self) -> str:
+        """The last thing it said, in words; empty if nothing."""
+        return "" if self._last is None else self._last.str()
+
+
+def make_client(make: Callable[[dict[str, Any]], Any], settings: dict[str, Any], errors: ClientErrors) -> Any:
+    """Return a client of confluent-kafka.
+
+    Raises:
+        ConfigError: librdkafka does not know a setting, or its value cannot be.
+    """
+    try:
+        return make(settings | {"error_cb": errors, "logger": errors})
+    except Exception as error:  # KafkaException, ValueError or TypeError, by what is wrong with which setting
+        raise ConfigError(f"the Kafka client refuses its settings: {error}. The names are librdkafka's: see its CONFIGURATION.md") from error

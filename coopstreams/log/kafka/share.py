@@ -1,0 +1,135 @@
+"""Records dealt by the broker: a share group (KIP-932), through confluent-kafka's share consumer.
+
+The broker hands each record of a partition to one member for a while; what is not acknowledged in that time it deals again.
+
+Invariant: every record of a poll is acknowledged, one way or the other, before the next poll (the client insists).
+Invariant: the settings of the group are made before anybody can be dealt records by other ones.
+Source: KIP-932. The client calls itself a preview; it refuses `allow.auto.create.topics`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import AcknowledgeType, KafkaException, ShareConsumer
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType  # type: ignore[attr-defined]
+
+from coopstreams.log.kafka.errors import error_of, heals, translated
+from coopstreams.log.kafka.settings import ClientErrors, client_settings, make_client
+from coopstreams.topology.columns import Headers, TopicPartition
+from coopstreams.topology.errors import LogError
+
+_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class AcquiredRecord:
+    """A record that this process has, for a while, and nobody else. Units: the timestamp in ms since the epoch, -1 without one."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    timestamp: int
+    headers: Headers | None
+    deliveries: int
+    """How many times it was dealt, this time included."""
+
+    @property
+    def id(self) -> tuple[str, int, int]:
+        """Topic, partition, offset."""
+        return self.topic, self.partition, self.offset
+
+
+class KafkaShare:
+    """A member of a share group. One thread."""
+
+    def __init__(self, settings: Mapping[str, Any], group: str, group_settings: Mapping[str, str]) -> None:
+        """Make the group's settings, for all of its members; join with `subscribe`.
+
+        Raises:
+            ConfigError: the client refuses a setting.
+            LogError: the brokers refuse the group's settings: they are too old, or this principal may not make them.
+        """
+        self._errors = ClientErrors()
+        self._group = group
+        plain = client_settings(settings, "admin")
+        self._configure(plain, group_settings)
+        plain.pop("allow.auto.create.topics")
+        own = {"group.id": group, "share.acknowledgement.mode": "explicit"}
+        self._client: ShareConsumer = make_client(ShareConsumer, plain | own, self._errors)
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        """Be dealt records of these topics."""
+        self._client.subscribe(list(topics))
+
+    def poll(self, timeout_s: float) -> list[AcquiredRecord]:
+        """Return records that are this member's now; nothing while the brokers are away.
+
+        Raises:
+            LogError: what does not heal by itself.
+        """
+        try:
+            messages = list(self._client.poll(timeout_s))
+        except KafkaException as exception:
+            error = error_of(exception)
+            if not heals(error):
+                raise translated(error, f"share group {self._group}") from exception
+            return []
+        records = []
+        for message in messages:
+            failed = message.error()
+            if failed is None:
+                _, timestamp = message.timestamp()
+                records.append(
+                    AcquiredRecord(
+                        str(message.topic()),
+                        int(message.partition() or 0),
+                        int(message.offset() or 0),
+                        message.key(),
+                        message.value(),
+                        timestamp,
+                        message.headers(),  # type: ignore[arg-type]
+                        int(message.delivery_count() or 1),
+                    )
+                )
+            elif not heals(failed):
+                raise translated(failed, f"share group {self._group}")
+        return records
+
+    def acknowledge(self, record: AcquiredRecord, *, done: bool) -> None:
+        """Say that a record is done, or that somebody else shall have it. Counts with the next `commit`."""
+        self._client.acknowledge_offset(*record.id, AcknowledgeType.ACCEPT if done else AcknowledgeType.RELEASE)
+
+    def commit(self, timeout_s: float) -> dict[TopicPartition, str]:
+        """Tell the broker what was acknowledged; return the partitions for which it refused, and why: it has dealt those records again.
+
+        Raises:
+            LogError: no answer: the records may be dealt again.
+        """
+        try:
+            answers = self._client.commit_sync(timeout_s)
+        except KafkaException as exception:
+            raise translated(error_of(exception), f"share group {self._group}: acknowledging records") from exception
+        return {TopicPartition(at.topic, at.partition): error_of(refused).str() for at, refused in answers.items() if refused is not None}
+
+    def close(self) -> None:
+        """Leave the group; what was not acknowledged is dealt to others. Idempotent."""
+        self._client.close()
+
+    def _configure(self, plain: Mapping[str, Any], group_settings: Mapping[str, str]) -> None:
+        admin: AdminClient = make_client(AdminClient, dict(plain), self._errors)
+        entries = [ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in group_settings.items()]
+        resource = ConfigResource(ResourceType.GROUP, self._group, incremental_configs=entries)
+        try:
+            admin.incremental_alter_configs([resource], request_timeout=_TIMEOUT_S)[resource].result(_TIMEOUT_S + 5)
+        except KafkaException as exception:
+            error = error_of(exception)
+            raise LogError(
+                f"share group {self._group}: the brokers do not take {dict(group_settings)}: {error.str()}. "
+                "Share groups need Apache Kafka 4.2 or later, and the permission to alter the configuration of the group",
+                retryable=heals(error),
+            ) from exception

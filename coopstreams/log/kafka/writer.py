@@ -1,0 +1,384 @@
+"""Writing to Kafka through a confluent-kafka producer: idempotent, or transactional.
+
+    at-least-once   a callback for failures only; the first one is raised by `flush`
+    transactional   a callback for the last record of each batch only: it tells where a changelog ends, or which topic is gone; what was
+                    not delivered fails the transaction besides, and `send_offsets` or `commit` raises it
+
+Invariant: records of one `append` reach each partition in order, also when the queue was full in between.
+A repeated request is recognised over a restart of the broker, too, except outside transactions when the record times are more than a day
+old: the broker forgets producers by the time of their last record (producer.id.expiration.ms). At-least-once then doubles a batch (measured).
+
+Invariant: after any error `abort` makes the writer usable: by ending the transaction, or else with a new producer.
+Turned down: keyword arguments of `produce` (twice the price), `produce_batch` (drops headers, refuses timestamps), a callback a record (half a microsecond).
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import chain, repeat
+from typing import Any
+
+from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import TopicPartition as KafkaPartition
+
+from coopstreams.group.transactions import Transactions
+from coopstreams.log.kafka.bounded import Bounded
+from coopstreams.log.kafka.errors import CLIENT_ERRORS, CONSEQUENCES, FENCED, away, cause_of, error_of, not_delivered, translated
+from coopstreams.log.kafka.settings import ClientErrors, logger, make_client, producer_settings
+from coopstreams.log.log import GroupFence
+from coopstreams.topology.columns import Headers, Int64s, TopicPartition
+from coopstreams.topology.compile.outputs import ANY_PARTITION
+from coopstreams.topology.errors import DeliveryError, FencedError, LogError
+
+ROOM_WAIT_S = 0.05
+GRACE_S = 2.0
+"""How long a call may overrun the time that it was given."""
+ABORT_TIMEOUT_S = 5.0
+"""After that, a new producer ends the transaction sooner than the old one."""
+OFFSETS_TIMEOUT_S = 6.0
+"""After that, the client may wait for a coordinator that is gone (see `bounded`): what was done is done again, by a new producer."""
+CLOSE_TIMEOUT_S = 10.0
+RETRY_S = 0.02
+"""Pause before a call is made again that may succeed later: librdkafka can answer so at once, some hundred thousand times a second."""
+
+
+class KafkaWriter:
+    """Writes to a Kafka cluster. One thread."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        transactional_id: str | None,
+        end_offset: Callable[[TopicPartition], int],
+        timeout_s: float,
+        transactions: Callable[[], Transactions],
+        written: Callable[[], Collection[str]],
+    ) -> None:
+        """`written`: the topics that transactions of this id may have written to; `transactions` is asked for a transactional writer only."""
+        self._servers = settings.get("bootstrap.servers")
+        self._settings = producer_settings(settings, transactional_id)
+        self._id = transactional_id
+        self._end_offset = end_offset
+        self._timeout_s = timeout_s
+        self._transactions = transactions
+        self._written = written
+        self._errors = ClientErrors()
+        self._failure: tuple[KafkaError, str] | None = None
+        self._void = False
+        """Whether something happened after which this producer is not to be used again."""
+        self._fenced = False
+        """Whether another one took over; taking over again is for the next `begin`."""
+        self._delivered: dict[TopicPartition, int | None] = {}
+        """Where the last record of an explicit partition went; None: it is there, but the broker did not say where."""
+        self._coordinator: int | None = None
+        """The coordinator of the group to which this producer has sent offsets."""
+        self._open = False
+        self._closed = False
+        self._bounded = Bounded()
+        self._producer: Producer | None = None
+        self._start()
+
+    def append(
+        self,
+        topic: str,
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+        timestamps: Int64s,
+        *,
+        partitions: int | Int64s | None = None,
+        headers: Sequence[Headers | None] | None = None,
+    ) -> None:
+        """Take these records, in order."""
+        producer, count = self._ready(), len(keys)
+        if not count:
+            return
+        if 0 in timestamps:
+            timestamps = [timestamp or 1 for timestamp in timestamps]  # librdkafka takes 0 for "now"
+        callbacks = repeat(None, count) if self._id is None else chain(repeat(None, count - 1), (self._note,))
+        where = partitions if partitions is not None else ANY_PARTITION
+        rows = zip(
+            repeat(topic, count),
+            values,
+            keys,
+            repeat(where, count) if isinstance(where, int) else where,
+            callbacks,
+            repeat(None, count),
+            timestamps,
+            repeat(None, count) if headers is None else headers,
+            strict=True,
+        )
+        produce = producer.produce
+        try:
+            for row in rows:
+                try:
+                    produce(*row)
+                except BufferError:
+                    self._produce_later(producer, row)
+            producer.poll(0)
+        except CLIENT_ERRORS as exception:
+            raise self._translated(exception, f'writing to topic "{topic}"') from exception
+
+    def flush(self, timeout_s: float) -> None:
+        """Return when everything taken so far is in the log."""
+        try:
+            left = self._ready(in_transaction=False).flush(timeout_s)
+        except CLIENT_ERRORS as exception:
+            raise self._translated(exception, "writing") from exception
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            self._void = True
+            error, what = failure
+            cause = cause_of(error, self._errors.transaction)
+            raise not_delivered(cause, what if cause is error else f"{what}, after: {self._errors.transaction}")
+        if left:
+            self._void = True
+            raise DeliveryError(f"{left} records are not acknowledged after {timeout_s:g} s. {self._errors.last or 'Is Kafka up?'}", retryable=True)
+
+    def delivered_to(self, partition: TopicPartition) -> int:
+        """Return the offset after this writer's last record there, or else the partition's end."""
+        offset = self._delivered.get(partition)
+        return self._end_offset(partition) if offset is None else offset
+
+    def begin(self) -> None:
+        """Begin a transaction."""
+        if self._id is None:
+            raise LogError("this writer has no transactional id; make it with log.writer(transactional_id)")
+        if self._closed or self._open:
+            raise LogError("this writer is closed" if self._closed else "a transaction is open already; commit or abort it first")
+        if self._producer is None:
+            self._start()
+        assert self._producer is not None
+        self._errors.transaction = ""
+        try:
+            self._producer.begin_transaction()
+        except CLIENT_ERRORS as exception:
+            raise self._translated(exception, "beginning a transaction") from exception
+        self._open = True
+
+    def send_offsets(self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence) -> None:
+        """Add group offsets to the transaction; the coordinator checks the fence now."""
+        producer = self._ready()
+        fence.check(offsets)
+        sent = [KafkaPartition(*partition, offset, metadata) for partition, (offset, metadata) in offsets.items()]
+        identity, what = group_metadata(fence), f'sending the offsets of group "{fence.group}"'
+        self._check_coordinator(fence, what)
+        most_s = min(OFFSETS_TIMEOUT_S, self._settings["transaction.timeout.ms"] / 1000)
+
+        def send(left: float) -> None:
+            self._bounded.run(lambda: producer.send_offsets_to_transaction(sent, identity, left), left + GRACE_S)
+
+        try:
+            self._insist(send, most_s, what)
+        except TimeoutError as error:
+            self._void = True
+            raise away(self._servers, what, most_s, self._errors) from error
+
+    def _check_coordinator(self, fence: GroupFence, what: str) -> None:
+        """Do nothing if the client may know where the group's coordinator is.
+
+        It remembers the one that it found first, and waits for it if that broker has left the cluster meanwhile (librdkafka issue 5511).
+
+        Raises:
+            LogError: the coordinator is another one by now: a new producer finds it.
+        """
+        if fence.coordinator is None:
+            return
+        if self._coordinator not in (None, fence.coordinator):
+            self._void = True
+            raise LogError(
+                f"{what}: its coordinator is broker {fence.coordinator} now, no longer {self._coordinator}; going on with a new producer",
+                retryable=True,
+            )
+        self._coordinator = fence.coordinator
+
+    def commit(self, timeout_s: float) -> None:
+        """End the transaction; all its records and offsets count."""
+        self._end(self._ready().commit_transaction, timeout_s, f'committing a transaction of "{self._id}"')
+        self._open = False
+
+    def abort(self) -> None:
+        """End the transaction, if one is open; have a usable producer again."""
+        was_open, self._open = self._open, False
+        self._serve()
+        fatal, void = self._errors.fatal, self._void or bool(self._errors.transaction)
+        if self._id is not None and (self._fenced or (fatal is not None and fatal.code() in FENCED)):
+            # Whoever fenced us ends our transaction, and may still be at work: the next `begin` is soon enough to take over again.
+            self._fenced = True
+            self._discard()
+            self._transactions().settle(self._id, (), ABORT_TIMEOUT_S)
+        elif fatal is not None or void or self._producer is None or (self._id is None and len(self._producer)):
+            # Of a producer that lost a record the broker expects the sequence to go on with it: the next transaction would fail, too.
+            # A new one ends the old one's transaction, however far it got.
+            self._discard()
+            self._start()
+        elif was_open:
+            try:
+                self._end(self._producer.abort_transaction, ABORT_TIMEOUT_S, f'aborting a transaction of "{self._id}"')
+                self._serve()
+                self._failure = None  # that of records which the abort took out of the queue
+            except LogError:
+                self._discard()
+                self._start()
+
+    def close(self) -> None:
+        """Flush what is outside a transaction, abort what is inside, let go. What does not succeed is logged: nothing counts on it."""
+        if self._closed:
+            return
+        self._closed = True
+        self._serve()
+        try:
+            if self._producer is not None and self._errors.fatal is None:
+                if self._open:
+                    self._producer.abort_transaction(CLOSE_TIMEOUT_S)
+                elif self._id is None and (left := self._producer.flush(CLOSE_TIMEOUT_S)):
+                    logger.warning("closing a writer: %d records were not acknowledged within %g s", left, CLOSE_TIMEOUT_S)
+        except CLIENT_ERRORS as exception:
+            logger.warning("closing a writer: %s", self._translated(exception, "ending its transaction"))
+        finally:
+            self._open = False
+            self._bounded.close()
+            self._discard()
+
+    def _ready(self, *, in_transaction: bool = True) -> Producer:
+        """Return the producer, if it may write now."""
+        if self._closed:
+            raise LogError("this writer is closed")
+        if self._id is not None and in_transaction and not self._open:
+            raise LogError("a transactional writer writes inside transactions only; begin one first")
+        if self._producer is None:
+            raise LogError("this writer lost its producer; abort first")
+        return self._producer
+
+    def _start(self) -> None:
+        """Get a new producer; a transactional one takes over its id, which ends what was open under it."""
+        self._errors, self._failure, self._void, self._fenced, self._coordinator = ClientErrors(), None, False, False, None
+        extra: dict[str, Any] = {} if self._id is not None else {"on_delivery": self._note_failure}
+        producer: Producer = make_client(Producer, self._settings | extra, self._errors)
+        self._producer = producer
+        if self._id is not None:
+            try:
+                self._take_over(self._id, producer)
+            except LogError:
+                self._discard()
+                raise
+
+    def _take_over(self, id_: str, producer: Producer) -> None:
+        """Take over the transactional id. What was committed or aborted under it is so everywhere before, and what this aborts after it."""
+        transactions = self._transactions()
+        ongoing = transactions.settle_topics(id_, self._written(), self._timeout_s)
+        self._insist(producer.init_transactions, self._timeout_s, f'taking over the transactional id "{id_}"')
+        if ongoing:
+            transactions.settle(id_, ongoing, self._timeout_s)
+
+    def _end(self, call: Callable[[float], None], timeout_s: float, what: str) -> None:
+        """Commit or abort; return when every partition knows, if the coordinator may forget to tell one (see `group.hanging`)."""
+        assert self._id is not None
+        transactions = self._transactions()
+        partitions = transactions.open_partitions(self._id, timeout_s)
+        self._insist(call, timeout_s, what)
+        if partitions:
+            self._void = True  # if it hangs, nothing more is to be done with this producer
+            transactions.settle(self._id, partitions, timeout_s)
+            self._void = False
+
+    def _discard(self) -> None:
+        """Let go of the producer and of what it has queued."""
+        if self._producer is not None:
+            self._producer.purge()
+            self._serve()
+            self._producer = None
+
+    def _serve(self) -> None:
+        """Let the producer say what it has to say; what it raises is noted."""
+        if self._producer is not None:
+            try:
+                self._producer.poll(0)
+            except CLIENT_ERRORS as exception:
+                self._errors.fatal = error_of(exception)
+
+    def _find_fatal(self) -> None:
+        """Hear why the producer is beyond repair: it says so once, and after that only when it is asked about a transaction."""
+        self._serve()
+        if self._errors.fatal is None and self._producer is not None and self._id is not None:
+            try:
+                self._producer.abort_transaction(0)
+            except CLIENT_ERRORS as exception:
+                error = error_of(exception)
+                self._errors.fatal = error if error.fatal() else None
+
+    def _insist(self, call: Callable[[float], None], timeout_s: float, what: str) -> None:
+        """Make a call of the transactional API until it succeeds, refuses, or time runs out."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left = max(deadline - time.monotonic(), 0.0)
+            try:
+                return call(left)
+            except CLIENT_ERRORS as exception:
+                error = error_of(exception)
+                if not error.retriable() or error.txn_requires_abort():
+                    raise self._translated(exception, what) from exception
+                if left == 0.0:
+                    self._void = True  # librdkafka goes on with the call: another one would be answered with a conflict
+                    self._serve()
+                    raise away(self._servers, what, timeout_s, self._errors) from exception
+                time.sleep(min(RETRY_S, left))
+
+    def _translated(self, exception: BaseException, what: str) -> LogError:
+        """Return our exception. A client that is beyond repair answers with the consequence; the cause is what it said before."""
+        error = error_of(exception)
+        if error.fatal():
+            self._errors.fatal = error
+        elif error.code() == KafkaError._FATAL:
+            self._find_fatal()
+        elif (error.txn_requires_abort() or error.code() in CONSEQUENCES) and not self._errors.transaction:
+            self._serve()  # hear why
+        error = cause_of(error, self._errors.transaction)
+        if self._errors.transaction:
+            what = f"{what}, after: {self._errors.transaction}"
+        result = translated(self._errors.fatal or error, what)
+        if isinstance(result, FencedError) and not error.fatal():
+            self._errors.transaction = ""  # the coordinator refused; no record was lost
+        else:
+            self._void = True
+        return result
+
+    def _produce_later(self, producer: Producer, row: tuple[Any, ...]) -> None:
+        """Produce a record when the queue has room again. It has when records are delivered, or when they are given up."""
+        while True:
+            producer.poll(ROOM_WAIT_S)
+            try:
+                return producer.produce(*row)
+            except BufferError:
+                pass
+
+    def _note(self, error: KafkaError | None, message: Message) -> None:
+        """Remember where the last record of a batch went, or why it did not."""
+        topic, partition, offset = message.topic(), message.partition(), message.offset()
+        if error is not None:
+            self._note_failure(error, message)
+        elif topic is not None and partition is not None:
+            self._delivered[TopicPartition(topic, partition)] = offset + 1 if offset is not None and offset >= 0 else None
+
+    def _note_failure(self, error: KafkaError | None, message: Message) -> None:
+        """Remember the first record that was not delivered."""
+        if error is not None and self._failure is None:
+            self._failure = error, f'a record for topic "{message.topic()}" was not delivered'
+
+
+def group_metadata(fence: GroupFence) -> bytes:
+    """Return the identity as `send_offsets_to_transaction` takes it.
+
+    Shape: "CGMDv2:", int32 generation in native order, group, NUL, member, NUL, int8 (1: no instance; 0: instance, NUL follows).
+
+    Raises:
+        ValueError: an id that is not printable ASCII: librdkafka refuses it.
+
+    Source: librdkafka `rd_kafka_consumer_group_metadata_read`.
+    """
+    for word in (fence.group, fence.member, fence.instance or ""):
+        if not (word.isascii() and word.isprintable()):
+            raise ValueError(f"{word!r} cannot be a group, member or instance id: only printable ASCII can")
+    start = b"CGMDv2:" + struct.pack("=i", fence.generation) + fence.group.encode() + b"\0" + fence.member.encode() + b"\0"
+    return start + (b"\1" if fence.instance is None else b"\0" + fence.instance.encode() + b"\0")

@@ -1,0 +1,117 @@
+"""A log in memory, with everything of Kafka's that the engine leans on.
+
+That is: partitions, transactions with their markers, the last stable offset, fencing, compaction, retention, group offsets. For the test driver and for simulations; nothing is kept when the process ends, and all readers and writers are in it.
+`compact`, `committed`, `commit_offsets` are what a broker does by itself or for a group; here somebody calls them.
+
+Turned down: librdkafka's mock cluster (transactions do not isolate, nothing is compacted, old records vanish: measured).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from coopstreams.log.log import GroupFence, TopicSpec
+from coopstreams.log.memory.reader import MemoryReader
+from coopstreams.log.memory.state import CheckFence, MemoryState
+from coopstreams.log.memory.transactions import Offsets
+from coopstreams.log.memory.writer import MemoryWriter
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import LogError
+
+
+class MemoryLog:
+    """A cluster in memory. Any thread.
+
+    `check_fence` stands for the group coordinator: it returns why a fence is stale, or None. Default: none ever is.
+    """
+
+    def __init__(self, check_fence: CheckFence = lambda _: None) -> None:
+        self._state = MemoryState(check_fence)
+
+    def reader(self, *, committed_only: bool = True) -> MemoryReader:
+        """Return a reader of committed records only, or of all."""
+        return MemoryReader(self._state, committed_only=committed_only)
+
+    def writer(self, transactional_id: str | None = None, written: Callable[[], Collection[str]] | None = None) -> MemoryWriter:  # noqa: ARG002
+        """Return a writer; a transactional one ends whatever transaction was open under its id."""
+        return MemoryWriter(self._state, transactional_id)
+
+    def settle(self, dead: Callable[[str], bool], written: Collection[str]) -> None:
+        """Do nothing: a transaction that has ended has ended everywhere."""
+
+    def partitions(self, topics: Sequence[str] | None = None) -> dict[str, int]:
+        """Return the partition count of each topic asked for (all: None) that exists."""
+        with self._state.changed:
+            known = {name: len(topic.partitions) for name, topic in self._state.topics.items()}
+        return known if topics is None else {name: known[name] for name in topics if name in known}
+
+    def create_topics(self, specs: Sequence[TopicSpec]) -> None:
+        """Create what does not exist yet."""
+        for spec in specs:
+            if spec.partitions < 1:
+                raise LogError(f'topic "{spec.name}" cannot have {spec.partitions} partitions')
+        with self._state.changed:
+            for spec in specs:
+                self._state.create_topic(spec)
+
+    def delete_topics(self, names: Sequence[str]) -> None:
+        """Delete these topics; one that does not exist is fine."""
+        with self._state.changed:
+            for name in names:
+                self._state.delete_topic(name)
+
+    def topic_config(self, topic: str) -> dict[str, str]:
+        """Return the topic's configuration as it was given."""
+        with self._state.changed:
+            return dict(self._state.topic(topic).spec.config)
+
+    def topic_id(self, topic: str) -> str:
+        """Return what tells the topic from another one that had its name before."""
+        with self._state.changed:
+            return self._state.topic(topic).id
+
+    def start_offset(self, partition: TopicPartition) -> int:
+        """Return the first offset the log still has."""
+        with self._state.changed:
+            return self._state.partition(partition).start
+
+    def end_offset(self, partition: TopicPartition) -> int:
+        """Return the true end: everything anyone has written lies below it."""
+        with self._state.changed:
+            return self._state.partition(partition).end
+
+    def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the true end of each of these partitions."""
+        return {partition: self.end_offset(partition) for partition in partitions}
+
+    def reported_end(self, partition: TopicPartition) -> int:
+        """Return the same: there is one broker, which never stands still."""
+        return self.end_offset(partition)
+
+    def delete_before(self, partition: TopicPartition, offset: int) -> None:
+        """Delete the records below an offset."""
+        with self._state.changed:
+            self._state.delete_before(partition, offset)
+
+    def close(self) -> None:
+        """Do nothing: others may still use what is in memory."""
+
+    def compact(self, topic: str) -> None:
+        """Keep the last committed record of each key, as Kafka's cleaner does for a compacted topic; offsets stay, with holes."""
+        with self._state.changed:
+            for partition in self._state.topic(topic).partitions:
+                partition.compact()
+
+    def committed(self, group: str) -> dict[TopicPartition, tuple[int, str]]:
+        """Return the offsets and metadata that a group has committed."""
+        with self._state.changed:
+            return self._state.group(group).committed
+
+    def commit_offsets(self, offsets: Offsets, fence: GroupFence) -> None:
+        """Commit group offsets outside of any transaction, as at-least-once does.
+
+        Raises:
+            FencedError: the fence is stale.
+        """
+        with self._state.changed:
+            self._state.send_offsets(offsets, fence)

@@ -1,0 +1,134 @@
+"""A partition of a `MemoryLog`: a few parallel lists, oldest record first.
+
+A transaction's records are in it at once, each with the span that it belongs to: what one producer wrote between two of its markers.
+A marker takes an offset and decides over the span.
+
+Invariant: offsets only grow, and no offset is given twice; what is gone (compacted, deleted, markers) leaves a hole.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import compress, repeat
+
+from coopstreams.log.memory.transactions import Producer
+from coopstreams.log.runs import raw_columns
+from coopstreams.topology.columns import NO_RECORDS, Columns, Headers, Int64s, TopicPartition
+
+
+@dataclass(slots=True, eq=False)
+class _Span:
+    """Records of one producer that count together or not at all."""
+
+    start: int
+    aborted: bool = False
+
+
+class Partition:
+    """The records of one partition."""
+
+    def __init__(self, where: TopicPartition) -> None:
+        self.where = where
+        self.start = 0
+        self.end = 0
+        self._offsets: list[int] = []
+        self._keys: list[bytes | None] = []
+        self._values: list[bytes | None] = []
+        self._timestamps: list[int] = []
+        self._headers: list[Headers | None] = []
+        self._spans: list[_Span | None] = []
+        self._open: dict[Producer, _Span] = {}
+        """In the order of their starts."""
+        self._aborted = False
+
+    @property
+    def stable_end(self) -> int:
+        """The first offset of an open transaction, else the end: how far committed reads go."""
+        return next(iter(self._open.values())).start if self._open else self.end
+
+    def append(
+        self,
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+        timestamps: Int64s,
+        headers: Sequence[Headers | None] | None,
+        producer: Producer | None,
+    ) -> None:
+        """Add records at the end; those of a producer are open until its marker comes."""
+        span = None if producer is None else self._open.get(producer)
+        if span is None and producer is not None:
+            span = self._open[producer] = _Span(self.end)
+        self._offsets.extend(range(self.end, self.end + len(keys)))
+        self._keys.extend(keys)
+        self._values.extend(values)
+        self._timestamps.extend(timestamps)
+        self._headers.extend(repeat(None, len(keys)) if headers is None else headers)
+        self._spans.extend(repeat(span, len(keys)))
+        self.end += len(keys)
+
+    def mark(self, producer: Producer, *, commit: bool) -> None:
+        """Write the marker that ends what the producer has open: it takes an offset and is never read."""
+        span = self._open.pop(producer)
+        span.aborted = not commit
+        self._aborted = self._aborted or span.aborted
+        self.end += 1
+
+    def is_open(self, producer: Producer) -> bool:
+        """Whether the producer has written something that is not decided."""
+        return producer in self._open
+
+    def read(self, position: int, most: int, *, committed_only: bool) -> tuple[Columns, int, bool]:
+        """Return up to `most` records from a position on, the next position, and whether that is the end of what there is to read."""
+        limit = self.stable_end if committed_only else self.end
+        stop = bisect_left(self._offsets, limit)
+        while True:
+            first = bisect_left(self._offsets, position)
+            last = min(first + most, stop)
+            position = max(position, limit) if last >= stop else self._offsets[last - 1] + 1
+            columns = self._columns(first, last, committed_only=committed_only)
+            if len(columns) or last >= stop:
+                return columns, position, last >= stop
+
+    def compact(self) -> None:
+        """Keep the last committed record of each key, and everything from the first open transaction on."""
+        stable = bisect_left(self._offsets, self.stable_end)
+        kept: dict[bytes | None, int] = {}
+        for i in range(stable):
+            span = self._spans[i]
+            if span is None or not span.aborted:
+                kept[self._keys[i]] = i
+        keep = set(kept.values())
+        self._filter([i in keep or i >= stable for i in range(len(self._offsets))])
+
+    def delete_before(self, offset: int) -> None:
+        """Forget what lies below an offset."""
+        self.start = max(self.start, offset)
+        self._filter([at >= self.start for at in self._offsets])
+
+    def _columns(self, first: int, last: int, *, committed_only: bool) -> Columns:
+        if first >= last:
+            return NO_RECORDS
+        rows = slice(first, last)
+        keys, values, timestamps, offsets, headers = (
+            self._keys[rows],
+            self._values[rows],
+            self._timestamps[rows],
+            self._offsets[rows],
+            self._headers[rows],
+        )
+        if committed_only and self._aborted:
+            seen = [span is None or not span.aborted for span in self._spans[rows]]
+            if not all(seen):
+                keys, values, headers = list(compress(keys, seen)), list(compress(values, seen)), list(compress(headers, seen))
+                timestamps, offsets = list(compress(timestamps, seen)), list(compress(offsets, seen))
+        return raw_columns(keys, values, timestamps, offsets, headers)
+
+    def _filter(self, mask: Sequence[bool]) -> None:
+        self._offsets = list(compress(self._offsets, mask))
+        self._keys = list(compress(self._keys, mask))
+        self._values = list(compress(self._values, mask))
+        self._timestamps = list(compress(self._timestamps, mask))
+        self._headers = list(compress(self._headers, mask))
+        self._spans = list(compress(self._spans, mask))

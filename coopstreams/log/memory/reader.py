@@ -1,0 +1,129 @@
+"""The reader of a `MemoryLog`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from coopstreams.log.log import Position, Run
+from coopstreams.log.memory.state import MemoryState
+from coopstreams.log.runs import Routes, make_runs
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.compile.clocks import ClockColumns
+from coopstreams.topology.compile.program import TimestampColumn
+from coopstreams.topology.errors import LogError, OffsetOutOfRangeError
+from coopstreams.topology.keys import KeyRange
+
+
+@dataclass(slots=True)
+class Reading:
+    """One partition that is being read, for readers that are like this one."""
+
+    at: Position
+    held: bool = False
+    told_end: int | None = None
+    """The end that a run has told already, so that it is told once."""
+
+
+class MemoryReader:
+    """Reads partitions of a `MemoryLog`. One thread."""
+
+    def __init__(self, state: MemoryState, *, committed_only: bool) -> None:
+        self._state = state
+        self._committed_only = committed_only
+        self._readings: dict[TopicPartition, Reading] = {}
+        self._routes: dict[TopicPartition, Routes] = {}
+        self._closed = self._awake = False
+
+    def assign(self, positions: Mapping[TopicPartition, Position]) -> None:
+        """Read exactly these partitions."""
+        with self._state.changed:
+            for partition in positions:
+                self._state.partition(partition)
+        for partition in [known for known in self._readings if known not in positions]:
+            del self._readings[partition]
+            self._routes.pop(partition, None)
+        for partition, at in positions.items():
+            reading = self._readings.setdefault(partition, Reading(at))
+            if reading.at.offset != at.offset:
+                reading.told_end = None
+            elif reading.at.stream_time > at.stream_time:
+                continue
+            reading.at = at
+
+    def route(
+        self,
+        partition: TopicPartition,
+        ranges: Sequence[KeyRange],
+        timestamps: TimestampColumn | None = None,
+        clocks: ClockColumns | None = None,
+    ) -> None:
+        """Give each record to the slot of its key range."""
+        self._routes[partition] = Routes(ranges, timestamps, clocks)
+
+    def hold(self, partition: TopicPartition, held: bool) -> None:
+        """Stop or resume handing out a partition."""
+        if (reading := self._readings.get(partition)) is not None:
+            reading.held = held
+
+    def fetch(self, max_records: int, timeout_s: float) -> list[Run]:
+        """Return what is there; wait only for the first record."""
+        if self._closed:
+            raise LogError("this reader is closed")
+        runs: list[Run] = []
+
+        def look() -> bool:
+            runs.extend(self._take(max_records))
+            return bool(runs) or self._awake
+
+        with self._state.changed:
+            if not look() and timeout_s > 0:
+                self._state.changed.wait_for(look, timeout_s)
+            self._awake = False
+        return runs
+
+    def wake(self) -> None:
+        """Have the fetch that waits, or the next one, wait no longer."""
+        self._awake = True
+        with self._state.changed:
+            self._state.changed.notify_all()
+
+    def close(self) -> None:
+        """Read nothing more."""
+        self._readings.clear()
+        self._routes.clear()
+        self._closed = True
+
+    def _take(self, most: int) -> list[Run]:
+        taken: list[Run] = []
+        for partition, reading in list(self._readings.items()):
+            if most <= 0:
+                break
+            if reading.held:
+                continue
+            try:
+                runs, records = self._read(partition, reading, most)
+            except LogError:
+                if taken:
+                    break  # hand out what there is; the next fetch meets the error again
+                raise
+            if runs:
+                taken += runs
+                most -= records
+                # To the end of the line, so that a busy partition never keeps another one waiting.
+                self._readings[partition] = self._readings.pop(partition)
+        return taken
+
+    def _read(self, partition: TopicPartition, reading: Reading, most: int) -> tuple[list[Run], int]:
+        stored, at = self._state.partition(partition), reading.at
+        if not stored.start <= at.offset <= stored.end:
+            raise OffsetOutOfRangeError(
+                f"offset {at.offset} of {partition} is gone: the log has {stored.start} to {stored.end}. Begin at one of these, or at the group's last commit."
+            )
+        columns, next_offset, at_end = stored.read(at.offset, most, committed_only=self._committed_only)
+        if not len(columns) and next_offset == at.offset and reading.told_end == next_offset:
+            return [], 0
+        reading.told_end = next_offset if at_end else None
+        runs = make_runs(partition, columns, self._routes.get(partition), at.stream_time, next_offset, at_end=at_end)
+        reading.at = Position(next_offset, runs[0].stream_time)
+        return runs, len(columns)

@@ -1,0 +1,179 @@
+"""What a `MemoryLog` holds, and what can be asked of it: topics, partitions, transactions, group offsets. Readers and writers share it under one lock.
+
+Each method is what a broker does with one request. Nothing waits, and nothing is asked of a clock; `tell` is the one step that a model of a
+cluster takes later: the coordinator has decided how a transaction ended, and a place is told.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from coopstreams.log.log import GroupFence, TopicSpec
+from coopstreams.log.memory.partition import Partition
+from coopstreams.log.memory.transactions import GroupOffsets, Offsets, Place, Producer, Session
+from coopstreams.topology.columns import Headers, Int64s, TopicPartition
+from coopstreams.topology.errors import FencedError, LogError, OffsetOutOfRangeError, UnknownTopicError
+
+CheckFence = Callable[[GroupFence], str | None]
+"""The group coordinator: returns why the fence is stale, or None; may raise what it answers instead."""
+
+
+@dataclass(slots=True)
+class Topic:
+    """A topic: how it was made, and its partitions."""
+
+    spec: TopicSpec
+    id: str
+    partitions: list[Partition]
+    next_keyless: int = 0
+    """Where the next record without a key goes: such records take turns, so that a run can be repeated exactly."""
+
+
+def new_id() -> str:
+    """Return an id that no topic has."""
+    return uuid.uuid4().hex
+
+
+@dataclass(eq=False)
+class MemoryState:
+    """Everything a `MemoryLog` knows. Hold `changed` for any access; it is notified when there may be more to read."""
+
+    check_fence: CheckFence
+    new_id: Callable[[], str] = new_id
+    """Makes the ids of topics."""
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    topics: dict[str, Topic] = field(default_factory=dict)
+    producers: dict[str, Producer] = field(default_factory=dict)
+    groups: dict[str, GroupOffsets] = field(default_factory=dict)
+
+    def partition(self, where: TopicPartition) -> Partition:
+        """Return a partition.
+
+        Raises:
+            UnknownTopicError: there is none.
+        """
+        topic = self.topics.get(where.topic)
+        if topic is None or not 0 <= where.partition < len(topic.partitions):
+            raise UnknownTopicError(f"there is no partition {where} in the in-memory log. Create the topic first, or correct the name.")
+        return topic.partitions[where.partition]
+
+    def topic(self, name: str) -> Topic:
+        """Return a topic.
+
+        Raises:
+            UnknownTopicError: there is none.
+        """
+        topic = self.topics.get(name)
+        if topic is None:
+            raise UnknownTopicError(f'there is no topic "{name}" in the in-memory log. Create it first, or correct the name.')
+        return topic
+
+    def group(self, name: str) -> GroupOffsets:
+        """Return the offsets of a group."""
+        return self.groups.setdefault(name, GroupOffsets(name))
+
+    def create_topic(self, spec: TopicSpec) -> None:
+        """Create a topic if there is none of that name."""
+        if spec.name not in self.topics:
+            self.topics[spec.name] = Topic(spec, self.new_id(), [Partition(TopicPartition(spec.name, i)) for i in range(spec.partitions)])
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic if there is one, and what groups have committed of it."""
+        if self.topics.pop(name, None) is not None:
+            for group in self.groups.values():
+                group.forget([partition for partition in group.committed if partition.topic == name])
+            self.changed.notify_all()
+
+    def delete_before(self, where: TopicPartition, offset: int) -> None:
+        """Delete the records of a partition below an offset.
+
+        Raises:
+            OffsetOutOfRangeError: the partition ends before it.
+        """
+        stored = self.partition(where)
+        if offset > stored.end:
+            raise OffsetOutOfRangeError(f"{where} ends at {stored.end}: there is nothing to delete up to {offset}")
+        stored.delete_before(offset)
+
+    def take_over(self, transactional_id: str) -> Session:
+        """Return the right to an id: whoever had it is fenced, and what it left open is aborted."""
+        producer = self.producers.setdefault(transactional_id, Producer(transactional_id))
+        self.fence(producer)
+        return Session(producer, producer.epoch)
+
+    def fence(self, producer: Producer) -> None:
+        """Fence the writer of an id, and abort what it has open."""
+        producer.epoch += 1
+        producer.committed = False
+        if producer.open:
+            self._end(producer, commit=False)
+
+    def begin(self, session: Session) -> None:
+        """Begin a transaction."""
+        self.check(session)
+        session.producer.open = True
+
+    def append(
+        self,
+        stored: Partition,
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+        timestamps: Int64s,
+        headers: Sequence[Headers | None] | None,
+        session: Session | None,
+    ) -> int:
+        """Add records to a partition, in the open transaction if there is a session; return the offset after them."""
+        producer = None if session is None else self._in_transaction(session, stored)
+        stored.append(keys, values, timestamps, headers, producer)
+        return stored.end
+
+    def send_offsets(self, offsets: Offsets, fence: GroupFence, session: Session | None = None) -> None:
+        """Take offsets of a group: in the open transaction, or at once without a session.
+
+        Raises:
+            FencedError: the fence is stale, or the session.
+        """
+        fence.check(offsets)
+        if (reason := self.check_fence(fence)) is not None:
+            raise FencedError(f'group "{fence.group}" refuses the offsets of member "{fence.member}" in generation {fence.generation}: {reason}')
+        group = self.group(fence.group)
+        group.send(offsets, None if session is None else self._in_transaction(session, group))
+
+    def end(self, session: Session, *, commit: bool) -> None:
+        """End the open transaction."""
+        self.check(session)
+        if not session.producer.open:
+            raise LogError("there is no transaction to end; begin one first")
+        self._end(session.producer, commit=commit)
+
+    def tell(self, place: Place, producer: Producer, *, commit: bool) -> None:
+        """Tell a place how a transaction ended."""
+        place.mark(producer, commit=commit)
+
+    def check(self, session: Session) -> None:
+        """Do nothing if the session may write.
+
+        Raises:
+            FencedError: another writer took over.
+        """
+        if session.is_fenced:
+            raise FencedError(f'another writer with the transactional id "{session.producer.id}" took over')
+
+    def _in_transaction(self, session: Session, place: Place) -> Producer:
+        """Return the producer, whose transaction goes to this place from now on."""
+        self.check(session)
+        producer = session.producer
+        if not producer.open:
+            raise LogError("a transactional writer writes inside transactions only; begin one first")
+        producer.places[place] = None
+        return producer
+
+    def _end(self, producer: Producer, *, commit: bool) -> None:
+        places, producer.places = producer.places, {}
+        producer.open, producer.committed = False, commit
+        for place in places:
+            self.tell(place, producer, commit=commit)
+        self.changed.notify_all()

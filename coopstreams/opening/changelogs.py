@@ -1,0 +1,85 @@
+"""What the brokers say of changelogs: where they begin and end, which topics they are, how long they keep tombstones.
+
+Invariant: of a topic itself they are asked once until `forget`: tasks open together, and each would ask the same.
+Invariant: which topic it is, is asked before its offsets, and after: offsets of another one are never taken for its own for longer than
+until `is_still` says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from coopstreams.common.host import SYSTEM
+from coopstreams.log.log import Log
+from coopstreams.state.pickup import Changelog
+from coopstreams.state.restore import NO_STOPS, TRUSTED_MS, Bounds, trusted_ms
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import LogError
+from coopstreams.topology.keys import KeyRange
+
+log = logging.getLogger(__name__)
+
+
+class Changelogs:
+    """The changelogs of one instance. One thread.
+
+    Raises:
+        LogError: the brokers do not answer.
+    """
+
+    def __init__(self, cluster: Log, clock_ms: Callable[[], int] = SYSTEM.wall_ms) -> None:
+        self._cluster = cluster
+        self._clock_ms = clock_ms
+        self._ids: dict[str, str] = {}
+        self._trusted_ms: dict[str, int] = {}
+
+    def forget(self) -> None:
+        """Ask anew from now on: a topic may be made anew, or be set otherwise."""
+        self._ids.clear()
+        self._trusted_ms.clear()
+
+    def bounds(self, changelog: TopicPartition, stops: Mapping[KeyRange, int] = NO_STOPS) -> Bounds:
+        """Return what a restore can go on from now. It ends where the changelog does, unless `stops` say where each of its ranges ends."""
+        return self.all_bounds({changelog: stops})[changelog]
+
+    def all_bounds(self, changelogs: Mapping[TopicPartition, Mapping[KeyRange, int]]) -> dict[TopicPartition, Bounds]:
+        """Return the bounds of each of these, with its stops, in one question for their ends."""
+        asked_ms = self._clock_ms()
+        ids = {changelog: self._topic_id(changelog.topic) for changelog in changelogs}
+        ends = self._cluster.end_offsets([changelog for changelog, stops in changelogs.items() if not stops])
+        return {
+            changelog: Bounds(
+                self._cluster.start_offset(changelog),
+                max(stops.values()) if stops else ends[changelog],
+                ids[changelog],
+                asked_ms,
+                self._keeps_ms(changelog.topic),
+            )
+            for changelog, stops in changelogs.items()
+        }
+
+    def is_still(self, topic: str, topic_id: str) -> bool:
+        """Whether the topic of that name has that id now."""
+        return self._topic_id(topic) == topic_id
+
+    def topic(self, topic: str) -> Changelog:
+        """Return which topic it is now."""
+        return Changelog(topic, self._topic_id(topic), self._cluster.partitions([topic]).get(topic, 0))
+
+    def _topic_id(self, topic: str) -> str:
+        if topic not in self._ids:
+            self._ids[topic] = self._cluster.topic_id(topic)
+        return self._ids[topic]
+
+    def _keeps_ms(self, topic: str) -> int:
+        """Return for how long a checkpoint can be continued from; as by Kafka's defaults if the brokers are not to say it."""
+        if topic not in self._trusted_ms:
+            try:
+                self._trusted_ms[topic] = trusted_ms(self._cluster.topic_config(topic))
+            except LogError as error:
+                if error.retryable:
+                    raise
+                log.warning("%s. State is trusted for %g hours after it was true.", error, TRUSTED_MS / 3_600_000)
+                self._trusted_ms[topic] = TRUSTED_MS
+        return self._trusted_ms[topic]

@@ -1,0 +1,152 @@
+"""The global tables of an instance: each read whole before the first task starts, then followed for as long as the instance lives.
+
+Every instance reads every partition of their topics, as nobody's member and without commits: after a restart the rows are read again.
+
+Invariant: when `load` has returned, the rows hold everything that was in the topics when it was called.
+A record that cannot be read is for the deserialisation handler, as elsewhere; one that the processor of a global store does not bear is for
+the processing handler. Nobody commits here, so each start of each instance comes
+upon it anew: it is counted and logged, and a dead letter written, every time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from coopstreams.common.config import Config
+from coopstreams.common.host import SYSTEM, Host, Worker
+from coopstreams.log.log import Log, Position, Writer
+from coopstreams.state.global_table import GlobalRows
+from coopstreams.state.global_updates import rows_of
+from coopstreams.tasks.failures import Count, handler
+from coopstreams.tasks.repeats import Sayings
+from coopstreams.topology.columns import Headers, TopicPartition
+from coopstreams.topology.dsl.global_tables import GlobalTable
+from coopstreams.topology.errors import LogError
+from coopstreams.topology.failures import Failure
+
+log = logging.getLogger(__name__)
+
+_BATCH = 10_000
+_WAIT_S = 0.1
+
+
+class Globals:
+    """The rows of global tables, by store name, and the thread that follows their topics."""
+
+    def __init__(
+        self,
+        log: Log,
+        tables: Sequence[GlobalTable],
+        partitions: Mapping[str, int],
+        config: Config,
+        count: Count,
+        sayings: Sayings,
+        host: Host = SYSTEM,
+    ) -> None:
+        """Get a reader. `count` hears what is left out."""
+        self._host = host
+        self.rows = {table.store.name: rows_of(table, host.wall_ms) for table in tables}
+        self._closing = list(self.rows.values())
+        self.loaded = False
+        """Whether `load` has read all there was."""
+        self._log = log
+        self._of: dict[TopicPartition, list[GlobalRows]] = {}
+        for table in tables:
+            for partition in range(partitions[table.topic]):
+                self._of.setdefault(TopicPartition(table.topic, partition), []).append(self.rows[table.store.name])
+        self._reader = log.reader() if tables else None
+        self._writer: Writer | None = None
+        self._undelivered: list[tuple[Failure, Headers]] = []
+        self._dead_letters = config["errors.dead.letter.queue.topic.name"]
+        self._timeout_s = config["transaction.timeout.ms"] / 1000
+        self._on_failure = handler(None, config, count, self._dead_letter, sayings)
+        self._stopped = host.signal()
+        self._thread: Worker | None = None
+
+    def load(self, cancelled: Callable[[], bool]) -> None:
+        """Read the topics to the ends they have now, or until it is cancelled.
+
+        Raises:
+            LogError: they cannot be read, or a dead letter cannot be written.
+            ProcessingError: a record is not of its table's serde, or the processor of a global store raised, and the handler says `fail`.
+        """
+        if self._reader is None:
+            self.loaded = True
+            return
+        missing = self._log.end_offsets(self._of)
+        starts = {partition: self._log.start_offset(partition) for partition in self._of}
+        self._reader.assign({partition: Position(start) for partition, start in starts.items()})
+        missing = {partition: end for partition, end in missing.items() if starts[partition] < end}
+        while missing and not cancelled():
+            for partition, reached in self._step().items():
+                if reached >= missing.get(partition, reached + 1):
+                    del missing[partition]
+        self.loaded = not missing
+        log.info("global tables: %s", ", ".join(f"{name} has {len(rows.entries)} rows" for name, rows in self.rows.items()))
+
+    def follow(self, failed: Callable[[BaseException], None]) -> None:
+        """Go on reading, on a thread of its own; `failed` hears of what ends it."""
+        if self._reader is not None:
+            self._thread = self._host.thread(partial(self._run, failed), "global tables")
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and let go of the reader. Idempotent."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(10)
+        if self._reader is not None:
+            self._reader.close()
+        while self._closing:
+            self._closing.pop().close()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _run(self, failed: Callable[[BaseException], None]) -> None:
+        try:
+            while not self._stopped.is_set():
+                self._step()
+        except BaseException as error:  # whatever it is, the control thread must learn of it
+            log.debug("the global tables end", exc_info=True)
+            failed(error)
+
+    def _step(self) -> dict[TopicPartition, int]:
+        """Read on once; return how far the partitions are of which something came."""
+        assert self._reader is not None
+        reached: dict[TopicPartition, int] = {}
+        for run in self._reader.fetch(_BATCH, _WAIT_S):
+            for rows in self._of[run.partition]:
+                rows.apply(run.partition, run.columns, self._on_failure)
+            reached[run.partition] = run.next_offset
+        self._deliver()
+        return reached
+
+    def _dead_letter(self, failure: Failure, headers: Headers) -> None:
+        if self._writer is None:
+            self._writer = self._log.writer()
+        self._undelivered.append((failure, headers))
+        self._write(failure, headers)
+
+    def _write(self, failure: Failure, headers: Headers) -> None:
+        assert self._writer is not None
+        self._writer.append(self._dead_letters, [failure.key], [failure.value], [failure.timestamp], headers=[headers])
+
+    def _deliver(self) -> None:
+        """Return when the dead letters are in the log; while brokers are away they are written again, some of them twice.
+
+        Raises:
+            LogError: the brokers do not take them.
+        """
+        while self._undelivered and self._writer is not None:
+            try:
+                self._writer.flush(self._timeout_s)
+                self._undelivered.clear()
+            except LogError as error:
+                if not error.retryable or self._stopped.is_set():
+                    raise
+                log.warning("global tables: dead letters are not written: %s; trying again", error)
+                self._writer.abort()
+                for failure, headers in self._undelivered:
+                    self._write(failure, headers)

@@ -1,0 +1,252 @@
+"""How a task comes to be open: wait at the barrier, learn the positions, restore the state. On a thread of its own.
+
+    barrier    the true end of the commit topic, taken after the generation is known; wait until everything below it is read
+    positions  individual commits and the group's plain offset -> segments, term
+    restore    each changelog to the end it has now, filtered by key range, beside the tasks that run
+
+Invariant: a task is open only when its barrier is passed (`commit.barrier`) and its state holds what its positions stand for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from coopstreams.commit.barrier import Barrier
+from coopstreams.commit.follower import Follower
+from coopstreams.commit.positions import Positions
+from coopstreams.commit.progress import Progress
+from coopstreams.commit.record import Committed
+from coopstreams.common.host import SYSTEM, Empty, Host, Inbox
+from coopstreams.group.holdings import Assigned
+from coopstreams.group.membership import GroupMember
+from coopstreams.opening.restoring import Restoring
+from coopstreams.opening.rooms import Rooms
+from coopstreams.state.database import Database
+from coopstreams.state.incoming import PickUpProgress
+from coopstreams.state.restore import RestoreProgress
+from coopstreams.tasks.events import Cancelled, Event, Failed, Opened
+from coopstreams.tasks.task import Incarnation, standings
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import GroupError, LogError, OffsetOutOfRangeError
+from coopstreams.topology.task_id import TaskId
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 1.0
+"""Longest time it waits for commits of the group while nobody waits for them; a request ends that."""
+LOOK_S = 0.1
+"""The same while tasks wait for them, or transactions of members that are gone are to be ended."""
+BUSY_S = 0.01
+"""The same while tasks wait for what the brokers have to say."""
+RETRY_S = 0.3
+"""How long to wait after a question that was not answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a task that is not yet open waits for, in words; and how far each store is that is restored, or comes from a snapshot."""
+
+    why: str
+    restores: Sequence[RestoreProgress] = ()
+    pick_ups: Sequence[PickUpProgress] = ()
+
+
+@dataclass(slots=True)
+class _Opening:
+    id: TaskId
+    epoch: int
+    since: float
+    barrier: int | None = None
+    doubted_at: float | None = None
+    plain: dict[TopicPartition, Committed | None] = field(default_factory=dict)
+    """The plain offsets that are certain, behind the barrier."""
+    progress: Progress | None = None
+    """Known once the barrier is passed."""
+    database: Database | None = None
+    """Open once the barrier is passed; the state is being picked up and restored from then on."""
+
+
+class Opener:
+    """Opens tasks for an instance. `open`, `cancel`, `follow_generation` return at once; events answer."""
+
+    def __init__(
+        self,
+        member: GroupMember,
+        follower: Follower,
+        positions: Positions,
+        restoring: Restoring,
+        rooms: Rooms,
+        ours: Callable[[str], bool],
+        settle: Callable[[Callable[[str], bool]], None],
+        take_over: Callable[[], None],
+        emit: Callable[[Event], None],
+        moved: Callable[[], None],
+        host: Host = SYSTEM,
+    ) -> None:
+        """`moved`: is told when more is known of the group's commits."""
+        self._host = host
+        self._moved = moved
+        self._member = member
+        self._barrier = Barrier(member, follower, ours, settle, host)
+        self._doubt: tuple[int, float] | None = None
+        """Under which epoch, and when the group was asked, since a position is one that the log does not have."""
+        self._follower = follower
+        self._positions = positions
+        self._restoring = restoring
+        self._take_over = take_over
+        self._taken: int | None = None
+        """Under which epoch it is this version of the topology that has tasks; None: another one may have had them since."""
+        self._rooms = rooms
+        self._emit = emit
+        self._requests: Inbox[_Opening | TaskId | Assigned | None] = host.inbox()
+        self._openings: dict[TaskId, _Opening] = {}
+        self._trouble = ""
+        """Why the last turn came to nothing, in words; empty: it did not."""
+        self._thread = host.thread(self._run, "opener")
+
+    def start(self) -> None:
+        """Begin to follow the commit topic."""
+        self._thread.start()
+
+    def follow_generation(self, assigned: Assigned) -> None:
+        """Learn who is in the group now: transactions of anybody else are ended."""
+        self._ask(assigned)
+
+    def open(self, task: TaskId, epoch: int) -> None:
+        """Open a task under this epoch of the membership; `Opened` follows, unless it is cancelled."""
+        self._ask(_Opening(task, epoch, self._host.now()))
+
+    def cancel(self, task: TaskId) -> None:
+        """Give up opening a task; `Cancelled` follows if it was not yet open."""
+        self._ask(task)
+
+    def stop(self) -> None:
+        """End the thread and let go of the readers."""
+        self._ask(None)
+        if self._thread.is_alive():
+            self._thread.join(10)
+
+    def waits_for(self, task: TaskId) -> Waiting:
+        """Return what a task that is not yet open waits for. Any thread."""
+        opening = self._openings.get(task)
+        if not self._positions.sources(task):
+            return Waiting("topics that match a pattern: this process has not seen them yet")
+        trouble = f", which failed and is done again: {self._trouble}" if self._trouble else ""
+        if opening is None or opening.barrier is None:
+            return Waiting(f"its turn with the opener{trouble}")
+        if unreadable := self._follower.trouble:
+            return Waiting(f"the group's progress to be readable: {unreadable}")
+        if not self._follower.passed(opening.barrier):
+            return Waiting(f"the barrier: offset {opening.barrier} of {self._follower.partition}, known up to {self._follower.tail}{trouble}")
+        if opening.progress is None:
+            return Waiting(f"{self._positions.waits_for(task)}{trouble}")
+        restores, pick_ups = self._restoring.progress(task), self._restoring.picking_up(task)
+        return Waiting("its state to be picked up from a snapshot" if pick_ups else "its state to be restored", restores, pick_ups)
+
+    def _run(self) -> None:
+        try:
+            while self._take_requests():
+                self._try_turn()
+        except BaseException as error:  # whatever it is, the control thread must learn of it
+            log.debug("the opener ends", exc_info=True)
+            self._emit(Failed(error, "opener"))
+        finally:
+            self._restoring.close()
+            for opening in self._openings.values():
+                self._leave(opening)
+            self._follower.close()
+
+    def _try_turn(self) -> None:
+        try:
+            self._turn()
+            self._doubt, self._trouble = None, ""
+        except OffsetOutOfRangeError as error:
+            self._heed(error)
+        except (LogError, GroupError) as error:
+            self._trouble = str(error)
+            log.warning("opening tasks: %s; trying again", error)
+            self._host.sleep(RETRY_S)
+
+    def _heed(self, error: OffsetOutOfRangeError) -> None:
+        """Do nothing while another member may have the tasks by now, and may have deleted what it processed: everything is asked again.
+
+        Raises:
+            OffsetOutOfRangeError: the group has confirmed this member since it first happened: the records are lost.
+        """
+        epoch = self._barrier.epoch
+        if self._doubt is None or self._doubt[0] != epoch:
+            self._doubt = epoch, self._member.ask()
+            self._trouble = f"{error}; the group is asked whether this process still is a member before that counts"
+            log.warning("opening tasks: %s", self._trouble)
+        elif self._member.confirmed(self._doubt[1], epoch):
+            raise error
+        self._host.sleep(RETRY_S)
+
+    def _ask(self, request: _Opening | TaskId | Assigned | None) -> None:
+        self._requests.put(request)
+        self._follower.wake()
+
+    def _take_requests(self) -> bool:
+        while True:
+            try:
+                request = self._requests.get_nowait()
+            except Empty:
+                return True
+            if request is None:
+                return False
+            if isinstance(request, Assigned):
+                self._barrier.follow_generation(request)
+                self._taken = None if request.waits else self._taken
+            elif isinstance(request, _Opening):
+                self._openings[request.id] = request
+            elif (opening := self._openings.pop(request, None)) is not None:
+                self._restoring.cancel(opening.id)
+                self._leave(opening)
+                self._emit(Cancelled(opening.id))
+
+    def _turn(self) -> None:
+        self._barrier.hunt()
+        busy = self._restoring.step()
+        known = self._follower.known
+        self._follower.poll(0.0 if busy else self._wait_s())
+        if self._follower.known > known:
+            self._moved()
+        if self._openings:
+            self._pass_barrier()
+        for id_ in self._restoring.finished():
+            opening = self._openings.pop(id_)
+            assert opening.progress is not None
+            assert opening.database is not None
+            state = self._rooms.state(id_, opening.database)
+            self._emit(Opened(Incarnation(id_, self._positions.sources(id_), state, opening.progress, opening.epoch)))
+
+    def _wait_s(self) -> float:
+        """How long to wait for commits of the group: behind the barrier tasks wait for something else."""
+        waiting = [opening.barrier for opening in self._openings.values() if opening.progress is None]
+        if any(barrier is None or self._follower.passed(barrier) for barrier in waiting):
+            return BUSY_S
+        return LOOK_S if self._openings or self._barrier.hunting else IDLE_S
+
+    def _pass_barrier(self) -> None:
+        for opening in self._openings.values():
+            if opening.epoch != self._taken:
+                self._take_over()
+                self._taken = opening.epoch
+        waiting = [opening for opening in self._openings.values() if opening.progress is None and self._positions.sources(opening.id)]
+        passed = {opening.id: opening for opening in self._barrier.passed(waiting)}
+        opened = self._positions.resolve(list(passed.values()), self._barrier.generation)
+        for id_, progress in opened.items():
+            opening = passed[id_]
+            if opening.database is None:
+                opening.database = self._rooms.enter(id_)
+            stores = self._rooms.subtopology(id_).stores
+            self._restoring.add(id_, stores, opening.database, standings(id_, stores, progress))
+            opening.progress = progress  # last: if the brokers did not answer, everything is asked again
+        if len(opened) < len(waiting) or self._restoring.stuck():
+            self._barrier.hunt_later()
+
+    def _leave(self, opening: _Opening) -> None:
+        if opening.database is not None:
+            self._rooms.leave(opening.id)

@@ -1,0 +1,349 @@
+"""State of tasks that open, brought up to their changelogs, beside the tasks that run.
+
+A changelog partition is read once for all tasks of an instance that restore from it; one that opens later joins the reading.
+
+What a published snapshot has of them is taken from there first; the changelog is read from where that ends.
+
+Invariant: a task is finished when every store of it stands at the end its changelog had when the task was added: whatever an
+earlier owner committed lies below that (the caller has passed the barrier of the commit topic before). A store that is restored from its
+source topic ends where the task begins.
+Invariant: a changelog is one topic from the first record of a restore to the last: one that is made anew meanwhile is read from its beginning.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from coopstreams.common.host import SYSTEM, Host
+from coopstreams.log.log import Log, Position, Run
+from coopstreams.opening.changelogs import Changelogs
+from coopstreams.state.database import Database
+from coopstreams.state.incoming import Downloads, Incoming, PickUpProgress
+from coopstreams.state.pickup import Changelog, Snapshots
+from coopstreams.state.restore import NO_STOPS, Bounds, Restore, RestoreProgress, lacking
+from coopstreams.tasks.lifecycle import RestoreListener
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import OffsetOutOfRangeError
+from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.task_id import TaskId
+
+log = logging.getLogger(__name__)
+
+BATCH = 10_000
+PATIENCE_S = 0.3
+"""A restore that does not move for so long is waiting for somebody's open transaction."""
+COMPARE_S = 1.0
+"""Time between two looks whether the changelog of such a one is still the same."""
+LOOK_S = 0.005
+"""How long a step waits for what it reads, or picks up."""
+
+
+class Counts(Protocol):
+    """Is told what restores do: the metrics of an instance."""
+
+    def restored(self, task: TaskId, store: str, records: int, remaining: int | None = None) -> None:
+        """So many changelog records were read."""
+
+    def fetched(self, task: TaskId, store: str, bytes_: int, remaining: int) -> None:
+        """So many bytes of a snapshot have come, and as many are to come."""
+
+    def picked_up(self, task: TaskId, store: str, keys: int) -> None:
+        """So many keys came from a snapshot."""
+
+
+class Uncounted:
+    """Counts nothing."""
+
+    def restored(self, task: TaskId, store: str, records: int, remaining: int | None = None) -> None:
+        """Nobody wants to know."""
+
+    def fetched(self, task: TaskId, store: str, bytes_: int, remaining: int) -> None:
+        """Nobody wants to know."""
+
+    def picked_up(self, task: TaskId, store: str, keys: int) -> None:
+        """Nobody wants to know."""
+
+
+@dataclass(slots=True)
+class _PickUp:
+    """One store that a task takes from a snapshot, and what follows then."""
+
+    incoming: Incoming
+    spec: StoreSpec
+    database: Database
+    bytes: int = 0
+    """That were counted."""
+
+
+@dataclass(slots=True)
+class _Job:
+    """One store of one partition, for the tasks that wait for it."""
+
+    restore: Restore
+    moved_at: float
+    tasks: dict[TaskId, Mapping[KeyRange, int]] = field(default_factory=dict)
+    """With where each of its ranges ends, if that is not at the target."""
+
+    def retarget(self, bounds: Bounds | None = None) -> None:
+        """Restore what these tasks wait for."""
+        bounds = bounds or self.restore.bounds
+        self.restore.retarget(self.ranges, bounds=replace(bounds, target=max(self.stops.values(), default=bounds.target)), stops=self.stops)
+
+    def anew(self, bounds: Bounds) -> None:
+        """Restore it from another topic, which has taken the place of the one before."""
+        bounds = replace(bounds, target=max(self.stops.values(), default=bounds.target))
+        self.restore = Restore(self.restore.database, self.restore.spec, self.ranges, bounds, stops=self.stops)
+
+    @property
+    def ranges(self) -> list[KeyRange]:
+        """Of the tasks that wait."""
+        return [task.range for task in self.tasks]
+
+    @property
+    def stops(self) -> dict[KeyRange, int]:
+        """Where they end, if that is not at the target."""
+        return {key_range: stop for each in self.tasks.values() for key_range, stop in each.items()}
+
+
+class Restoring:
+    """The restores of one instance. Used by the opener thread; `progress` by any."""
+
+    def __init__(
+        self,
+        log: Log,
+        changelog: Callable[[StoreSpec], str],
+        snapshots: Snapshots | None = None,
+        counts: Counts | None = None,
+        listener: RestoreListener | None = None,
+        host: Host = SYSTEM,
+    ) -> None:
+        self._host = host
+        self._changelogs = Changelogs(log, host.wall_ms)
+        self._listener = listener or RestoreListener()
+        self._changelog = changelog
+        self._counts: Counts = counts or Uncounted()
+        self._snapshots = snapshots
+        self._downloads = Downloads(host.now)
+        self._reader = log.reader()
+        self._jobs: dict[TopicPartition, _Job] = {}
+        self._pick_ups: dict[tuple[TaskId, TopicPartition], _PickUp] = {}
+        self._waiting: dict[TaskId, set[TopicPartition]] = {}
+        self._compare_at = 0.0
+        """When changelogs that do not move are to be looked at: `Host.now`."""
+        self._done: list[TaskId] = []
+
+    def add(self, task: TaskId, stores: Iterable[StoreSpec], database: Database, positions: Mapping[str, Mapping[KeyRange, int]]) -> None:
+        """Restore the stores of a task; it is `finished` at once if it has none that can be.
+
+        `positions`: where the task begins, for each store that is restored from its source topic.
+
+        Raises:
+            LogError: the brokers did not answer; nothing was added.
+        """
+        topics = [(spec, spec.source or self._changelog(spec)) for spec in stores if spec.logged or spec.name in positions]
+        changelogs = {TopicPartition(topic, task.partition): (spec, positions.get(spec.name, NO_STOPS)) for spec, topic in topics}
+        bounds = self._changelogs.all_bounds({changelog: stops for changelog, (_, stops) in changelogs.items()})
+        missing = {changelog: self._missing(task, spec, database, bounds[changelog]) for changelog, (spec, _) in changelogs.items()}
+        known = {changelog: self._changelogs.topic(changelog.topic) for changelog, groups in missing.items() if groups}
+        self._waiting[task] = set()  # only now: when the brokers do not answer, nothing is half added
+        for changelog, (spec, stops) in changelogs.items():
+            if changelog in known:
+                self._begin(task, changelog, spec, database, known[changelog], missing[changelog], bounds[changelog])
+            else:
+                self._join(task, changelog, spec, database, bounds[changelog], stops)
+        self._go_on(task)
+
+    def cancel(self, task: TaskId) -> None:
+        """Stop restoring for a task; what is in the database stays, with its checkpoint."""
+        for changelog in self._waiting.pop(task, set()):
+            pick_up = self._pick_ups.pop((task, changelog), None)
+            if pick_up is not None:
+                pick_up.incoming.give_up()
+                continue
+            job = self._jobs[changelog]
+            del job.tasks[task]
+            if job.tasks:
+                job.retarget()
+            else:
+                del self._jobs[changelog]
+                self._listener.on_restore_suspended(changelog, job.restore.spec.name, job.restore.progress().read)
+        if task in self._done:
+            self._done.remove(task)
+        self._place()
+
+    def step(self) -> bool:
+        """Read on once; return whether there is more to do.
+
+        Raises:
+            StateError: a database does not take what came from a snapshot.
+        """
+        self._changelogs.forget()
+        if self._pick_ups:
+            if not self._jobs:
+                self._downloads.ended.wait(LOOK_S)
+            self._look()
+        if self._jobs:
+            self._read()
+        self._changelogs.forget()
+        return bool(self._jobs or self._pick_ups)
+
+    def _read(self) -> None:
+        for run in self._fetch():
+            job = self._jobs.get(run.partition)
+            if job is None:
+                continue
+            before = job.restore.position
+            job.restore.feed(run.columns, run.next_offset)
+            if job.restore.position > before:
+                job.moved_at = self._host.now()
+            progress = job.restore.progress()
+            if len(run.columns):
+                self._listener.on_batch_restored(run.partition, progress.store, progress.position, len(run.columns))
+            for task in job.tasks:
+                self._counts.restored(task, progress.store, len(run.columns), progress.remaining)
+        self._complete()
+
+    def _fetch(self) -> list[Run]:
+        """Return what comes of the changelogs. Those that have no such offset any more, or end before the target, may be others than before."""
+        try:
+            runs = self._reader.fetch(BATCH, LOOK_S)
+        except OffsetOutOfRangeError:
+            if not self._changed():
+                raise
+            return []
+        if not runs and self.stuck() and self._host.now() >= self._compare_at:
+            self._compare_at = self._host.now() + COMPARE_S
+            self._changed()
+        return runs
+
+    def _changed(self) -> bool:
+        """Begin anew where a changelog is another topic now, or has lost what is read next; return whether there was one."""
+        changed = False
+        for changelog, job in self._jobs.items():
+            bounds = self._changelogs.bounds(changelog, job.stops)
+            if bounds.topic_id != job.restore.bounds.topic_id or job.restore.position < bounds.log_start:
+                self._begin_anew(changelog, job, bounds)
+                changed = True
+        if changed:
+            self._complete()
+            self._place()
+        return changed
+
+    def finished(self) -> list[TaskId]:
+        """Return the tasks whose state is complete since the last call."""
+        done, self._done = self._done, []
+        return done
+
+    def stuck(self) -> bool:
+        """Whether some restore has not moved for a while: an open transaction keeps the end of its changelog back."""
+        return any(self._host.now() - job.moved_at > PATIENCE_S for job in self._jobs.values())
+
+    def progress(self, task: TaskId) -> list[RestoreProgress]:
+        """Return how far each store is that a task still waits for."""
+        jobs = [self._jobs.get(changelog) for changelog in list(self._waiting.get(task, ()))]
+        return [job.restore.progress() for job in jobs if job is not None]
+
+    def picking_up(self, task: TaskId) -> list[PickUpProgress]:
+        """Return how far each store is that a task takes from a snapshot."""
+        pick_ups = [self._pick_ups.get((task, changelog)) for changelog in list(self._waiting.get(task, ()))]
+        return [pick_up.incoming.progress() for pick_up in pick_ups if pick_up is not None]
+
+    def close(self) -> None:
+        """Stop reading, and give up what is on its way."""
+        for pick_up in self._pick_ups.values():
+            pick_up.incoming.give_up()
+        self._pick_ups.clear()
+        self._reader.close()
+
+    def _join(
+        self,
+        task: TaskId,
+        changelog: TopicPartition,
+        spec: StoreSpec,
+        database: Database,
+        bounds: Bounds,
+        stops: Mapping[KeyRange, int],
+    ) -> None:
+        job = self._jobs.get(changelog)
+        if job is None:
+            job = _Job(Restore(database, spec, [task.range], bounds, stops=stops), self._host.now(), {task: stops})
+            if job.restore.done:
+                return
+            self._listener.on_restore_start(changelog, spec.name, job.restore.position, bounds.target)
+        else:
+            job.tasks[task] = stops
+            if bounds.topic_id == job.restore.bounds.topic_id:
+                job.retarget(bounds)
+            else:
+                self._begin_anew(changelog, job, bounds)
+        self._jobs[changelog] = job
+        self._waiting[task].add(changelog)
+
+    def _missing(self, task: TaskId, spec: StoreSpec, database: Database, bounds: Bounds) -> list[int]:
+        """Return the key groups that a snapshot may have: a restore cannot go on from what is there."""
+        if self._snapshots is None or spec.source is not None:  # a snapshot ends where a changelog does
+            return []
+        return lacking(database.checkpoints(spec.name), task.range, bounds)
+
+    def _begin(
+        self, task: TaskId, changelog: TopicPartition, spec: StoreSpec, database: Database, known: Changelog, groups: Sequence[int], bounds: Bounds
+    ) -> None:
+        """Have a store fetched; what the snapshot does not have is restored behind that."""
+        assert self._snapshots is not None
+        incoming = Incoming(self._downloads, self._snapshots, database, spec, changelog.partition, known, groups, bounds)
+        self._pick_ups[task, changelog] = _PickUp(incoming, spec, database)
+        self._waiting[task].add(changelog)
+
+    def _look(self) -> None:
+        """Restore behind the pick-ups that have ended."""
+        self._downloads.ended.clear()
+        for (task, changelog), pick_up in list(self._pick_ups.items()):
+            ended, progress = pick_up.incoming.look(), pick_up.incoming.progress()
+            self._counts.fetched(task, progress.store, progress.fetched_bytes - pick_up.bytes, progress.total_bytes - progress.fetched_bytes)
+            pick_up.bytes = progress.fetched_bytes
+            if ended:
+                bounds = self._changelogs.bounds(changelog)  # that took its time; if the brokers do not answer, it is asked again
+                self._counts.picked_up(task, progress.store, pick_up.incoming.keys)
+                del self._pick_ups[task, changelog]
+                self._waiting[task].discard(changelog)
+                self._join(task, changelog, pick_up.spec, pick_up.database, bounds, NO_STOPS)
+                self._go_on(task)
+
+    def _go_on(self, task: TaskId) -> None:
+        if self._waiting[task]:
+            self._place()
+        else:
+            self._finish(task)
+
+    def _place(self) -> None:
+        self._reader.assign({changelog: Position(job.restore.position) for changelog, job in self._jobs.items()})
+
+    def _complete(self) -> None:
+        complete = [changelog for changelog, job in self._jobs.items() if job.restore.done]
+        for changelog in complete:
+            job = self._jobs[changelog]
+            if not self._changelogs.is_still(changelog.topic, job.restore.bounds.topic_id):
+                self._begin_anew(changelog, job, self._changelogs.bounds(changelog, job.stops))
+                continue
+            del self._jobs[changelog]
+            self._listener.on_restore_end(changelog, job.restore.spec.name, job.restore.progress().read)
+            for task in job.tasks:
+                self._waiting[task].discard(changelog)
+                if not self._waiting[task]:
+                    self._finish(task)
+        if complete:
+            self._place()
+
+    @staticmethod
+    def _begin_anew(changelog: TopicPartition, job: _Job, bounds: Bounds) -> None:
+        what = "has forgotten what was read next" if bounds.topic_id == job.restore.bounds.topic_id else "was deleted and made anew"
+        log.warning('%s %s while store "%s" was restored from it; that begins again', changelog, what, job.restore.spec.name)
+        job.anew(bounds)
+
+    def _finish(self, task: TaskId) -> None:
+        del self._waiting[task]
+        self._done.append(task)

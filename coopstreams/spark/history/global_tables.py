@@ -1,0 +1,48 @@
+"""Global tables in a backfill: each task reads their topics whole, up to the cut, before its first record; as an instance does when it starts.
+
+Invariant: all tasks of a run see the same rows, whenever they run: those at the cut, which is in the plan. What a processor of a global store
+takes for the clock stands at 0, as for any processor in a backfill.
+Turned down: Spark's broadcast (not there in Spark Connect; the rows would go through the driver), and a task that follows the topic while it
+works (live, the order between a global table and the records is chance, and chance gives no answer twice).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from coopstreams.spark.history.kafka_source import KafkaParts, read_options
+from coopstreams.spark.history.rows import columns_of
+from coopstreams.state.global_table import GlobalRows
+from coopstreams.state.global_updates import rows_of
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.dsl.global_tables import GlobalTable
+from coopstreams.topology.failures import OnFailure
+from coopstreams.topology.graph.join_nodes import StreamGlobalJoin
+from coopstreams.topology.graph.nodes import Processing, SubTopology, Topology
+
+Cut = Mapping[str, Mapping[int, tuple[int, int]]]
+
+
+def tables_of(topology: Topology, subtopology: SubTopology) -> list[GlobalTable]:
+    """Return the global tables that a sub-topology looks into."""
+    stores = {node.store.name for node in subtopology.nodes if isinstance(node, StreamGlobalJoin)}
+    stores |= {name for node in subtopology.nodes if isinstance(node, Processing) for name in node.store_names}
+    return [table for table in topology.global_tables if table.store.name in stores]
+
+
+def read_rows(settings: Mapping[str, Any], tables: Sequence[GlobalTable], cut: Cut, on_failure: OnFailure) -> dict[str, GlobalRows]:
+    """Return the rows of global tables at the cut, by store. `on_failure`: what becomes of a record that is not of its table's serde.
+
+    Raises:
+        LogError: a topic has lost records since the cut was taken, or a transaction is open below it.
+    """
+    found = {table.store.name: rows_of(table, lambda: 0) for table in tables}
+    for table in tables:
+        bounds = {TopicPartition(table.topic, number): each for number, each in cut[table.topic].items()}
+        parts = KafkaParts(read_options(settings, bounds))
+        for part in parts.partitions():
+            for rows in parts.read(part):
+                source = TopicPartition(table.topic, rows.column("partition")[0].as_py())
+                found[table.store.name].apply(source, columns_of(rows, rows.column("offset").to_pylist()), on_failure)
+    return found

@@ -1,0 +1,152 @@
+"""Where the records of a backfill come from: topics of Kafka up to a cut, or any DataFrame; and what they look like to Spark.
+
+Invariant: each of these frames has the columns of HISTORY, and a Spark partition of it is one topic partition in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
+
+from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.log.kafka.offsets import KafkaOffsets
+from coopstreams.spark.history.jvm_source import jvm_frame
+from coopstreams.spark.history.kafka_source import KafkaSource, read_options
+from coopstreams.spark.history.rows import HISTORY, ddl
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import ConfigError, OffsetOutOfRangeError
+from coopstreams.topology.keys import partition_of
+
+_TYPES = {"key": "binary", "value": "binary", "timestamp": "bigint"}
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaHistory:
+    """What a topic has in Kafka, from its first record to a cut.
+
+    `until`: None is now, the last stable offset of each partition; a datetime, the first record of then or later; or offsets by partition,
+    exclusive. An offset above the last stable one is waited for, but not for ever.
+    """
+
+    until: datetime | Mapping[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TableHistory:
+    """What a DataFrame has: columns `key` and `value` (binary, the bytes that a topic would have) and `timestamp` (ms, bigint).
+
+    `partition` (int) may be a column as well: the partition of the topic; without it, it follows from the key as for any producer.
+    `order_by` names the columns that order the records of a partition, which must be a total order for each key.
+    `continues_at`: by partition, the offset of the topic at which the live application goes on, 0 where it is not said: all the topic has
+    comes after the table.
+    """
+
+    rows: DataFrame
+    order_by: Sequence[str] = ("timestamp",)
+    continues_at: Mapping[int, int] = field(default_factory=dict)
+
+    def check(self, topic: str) -> None:
+        """Do nothing if the table can be the history of a topic.
+
+        Raises:
+            ConfigError: a column is missing or of another type; says what to write.
+        """
+        found = dict(self.rows.dtypes)
+        for name, wanted in _TYPES.items():
+            if found.get(name) != wanted:
+                raise ConfigError(
+                    f'the history of "{topic}": column "{name}" must be {wanted}, it is {found.get(name, "not there")}. Make it in Spark, '
+                    f'for example df.select(col("...").cast("{wanted}").alias("{name}"), ...)'
+                )
+        if missing := [name for name in self.order_by if name not in found]:
+            raise ConfigError(f'the history of "{topic}": there is no column {", ".join(missing)} to order by')
+
+
+History = KafkaHistory | TableHistory
+
+
+def cut_of(cluster: KafkaLog, offsets: KafkaOffsets, topic: str, history: History, partitions: int) -> dict[int, tuple[int, int]]:
+    """Return the offsets [start, end) of each partition that the backfill covers.
+
+    Raises:
+        ConfigError: a cut outside the topic.
+        OffsetOutOfRangeError: a cut below what the topic still has.
+    """
+    if isinstance(history, TableHistory):
+        return {number: (0, history.continues_at.get(number, 0)) for number in range(partitions)}
+    places = [TopicPartition(topic, number) for number in range(partitions)]
+    starts = {place: cluster.start_offset(place) for place in places}
+    ends = {place: offsets.stable(place) for place in places}
+    if isinstance(history.until, datetime):
+        found = offsets.at_time(places, int(history.until.timestamp() * 1000))
+        ends = {place: end if at is None else min(at, end) for place, end in ends.items() for at in [found[place]]}
+    elif history.until is not None:
+        ends = {place: _reached(cluster, place, history.until.get(place.partition)) for place in places}
+    for place, end in ends.items():
+        if end < starts[place]:
+            raise OffsetOutOfRangeError(f"{place}: the cut {end} lies below the first record that is left, {starts[place]}")
+    return {place.partition: (starts[place], end) for place, end in ends.items()}
+
+
+def _reached(cluster: KafkaLog, place: TopicPartition, until: int | None) -> int:
+    last = cluster.end_offset(place)
+    if until is None or until > last:
+        known = "no offset is given" if until is None else f"it ends at {last}, the cut is {until}"
+        raise ConfigError(f"{place}: {known}; give for each partition an offset that it has reached")
+    return until
+
+
+def kafka_frame(spark: SparkSession, settings: Mapping[str, Any], topic: str, bounds: Mapping[int, tuple[int, int]]) -> DataFrame:
+    """Return the records of a topic within these offsets."""
+    spark.dataSource.register(KafkaSource)
+    options = read_options(settings, {TopicPartition(topic, number): each for number, each in bounds.items()})
+    return spark.read.format(KafkaSource.name()).options(**options).load()
+
+
+FRAMES = {"python": kafka_frame, "jvm": jvm_frame}
+"""By connector, what reads a topic."""
+
+
+def table_frame(history: TableHistory, topic: str, partitions: int) -> DataFrame:
+    """Return the records of a table as those of a topic."""
+    return _placed(partitioned(history, partitions), topic, partitions, history.order_by)
+
+
+def partitioned(history: TableHistory, partitions: int) -> DataFrame:
+    """Return the rows of a table, each with its partition, in no order."""
+    rows = history.rows
+    if "partition" not in rows.columns:
+        # Any partition will do for a record without a key, as long as it is always the same.
+        by_key = F.udf(lambda key: None if key is None else partition_of(bytes(key), partitions), "int")("key")
+        anywhere = F.pmod(F.xxhash64("value", "timestamp"), F.lit(partitions)).cast("int")
+        rows = rows.withColumn("partition", F.when(F.col("key").isNull(), anywhere).otherwise(by_key))
+    return rows
+
+
+def forwarded_frame(spark: SparkSession, folders: Sequence[str], topic: str, partitions: int) -> DataFrame:
+    """Return what earlier stages wrote to a repartition topic, in an order that does not depend on who wrote it when.
+
+    By the time of the task that wrote it, so that nothing is later there than it was before; then by stage, task and number. This time stands in
+    the place of an offset, which these records do not have.
+    """
+    if not folders:  # whoever would write it reads nothing
+        return spark.createDataFrame([], ddl(HISTORY))
+    stages = [spark.read.parquet(folder).withColumn("stage", F.lit(number)) for number, folder in enumerate(folders)]
+    rows = stages[0]
+    for other in stages[1:]:
+        rows = rows.unionByName(other)
+    return _placed(rows.where(F.col("topic") == topic), topic, partitions, ("time", "stage", "task", "number"), offset=F.col("time"))
+
+
+def _placed(rows: DataFrame, topic: str, partitions: int, order_by: Sequence[str], offset: Column | None = None) -> DataFrame:
+    columns = ["partition", *(name for name in HISTORY.names if name in rows.columns and name not in ("topic", "partition", "offset"))]
+    headers = [] if "headers" in rows.columns else [F.lit(None).cast(ddl(HISTORY).rpartition("`headers` ")[2]).alias("headers")]
+    ordered = rows.repartitionById(partitions, F.col("partition")).sortWithinPartitions(*order_by)
+    given = F.lit(0).cast("bigint") if offset is None else offset
+    shaped = ordered.select(F.lit(topic).alias("topic"), given.alias("offset"), *columns, *headers)
+    return shaped.select(*HISTORY.names)

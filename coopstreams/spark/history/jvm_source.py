@@ -1,0 +1,90 @@
+"""The history of a topic by Spark's own connector, `spark-sql-kafka-0-10`, in place of our data source: no Python on the way in.
+
+The connector is a package of Spark that a session brings or does not; nothing is downloaded here.
+
+Invariant: the rows are those that our data source gives, in the same Spark partitions: committed records only, up to the cut, in offset order.
+Turned down: as a sink (it has no transactions).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from coopstreams.spark.history.kafka_source import PATIENCE_S
+from coopstreams.spark.history.rows import HISTORY, ddl
+from coopstreams.topology.errors import ConfigError
+
+_LOGIN = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+_SAME = ("bootstrap.servers", "client.id", "security.protocol")
+_OTHERS = ("producer.", "admin.", "socket.", "broker.", "metadata.", "topic.metadata.", "reconnect.", "client.")
+"""Settings that say nothing about who may read what; librdkafka's way to tune a connection is not the Java client's."""
+_HEADERS = ddl(HISTORY).rpartition("`headers` ")[2]
+
+
+def jvm_frame(
+    spark: SparkSession, settings: Mapping[str, Any], topic: str, bounds: Mapping[int, tuple[int, int]], *, patience_s: float = PATIENCE_S
+) -> DataFrame:
+    """Return the records of a topic within these offsets. `patience_s`: how long a task waits for the next of them.
+
+    Raises:
+        ConfigError: the session has no connector, or the Java client cannot be told what the settings say.
+    """
+    options = {
+        "assign": json.dumps({topic: list(bounds)}),
+        "startingOffsets": json.dumps({topic: {str(number): start for number, (start, _) in bounds.items()}}),
+        "endingOffsets": json.dumps({topic: {str(number): end for number, (_, end) in bounds.items()}}),
+        "includeHeaders": "true",
+        "failOnDataLoss": "true",
+        "kafkaConsumer.pollTimeoutMs": str(int(patience_s * 1000)),
+        "kafka.isolation.level": "read_committed",
+        **{f"kafka.{name}": value for name, value in java_settings(settings).items()},
+    }
+    try:
+        rows = spark.read.format("kafka").options(**options).load()
+        rows.schema  # noqa: B018 with Spark Connect nothing is looked up before somebody asks
+    except PySparkException as error:
+        if "find data source: kafka" not in str(error):
+            raise
+        package = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark.version}"
+        raise ConfigError(
+            f"this session of Spark has no Kafka connector. Start it with --packages {package} (spark.jars.packages; for `coopstreams backfill`, "
+            f'PYSPARK_SUBMIT_ARGS="--packages {package} pyspark-shell"), or read with connector python, which needs none'
+        ) from error
+    return rows.selectExpr(
+        "topic", "partition", "offset", "unix_millis(timestamp) as timestamp", "key", "value", f"cast(headers as {_HEADERS}) as headers"
+    )
+
+
+def java_settings(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return how the Java client says what these settings say, which have librdkafka's names.
+
+    Raises:
+        ConfigError: it cannot be said here; names the settings.
+    """
+    given = {name.removeprefix("consumer."): str(value) for name, value in settings.items() if not name.startswith(("producer.", "admin."))}
+    java = {name: given.pop(name) for name in _SAME if name in given}
+    if (authorities := given.pop("ssl.ca.location", None)) is not None:
+        java |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": authorities}
+    if "sasl.username" in given:
+        java |= _login(given)
+    if unsaid := sorted(name for name in given if not name.startswith(_OTHERS)):
+        raise ConfigError(f"connector jvm: {', '.join(unsaid)} cannot be told to the Java client; read with connector python")
+    return java
+
+
+def _login(given: dict[str, str]) -> dict[str, str]:
+    """Take the user's name and password out of the settings; return them as Java's."""
+    mechanism = given.pop("sasl.mechanism", "") or given.pop("sasl.mechanisms", "")
+    if mechanism not in _LOGIN:
+        raise ConfigError(f"connector jvm: a user's name and password need sasl.mechanism {' or '.join(_LOGIN)}, not {mechanism or 'none'}")
+    user, password = (json.dumps(given.pop(name, "")) for name in ("sasl.username", "sasl.password"))
+    return {"sasl.mechanism": mechanism, "sasl.jaas.config": f"{_LOGIN[mechanism]} required username={user} password={password};"}

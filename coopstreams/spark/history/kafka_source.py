@@ -1,0 +1,187 @@
+"""Kafka for Spark, without a jar: a Python data source over the reader and the writer that live tasks use.
+
+    spark.dataSource.register(KafkaSource)
+    spark.read.format("coopstreams").options(**read_options(settings, {partition: (0, 1000)})).load()      HISTORY rows
+    rows.write.format("coopstreams").options(**write_options(settings, "run-7")).mode("append").save()     HISTORY rows, offsets left out of account
+
+Reading stops exactly at the given offsets and fails if a record below them is gone; only committed records are read. Writing is a transaction
+for each Spark partition, under a transactional id that a later attempt takes over.
+
+Invariant: without `split`, a Spark partition is one topic partition in offset order.
+Turned down: the JVM connector (jars that must fit Spark and Scala to the digit, no exact end by partition under transactions, no transactions).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader, InputPartition, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.log.log import Position, Run
+from coopstreams.spark.history.rows import HISTORY, batch, columns_of, ddl, record_columns, runs_of
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import LogError
+
+FETCH_RECORDS = 10_000
+PATIENCE_S = 300.0
+"""How long a reader waits for records below the end it was given: those of a transaction that is still open."""
+
+_SETTINGS = "secret.settings"
+"""Spark does not print the values of options whose name has `secret` in it."""
+
+
+def read_options(
+    settings: Mapping[str, Any], cut: Mapping[TopicPartition, tuple[int, int]], *, split: int = 0, patience_s: float = PATIENCE_S
+) -> dict[str, str]:
+    """Return the options to read these partitions from start up to end (exclusive).
+
+    `settings`: of the Kafka clients. `split`: at most so many offsets in a Spark partition; 0: a Spark partition for each topic partition.
+    """
+    ranges = [[*partition, *bounds] for partition, bounds in cut.items()]
+    return {_SETTINGS: json.dumps(dict(settings)), "cut": json.dumps(ranges), "split": str(split), "patience": str(patience_s)}
+
+
+def write_options(settings: Mapping[str, Any], transactional_id: str) -> dict[str, str]:
+    """Return the options to write rows, in transactions whose ids begin with this one."""
+    return {_SETTINGS: json.dumps(dict(settings)), "transactional.id": transactional_id}
+
+
+@dataclass
+class Part(InputPartition):
+    """A run of offsets of a partition, half-open."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+class KafkaSource(DataSource):
+    """The data source `coopstreams`; see `read_options` and `write_options`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "coopstreams"
+
+    def schema(self) -> str:
+        """Return the columns."""
+        return ddl(HISTORY)
+
+    def reader(self, schema: StructType) -> KafkaParts:  # noqa: ARG002 it is ours
+        """Return what reads."""
+        return KafkaParts(self.options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> KafkaRows:  # noqa: ARG002 there is nothing to overwrite in a log
+        """Return what writes."""
+        return KafkaRows(self.options)
+
+
+class KafkaParts(DataSourceReader):
+    """Reads runs of offsets, each in a task of Spark."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._settings = json.loads(options[_SETTINGS])
+        self._cut = json.loads(options["cut"])
+        self._split = int(options["split"])
+        self._patience_s = float(options["patience"])
+
+    def partitions(self) -> list[InputPartition]:
+        """Return the runs of offsets."""
+        parts: list[InputPartition] = []
+        for topic, partition, start, end in self._cut:
+            step = self._split or max(1, end - start)
+            parts += [Part(topic, partition, at, min(at + step, end)) for at in range(start, end, step)]
+        return parts or [Part("", 0, 0, 0)]  # Spark wants one
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        """Yield the records of a run of offsets.
+
+        Raises:
+            OffsetOutOfRangeError: some were deleted.
+            LogError: the partition is shorter, or its end was not reached in time: a transaction is open below it.
+        """
+        part: Part = partition
+        if part.start >= part.end:
+            return
+        where = TopicPartition(part.topic, part.partition)
+        cluster = KafkaLog(self._settings)
+        reader = cluster.reader()
+        try:
+            if (last := cluster.end_offset(where)) < part.end:
+                raise LogError(f"{where} ends at {last}, the read at {part.end}: was the topic made anew?")
+            reader.assign({where: Position(part.start)})
+            at, moved = part.start, time.monotonic()
+            while at < part.end:
+                for run in reader.fetch(FETCH_RECORDS, 0.2):
+                    at, moved = run.next_offset, time.monotonic()
+                    yield from _below(run, part.end)
+                if time.monotonic() - moved > self._patience_s:
+                    raise LogError(
+                        f"{where}: nothing came for {self._patience_s:.0f} s at offset {at}, below the end {part.end}: a transaction is open there. "
+                        "End it, or choose an earlier end."
+                    )
+        finally:
+            reader.close()
+            cluster.close()
+
+
+def _below(run: Run, end: int) -> Iterator[pa.RecordBatch]:
+    columns = run.columns
+    count = sum(1 for offset in columns.offsets if offset < end) if run.next_offset > end else len(columns)
+    if count:
+        columns = columns.slice(0, count)
+        topic, partition = run.partition
+        yield batch(HISTORY, [[topic] * count, [partition] * count, list(columns.offsets), *record_columns(columns)])
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """How many records a Spark partition has written."""
+
+    records: int
+
+
+class KafkaRows(DataSourceArrowWriter):
+    """Writes HISTORY rows: topic, partition (null: by key), timestamp, key, value, headers."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._settings = json.loads(options[_SETTINGS])
+        self._id = options["transactional.id"]
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Write the rows of a Spark partition, in one transaction."""
+        context = TaskContext.get()
+        assert context is not None
+        cluster = KafkaLog(self._settings)
+        # An attempt before this one, wherever it still runs, cannot commit any more.
+        writer = cluster.writer(f"{self._id}-{context.partitionId()}")
+        written = 0
+        try:
+            writer.begin()
+            for rows in iterator:
+                places = list(zip(rows.column("topic").to_pylist(), rows.column("partition").to_pylist(), strict=True))
+                for start, end in runs_of(places):
+                    columns = columns_of(rows.slice(start, end - start), ())
+                    topic, partition = places[start]
+                    writer.append(topic, columns.keys, columns.values, columns.timestamps, partitions=partition, headers=columns.headers)
+                    written += end - start
+            writer.commit(PATIENCE_S)
+        finally:
+            writer.close()
+            cluster.close()
+        return Written(written)
+
+    def commit(self, messages: Any) -> None:
+        """Do nothing: each partition has committed."""
+
+    def abort(self, messages: Any) -> None:
+        """Do nothing: what was not committed does not count."""

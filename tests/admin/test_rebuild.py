@@ -1,0 +1,91 @@
+"""What a rebuild decides: which pieces there are, and what the new manifest keeps of the old one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coopstreams import StreamsBuilder, TimeWindows, Topology, serdes
+from coopstreams.admin.rebuild import Rebuilder, Wanted, assembled, logged, pieces
+from coopstreams.log.log import TopicSpec
+from coopstreams.log.memory.log import MemoryLog
+from coopstreams.state.manifest import Manifest, Slice, StoreSlices, shape_of
+from coopstreams.state.pickup import Changelog
+from coopstreams.topology.errors import ConfigError, SnapshotError
+from coopstreams.topology.keys import WHOLE, KeyRange
+from coopstreams.topology.serdes import Serde
+
+NOW = {"counts": Changelog("app-counts-changelog", "id-1", 2), "windows": Changelog("app-windows-changelog", "id-2", 2)}
+
+
+def topology(key: Serde[str] = serdes.text) -> Topology:
+    """Two stores behind the source, a third behind a repartition topic."""
+    builder = StreamsBuilder("app")
+    words = builder.stream("words", key=key, value=serdes.text)
+    words.group_by_key().count(store="counts")
+    words.group_by_key().windowed_by(TimeWindows(minutes=1)).count(store="windows")
+    words.group_by(lambda _, word: word, key=serdes.text).count(store="by-word")
+    return builder.build()
+
+
+def older(name: str = "counts", topic_id: str = "id-1", **slices: Slice) -> Manifest:
+    store = StoreSlices(f"app-{name}-changelog", topic_id, 2, shape_of(logged(topology())[name]), tuple(slices.values()))
+    return Manifest("app", "old", "backfill", "2026-11-20T00:00:00Z", {name: store}, {"words": {0: 5}})
+
+
+def test_all_stores_of_all_partitions_are_rebuilt_unless_some_are_named() -> None:
+    everything = [(str(piece.task), piece.stores) for piece in pieces(topology(), [2, 3], Wanted())]
+    assert everything == [(f"0_{number}[0..255]", ("counts", "windows")) for number in range(2)] + [
+        (f"1_{number}[0..255]", ("by-word",)) for number in range(3)
+    ]
+    some = pieces(topology(), [2, 3], Wanted(["windows", "by-word"], [0, 2], KeyRange.of_groups(9, 16)))
+    assert [(str(piece.task), piece.stores) for piece in some] == [
+        ("0_0[8..23]", ("windows",)),
+        ("1_0[8..23]", ("by-word",)),
+        ("1_2[8..23]", ("by-word",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "widened"), [(0, 255, WHOLE), (8, 15, KeyRange.of_groups(8, 15)), (255, 255, KeyRange.of_groups(248, 255))]
+)
+def test_a_range_is_widened_to_whole_slices_and_no_further(first: int, last: int, widened: KeyRange) -> None:
+    (piece,) = pieces(topology(), [1, 1], Wanted(["counts"], None, KeyRange.of_groups(first, last)))
+    assert piece.task.range == widened
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [(Wanted(["count"]), "there are by-word, counts, windows"), (Wanted(None, [3, 9]), "there is no partition 3, 9; sub-topologies have \\[2, 3\\]")],
+)
+def test_what_does_not_exist_is_refused_in_words(wanted: Wanted, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        pieces(topology(), [2, 3], wanted)
+
+
+def test_the_new_manifest_keeps_what_still_fits_and_nothing_else() -> None:
+    specs = {name: spec for name, spec in logged(topology()).items() if name in NOW}
+    new, kept, replaced = Slice(0, 0, 7, 20), Slice(1, 0, 7, 10), Slice(0, 0, 7, 10)
+    made = assembled("new", "app", older(a=kept, b=replaced), {"counts": [new]}, specs, NOW)
+    assert (made.run, made.kind, made.cut) == ("new", "rebuild", {})
+    assert {name: store.slices for name, store in made.stores.items()} == {"counts": (new, kept)}
+    anew = assembled("new", "app", older(topic_id="id-0", a=kept), {"windows": [new]}, specs, NOW)
+    assert {name: (store.topic_id, store.slices) for name, store in anew.stores.items()} == {"windows": ("id-2", (new,))}
+    changed = {"counts": logged(topology(Serde("latin", lambda text: text.encode("latin-1"), lambda data: data.decode("latin-1"))))["counts"]}
+    assert assembled("new", "app", older(a=kept), {}, changed, NOW).stores == {}
+    assert assembled("new", "app", None, {"counts": [new]}, specs, NOW).stores["counts"].slices == (new,)
+
+
+def test_a_changelog_that_is_made_anew_meanwhile_does_not_get_the_slices_of_the_other(tmp_path: Path) -> None:
+    log, rebuilt = MemoryLog(), topology()
+    names = [f"app-{store}-changelog" for store in logged(rebuilt)]
+    log.create_topics([TopicSpec(name, 1) for name in ["words", "app-by-word-repartition", *names]])
+    rebuilder = Rebuilder(log, rebuilt, "app", str(tmp_path))
+    pieces = rebuilder.pieces(Wanted(["counts"]))
+    slices = {store: made for piece in pieces for store, made in rebuilder.rebuild(piece, lambda *_: None).items()}
+    assert list(rebuilder.publish(slices).stores) == ["counts"]
+    log.delete_topics(["app-counts-changelog"])
+    log.create_topics([TopicSpec("app-counts-changelog", 1)])
+    with pytest.raises(SnapshotError, match="app-counts-changelog: deleted and made anew while it was rebuilt"):
+        rebuilder.publish(slices)

@@ -1,0 +1,33 @@
+"""What a reset of an application takes away, and what it leaves."""
+
+from __future__ import annotations
+
+from coopstreams.admin.application_reset import plan_reset
+from coopstreams.topology import serdes
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.graph.nodes import Topology
+
+
+def counting() -> Topology:
+    builder = StreamsBuilder("app")
+    countries = builder.global_table("countries", key=serdes.text, value=serdes.text)
+    joined = builder.stream("in", key=serdes.text, value=serdes.text).join(countries, lambda one, _: one, on=lambda _, code: code)
+    joined.group_by(lambda _, code: code, key=serdes.text).count(store="n").to_stream().to("out")
+    return builder.build()
+
+
+def test_only_what_the_topology_names_is_deleted_and_what_it_reads_is_read_again() -> None:
+    there = {"in": 2, "countries": 1, "out": 2, "app-n-repartition": 2, "app-n-changelog": 2, "app-2-n-changelog": 1, "app-older-repartition": 1}
+    marks = "app-backfill-20261122T022849608407-35596c9f"
+    there |= {marks: 8, "app-backfill-changelog": 1, "app-2-backfill-20261122T022849608407-35596c9f": 8}
+    plan = plan_reset(counting(), there)
+    assert set(plan.topics) == {"app-n-repartition", "app-n-changelog", marks}
+    assert plan.sources == (TopicPartition("in", 0), TopicPartition("in", 1)), "a global table has no offsets"
+    assert plan.begun_anew == (TopicPartition("app-n-repartition", 0), TopicPartition("app-n-repartition", 1))
+    assert plan.left == ("app-2-n-changelog", "app-backfill-changelog", "app-older-repartition")
+
+
+def test_what_is_not_there_has_no_part_in_it() -> None:
+    plan = plan_reset(counting(), {"in": 1, "app-n-changelog": 3})
+    assert (plan.topics, plan.sources, plan.begun_anew, plan.left) == (("app-n-changelog",), (TopicPartition("in", 0),), (), ())

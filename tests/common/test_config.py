@@ -1,0 +1,100 @@
+"""Settings: from where they come, which wins, and what is said of one that cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coopstreams.common.config import SETTINGS, Config, settings_of
+from coopstreams.topology.errors import ConfigError
+
+KAFKA = {"bootstrap.servers": "kafka:9092"}
+
+
+def test_the_later_source_wins_and_each_fills_in_what_the_others_leave_out(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('bootstrap.servers = "file:1"\ninstance = 1\n[commit]\ninterval.ms = 10\n[sasl]\nmechanism = "PLAIN"\n')
+    environment = {"COOPSTREAMS_INSTANCE": "2", "COOPSTREAMS_COMMIT_INTERVAL_MS": "20", "COOPSTREAMS_CACHE": "/somewhere", "PATH": "/bin"}
+    settings = settings_of(file, environment, {"instance": 3, "state.dir": None})
+    assert settings == {"bootstrap.servers": "file:1", "instance": 3, "commit.interval.ms": "20", "sasl.mechanism": "PLAIN"}
+    config = Config.of(settings, "app")
+    assert (config["instance"], config.commit_interval_s, config["state.dir"]) == (3, 0.02, "coopstreams-state")
+    assert config.client == {"bootstrap.servers": "file:1", "sasl.mechanism": "PLAIN"}
+
+
+def test_a_config_has_every_setting() -> None:
+    config = Config.of(KAFKA, "app")
+    assert set(config.values) == set(SETTINGS)
+    assert config["application.id"] == "app"
+    assert Config.of({**KAFKA, "application.id": "mine"})["application.id"] == "mine"
+
+
+def test_the_application_id_is_the_topologys() -> None:
+    same = Config.of({**KAFKA, "application.id": "app"}, "app")
+    assert Config.of(same, "app") is same
+    for settings in ({**KAFKA, "application.id": "mine"}, Config.of(KAFKA, "mine")):
+        with pytest.raises(ConfigError, match=r'"mine", but the topology was built as "app".*Leave the setting out, or .*StreamsBuilder\("mine"\)'):
+            Config.of(settings, "app")
+
+
+@pytest.mark.parametrize(("guarantee", "interval_s"), [("exactly_once_v2", 0.1), ("at_least_once", 1.0)])
+def test_the_commit_interval_follows_the_guarantee_unless_it_is_given(guarantee: str, interval_s: float) -> None:
+    settings = {**KAFKA, "processing.guarantee": guarantee}
+    assert Config.of(settings).commit_interval_s == interval_s
+    assert Config.of(settings).exactly_once == (guarantee == "exactly_once_v2")
+    assert Config.of({**settings, "commit.interval.ms": 250}).commit_interval_s == 0.25
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"comit.interval.ms": 1}, 'did you mean "commit.interval.ms"'),
+        ({"isolation.level": "x"}, "carry its prefix: consumer., producer., admin."),
+        ({"commit.interval.ms": "soon"}, "commit.interval.ms = 'soon': must be a whole number of at least 1"),
+        ({"commit.interval.ms": 0}, "a whole number of at least 1"),
+        ({"commit.interval.ms": 1.5}, "a whole number of at least 1"),
+        ({"commit.interval.ms": True}, "commit.interval.ms = True: must be a whole number of at least 1"),
+        ({"commit.interval.ms": None}, "commit.interval.ms = None: must be a whole number of at least 1"),
+        ({"commit.interval.ms": [1]}, "must be a whole number of at least 1"),
+        ({"num.stream.threads": 65}, "at least 1 and at most 64"),
+        ({"ranges.per.partition": 257}, "at most 256"),
+        ({"processing.guarantee": "exactly_once"}, "one of at_least_once, exactly_once_v2"),
+        ({"bootstrap.servers": ""}, "a text that is not empty"),
+        ({"bootstrap.servers": ["a:1", "b:1"]}, "a text that is not empty"),
+        ({"ensure.explicit.internal.resource.naming": "maybe"}, "true or false"),
+        ({"http.listen": "8080"}, "HOST:PORT"),
+        ({"http.listen": "host:http"}, "HOST:PORT"),
+        ({"heartbeat.interval.ms": 4000}, "at most a third of session.timeout.ms"),
+        ({"processing.exception.handler": "dead-letter"}, "errors.dead.letter.queue.topic.name is not set"),
+        ({"processing.guarantee": "exactly_once_v2", "commit.interval.ms": 8000}, "at most half of transaction.timeout.ms"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config.of(KAFKA | settings)
+    assert says in str(caught.value)
+
+
+def test_without_brokers_it_says_how_to_name_them_or_start_one() -> None:
+    with pytest.raises(ConfigError, match="coopstreams dev"):
+        Config.of({})
+
+
+@pytest.mark.parametrize(("text", "read"), [("true", True), ("True", True), (True, True), ("false", False), (False, False)])
+def test_truth_is_read_as_toml_and_the_environment_write_it(text: Any, read: bool) -> None:
+    assert Config.of({**KAFKA, "ensure.explicit.internal.resource.naming": text})["ensure.explicit.internal.resource.naming"] is read
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(None, "cannot read the configuration file"), (b"a = ", "is not TOML"), (b'a = "\xff"', "is not TOML")],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None, says: str) -> None:
+    file = tmp_path / "settings.toml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=says) as caught:
+        settings_of(file, {}, {})
+    assert str(file) in str(caught.value)

@@ -1,0 +1,205 @@
+"""The watcher: what it measures, and that it deletes of a repartition topic what everybody has done with, and no more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from coopstreams.dev.process import wait_until
+from coopstreams.instance import watcher
+from coopstreams.instance.roster import Roster
+from coopstreams.instance.watcher import Watcher
+from coopstreams.log.log import TopicSpec
+from coopstreams.tasks.events import Failed
+from coopstreams.tasks.repeats import Sayings
+from coopstreams.tasks.task import Task
+from coopstreams.topology import serdes
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.keys import KeyRange, key_hash
+from coopstreams.topology.task_id import TaskId
+from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
+
+LEFT, RIGHT = KeyRange.split(2)
+SOURCE = TopicPartition("in", 0)
+KEYS = [b"%d" % number for number in range(100)]
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watcher, "LOOK_EVERY_S", 0.005)
+
+
+class Watched(Engine):
+    """An engine whose tasks are looked at; `in` is as a repartition topic."""
+
+    def __init__(self, guarantee: str) -> None:
+        builder = StreamsBuilder("app")
+        builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to("out")
+        super().__init__(builder.build(), {"in": 1, "out": 1}, processing_guarantee=guarantee, interval_s=0.005)
+        self.roster = Roster()
+        self.open_tasks: dict[TaskId, Task] = {}
+        self.watcher = Watcher(
+            self.log,
+            self.metrics,
+            self.tallies,
+            Sayings(),
+            self.roster,
+            self.open_tasks,
+            frozenset({"in"}),
+            0.0,
+            0.005,
+            self.events.put,
+            lambda spec: self.changelog(spec.name),
+        )
+
+    def run(self, *ranges: KeyRange) -> None:
+        """Open the tasks of these ranges."""
+        for range_ in ranges:
+            task = self.open(range_)
+            self.roster.assigned([task.id], [])
+            self.roster.opened(task.id)
+            self.open_tasks[task.id] = task
+
+    def start_offset(self) -> int:
+        return self.log.start_offset(SOURCE)
+
+    def metric(self, name: str) -> float:
+        samples = [s for family in text_string_to_metric_families(self.metrics.text().decode()) for s in family.samples]
+        return sum(sample.value for sample in samples if sample.name == name)
+
+
+@pytest.fixture(params=[EXACTLY, AT_LEAST])
+def watched(request: pytest.FixtureRequest) -> Iterator[Watched]:
+    made = Watched(request.param)
+    made.start()
+    yield made
+    made.watcher.stop()
+    made.stop()
+
+
+def follow(made: Watched) -> None:
+    """Learn of the commits of the others, as the opener does all the time."""
+    made.follower.poll(0.01)
+
+
+def test_what_all_siblings_have_done_is_deleted(watched: Watched) -> None:
+    watched.run(LEFT, RIGHT)
+    watched.watcher.start()
+    for _ in range(3):
+        watched.write("in", [(key, b"", 5) for key in KEYS])
+        watched.settle()
+
+        def deleted() -> bool:
+            follow(watched)
+            watched.dispatcher.move(0)
+            return watched.start_offset() == watched.log.end_offset(SOURCE)
+
+        assert wait_until(deleted, 90), (watched.start_offset(), watched.log.end_offset(SOURCE))
+
+
+def test_what_one_sibling_has_not_done_stays(watched: Watched) -> None:
+    """The right half is nobody's: it may be on another instance, or on its way."""
+    watched.run(LEFT)
+    watched.watcher.start()
+    watched.write("in", [(key, b"", 5) for key in KEYS])
+    watched.settle()
+    mine = sum(key_hash(key) in LEFT for key in KEYS)
+    assert wait_until(lambda: watched.metric("coopstreams_processed_records_total") == mine, 90)
+    follow(watched)
+    assert not wait_until(lambda: watched.start_offset() > 0, 0.3)
+    watched.run(RIGHT)
+    watched.settle()
+
+    def deleted() -> bool:
+        follow(watched)
+        return watched.start_offset() == len(KEYS)
+
+    assert wait_until(deleted, 90)
+    watched.stop()
+    assert sum(serdes.int64.decode(value or b"") for value in watched.read("out").values) == len(KEYS), "nothing was deleted before it was counted"
+
+
+def test_lag_and_processed_records_are_measured_and_an_unknown_topic_does_not_end_it(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
+    watched.run(LEFT, RIGHT)
+    watched.watcher.start()
+    watched.write("in", [(key, b"", 5) for key in KEYS])
+    assert wait_until(lambda: watched.metric("coopstreams_lag_records") == 2 * len(KEYS), 90), "each task is behind by all: none has done any"
+    watched.settle()
+    assert wait_until(lambda: watched.metric("coopstreams_lag_records") == 0, 90)
+    assert wait_until(lambda: watched.metric("coopstreams_processed_records_total") == len(KEYS), 90)
+    watched.log.delete_topics(["in"])
+    assert wait_until(lambda: "cannot measure lags" in caplog.text, 90)
+    assert watched.watcher._thread.is_alive()
+
+
+def test_a_task_that_is_closed_while_it_is_looked_at_leaves_no_series_behind(watched: Watched) -> None:
+    watched.run(LEFT, RIGHT)
+    seen = dict(watched.open_tasks)
+    gone = next(id_ for id_ in seen if id_.range == LEFT)
+    del watched.open_tasks[gone]
+    watched.metrics.task_closed(gone)
+    watched.watcher._watch_tasks(seen, {id_: {SOURCE: 0} for id_ in seen}, {SOURCE: 10}, 0.0)
+    assert watched.metric("coopstreams_lag_records") == 10, "of the one that stayed"
+    assert str(gone) not in watched.metrics.text().decode()
+
+
+def test_a_task_stands_still_from_before_the_brokers_were_asked(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take seconds for their answers when one of them is lost: as long as that the stall had no name."""
+    end_offset, asked = watched.log.end_offset, list[float]()
+
+    def ask(partition: TopicPartition) -> int:
+        asked.append(time.monotonic())
+        return end_offset(partition)
+
+    watched.run(LEFT)
+    monkeypatch.setattr(watched.log, "end_offset", ask)
+    watched.watcher._look()
+    [sight] = watched.watcher.watch.sights.values()
+    assert sight.moved_at <= asked[0]
+
+
+def test_a_changelog_that_is_deleted_or_made_anew_while_its_task_runs_has_a_name(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
+    changelog, look = watched.changelog("counts"), watched.watcher._compare
+    watched.run(LEFT, RIGHT)
+    [left, right] = sorted(watched.open_tasks)
+    watched.open_tasks[left].state.topic_ids = {"counts": watched.log.topic_id(changelog)}  # as after a restore
+    watched.open_tasks[right].state.topic_ids = {"counts": ""}  # brokers without ids
+    look(watched.open_tasks)
+    assert (watched.watcher.watch.made_anew, caplog.text) == ({}, "")
+    watched.log.delete_topics([changelog])
+    look(watched.open_tasks)
+    assert watched.watcher.watch.made_anew == {left: f'{changelog} was deleted: what store "counts" had before is only on this host'}
+    watched.log.create_topics([TopicSpec(changelog, 1)])
+    for _ in range(3):
+        look(watched.open_tasks)
+    assert "was deleted and made anew" in watched.watcher.watch.made_anew[left]
+    assert caplog.text.count("Stop all instances and rebuild it from the source") == 1
+    watched.open_tasks[left].state.topic_ids = {"counts": watched.log.topic_id(changelog)}  # it was opened again
+    look(watched.open_tasks)
+    assert watched.watcher.watch.made_anew == {}
+
+
+def test_a_source_that_is_made_anew_while_its_tasks_run_ends_the_instance_with_the_cure(watched: Watched) -> None:
+    watched.run(LEFT, RIGHT)
+    for task in watched.open_tasks.values():
+        task.progress.topic_ids = {"in": watched.log.topic_id("in")}  # as the opener found it
+    watched.watcher._compare(watched.open_tasks)
+    watched.log.delete_topics(["in"])
+    watched.watcher._compare(watched.open_tasks)  # the reader will say that it is gone
+    watched.log.create_topics([TopicSpec("in", 1)])
+    with pytest.raises(ConfigError, match=r"in-0: the topic was deleted and made anew .* `coopstreams group reset app --topic in --to earliest`"):
+        watched.watcher._compare(watched.open_tasks)
+
+
+def test_whatever_ends_the_watcher_is_told(watched: Watched) -> None:
+    watched.run(LEFT)
+    watched.roster.states = None  # type: ignore[assignment]
+    watched.watcher.start()
+    told = watched.events.get(timeout=90)
+    assert isinstance(told, Failed)
+    assert (type(told.error), told.where) == (AttributeError, "watcher")

@@ -1,0 +1,158 @@
+"""Who has lost its position and who has never begun: an application of two stages, on a log whose offsets the test sets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from coopstreams.commit.follower import Follower
+from coopstreams.commit.positions import Positions
+from coopstreams.commit.record import TOPIC, CommitKey, CommitValue, Segment, decode_value, encode_key, encode_value
+from coopstreams.common.config import Config
+from coopstreams.group.requests import Fetched
+from coopstreams.log.log import TopicSpec
+from coopstreams.log.memory.log import MemoryLog
+from coopstreams.opening.begun import Begun
+from coopstreams.tasks.reading import look_up
+from coopstreams.topology import serdes
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.keys import WHOLE, KeyRange
+from coopstreams.topology.task_id import TaskId
+from tests.commit.asking import Asking
+
+LEFT, RIGHT = KeyRange.split(2)
+ORDERS, REPARTITION = TopicPartition("orders", 0), TopicPartition("app-by-city-repartition", 0)
+CHANGELOG = "app-counts-changelog"
+
+
+class Application:
+    """A stateless stage that repartitions, and a count behind it. It is its own group coordinator."""
+
+    def __init__(self) -> None:
+        self.log = MemoryLog()
+        self.log.create_topics([TopicSpec("orders", 2)])
+        builder = StreamsBuilder("app")
+        builder.stream("orders", key=serdes.text, value=serdes.text).group_by(lambda _, v: v, key=serdes.text, name="by-city").count(store="counts")
+        config = Config.of({"bootstrap.servers": "nowhere:1"}, "app")
+        reading = look_up(self.log, builder.build(), config)
+        self.offsets: dict[TopicPartition, tuple[int, str] | None] = {}
+        self.follower = Follower(self.log, "app")
+        begun = Begun("app", self.log, self, lambda: reading, lambda store: f"app-{store.name}-changelog")
+        self.positions = Positions(self.log, self, self.follower, reading.sources, "earliest", "a", begun=begun)
+        self.writer = self.log.writer()
+
+    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> Fetched:
+        assert stable is not None
+        return Fetched({at: self.offsets.get(at) for at in partitions or ()})
+
+    def write(self, topic: str, partition: int, key: bytes = b"k", value: bytes | None = b"v") -> None:
+        self.writer.append(topic, [key], [value], [1], partitions=partition)
+        while not self.follower.passed(self.follower.barrier()):
+            self.follower.poll(0.1)
+
+    def open(self, subtopology: int, partition: int = 0, range_: KeyRange = WHOLE) -> list[int]:
+        task = TaskId(subtopology, partition, range_)
+        asking = Asking(task)
+        while task not in (opened := self.positions.resolve([asking], 1)):
+            asking.barrier = self.follower.barrier()
+        progress = opened[task]
+        return [progress.position(source).offset for source in progress.partitions]
+
+
+def test_what_has_never_begun_begins() -> None:
+    app = Application()
+    assert [app.open(stage, number) for stage in (0, 1) for number in (0, 1)] == [[0]] * 4
+
+
+def test_a_changelog_with_records_and_no_position_of_its_sources_is_a_position_that_was_lost() -> None:
+    app = Application()
+    app.write(CHANGELOG, 0)
+    with pytest.raises(
+        ConfigError, match=rf"group 'app' has lost its positions: {CHANGELOG}-0 has records.* --topic {REPARTITION.topic} --partition 0 "
+    ):
+        app.open(1)
+
+
+def test_a_stage_without_state_does_not_write_again_into_one_whose_state_is_there() -> None:
+    app = Application()
+    app.write(CHANGELOG, 1)
+    with pytest.raises(ConfigError, match=f"{CHANGELOG}-1 has records"):
+        app.open(0)
+
+
+def test_a_partition_that_has_begun_elsewhere_is_no_loss() -> None:
+    """Its process committed where it begins before it wrote; this one asks for ends first."""
+    app = Application()
+    app.write(CHANGELOG, 1)
+    app.offsets[TopicPartition(REPARTITION.topic, 1)] = 0, "ic -1 0"
+    assert app.open(0) == [0]
+    assert app.open(1) == [0]
+
+
+def test_individual_commits_that_tile_are_a_position() -> None:
+    app = Application()
+    app.write(CHANGELOG, 0)
+    for covered in (LEFT, RIGHT):
+        key = encode_key(CommitKey("app", *REPARTITION, covered, 2, 1))
+        app.write(TOPIC, app.follower.partition.partition, key, encode_value(CommitValue("t", (Segment(covered, 7),))))
+    assert app.open(1) == [7]
+    assert app.open(0) == [0]
+
+
+def test_a_key_range_that_never_committed_beside_one_that_has_rested_upon_an_offset_that_is_gone() -> None:
+    app = Application()
+    key = encode_key(CommitKey("app", *ORDERS, LEFT, 2, 1))
+    app.write(TOPIC, app.follower.partition.partition, key, encode_value(CommitValue("t", (Segment(LEFT, 7),))))
+    assert app.open(0, range_=LEFT) == [7]
+    with pytest.raises(
+        ConfigError, match="key ranges of orders-0 have committed, others never did, and the plain offset that they began with is gone"
+    ):
+        app.open(0, range_=RIGHT)
+
+
+def test_a_plain_offset_that_names_an_individual_commit_is_refused_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coopstreams.commit.positions.DOUBT_S", 0.01)
+    app = Application()
+    app.offsets[ORDERS] = 5, "ic -1 1 3"
+    with pytest.raises(ConfigError, match=r"had committed more than the plain offset 5 says.*group reset app --topic orders --partition 0 --to 5"):
+        app.open(0)
+    app.offsets[ORDERS] = 0, "ic -1 4 3"  # the task that wrote it has outranked that commit since
+    assert app.open(0) == [0]
+
+
+def commit(app: Application, covered: KeyRange, position: int, beside: str, term: int = 2) -> None:
+    """Write an individual commit of `orders`."""
+    key = encode_key(CommitKey("app", *ORDERS, covered, term, 1))
+    app.write(TOPIC, app.follower.partition.partition, key, encode_value(CommitValue("t", (Segment(covered, position),), beside)))
+
+
+def test_commits_of_a_topic_that_was_made_anew_are_refused_though_it_has_grown_past_them() -> None:
+    app = Application()
+    old = app.log.topic_id("orders")
+    commit(app, LEFT, 7, old)
+    commit(app, RIGHT, 5, "")  # of a coopstreams that did not note ids
+    assert (app.open(0, range_=LEFT), app.open(0, range_=RIGHT), app.open(0)) == ([7], [5], [5])
+    app.log.delete_topics(["orders"])
+    app.log.create_topics([TopicSpec("orders", 2)])
+    for _ in range(20):
+        app.write("orders", 0)
+    for range_ in (LEFT, WHOLE):
+        with pytest.raises(
+            ConfigError, match=r"orders-0: the topic was deleted and made anew .* `coopstreams group reset app --topic orders --to earliest`"
+        ):
+            app.open(0, range_=range_)
+    assert app.open(0, range_=RIGHT) == [5], "nobody knows"
+    commit(app, WHOLE, 0, "", term=4)  # as a reset does it
+    assert app.open(0, range_=LEFT) == [0]
+
+
+def test_what_a_task_commits_names_the_topic_that_was_there_when_it_was_opened() -> None:
+    app, task = Application(), TaskId(0, 0, LEFT)
+    [progress] = app.positions.resolve([Asking(task)], 1).values()
+    progress.advance(ORDERS, 3, 1)
+    record = progress.record(ORDERS)
+    assert record is not None
+    assert decode_value(record[1], LEFT).metadata == app.log.topic_id("orders")

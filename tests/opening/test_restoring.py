@@ -1,0 +1,232 @@
+"""Stores of tasks that open are read up to the end of their changelogs, or to where their tasks stand in their source topic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coopstreams.log.log import TopicSpec
+from coopstreams.log.memory.log import MemoryLog
+from coopstreams.opening import restoring as restoring_module
+from coopstreams.opening.restoring import Restoring
+from coopstreams.state import layout
+from coopstreams.state.database import Database
+from coopstreams.state.engine import Engine
+from coopstreams.state.memory import Memory
+from coopstreams.state.pickup import Snapshots
+from coopstreams.state.rocks import Rocks
+from coopstreams.tasks.lifecycle import RestoreListener
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
+from coopstreams.topology.serdes import text
+from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.task_id import TaskId
+from tests.state.sqlite_engine import Sqlite
+
+TABLE = StoreSpec("table", "key_value", text, text, logged=False, source="people")
+COUNTS = StoreSpec("counts", "key_value", text, text)
+STORES = (TABLE, COUNTS)
+KEYS = [b"key-%d" % number for number in range(30)]
+Stand = Mapping[str, Mapping[KeyRange, int]]
+
+
+def cluster(records: int, partitions: int = 1) -> MemoryLog:
+    """A topic and a changelog with as many records; the value of each is its offset."""
+    log = MemoryLog()
+    log.create_topics([TopicSpec("people", partitions), TopicSpec("counts-log", 2)])
+    writer = log.writer()
+    keys, values, times = [KEYS[at % 30] for at in range(records)], [b"%d" % at for at in range(records)], list(range(records))
+    for topic in ("people", "counts-log"):
+        writer.append(topic, keys, values, times, partitions=0)
+    return log
+
+
+def restoring(log: MemoryLog, listener: RestoreListener | None = None) -> Restoring:
+    return Restoring(log, lambda spec: f"{spec.name}-log", listener=listener)
+
+
+def rows(database: Database, store: str, key_range: KeyRange) -> dict[bytes, bytes]:
+    first, last = layout.groups_of(key_range)
+    return {key: layout.unpack(data)[0] for key, data in database.scan(store, range(first, last + 1), None, None)}
+
+
+def fold(upto: int, key_range: KeyRange) -> dict[bytes, bytes]:
+    return {KEYS[at % 30]: b"%d" % at for at in range(upto) if key_hash(KEYS[at % 30]) in key_range}
+
+
+def run(reading: Restoring) -> list[TaskId]:
+    finished = reading.finished()
+    while reading.step():
+        finished += reading.finished()
+    return finished + reading.finished()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 200), st.lists(st.integers(0, 200), min_size=4, max_size=4), st.integers(0, 4), st.sets(st.integers(0, 3), max_size=3))
+def test_each_task_gets_the_end_of_its_changelog_and_its_own_position_of_the_source(
+    records: int, stands: list[int], early: int, cancelled: set[int]
+) -> None:
+    """Some tasks come while others are being restored, some go again."""
+    log, database = cluster(records), Database(Memory(), STORES)
+    reading, parts = restoring(log), KeyRange.split(4)
+    tasks = [TaskId(0, 0, part) for part in parts]
+    positions = [min(stand, records) for stand in stands]
+    finished: list[TaskId] = []
+    for number, task in enumerate(tasks):
+        if number == early:
+            reading.step()
+            finished += reading.finished()
+        reading.add(task, STORES, database, {"table": {task.range: positions[number]}})
+    for number in cancelled:
+        if tasks[number] not in finished:
+            reading.cancel(tasks[number])
+    finished += run(reading)
+    kept = [number for number, task in enumerate(tasks) if number not in cancelled or task in finished]
+    assert sorted(finished) == sorted(tasks[number] for number in kept)
+    for number in kept:
+        assert rows(database, "table", parts[number]) == fold(positions[number], parts[number])
+        assert rows(database, "counts", parts[number]) == fold(records, parts[number])
+        assert database.checkpoint("table", *layout.groups_of(parts[number])) == positions[number]
+    reading.close()
+
+
+def test_a_task_with_parts_at_several_positions_gets_each_as_it_stood() -> None:
+    log, database, (one, two) = cluster(100), Database(Memory(), STORES), KeyRange.split(2)
+    reading = restoring(log)
+    reading.add(TaskId(0, 0, WHOLE), STORES, database, {"table": {one: 90, two: 31}})
+    assert run(reading) == [TaskId(0, 0, WHOLE)]
+    assert rows(database, "table", WHOLE) == fold(90, one) | fold(31, two)
+    reading.close()
+
+
+def test_a_task_that_has_no_partition_of_the_source_topic_has_nothing_to_restore_from_it() -> None:
+    log, database = cluster(100, partitions=1), Database(Memory(), STORES)
+    reading = restoring(log)
+    reading.add(TaskId(0, 1, WHOLE), STORES, database, {})
+    assert run(reading) == [TaskId(0, 1, WHOLE)]
+    assert rows(database, "table", WHOLE) == {}
+    reading.close()
+
+
+def test_a_listener_hears_once_of_a_changelog_that_two_tasks_need_and_that_it_was_given_up_with_the_last() -> None:
+    heard: list[tuple[str, int]] = []
+
+    class Suspended(RestoreListener):
+        def on_restore_start(self, partition: TopicPartition, store: str, start: int, end: int) -> None:
+            heard.append((f"start {partition}", end))
+
+        def on_restore_suspended(self, partition: TopicPartition, store: str, records: int) -> None:
+            heard.append((f"suspended {partition}", records))
+
+    log, database, halves = cluster(100), Database(Memory(), STORES), KeyRange.split(2)
+    reading, tasks = restoring(log, Suspended()), [TaskId(0, 0, half) for half in halves]
+    for task in tasks:
+        reading.add(task, [COUNTS], database, {})
+    reading.cancel(tasks[0])
+    assert heard == [("start counts-log-0", 100)]
+    reading.cancel(tasks[1])
+    assert heard == [("start counts-log-0", 100), ("suspended counts-log-0", 0)]
+    reading.close()
+
+
+class AskedLog(MemoryLog):
+    """Remembers which topics it was asked the id of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def topic_id(self, topic: str) -> str:
+        self.asked.append(topic)
+        return super().topic_id(topic)
+
+
+def test_tasks_that_open_together_ask_once_what_their_changelog_is_now(tmp_path: Path) -> None:
+    log, database = AskedLog(), Database(Memory(), [COUNTS])
+    log.create_topics([TopicSpec("counts-log", 1)])
+    log.writer().append("counts-log", KEYS, KEYS, range(len(KEYS)), partitions=0)
+    snapshots = Snapshots(str(tmp_path / "snapshots"), "app", tmp_path / "incoming")
+    reading = Restoring(log, lambda spec: f"{spec.name}-log", snapshots)
+    for tasks in (KeyRange.split(8)[:5], KeyRange.split(8)[5:]):
+        log.asked.clear()
+        for part in tasks:
+            reading.add(TaskId(0, 0, part), [COUNTS], database, {})
+        assert log.asked == ["counts-log"]
+        reading.step()
+        log.asked.clear()  # later, it may be another topic of that name
+        assert len(run(reading)) == len(tasks)
+    assert rows(database, "counts", WHOLE) == {key: key for key in KEYS}
+    reading.close()
+
+
+def made_anew(log: MemoryLog, topic: str, records: int) -> None:
+    """Delete a topic and make it again, with other values."""
+    log.delete_topics([topic])
+    log.create_topics([TopicSpec(topic, 2)])
+    log.writer().append(topic, [KEYS[at % 30] for at in range(records)], [b"new-%d" % at for at in range(records)], range(records), partitions=0)
+
+
+def fold_anew(upto: int, key_range: KeyRange) -> dict[bytes, bytes]:
+    return {KEYS[at % 30]: b"new-%d" % at for at in range(upto) if key_hash(KEYS[at % 30]) in key_range}
+
+
+ENGINES: Mapping[str, Callable[[Path], tuple[Engine, Mapping[str, Engine]]]] = {
+    "memory": lambda _: (Memory(), {}),
+    "rocks": lambda folder: (Rocks(folder), {}),
+    "sqlite": lambda folder: (Sqlite(folder), {}),
+    "mixed": lambda folder: (Rocks(folder), {"counts": Memory()}),
+}
+
+
+@pytest.mark.parametrize("engine", list(ENGINES))
+def test_a_topic_that_was_made_anew_and_has_grown_past_the_state_is_read_from_its_beginning(
+    engine: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A changelog, and a source topic that is a changelog. What a sibling has is its own, until that opens."""
+    engine_of, apart = ENGINES[engine](tmp_path)
+    log, database, (one, two) = cluster(100), Database(engine_of, STORES, apart=apart), KeyRange.split(2)
+    reading = restoring(log)
+    for half in (one, two):
+        reading.add(TaskId(0, 0, half), STORES, database, {"table": {half: 90}})
+    assert len(run(reading)) == 2
+    for topic in ("people", "counts-log"):
+        made_anew(log, topic, 200)
+    caplog.clear()
+    reading.add(TaskId(0, 0, one), STORES, database, {"table": {one: 95}})
+    assert run(reading) == [TaskId(0, 0, one)]
+    assert caplog.text.count("that was made anew; restoring them from the beginning") == 2
+    assert rows(database, "table", one) == fold_anew(95, one)
+    assert rows(database, "counts", one) == fold_anew(200, one)
+    assert rows(database, "table", two) == fold(90, two)
+    assert rows(database, "counts", two) == fold(100, two)
+    reading.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 120), st.integers(0, 300), st.integers(0, 8), st.sampled_from(STORES))
+def test_whenever_a_topic_is_made_anew_while_it_is_read_the_state_is_that_of_the_new_one(
+    before: int, after: int, steps: int, spec: StoreSpec
+) -> None:
+    """Batches of ten, so that a restore is anywhere: nothing read yet, half of it, more than the new one has, all."""
+    log, database = cluster(before), Database(Memory(), [spec])
+    reading, task = restoring(log), TaskId(0, 0, WHOLE)
+    stand = min(before, after)
+    positions = {"table": {WHOLE: stand}} if spec is TABLE else {}
+    with patch.object(restoring_module, "BATCH", 10):
+        reading.add(task, [spec], database, positions)
+        for _ in range(steps):
+            reading.step()
+        open_already = reading.finished() == [task]
+        made_anew(log, spec.source or "counts-log", after)
+        for _ in range(2):
+            if open_already:
+                reading.add(task, [spec], database, positions)
+            assert run(reading) == [task]
+            open_already = True
+            assert rows(database, spec.name, WHOLE) == fold_anew(stand if spec is TABLE else after, WHOLE)
+    reading.close()

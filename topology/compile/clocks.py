@@ -1,0 +1,141 @@
+"""Stream time of an operator, where several tasks share a partition.
+
+The stream time of a windowed operator is the largest timestamp that has reached it; a record that was filtered out before it does not
+count. A task sees the records of its own keys only, so the reader, which sees all, works out which records reach the operator, and
+hands every task a column of *clocks*: what the operator's time was before each of its records. For the filters and mappers between
+source and operator it runs their functions once more; behind a store it cannot know, and counts every record that reaches the store.
+
+Invariant: with one range or many, an operator behind stateless nodes has the same stream time at each record.
+Turned down: the partition's stream time (a filtered record would close windows), and clocks in the task (siblings would disagree).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, TypeAlias
+
+from coopstreams.topology.columns import Columns
+from coopstreams.topology.graph.nodes import (
+    Aggregate,
+    Branch,
+    Filter,
+    FlatMapValues,
+    MapValues,
+    Merge,
+    Node,
+    Peek,
+    Source,
+    Split,
+    StreamTableJoin,
+    SubTopology,
+    TableSource,
+    ToStream,
+)
+from coopstreams.topology.operators.analysis import Analysis, Edge, reads_step_key
+
+_NEEDS_VALUE = (Filter, FlatMapValues, MapValues, Branch)
+_STATELESS = (Filter, MapValues, FlatMapValues, Peek, Merge, ToStream, Split, Branch)
+
+ClockColumns: TypeAlias = Callable[[Columns], list[list[int]]]
+"""Records of a partition -> for each clock of their topic, the timestamps, -1 where the record does not reach the operator. Never raises."""
+
+_Chain: TypeAlias = tuple[Node, ...]
+
+
+def clock_columns(subtopology: SubTopology, topic: str, nodes: Sequence[str]) -> ClockColumns:
+    """Return the columns of a topic for the clocks of these nodes."""
+    analysis = Analysis(subtopology)
+    source = next(node for node in subtopology.nodes if isinstance(node, Source) and topic in node.topics)
+    reached = [_reaches(source, analysis, name) for name in nodes]
+
+    def columns(records: Columns) -> list[list[int]]:
+        return [times(records) for times in reached]
+
+    return columns
+
+
+def before_and_after(timestamps: Sequence[int], clock: int) -> tuple[list[int], int]:
+    """Return what a clock shows before each of some records, and after all of them."""
+    times = list(accumulate(timestamps, max, initial=clock))
+    return times[:-1], times[-1]
+
+
+def _reaches(source: Source, analysis: Analysis, name: str) -> Callable[[Columns], list[int]]:
+    """Return the function that gives the timestamps of records that reach a node, or the first node before it that knows more than they say."""
+    ways = list(dict.fromkeys(_told(way) for way in _ways(source, analysis.named(name), analysis)))
+    steps = any(isinstance(node, _NEEDS_VALUE) for way in ways for node in way[:-1])
+    reading = [(way, any(map(reads_step_key, way[:-1]))) for way in ways]
+    drops_keys, drops_values = all(_drops_null_keys(way[-1]) for way in ways), all(_drops_null_values(way[-1]) for way in ways)
+
+    def times(records: Columns) -> list[int]:
+        if not steps and not (drops_keys and None in records.keys) and not (drops_values and None in records.values):
+            return list(records.timestamps)
+        return [
+            timestamp if any(_arrives(source, way, key, value, reads_key=reads_key) for way, reads_key in reading) else -1
+            for key, value, timestamp in zip(records.keys, records.values, records.timestamps, strict=True)
+        ]
+
+    return times
+
+
+def _ways(source: Source, node: Node, analysis: Analysis) -> list[_Chain]:
+    """Return the nodes below the source down to a node, on each way."""
+    ways: list[_Chain] = []
+    for side, parent in enumerate(analysis.named(name) for name in node.parents):
+        if not Edge(node, side).carries:
+            continue
+        ways += [(node,)] if parent is source else [(*way, node) for way in _ways(source, parent, analysis)]
+    return ways
+
+
+def _told(way: _Chain) -> _Chain:
+    """Cut a way behind the first node of which nobody can tell, without a store, what it forwards."""
+    for at, node in enumerate(way):
+        if not isinstance(node, _STATELESS) or getattr(node, "table", False):
+            return way[: at + 1]
+    return way
+
+
+def _drops_null_keys(node: Node) -> bool:
+    return isinstance(node, Aggregate | TableSource) or (isinstance(node, StreamTableJoin) and not node.left)
+
+
+def _drops_null_values(node: Node) -> bool:
+    return isinstance(node, StreamTableJoin) or (isinstance(node, Aggregate) and node.drops_null_values)
+
+
+def _arrives(source: Source, way: _Chain, key: bytes | None, value: bytes | None, *, reads_key: bool) -> bool:
+    if key is None and _drops_null_keys(way[-1]):
+        return False
+    try:
+        # As in the task, a key that no function reads is not deserialised.
+        values = _survivors(way[:-1], source, key if reads_key else None, value)
+    except Exception:  # noqa: BLE001 the task that owns the record reports it; here it just does not arrive
+        return False
+    return any(value is not None for value in values) if _drops_null_values(way[-1]) else bool(values)
+
+
+def _survivors(way: _Chain, source: Source, key_bytes: bytes | None, value_bytes: bytes | None) -> list[Any]:
+    """Return the values of a record that come through these nodes."""
+    if not any(isinstance(node, _NEEDS_VALUE) for node in way):
+        return [value_bytes]
+    key = None if key_bytes is None else source.key.decode(key_bytes)
+    values = [None if value_bytes is None else source.value.decode(value_bytes)]
+    predicates: tuple[Any, ...] = ()
+    for node in way:
+        if isinstance(node, Filter):
+            values = [value for value in values if bool(node.predicate(key, value)) is not node.negate]
+        elif isinstance(node, MapValues):
+            values = [node.mapper(key, value) if node.with_key else node.mapper(value) for value in values]
+        elif isinstance(node, FlatMapValues):
+            values = [new for value in values for new in (node.mapper(key, value) if node.with_key else node.mapper(value))]
+        elif isinstance(node, Split):
+            predicates = node.predicates
+        elif isinstance(node, Branch):
+            values = [value for value in values if _branch(predicates, key, value) == node.number]
+    return values
+
+
+def _branch(predicates: tuple[Any, ...], key: Any, value: Any) -> int:
+    return next((number for number, predicate in enumerate(predicates) if predicate(key, value)), len(predicates))

@@ -1,0 +1,190 @@
+"""From a sub-topology to a `Program`: the functions over a batch are written, compiled, and later closed over each task's stores.
+
+The source of what was generated is registered in `linecache`: tracebacks, debuggers and `Program.compiled(...).text` show it.
+
+Invariant: generated code is a function of the nodes and of whether the record cache is on; nothing of a task is in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+from collections.abc import Mapping
+from functools import cache, partial
+from typing import Any, TypeAlias
+
+from coopstreams.topology.compile.outputs import Output
+from coopstreams.topology.compile.program import Code, Compiled, Process, Program
+from coopstreams.topology.compile.timestamps import DROPPED, extraction_error, timestamp_column
+from coopstreams.topology.errors import SerdeError, TopologyError
+from coopstreams.topology.graph.aggregate_nodes import CogroupMerge, Suppress, TableAggregate
+from coopstreams.topology.graph.join_nodes import TableTableJoin
+from coopstreams.topology.graph.nodes import Aggregate, Filter, MapValues, Node, Sink, Source, SubTopology, TableSource, Topology
+from coopstreams.topology.operators import (
+    aggregates,
+    choosing,
+    foreign_key_joins,
+    global_joins,
+    grace_joins,
+    processing,
+    stateless,
+    stream_joins,
+    suppressing,
+    table_joins,
+    tables,
+)
+from coopstreams.topology.operators.analysis import Analysis
+from coopstreams.topology.operators.codegen import Function, Record, Unit
+from coopstreams.topology.operators.compiler import Compiler
+from coopstreams.topology.operators.tables import row_key
+from coopstreams.topology.serdes import Serde
+from coopstreams.topology.stores import StoreSpec, TableStore
+
+OPERATORS = {
+    **stateless.OPERATORS,
+    **choosing.OPERATORS,
+    **processing.OPERATORS,
+    **tables.OPERATORS,
+    **aggregates.OPERATORS,
+    **suppressing.OPERATORS,
+    **table_joins.OPERATORS,
+    **grace_joins.OPERATORS,
+    **foreign_key_joins.OPERATORS,
+    **global_joins.OPERATORS,
+    **stream_joins.OPERATORS,
+}
+
+
+_Cached: TypeAlias = TableSource | Aggregate | CogroupMerge | TableAggregate | TableTableJoin | Filter | MapValues
+"""Tables whose updates the record cache holds back, if they are kept."""
+
+
+def compile_subtopology(topology: Topology, subtopology: SubTopology) -> Program:
+    """Return the program of a sub-topology. Code is generated when a task binds it.
+
+    Raises:
+        TopologyError: two sources read the same topic, or a node is of a kind that no operator is known for.
+    """
+    sources = _sources(subtopology)
+    for node in subtopology.nodes:
+        if type(node) not in OPERATORS and not isinstance(node, Source):
+            raise TopologyError(f'"{node.name}" is a {type(node).__name__}, which cannot be compiled')
+    sinks = dict.fromkeys(node.topic for node in subtopology.nodes if isinstance(node, Sink))
+    return Program(
+        subtopology,
+        tuple(sinks),
+        {topic: timestamp_column(source) for topic, source in sources.items() if source.timestamp is not None},
+        cache(partial(_compiled, topology.application_id, subtopology)),
+    )
+
+
+def _sources(subtopology: SubTopology) -> dict[str, Source]:
+    sources: dict[str, Source] = {}
+    for node in subtopology.nodes:
+        for topic in node.topics if isinstance(node, Source) else ():
+            if topic in sources:
+                raise TopologyError(f'"{sources[topic].name}" and "{node.name}" both read topic "{topic}". Read it once, and branch from there.')
+            sources[topic] = node  # type: ignore[assignment]  # the loop body runs for sources only
+    return sources
+
+
+def _compiled(application_id: str, subtopology: SubTopology, caching: bool, shared: bool = False) -> Compiled:
+    compiler = Compiler(Analysis(subtopology), OPERATORS, caching=caching, shared=shared)
+    functions = {source.name: _source_function(compiler, source) for source in subtopology.nodes if isinstance(source, Source)}
+    unit, flushes = compiler.unit, _flushes(compiler)
+    for source in {source.name: source for source in _sources(subtopology).values()}.values() if shared else ():
+        _tell_time(unit, source)
+    text = unit.text({topic: functions[source.name] for topic, source in _sources(subtopology).items()}, flushes)
+    made = _executed(f"{application_id} sub-topology {subtopology.id}", text, unit.constants)["make"]
+
+    def make(process: Process, stores: Mapping[str, TableStore], outputs: Mapping[str, Output]) -> Code:
+        return Code(*made(process, stores, outputs))
+
+    names = {clock: node for node in subtopology.nodes for clock in [f"clock_{compiler.analysis.numbers[node.name]}"]}
+    clocks = {topic: tuple(names[clock].name for clock in unit.clocks_of(topic)) for topic in subtopology.topics}
+    resumable = frozenset(node.name for node in names.values() if compiler.analysis.keeps_time(node))
+    return Compiled(text, tuple(unit.sites), tuple(unit.drops), make, clocks, resumable)
+
+
+def _flushes(compiler: Compiler) -> list[str]:
+    """Write the functions that forward what the record caches hold, parents first; returns their names.
+
+    What is suppressed goes after the updates that could still change it, not at the moment that stream time passes.
+    """
+    names = []
+    for node in compiler.analysis.nodes if compiler.caching else ():
+        if isinstance(node, Suppress):
+            names.append(f"{compiler.unit.identifier('waiting', node.name)}_due")
+        elif isinstance(node, TableTableJoin) and table_joins.waits_for_both(compiler, node):
+            names.append(table_joins.flush(compiler, node))
+        elif (cached := _cached(compiler, node)) is not None:
+            names.append(compiler.flush(node, *cached))
+    return names
+
+
+def _cached(compiler: Compiler, node: Node) -> tuple[StoreSpec, Serde[Any]] | None:
+    """Return the store of a table that holds updates back until the flush, and the serde of its rows' keys; None if nobody listens."""
+    if isinstance(node, Aggregate) and (node.cogrouped or node.emit_on_close):
+        return None  # somebody else forwards what it writes
+    if isinstance(node, _Cached) and node.store is not None and compiler.caches(node) and compiler.analysis.edges(node):
+        return node.store, row_key(node, node.store)
+    return None
+
+
+def _source_function(compiler: Compiler, source: Source) -> str:
+    """Write the loop over a batch of a source; returns its name."""
+    function = compiler.unit.function(compiler.unit.identifier("from", source.name))
+    function.parameters = ("keys", "values", "timestamps", "stream_times")
+    function.over_batch = True
+    with function.loop(""):
+        header = len(function.lines) - 1
+        if source.timestamp is not None:
+            _check_timestamp(compiler, function, source)
+        record = Record("key_bytes", None, source.key, "value_bytes", None, source.value, source.name)
+        compiler.forward(function, source, record)
+    columns = {"key_bytes": "keys", "value_bytes": "values", "timestamp": "timestamps", "stream_time": "stream_times"}
+    # Keys and values always: the first column hands out headers, the second knows the index.
+    used = [name for name in columns if name in ("key_bytes", "value_bytes") or function.mentions(name)]
+    function.lines[header] = f"    for {', '.join(used)} in zip({', '.join(columns[name] for name in used)}):"
+    return function.name
+
+
+def _tell_time(unit: Unit, source: Source) -> None:
+    """Let the records of other tasks, which came before a record, count for the clocks: its columns say what they made of them."""
+    names = unit.clocks_of(source.topics[0])
+    if not names:
+        return
+    function = next(function for function in unit.functions if function.name == unit.identifier("from", source.name))
+    function.parameters = (*function.parameters, "clocks")
+    header, *body = function.lines
+    before = [f"before_{name}" for name in names]
+    function.lines = [
+        f"{header[: header.rindex(' in zip(')]}, ({', '.join(before)},) in zip({header[header.rindex(' in zip(') + 8 : -2]}, zip(*clocks)):",
+        *(f"        if {at} > {name}: move_{name}({at})" for at, name in zip(before, names, strict=True)),
+        *body,
+    ]
+    function.assigned.update(names)
+
+
+def _check_timestamp(compiler: Compiler, function: Function, source: Source) -> None:
+    """Write what becomes of a record whose timestamp could not be extracted; see `timestamps`."""
+    unit = compiler.unit
+    why, of = unit.constant("extraction_error", extraction_error), unit.constant("source", source)
+    unread, raised = unit.site("deserialization", source.name), unit.site("processing", source.name)
+    with function.block("if timestamp < 0:"):
+        with function.block(f"if timestamp == {DROPPED}:"):
+            function.line(f"dropped[{unit.drop(source.name, 'timestamp')}] += 1")
+        with function.block("else:"):
+            function.line(f"error = {why}({of}, *process.at_hand())")
+            function.line(f"fail({unread} if error.__class__ is {unit.constant('SerdeError', SerdeError)} else {raised}, error)")
+        function.line("continue")
+
+
+def _executed(title: str, text: str, constants: Mapping[str, object]) -> dict[str, Any]:
+    """Run the source as a module of its own and return its names."""
+    # The same text may be shared, another text may not: a traceback must show the code that ran.
+    filename = f"<coopstreams {title} {hashlib.sha256(text.encode()).hexdigest()[:8]}>"
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    names: dict[str, Any] = {"__name__": "coopstreams.generated", **constants}
+    exec(compile(text, filename, "exec"), names)  # the text is ours: user functions are constants in it, and names are quoted
+    return names

@@ -1,0 +1,173 @@
+"""A processor at work for one task: what stands between the user's object and the generated code around it.
+
+    generated code -> Work.run -> Processor.process -> Work.forward -> generated code of the children
+
+Invariant: an error of the user's object fails its record there; an error that ends the batch passes through it, whatever it catches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, Protocol, TypeAlias
+
+from coopstreams.topology.columns import Headers
+from coopstreams.topology.compile.processor_stores import KeyValueStore, SessionStore, VersionedStore, WindowStore
+from coopstreams.topology.compile.punctuations import PunctuationQueue, Schedule
+from coopstreams.topology.errors import ProcessingError, TopologyError
+from coopstreams.topology.graph.nodes import Processing
+from coopstreams.topology.processors import Processor, Punctuation, PunctuationType, RecordMetadata
+from coopstreams.topology.records import Record
+from coopstreams.topology.stores import TableStore
+from coopstreams.topology.windows import duration_ms
+
+Children: TypeAlias = Callable[[bytes | None, Any, Any, int], object]
+"""`(key bytes, key, value, timestamp)`: what the nodes below do with a record. Without `Processing.key` the bytes are None."""
+
+
+class Surroundings(Protocol):
+    """What a processor at work asks of the bound program around it."""
+
+    headers: Headers | None
+    """Of the record at hand."""
+    ending: BaseException | None
+    """What the failure handler raised: the batch is over."""
+
+    @property
+    def punctuations(self) -> Mapping[PunctuationType, PunctuationQueue]:
+        """What is called when, by each clock."""
+        ...
+
+    def where(self) -> RecordMetadata | None:
+        """Return where the record at hand was read; None where there is none."""
+        ...
+
+    def under_headers(self, headers: Headers | None, call: Callable[[], object]) -> None:
+        """Make a call; what it writes gets these headers."""
+
+    def fail_punctuation(self, node: str, error: Exception, now_ms: int) -> None:
+        """Hand an error to the failure handler."""
+
+    def task_time(self) -> int:
+        """Return the largest timestamp of any record that was taken in."""
+        ...
+
+    def wall_clock(self) -> int:
+        """Return what time it is."""
+        ...
+
+
+class Work:
+    """A processor of one task, and its `ProcessorContext`."""
+
+    def __init__(
+        self, node: Processing, stores: Mapping[str, TableStore], around: Surroundings, children: Children, by_name: Mapping[str, Children]
+    ) -> None:
+        self._node, self._stores, self._around, self._children, self._by_name = node, stores, around, children, by_name
+        self._at: tuple[bytes | None, Record[Any, Any]] | None = None
+        self._timestamp = -1
+        self._forgetful = [stores[spec.name] for spec in node.stores if spec.kind in ("window", "session")]
+        self._processor: Processor[Any, Any, Any, Any] = node.supplier()
+        if not isinstance(self._processor, Processor):
+            raise TopologyError(f'"{node.name}": the function given to process() returned {self._processor!r}, which is no Processor')
+        self._processor.init(self)
+
+    def run(self, key_bytes: bytes | None, key: Any, value: Any, timestamp: int) -> None:
+        """Give the processor a record."""
+        before = self._at, self._timestamp
+        record = Record(key, value, timestamp, list(self._around.headers or ()))
+        self._at, self._timestamp = (key_bytes, record), timestamp
+        try:
+            self._processor.process(record)
+        finally:
+            self._at, self._timestamp = before
+            self._end_if_over()
+
+    def observe(self, stream_time: int) -> None:
+        """Let stream time reach this value: what the tasks of other key ranges have put by then counts for what has expired here."""
+        for table in self._forgetful:
+            table.advance(stream_time)
+
+    def close(self) -> None:
+        """End the work."""
+        self._processor.close()
+
+    def forward(self, record: Record[Any, Any], *, to: str | None = None) -> None:
+        """Pass a record on to the nodes below, or to one of them."""
+        key_bytes, children = None, self._children if to is None else self._child(to)
+        if self._node.fixed_key:
+            key_bytes = self._same_key(record)
+        timestamp = max(0, record.timestamp)
+        self._around.under_headers(record.headers or None, lambda: children(key_bytes, record.key, record.value, timestamp))
+
+    def store(self, name: str) -> Any:
+        """Return a store of the processor."""
+        if name not in self._node.store_names:
+            names = ", ".join(self._node.store_names) or "none"
+            raise TopologyError(f'"{self._node.name}" has no store "{name}"; stores= names {names}')
+        table = self._stores[name]
+        if table.spec.history_ms is not None:
+            return VersionedStore(table, self._around.task_time)
+        kinds: dict[str, Callable[[Any], Any]] = {
+            "key_value": lambda table: KeyValueStore(table, lambda: self._timestamp),
+            "window": lambda table: WindowStore(table, lambda: self._timestamp),
+            "session": SessionStore,
+        }
+        if table.spec.kind not in kinds:
+            raise TopologyError(f'"{self._node.name}": store "{name}" is a {table.spec.kind} store, which processors cannot use')
+        return kinds[table.spec.kind](table)
+
+    def schedule(self, interval: timedelta | int, type_: PunctuationType, function: Callable[[int], object]) -> Punctuation:
+        """Call a function at intervals."""
+        interval_ms = duration_ms(interval, f'"{self._node.name}": the interval')
+        if interval_ms < 1 or type_ not in self._around.punctuations:
+            raise TopologyError(f'"{self._node.name}": schedule(interval, "stream_time" or "wall_clock", function) with at least 1 ms')
+        schedule = Schedule(interval_ms, lambda now_ms: self._punctuate(function, now_ms))
+        queue, first_ms = self._around.punctuations[type_], 0
+        if type_ == "wall_clock":
+            queue.look(now_ms := self._around.wall_clock())
+            first_ms = now_ms + interval_ms
+        queue.add(schedule, first_ms)
+        return schedule
+
+    def stream_time(self) -> int:
+        """Return the stream time of the task."""
+        return self._around.task_time()
+
+    def wall_clock(self) -> int:
+        """Return what time it is."""
+        return self._around.wall_clock()
+
+    @property
+    def metadata(self) -> RecordMetadata | None:
+        """Where the record at hand was read."""
+        return self._around.where()
+
+    def _punctuate(self, function: Callable[[int], object], now_ms: int) -> None:
+        self._timestamp = now_ms
+        try:
+            function(now_ms)
+        except Exception as error:  # noqa: BLE001 the failure handler decides
+            self._end_if_over()
+            self._around.fail_punctuation(self._node.name, error, now_ms)
+        self._end_if_over()
+
+    def _child(self, name: str) -> Children:
+        if name not in self._by_name:
+            known = ", ".join(self._by_name) or "none"
+            raise ProcessingError(
+                f'"{self._node.name}": forward(…, to="{name}"): no operator below has this name; there are {known}. name= gives one.'
+            )
+        return self._by_name[name]
+
+    def _same_key(self, record: Record[Any, Any]) -> bytes | None:
+        if self._at is None:
+            raise ProcessingError(f'"{self._node.name}": process_values() can forward while it processes a record, not in a punctuation')
+        key_bytes, given = self._at
+        if record.key is not given.key and record.key != given.key:
+            raise ProcessingError(f'"{self._node.name}": process_values() cannot change the key {given.key!r} to {record.key!r}. Use process().')
+        return key_bytes
+
+    def _end_if_over(self) -> None:
+        if self._around.ending is not None:
+            raise self._around.ending

@@ -1,0 +1,399 @@
+"""A compiled sub-topology, and what one task runs of it.
+
+`compile_subtopology` makes a `Program` once; every task of the sub-topology binds it to its own stores and gets a `BoundProgram`:
+records in (`process`), records out (`outputs`), nothing else. No I/O, no clock, no thread.
+
+Invariant: between two calls a bound program holds no record: everything it knows is in its stores, its outputs and its stream times.
+Invariant: for the same records in the same order a program gives the same outputs for any cut into batches.
+Turned down: a callback per output (a call per record), and one pair of lists for all topics (a writer takes columns of one topic).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from coopstreams.topology.columns import Columns, Headers, TopicPartition
+from coopstreams.topology.compile.clocks import ClockColumns, clock_columns
+from coopstreams.topology.compile.outputs import Output
+from coopstreams.topology.compile.processing import Children, Work
+from coopstreams.topology.compile.punctuations import PunctuationQueue
+from coopstreams.topology.failures import Failure, OnFailure, Phase
+from coopstreams.topology.graph.nodes import Processing, SubTopology
+from coopstreams.topology.naming import check_name
+from coopstreams.topology.processors import PunctuationType, RecordMetadata
+from coopstreams.topology.stores import Entry, TableStore
+
+TimestampColumn: TypeAlias = Callable[[TopicPartition, Columns, int], list[int]]
+"""`(partition, records, stream time before them) -> timestamps`: what a source with a timestamp extractor makes of its records.
+
+A reader calls it on ALL records of the partition before it hashes, routes or drops any, and computes the stream times from what comes
+back: `accumulate(timestamps, max, initial=before)`. So stream time is that of the extracted timestamps whatever the key ranges are.
+`records.stream_times` is not looked at. It never raises. A negative timestamp moves no stream time and stays in the column: the task
+that owns the record drops and counts it (-1), or hands the extractor's error to its failure handler (-2).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Generated code, closed over the stores and outputs of one task."""
+
+    sources: Mapping[str, Callable[..., None]]
+    """Topic to the function over `(keys, values, timestamps, stream_times)`, and the columns of clocks if there are any."""
+    flushes: Sequence[Callable[[], None]]
+    """Forward what the record caches hold, parents before children."""
+    dropped: list[int]
+    """Counts, in the order of `Compiled.drops`."""
+    reached: Mapping[str, Callable[[Sequence[int], bool], None]]
+    """Topic to the function that moves the clocks of its nodes without a record, and forwards what is due then, or not."""
+    observed: Callable[[], None]
+    """Tell the window stores what time it is."""
+    headers_come: Callable[[], None]
+    """Keep the headers of records, from now on, with the rows that record caches hold back."""
+
+
+class Process(Protocol):
+    """What generated code may ask of the bound program around it."""
+
+    headers: Headers | None
+    """Of the record, or the table entry, at hand."""
+
+    def fail(self, site: int, error: Exception) -> None:
+        """Report that the record, or the table entry, at hand failed at a site of `Compiled.sites`."""
+
+    def at_hand(self) -> tuple[TopicPartition, Columns, int]:
+        """Return the batch that is being processed and the index of the record at hand."""
+        ...
+
+    def flushing(self, entries: list[tuple[bytes, Entry]]) -> Iterator[tuple[bytes, Entry]]:
+        """Return an iterator over table entries; the one it gave last is the one at hand."""
+        ...
+
+    def stream_time(self, topics: Sequence[str]) -> int:
+        """Return the largest stream time that any of these topics has reached."""
+        ...
+
+    def begin_output(self, topic: str) -> Output:
+        """Return the output of a topic that nothing was written to yet."""
+        ...
+
+    partitions: Callable[[str], int]
+    """How many partitions a topic has that is written to."""
+
+    def task_time(self) -> int:
+        """Return the largest timestamp of any record that was taken in."""
+        ...
+
+    def begin_work(self, node: Processing, stores: Mapping[str, TableStore], children: Children, by_name: Mapping[str, Children]) -> Work:
+        """Return a processor at work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A compiled sub-topology: made once, bound by each of its tasks.
+
+    Shape: `sinks` are the topics it writes. `timestamp_of` has the source topics with a timestamp extractor.
+    """
+
+    subtopology: SubTopology
+    sinks: tuple[str, ...]
+    timestamp_of: Mapping[str, TimestampColumn]
+    compiled: Callable[[bool, bool], Compiled]
+    """Record cache on or off, partition shared with other tasks or not -> the code, generated when first asked for."""
+
+    def clocks_of(self, topic: str) -> ClockColumns | None:
+        """Return what a reader needs to tell tasks that share a partition of this topic what time it is for their operators."""
+        nodes = self.compiled(False, True).clocks[topic]
+        return clock_columns(self.subtopology, topic, nodes) if nodes else None
+
+    def bind(
+        self,
+        stores: Mapping[str, TableStore],
+        on_failure: OnFailure,
+        *,
+        caching: bool,
+        shared: bool = False,
+        output: Callable[[str], Output] = Output,
+        clock: Callable[[], int] = lambda: 0,
+        partitions: Callable[[str], int] = lambda _: 1,
+    ) -> BoundProgram:
+        """Return the program over these stores (by name), to be used by one thread.
+
+        `caching`: the updates of a table are forwarded once per `flush`, with the latest value, instead of one by one.
+        `shared`: the task has a part of the keys of its partitions; then `advance` must tell it of the others' time.
+        `clock`: what processors take for the time, in milliseconds. `partitions`: how many a topic has, for partitioners.
+        """
+        return BoundProgram(self, self.compiled(caching, shared), stores, on_failure, output, clock, partitions, shared=shared)
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """The code of a program for one setting of the record cache, not yet bound to a task."""
+
+    text: str
+    """The generated source, for people; also what tracebacks show."""
+    sites: tuple[tuple[Phase, str], ...]
+    """Phase and node of each place where a record can fail."""
+    drops: tuple[tuple[str, str], ...]
+    """Node and reason (`null key`, `null value`, `late`, `timestamp`, `no partition`) of each place where a record is dropped."""
+    make: Callable[[Process, Mapping[str, TableStore], Mapping[str, Output]], Code]
+    clocks: Mapping[str, tuple[str, ...]]
+    """Topic to the nodes whose stream time its records move."""
+    resumable: frozenset[str]
+    """Nodes that every record of their topics reaches: their stream time after a restart is the partition's."""
+
+
+class BoundProgram:
+    """A program at work for one task.
+
+    Shape: `outputs` by topic; whoever writes them calls `clear` on each. `elsewhere`: there are keys of the partition that no task over the
+    same database has, so that nobody here takes the records which move time; whoever knows better says so.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        compiled: Compiled,
+        stores: Mapping[str, TableStore],
+        on_failure: OnFailure,
+        output: Callable[[str], Output],
+        clock: Callable[[], int],
+        partitions: Callable[[str], int],
+        *,
+        shared: bool,
+    ) -> None:
+        self.outputs: dict[str, Output] = {topic: output(topic) for topic in program.sinks}
+        self._output = output
+        self._shared = self.elsewhere = shared
+        self._on_failure = on_failure
+        self._compiled = compiled
+        self._stream_times = dict.fromkeys(program.subtopology.topics, -1)
+        self._source = TopicPartition("", -1)
+        self._columns: Columns | None = None
+        self._entries: list[tuple[bytes, Entry]] = []
+        self._cursor: Iterator[object] = iter(())
+        self.wall_clock, self.partitions = clock, partitions
+        self.headers: Headers | None = None
+        self._headed = False
+        self.ending: BaseException | None = None
+        self.punctuations: dict[PunctuationType, PunctuationQueue] = {"stream_time": PunctuationQueue(), "wall_clock": PunctuationQueue()}
+        self._works: list[Work] = []
+        self._code = compiled.make(self, stores, self.outputs)
+
+    @property
+    def dropped(self) -> dict[tuple[str, str], int]:
+        """How many records were dropped since the binding, by node and reason."""
+        return {drop: count for drop, count in zip(self._compiled.drops, self._code.dropped, strict=True) if count}
+
+    def process(self, source: TopicPartition, columns: Columns) -> None:
+        """Run the records through the nodes, one after the other, each to its end.
+
+        Raises:
+            Whatever the failure handler raises. The batch is then processed in part: discard the task's state and outputs.
+        """
+        if not columns.keys:
+            return
+        run = self._code.sources[source.topic]
+        self._source, self._columns = source, columns
+        nodes = self._compiled.clocks[source.topic] if self._shared else ()
+        clocks = (columns.clocks or [[-1] * len(columns)] * len(nodes),) if nodes else ()
+        values = iter(columns.values)
+        self._cursor = values
+        keys: Iterable[bytes | None] = columns.keys if not self._works else self._punctuating(columns)
+        if columns.headers is not None:
+            if not self._headed:
+                self._headed = True
+                self._code.headers_come()
+            keys = self._giving_headers(keys, columns.headers)
+        try:
+            run(keys, values, columns.timestamps, columns.stream_times, *clocks)
+        finally:
+            self._columns = self.headers = None
+        self.advance(source, columns.stream_times[-1])
+
+    def advance(self, source: TopicPartition, stream_time: int, clocks: Sequence[int] = ()) -> None:
+        """Let the partition's stream time reach this value, by records of other key ranges too; what is due then is forwarded.
+
+        Windows follow the topics whose records reach them, and no others: a joined table may be years ahead of the stream.
+        `clocks`: where tasks share the partition, what the clocks of `Compiled.clocks` show by now, as far as the reader knows.
+
+        Raises:
+            Whatever the failure handler raises.
+        """
+        if stream_time > self._stream_times[source.topic]:
+            self._stream_times[source.topic] = stream_time
+        if clocks and self._shared:
+            self._source, self._entries = source, []
+            self._code.reached[source.topic](clocks, True)
+        self._code.observed()
+        for work in self._works:
+            work.observe(self.task_time())
+        self._punctuate("stream_time", self.task_time())
+
+    def punctuate(self, now_ms: int) -> bool:
+        """Call the processors' functions that are due by the wall clock; return whether any was.
+
+        Raises:
+            Whatever the failure handler raises.
+        """
+        return self._punctuate("wall_clock", now_ms)
+
+    @property
+    def next_punctuation_ms(self) -> int | None:
+        """When `punctuate` has something to do next; None if it never has."""
+        return self.punctuations["wall_clock"].next_ms
+
+    def close(self) -> None:
+        """End the work of the processors."""
+        for work in self._works:
+            work.close()
+
+    def resume(self, source: TopicPartition, stream_time: int) -> None:
+        """Begin where the partition's stream time was this: whatever was due by then was forwarded. Before the first record."""
+        self._stream_times[source.topic] = max(stream_time, self._stream_times[source.topic])
+        nodes = self._compiled.clocks[source.topic]
+        if nodes:
+            self._code.reached[source.topic]([stream_time if node in self._compiled.resumable else -1 for node in nodes], False)
+            self._code.observed()
+
+    def flush(self) -> None:
+        """Forward what the record caches hold. Call it once before each commit; without caching it does nothing.
+
+        Raises:
+            Whatever the failure handler raises.
+        """
+        for flush in self._code.flushes:
+            flush()
+
+    def stream_time(self, topics: Sequence[str]) -> int:
+        """Return the largest stream time that any of these topics has reached; -1 if none has begun."""
+        return max((self._stream_times[topic] for topic in topics), default=-1)
+
+    def begin_output(self, topic: str) -> Output:
+        """Return the output of a topic that nothing was written to yet.
+
+        Raises:
+            TopologyError: it is not a legal name.
+        """
+        self.outputs[check_name(topic, "the topic")] = output = self._output(topic)
+        return output
+
+    def begin_work(self, node: Processing, stores: Mapping[str, TableStore], children: Children, by_name: Mapping[str, Children]) -> Work:
+        """Return a processor at work."""
+        work = Work(node, stores, self, children, by_name)
+        self._works.append(work)
+        return work
+
+    def task_time(self) -> int:
+        """Return the largest timestamp of any record that was taken in, the one at hand included; -1 if there was none."""
+        known = max(self._stream_times.values())
+        return known if self._columns is None else max(known, self._columns.stream_times[self._index(len(self._columns))])
+
+    def where(self) -> RecordMetadata | None:
+        """Return where the record at hand was read; None where there is none: in a punctuation, in a flush."""
+        if self._columns is None:
+            return None
+        source, columns, i = self.at_hand()
+        return RecordMetadata(source.topic, source.partition, columns.offsets[i])
+
+    def under_headers(self, headers: Headers | None, call: Callable[[], object]) -> None:
+        """Make a call; what it writes gets these headers."""
+        before = self.headers
+        if headers == before:
+            call()
+            return
+        self._give_headers(before)
+        self.headers = headers
+        try:
+            call()
+        finally:
+            self._give_headers(headers)
+            self.headers = before
+
+    def fail_punctuation(self, node: str, error: Exception, now_ms: int) -> None:
+        """Hand an error of a punctuation to the failure handler."""
+        self._hand_over(Failure("processing", node, error, self._source, None, None, None, now_ms, None))
+
+    def fail(self, site: int, error: Exception) -> None:
+        """Hand the record, or the table entry, at hand to the failure handler."""
+        if error is self.ending:
+            raise error  # on its way through a processor
+        phase, node = self._compiled.sites[site]
+        if self._columns is None and not self._entries:
+            failure = Failure(phase, node, error, self._source, None, None, None, -1, None)
+        elif self._columns is None:
+            key, entry = self._entries[self._index(len(self._entries))]
+            failure = Failure(phase, node, error, self._source, None, key, None, entry.timestamp, None)
+        else:
+            source, columns, i = self.at_hand()
+            headers = columns.headers[i] if columns.headers is not None else None
+            failure = Failure(phase, node, error, source, columns.offsets[i], columns.keys[i], columns.values[i], columns.timestamps[i], headers)
+        self._hand_over(failure)
+
+    def _hand_over(self, failure: Failure) -> None:
+        try:
+            self._on_failure(failure)
+        except BaseException as ending:
+            self.ending = ending
+            raise
+
+    def at_hand(self) -> tuple[TopicPartition, Columns, int]:
+        """Return the batch that is being processed and the index of the record at hand."""
+        assert self._columns is not None
+        return self._source, self._columns, self._index(len(self._columns))
+
+    def flushing(self, entries: list[tuple[bytes, Entry]]) -> Iterator[tuple[bytes, Entry]]:
+        """Return an iterator over table entries; the one it gave last is the one at hand."""
+        self._entries = entries
+        at_hand = iter(entries)
+        self._cursor = at_hand
+        return self._giving_their_headers(at_hand) if self._headed else at_hand
+
+    def _index(self, length: int) -> int:
+        """The cursor knows how many are left, so that no loop needs to count."""
+        return length - self._cursor.__length_hint__() - 1  # type: ignore[attr-defined, no-any-return]
+
+    def _giving_headers(self, keys: Iterable[bytes | None], headers: Sequence[Headers | None]) -> Iterator[bytes | None]:
+        """Yield the keys; whatever was written between two of them came from the first and gets its headers.
+
+        So compiled code does not know that headers exist, and a batch without any pays nothing.
+        """
+        self._give_headers(None)
+        for key, self.headers in zip(keys, headers, strict=True):
+            yield key
+            self._give_headers(self.headers)
+
+    def _giving_their_headers(self, entries: Iterator[tuple[bytes, Entry]]) -> Iterator[tuple[bytes, Entry]]:
+        """Yield the entries; what is written for one gets the headers of the record that changed it last."""
+        self._give_headers(None)
+        for key, entry in entries:
+            self.headers, entry.headers = entry.headers, None
+            yield key, entry
+            self._give_headers(self.headers)
+        self.headers = None
+
+    def _give_headers(self, headers: Headers | None) -> None:
+        for output in self.outputs.values():
+            output.give_headers(headers)
+
+    def _punctuating(self, columns: Columns) -> Iterator[bytes | None]:
+        """Yield the keys; between two of them, what the first has made due by stream time is done."""
+        for key, now in zip(columns.keys, columns.stream_times, strict=True):
+            yield key
+            due = self.punctuations["stream_time"].next_ms
+            if due is not None and due <= now:
+                self._punctuate("stream_time", self.task_time())
+
+    def _punctuate(self, type_: PunctuationType, now_ms: int) -> bool:
+        due = self.punctuations[type_].next_ms
+        if due is None or due > now_ms:
+            return False
+        columns, headers = self._columns, self.headers
+        self._give_headers(headers)
+        self._columns, self.headers, self._entries = None, None, []
+        try:
+            return self.punctuations[type_].punctuate(now_ms)
+        finally:
+            self._give_headers(None)
+            self._columns, self.headers = columns, headers

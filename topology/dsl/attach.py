@@ -1,0 +1,138 @@
+"""Attaching the nodes that need more than a name: sinks, merges, joins, aggregations.
+
+The classes that users see (`KStream`, `KTable`, ...) hold a `Flow` and call one function each; what a call means is decided here.
+
+Invariant: an operator with a store sees each key on one partition and in one key range only, under the same bytes as everybody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from coopstreams.topology.dsl.functions import checked
+from coopstreams.topology.dsl.materialized import StoreOption, kept_as, name_of
+from coopstreams.topology.dsl.repartition import PRESENT, keyed
+from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.graph.graph import Flow, Unknown, serde_or_none
+from coopstreams.topology.graph.nodes import DynamicSink, Late, Merge, Sink, TableSource
+from coopstreams.topology.naming import check_name
+from coopstreams.topology.serdes import Serde
+from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.windows import AnyWindows
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """A flow that is about to be aggregated. `name`: of the repartition topic, if one is needed."""
+
+    flow: Flow
+    name: str | None
+    windows: AnyWindows | None = None
+    emit_on_close: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A flow of upserts, and the store at the root of it: that of its table source or aggregation.
+
+    `taken`: of a table that drops late records, the flow of all that it takes, at the node that drops them.
+    """
+
+    flow: Flow
+    store: StoreSpec
+    taken: Flow | None = None
+
+    @property
+    def is_windowed(self) -> bool:
+        """Whether its keys are `serdes.Windowed`."""
+        return self.store.kind in ("window", "session")
+
+
+def grouped(flow: Flow, name: str | None, key: Serde[Any] | None, value: Serde[Any] | None) -> Grouped:
+    """Return the flow, with the serdes that a repartition topic is to have.
+
+    Raises:
+        TopologyError: another key serde than the one that the keys are written with: grouping by key does not rewrite keys.
+    """
+    where = "group_by_key()"
+    key, value = serde_or_none(key, "key", where), serde_or_none(value, "value", where)
+    if key is not None and not flow.rekeyed and key != flow.key:
+        raise TopologyError(
+            f"{where}: the keys are written as {flow.key}, and it does not write them again. Leave out key={key}, or write "
+            f".select_key(lambda key, value: ..., key=serdes.{key}) first."
+        )
+    if name is not None:
+        check_name(name, "the name of the group")
+    return Grouped(replace(flow, key=key or flow.key, value=value or flow.value), name)
+
+
+def sink(flow: Flow, topic: str | Function, key: Serde[Any] | None, value: Serde[Any] | None, partitioner: Function | None, name: str | None) -> None:
+    """Attach a sink.
+
+    Raises:
+        TopologyError: a serde is missing, or the topic name is not legal.
+    """
+    where = "to(…)" if callable(topic) else f'to("{check_name(topic, "the topic")}")'
+    key = serde_or_none(key, "key", where) or flow.needed("key", where, where)
+    value = serde_or_none(value, "value", where) or flow.needed("value", where, where)
+    if partitioner is not None:
+        partitioner = checked("partitioner=", partitioner, "topic", "key", "value", "partitions")
+    if callable(topic):
+        make: Function = partial(DynamicSink, topic_of=checked("to", topic, "key", "value"))
+    else:
+        make = partial(Sink, topic=topic)
+    flow.then("KSTREAM-SINK-", name, partial(make, key=key, value=value, partitioner=partitioner))
+
+
+def to_table(flow: Flow, key: Serde[Any] | None, value: Serde[Any] | None, store: StoreOption, name: str | None) -> Table:
+    """Return the table whose upserts are the records.
+
+    Raises:
+        TopologyError: a serde is missing, or a name is taken or not legal.
+    """
+    graph, where = flow.graph, "to_table()"
+    node_name = graph.names.node("KSTREAM-TOTABLE-", name)
+    store_name = graph.names.store("KSTREAM-TOTABLE-", name_of(store))
+    given = grouped(flow, None, key, value).flow
+    flow = keyed(given, name or store_name, where, cure=where)
+    spec = kept_as(store, StoreSpec(store_name, "key_value", flow.needed("key", where, where), flow.needed("value", where, where)))
+    if store is not None:
+        graph.needed_stores.add(store_name)
+    graph.attach(TableSource(name=node_name, parents=(flow.node,), store=spec))
+    return Table(replace(flow, node=node_name), spec)
+
+
+def late(taken: Flow, name: str | None) -> Flow:
+    """Return the flow of the records that came too late for a table (`Table.taken`), as they were.
+
+    They are `rekeyed`: an operator with windows below has to see them in a topic of their own, whose stream time does not
+    depend on the key ranges. Here, only the owner of a key knows which of its records are late.
+
+    Raises:
+        TopologyError: on their way through a repartition topic the records have lost their values, which only a count does not need.
+    """
+    if taken.value == PRESENT:
+        raise TopologyError(f'late(): the values do not come as far as "{taken.node}". Write value=serdes.… in the group_by(…) before it.')
+    return replace(taken.then("KSTREAM-LATE-", name, Late), rekeyed=True)
+
+
+def merge(left: Flow, right: Flow, name: str | None) -> Flow:
+    """Return both flows in one. A serde that both have survives; keys written in two ways count as changed.
+
+    Raises:
+        TopologyError: they come from two builders.
+    """
+    left.same_graph(right, "merge()")
+    both = left.then("KSTREAM-MERGE-", name, lambda name, parents: Merge(name=name, parents=(*parents, right.node)))
+
+    def common(a: Serde[Any] | Unknown, b: Serde[Any] | Unknown) -> Serde[Any] | Unknown:
+        unknown = next((serde for serde in (a, b) if isinstance(serde, Unknown)), Unknown(f"merge ({both.node}) of {a} and {b}"))
+        return a if a == b else unknown
+
+    key = common(left.key, right.key)
+    return replace(both, key=key, value=common(left.value, right.value), rekeyed=left.rekeyed or right.rekeyed or isinstance(key, Unknown))

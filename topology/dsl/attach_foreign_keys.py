@@ -1,0 +1,116 @@
+"""Attaching a foreign-key join: two topics between the tables, an operator at each end of them, and the table that results.
+
+    left -> ask -> (subscriptions) -> answer <- right
+    left ... result <- (answers) <- answer          `result` looks into the left table
+
+Invariant: subscriptions lie where the right rows are, answers where the left rows are: each topic is partitioned like the table it goes to.
+Source: Kafka Streams `KTableImpl.doJoinOnForeignKey`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from coopstreams.topology.dsl.attach import Table
+from coopstreams.topology.dsl.functions import checked
+from coopstreams.topology.dsl.materialized import StoreOption, kept_as, name_of
+from coopstreams.topology.dsl.old_values import ask_for_old_values, materialize
+from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.foreign_keys import ANSWERS, SUBSCRIBERS, SUBSCRIPTION
+from coopstreams.topology.graph.graph import Flow, Graph, Repartition
+from coopstreams.topology.graph.join_nodes import ForeignKeyAnswer, ForeignKeyAsk, ForeignKeyResult
+from coopstreams.topology.graph.nodes import Sink, Source, TableSource
+from coopstreams.topology.naming import check_name
+from coopstreams.topology.serdes import Serde
+from coopstreams.topology.stores import StoreSpec
+
+_PREFIX = "KTABLE-FK-JOIN-"
+
+
+def join_foreign(
+    left: Table,
+    right: Table,
+    foreign_key: Callable[..., Any] | None,
+    foreign_key_with_key: Callable[..., Any] | None,
+    joiner: Callable[..., Any],
+    value: Serde[Any] | None,
+    store: StoreOption,
+    name: str | None,
+    *,
+    is_left: bool,
+) -> Table:
+    """Return the table of what the joiner makes of each left row and the right row that it names.
+
+    Raises:
+        TopologyError: two builders, a serde missing, none or two functions of the foreign key, or windowed tables.
+    """
+    method, graph = "left_join" if is_left else "join", left.flow.graph
+    where = f"{method} with {right.flow.node}"
+    left.flow.same_graph(right.flow, where)
+    if left.is_windowed or right.is_windowed:
+        raise TopologyError(f"{where}: a foreign key cannot be joined with a windowed table")
+    extract = _extractor(where, foreign_key, foreign_key_with_key)
+    checked(method, joiner, "value", "other_value")
+    if value is None:
+        raise TopologyError(
+            f"{where}: how do the joined values become bytes? Write value=serdes.… there: a join by foreign key may have to keep them."
+        )
+    key, left_value = left.flow.needed("key", where), left.flow.needed("value", where)
+    other_key, right_value = right.flow.needed("key", where), right.flow.needed("value", where)
+    ask_for_old_values(graph, left.flow.node, force=True)
+    for table in (left, right):
+        materialize(graph, table.flow.node)
+    names = graph.names
+    subscriptions, answers, subscribers = (_name(graph, name, part) for part in ("registration", "response", "store"))
+    asking = left.flow.then(
+        f"{_PREFIX}SUBSCRIPTION-SEND-", None, partial(ForeignKeyAsk, extract=extract, left=is_left, key=key, value=left_value, foreign_key=other_key)
+    )
+    asked = _through(asking, subscriptions, other_key, SUBSCRIPTION)
+    spec = StoreSpec(names.store("", subscribers), "key_value", other_key, SUBSCRIBERS)
+    answering = names.node(f"{_PREFIX}SUBSCRIPTION-PROCESSOR-")
+    graph.attach(ForeignKeyAnswer(name=answering, parents=(asked, right.flow.node), store=spec, value=right_value, primary_key=key))
+    answered = _through(Flow(graph, answering, key, ANSWERS), answers, key, ANSWERS)
+    resulting = names.node(f"{_PREFIX}SUBSCRIPTION-RESPONSE-RESOLVER-PROCESSOR-")
+    graph.attach(
+        ForeignKeyResult(
+            name=resulting, parents=(answered, left.flow.node), joiner=joiner, left=is_left, key=key, value=left_value, right_value=right_value
+        )
+    )
+    output = names.node(f"{_PREFIX}OUTPUT-", name)
+    kept = kept_as(store, StoreSpec(names.store(f"{_PREFIX}OUTPUT-", name_of(store)), "key_value", key, value))
+    if store is not None:
+        graph.needed_stores.add(kept.name)
+    graph.attach(TableSource(name=output, parents=(resulting,), store=kept))
+    return Table(Flow(graph, output, key, value), kept)
+
+
+def _extractor(where: str, foreign_key: Callable[..., Any] | None, with_key: Callable[..., Any] | None) -> Callable[[Any, Any], Any]:
+    if with_key is not None and foreign_key is None:
+        return checked("foreign_key_with_key=", with_key, "key", "value")
+    if foreign_key is None or with_key is not None:
+        raise TopologyError(f"{where}: give it one function, foreign_key=(value) or foreign_key_with_key=(key, value)")
+    extract = checked("foreign_key=", foreign_key, "value")
+    return lambda _, value: extract(value)
+
+
+def _name(graph: Graph, name: str | None, part: str) -> str:
+    """Return the name of a topic or store of the join, as Kafka Streams has it."""
+    if name is not None:
+        return f"{check_name(name, 'the node name')}-subscription-{part}{'' if part == 'store' else '-topic'}"
+    word = "STATE-STORE" if part == "store" else part.upper()
+    generated = graph.names.node(f"{_PREFIX}SUBSCRIPTION-{word}-")
+    return generated if part == "store" else f"{generated}-topic"
+
+
+def _through(flow: Flow, topic: str, key: Serde[Any], value: Serde[Any]) -> str:
+    """Send what comes out of a node through a topic; return the source behind it."""
+    graph = flow.graph
+    if any(made.topic == topic for made in graph.repartitions):
+        raise TopologyError(f'two internal topics are named "{topic}". Give one of the joins another name=.')
+    graph.attach(Sink(name=graph.names.node("KTABLE-SINK-"), parents=(flow.node,), topic=topic, key=key, value=value, internal=True))
+    source = graph.names.node("KTABLE-SOURCE-")
+    graph.attach(Source(name=source, topics=(topic,), key=key, value=value, internal=True))
+    graph.repartitions.append(Repartition(flow.node, key, value, False, topic, source=source, partitions=None, explicit=True))
+    return source

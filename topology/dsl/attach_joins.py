@@ -1,0 +1,289 @@
+"""Attaching joins: of two tables, of two streams, of a stream and a global table.
+
+Invariant: both sides of a join have equal keys on equal partitions and in equal key ranges, under the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from coopstreams.topology.dsl.attach import Table
+from coopstreams.topology.dsl.attach_foreign_keys import join_foreign
+from coopstreams.topology.dsl.functions import checked
+from coopstreams.topology.dsl.global_tables import GlobalTable
+from coopstreams.topology.dsl.materialized import StoreOption, kept_as, name_of
+from coopstreams.topology.dsl.old_values import ask_for_old_values, materialize
+from coopstreams.topology.dsl.repartition import keyed
+from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.graph.graph import Flow, serde_or_none
+from coopstreams.topology.graph.join_nodes import BufferedJoin, JoinKind, StreamGlobalJoin, StreamStreamJoin, TableTableJoin
+from coopstreams.topology.graph.nodes import StreamTableJoin
+from coopstreams.topology.join_serdes import values_of, waiting_of
+from coopstreams.topology.join_windows import JoinWindows
+from coopstreams.topology.serdes import Serde
+from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.windows import duration_ms
+
+Function = Callable[..., Any]
+
+LEFT_AND_RIGHT = ("left", "right")
+
+
+def joined(
+    flow: Flow,
+    other: Flow | Table | GlobalTable,
+    joiner: Function | None = None,
+    *,
+    kind: JoinKind,
+    on: Function | None = None,
+    joiner_with_key: Function | None = None,
+    windows: JoinWindows | None = None,
+    grace: timedelta | int | None = None,
+    value: Serde[Any] | None = None,
+    store: str | None = None,
+    name: str | None = None,
+) -> Flow:
+    """Return the join of a stream with a stream or a table.
+
+    Raises:
+        TopologyError: an option that belongs to the other join, or whatever is wrong with the join itself.
+    """
+    if isinstance(other, Flow):
+        if grace is not None:
+            raise TopologyError(f"the join with {other.node}: give the grace to the windows, JoinWindows(…, grace=…)")
+        return join_streams(flow, other, windows, joiner, joiner_with_key, value, store, name, kind=kind)
+    method = "join" if kind == "inner" else f"{kind}_join"
+    if isinstance(other, GlobalTable):
+        if kind == "outer" or on is None or windows is not None or grace is not None or store is not None:
+            raise TopologyError(
+                f'{method} with the global table "{other.topic}": it takes on=, a function (key, value) of the key to look up, a joiner, no more'
+            )
+        return join_global(flow, other, on, joiner, joiner_with_key, value, name, left=kind == "left")
+    if on is not None:
+        raise TopologyError(f"{method} with {other.flow.node}: on= is for global tables; select_key() gives the records another key")
+    if kind == "outer" or windows is not None or store is not None:
+        what = "outer_join()" if kind == "outer" else "windows=" if windows is not None else "store="
+        raise TopologyError(f"{method} with {other.flow.node}: {what} is for two streams; a stream meets the row that a table has at the moment")
+    return join_table(flow, other, joiner, joiner_with_key, value, grace, name, left=kind == "left")
+
+
+def join_table(
+    flow: Flow,
+    table: Table,
+    joiner: Function | None,
+    joiner_with_key: Function | None,
+    value: Serde[Any] | None,
+    grace: timedelta | int | None,
+    name: str | None,
+    *,
+    left: bool,
+) -> Flow:
+    """Return a flow of what the joiner makes of each record and the table's row of its key.
+
+    Raises:
+        TopologyError: no or two joiners, a windowed table, two builders, keys written in different ways, a serde missing.
+    """
+    method = "left_join" if left else "join"
+    where = f"{method} with {table.flow.node}"
+    flow.same_graph(table.flow, where)
+    function, with_key = one_joiner(method, where, joiner, joiner_with_key, "table_value")
+    if table.is_windowed:
+        raise TopologyError(f"{where}: its keys are windows, a stream's are not. Join .to_stream() with select_key(), or aggregate without windows.")
+    if flow.key != table.flow.key and isinstance(flow.key, Serde):
+        raise TopologyError(
+            f"{where}: the keys of the stream are written as {flow.key}, those of the table as {table.flow.key}, so equal keys have different "
+            f"bytes and never meet. Write .select_key(lambda key, value: ..., key=serdes.{table.flow.key}) before the join."
+        )
+    # Equal keys must be equal bytes, so the table's serde is the only one that new keys can have.
+    flow = keyed(replace(flow, key=table.flow.key), name or flow.node, where, drop_null_keys=not left)
+    materialize(flow.graph, table.flow.node)
+    node: dict[str, Any] = {"store": table.store, "joiner": function, "with_key": with_key, "left": left}
+    make = partial(StreamTableJoin, **node) if grace is None else _held(flow, table, node, duration_ms(grace, f"{where}: grace"), name, where)
+    prefix = "KSTREAM-LEFTJOIN-" if left else "KSTREAM-JOIN-"
+    return flow.then(prefix, name, lambda name, parents: make(name=name, parents=(*parents, table.flow.node))).with_value(value, method)
+
+
+def _held(flow: Flow, table: Table, node: dict[str, Any], grace_ms: int, name: str | None, where: str) -> Callable[..., BufferedJoin]:
+    history_ms = table.store.history_ms
+    if history_ms is None:
+        raise TopologyError(
+            f"{where}: grace= looks the row up as it was, which a table without history does not know. Read it with table(…, history=…)."
+        )
+    if not 0 <= grace_ms <= history_ms:
+        raise TopologyError(f"{where}: a grace of {grace_ms} ms must not be negative, nor longer than the table's history of {history_ms} ms")
+    key, value = table.flow.needed("key", where), flow.needed("value", where)
+    buffer = f"{name or flow.graph.names.node('KSTREAM-JOIN-')}-Buffer"
+    spec = StoreSpec(flow.graph.names.store("", buffer), "key_value", key, waiting_of(value, value))
+    return partial(BufferedJoin, **node, buffer=spec, grace_ms=grace_ms)
+
+
+def join_global(
+    flow: Flow,
+    table: GlobalTable,
+    on: Function,
+    joiner: Function | None,
+    joiner_with_key: Function | None,
+    value: Serde[Any] | None,
+    name: str | None,
+    *,
+    left: bool,
+) -> Flow:
+    """Return a flow of what the joiner makes of each record and the row of the key that it names; keys stay what they are."""
+    method = "left_join" if left else "join"
+    where = f'{method} with the global table "{table.topic}"'
+    if table not in flow.graph.global_tables:
+        raise TopologyError(f"{where}: both must come from the same StreamsBuilder")
+    function, with_key = one_joiner(method, where, joiner, joiner_with_key, "table_value")
+    mapper = checked("on=", on, "key", "value")
+    make = partial(StreamGlobalJoin, store=table.store, mapper=mapper, joiner=function, with_key=with_key, left=left)
+    return flow.then("KSTREAM-LEFTJOIN-" if left else "KSTREAM-JOIN-", name, make).with_value(value, method)
+
+
+def joined_tables(
+    left: Table,
+    right: Table,
+    joiner: Function,
+    *,
+    kind: JoinKind,
+    foreign_key: Function | None = None,
+    foreign_key_with_key: Function | None = None,
+    value: Serde[Any] | None = None,
+    store: StoreOption = None,
+    name: str | None = None,
+) -> Table:
+    """Return the join of two tables, by their keys or by a foreign key."""
+    if foreign_key is None and foreign_key_with_key is None:
+        return join_tables(left, right, joiner, value, store, name, kind=kind)
+    return join_foreign(left, right, foreign_key, foreign_key_with_key, joiner, value, store, name, is_left=kind == "left")
+
+
+def join_tables(
+    left: Table, right: Table, joiner: Function, value: Serde[Any] | None, store: StoreOption, name: str | None, *, kind: JoinKind
+) -> Table:
+    """Return the join of two tables. Where absence can be news, both sides say what they said before.
+
+    Raises:
+        TopologyError: two builders, keys written in different ways, or a store without a serde for its values.
+    """
+    method = "join" if kind == "inner" else f"{kind}_join"
+    where = f"{method} with {right.flow.node}"
+    left.flow.same_graph(right.flow, where)
+    check_same_keys(left.flow, right.flow, where)
+    function = checked(method, joiner, "value", "other_value")
+    graph = left.flow.graph
+    value = serde_or_none(value, "value", where)
+    key = left.flow.needed("key", where)
+    node_name = graph.names.node("KTABLE-MERGE-", name)
+    for prefix in ("KTABLE-JOINTHIS-", "KTABLE-JOINOTHER-"):  # Kafka Streams makes three nodes of it
+        graph.names.node(prefix)
+    spec = None
+    if store is not None:
+        if value is None:
+            raise TopologyError(f'{where}: store="{name_of(store)}" keeps the joined values as bytes. Write value=serdes.… there.')
+        spec = kept_as(store, StoreSpec(graph.names.store("KTABLE-MERGE-", name_of(store)), "key_value", key, value))
+        graph.needed_stores.add(spec.name)
+    for table in (left, right):
+        materialize(graph, table.flow.node)
+    if kind != "inner":
+        ask_for_old_values(graph, left.flow.node, force=True)
+    if kind == "outer":
+        ask_for_old_values(graph, right.flow.node, force=True)
+    parents = (left.flow.node, right.flow.node)
+    graph.attach(TableTableJoin(name=node_name, parents=parents, kind=kind, joiner=function, key=key, store=spec))
+    flow = replace(left.flow, node=node_name).with_value(value, method)
+    return Table(flow, spec or replace(left.store, history_ms=None))
+
+
+def join_streams(
+    left: Flow,
+    right: Flow,
+    windows: JoinWindows | None,
+    joiner: Function | None,
+    joiner_with_key: Function | None,
+    value: Serde[Any] | None,
+    store: str | None,
+    name: str | None,
+    *,
+    kind: JoinKind,
+) -> Flow:
+    """Return the join of two streams.
+
+    Raises:
+        TopologyError: no or two joiners, no windows, two builders, keys written in different ways, or a serde missing.
+    """
+    method = "join" if kind == "inner" else f"{kind}_join"
+    where = f"{method} with {right.node}"
+    left.same_graph(right, where)
+    function, with_key = one_joiner(method, where, joiner, joiner_with_key, "other_value")
+    if not isinstance(windows, JoinWindows):
+        raise TopologyError(f"{where}: two streams are joined within windows such as JoinWindows(timedelta(minutes=5)), not {windows!r}")
+    if not isinstance(left.key, Serde):
+        left = replace(left, key=right.key)
+    elif not isinstance(right.key, Serde):
+        right = replace(right, key=left.key)
+    check_same_keys(left, right, where)
+    graph, names = left.graph, left.graph.names
+    left_topic, right_topic = (f"{name}-{side}" if name else flow.node for side, flow in (("left", left), ("right", right)))
+    left = keyed(left, left_topic, where, drop_null_keys=kind == "inner")
+    right = keyed(right, right_topic, where, drop_null_keys=kind != "outer")
+    for _ in LEFT_AND_RIGHT:
+        names.node("KSTREAM-WINDOWED-")
+    this = names.node("KSTREAM-OUTERTHIS-" if kind == "outer" else "KSTREAM-JOINTHIS-")
+    other = names.node("KSTREAM-JOINOTHER-" if kind == "inner" else "KSTREAM-OUTEROTHER-")
+    node_name = names.node("KSTREAM-MERGE-", name)
+    stores = _join_stores(left, right, windows, store, (this, other), kind, where)
+    for spec in stores:
+        graph.needed_stores.add(names.store("", spec.name))
+    parents = (left.node, right.node)
+    key = left.needed("key", where)
+    graph.attach(
+        StreamStreamJoin(name=node_name, parents=parents, kind=kind, windows=windows, joiner=function, with_key=with_key, key=key, stores=stores)
+    )
+    return replace(left, node=node_name).with_value(value, method)
+
+
+def _join_stores(
+    left: Flow, right: Flow, windows: JoinWindows, store: str | None, generated: tuple[str, str], kind: JoinKind, where: str
+) -> tuple[StoreSpec, ...]:
+    """Return the stores of a join: its two sides and, where a record may have to wait for a match, those that wait. Named as Kafka Streams does."""
+    outer_left, outer_right = kind == "outer", kind != "inner"
+    suffixes = ("-outer-this-join" if outer_left else "-this-join", "-outer-other-join" if outer_right else "-other-join")
+    names = generated if store is None else (f"{store}{suffixes[0]}", f"{store}{suffixes[1]}")
+    key, values = left.needed("key", where), (left.needed("value", where), right.needed("value", where))
+    # A row must outlive what the join may look for; the join itself says what it still finds.
+    window = StoreSpec("", "window", key, values_of(values[0]), window_ms=1, retention_ms=windows.retention_ms + 1)
+    sides = tuple(replace(window, name=f"{side}-store", value=values_of(value)) for side, value in zip(names, values, strict=True))
+    if kind == "inner" or windows.eager:
+        return sides
+    shared = f"KSTREAM-OUTERSHARED-{names[0][-10:]}" if store is None else f"{store}{'-outer' if kind == 'outer' else '-left'}-shared-join"
+    return (*sides, StoreSpec(f"{shared}-store", "key_value", key, waiting_of(*values)))
+
+
+def one_joiner(method: str, where: str, joiner: Function | None, joiner_with_key: Function | None, other: str) -> tuple[Function, bool]:
+    """Return the joiner and whether it is given the key.
+
+    Raises:
+        TopologyError: none or both were given, or the one cannot be called so.
+    """
+    joiners = [function for function in (joiner, joiner_with_key) if function is not None]
+    if len(joiners) != 1:
+        raise TopologyError(f"{where}: give it one function, joiner(value, {other}) or joiner_with_key=(key, value, {other})")
+    with_key = joiner is None
+    return checked(method, joiners[0], *(["key"] if with_key else []), "value", other), with_key
+
+
+def check_same_keys(left: Flow, right: Flow, where: str) -> None:
+    """Do nothing if the keys of both sides are written alike.
+
+    Raises:
+        TopologyError: they are not, so equal keys would never meet.
+    """
+    if left.key != right.key:
+        raise TopologyError(
+            f"{where}: the keys of one side are written as {left.key}, those of the other as {right.key}, so equal keys have different "
+            "bytes and never meet. Use one serde for the keys of both."
+        )

@@ -1,0 +1,60 @@
+"""Attaching processors: which stores they bring, which they find."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from coopstreams.topology.dsl.functions import checked
+from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.graph.graph import Flow, Graph
+from coopstreams.topology.graph.nodes import Function, Processing
+from coopstreams.topology.serdes import Serde
+from coopstreams.topology.stores import StoreSpec
+
+
+def process(flow: Flow, supplier: Function, stores: Sequence[StoreSpec | str], name: str | None, *, by_key: bool, fixed_key: bool = False) -> Flow:
+    """Return the flow of what a processor forwards; keys and values are known as before.
+
+    Raises:
+        TopologyError: no function, something else than stores, or a name that another store has.
+    """
+    method = "process_values" if fixed_key else "process"
+    make = partial(
+        Processing,
+        supplier=checked(method, supplier),
+        stores=(),
+        store_names=(),
+        key=flow.key if fixed_key and isinstance(flow.key, Serde) else None,
+        fixed_key=fixed_key,
+        by_key=by_key and not flow.rekeyed,  # new keys are not yet where they belong
+    )
+    prefix = "KSTREAM-PROCESSVALUES-" if fixed_key else "KSTREAM-PROCESSOR-"
+    after = flow.then(prefix, name, lambda **node: using(flow.graph, make(**node), stores, f"{method}()"))
+    return after if fixed_key else replace(after, rekeyed=True)
+
+
+def using(graph: Graph, node: Processing, stores: Sequence[StoreSpec | str], where: str) -> Processing:
+    """Return the processor with these stores, too: its own, and by name those of others.
+
+    Raises:
+        TopologyError: something else than stores, or a name that another store has.
+    """
+    for store in stores:
+        if not isinstance(store, StoreSpec | str):
+            raise TopologyError(f"{where}: stores= takes stores such as key_value_store(...), and names of stores, not {store!r}")
+    specs = [graph.added_stores.get(store, store) if isinstance(store, str) else store for store in stores]
+    own = [store for store in specs if isinstance(store, StoreSpec)]
+    for store in own:
+        take_store(graph, store)
+    names = [store.name if isinstance(store, StoreSpec) else store for store in specs]
+    graph.needed_stores.update(names)
+    return replace(node, stores=tuple(dict.fromkeys([*node.stores, *own])), store_names=tuple(dict.fromkeys([*node.store_names, *names])))
+
+
+def take_store(graph: Graph, store: StoreSpec) -> None:
+    """Take the name of a store, unless it is that of the very same store, added or of another processor."""
+    known = [*graph.added_stores.values(), *(store for node in graph.nodes.values() if isinstance(node, Processing) for store in node.stores)]
+    if store not in known:
+        graph.names.store("", store.name)

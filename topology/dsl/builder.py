@@ -1,0 +1,110 @@
+"""`StreamsBuilder`: where a program begins. Sources first, operators on what they return, `build()` at the end.
+
+Invariant: nothing here contacts a broker; what can be wrong without one is found by the line that is wrong, the rest by `build()`.
+Turned down: refusing a program that writes to a topic it reads (a loop can be meant), and default serdes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from re import Pattern
+from typing import TypeVar
+
+from coopstreams.topology.dsl.attach import Table
+from coopstreams.topology.dsl.global_tables import GlobalKTable, global_table
+from coopstreams.topology.dsl.kstream import KStream
+from coopstreams.topology.dsl.ktable import KTable
+from coopstreams.topology.dsl.materialized import Materialized, kept_as, name_of
+from coopstreams.topology.dsl.sources import described
+from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.graph.graph import Flow, Graph
+from coopstreams.topology.graph.nodes import TableSource, Topology
+from coopstreams.topology.graph.subtopologies import cut
+from coopstreams.topology.naming import check_name
+from coopstreams.topology.records import TimestampedRecord
+from coopstreams.topology.serdes import Serde
+from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.versions import versions_of
+from coopstreams.topology.windows import duration_ms
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class StreamsBuilder:
+    """Writes one topology. `application_id` is the consumer group and stands in front of every internal topic."""
+
+    def __init__(self, application_id: str) -> None:
+        self._graph = Graph(check_name(application_id, "the application id"))
+
+    def stream(
+        self,
+        topic: str | Sequence[str] | Pattern[str],
+        *,
+        key: Serde[K],
+        value: Serde[V],
+        timestamp: Callable[[TimestampedRecord[K, V]], int | None] | None = None,
+        name: str | None = None,
+    ) -> KStream[K, V]:
+        """Read one topic, several with the same serdes, or all whose whole name matches `re.compile(…)`, as a stream.
+
+        Topics that come to match while the application runs are read, too (`metadata.max.age.ms`). Internal ones never match.
+        `timestamp(record)` returns the event time of a record in milliseconds; None or a negative number drops it.
+        """
+        pattern = topic if isinstance(topic, Pattern) else None
+        topics = () if isinstance(topic, Pattern) else (topic,) if isinstance(topic, str) else tuple(topic)
+        source = self._graph.source(name, described("stream", topics, key, value, timestamp, pattern))
+        return KStream(Flow(self._graph, source.name, source.key, source.value))
+
+    def table(
+        self,
+        topic: str,
+        *,
+        key: Serde[K],
+        value: Serde[V],
+        store: str | Materialized | None = None,
+        history: timedelta | int | None = None,
+        timestamp: Callable[[TimestampedRecord[K, V]], int | None] | None = None,
+        name: str | None = None,
+    ) -> KTable[K, V]:
+        """Read a topic as a table: the latest value of each key, a null value deletes. `store=` keeps it under that name, for queries.
+
+        With `history=` the table is versioned: "latest" is by timestamp, a stream record meets the row as it was at its own time, and
+        versions are kept for that long (counted in stream time).
+        """
+        store_name = self._graph.names.store(f"{check_name(topic, 'the topic')}-", name_of(store))
+        source = self._graph.source(name, described("table", (topic,), key, value, timestamp), suffix="-source")
+        spec = kept_as(store, StoreSpec(store_name, "key_value", source.key, source.value))
+        if history is not None:
+            spec = replace(spec, value=versions_of(source.value), history_ms=_history_ms(history, topic))
+        if store is not None or history is not None:
+            self._graph.needed_stores.add(store_name)
+        flow = Flow(self._graph, source.name, source.key, source.value)
+        table = flow.then("KTABLE-SOURCE-", name, partial(TableSource, store=spec))
+        return KTable(Table(table, spec, None if history is None else table))
+
+    def global_table(self, topic: str, *, key: Serde[K], value: Serde[V], store: str | None = None) -> GlobalKTable[K, V]:
+        """Read a topic as a table of which every instance has all rows. `store=` keeps it under that name.
+
+        It is there before the first record is processed, and its updates come when they come: they have no order with the streams' records.
+        """
+        described("global_table", (topic,), key, value)
+        return GlobalKTable(self._graph, global_table(self._graph, topic, key, value, store))
+
+    def build(self) -> Topology:
+        """Return the topology as written so far.
+
+        Raises:
+            TopologyError: there is nothing in it, or a topic is used in two ways.
+        """
+        return cut(self._graph)
+
+
+def _history_ms(history: timedelta | int, topic: str) -> int:
+    history_ms = duration_ms(history, f'table("{topic}"): the history')
+    if history_ms < 0:
+        raise TopologyError(f'table("{topic}"): the history must not be negative, it is {history_ms} ms')
+    return history_ms

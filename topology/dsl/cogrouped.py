@@ -1,0 +1,129 @@
+"""`CogroupedKStream`: several grouped streams, each with an aggregator of its own, about to become one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from coopstreams.topology.dsl.attach import Grouped
+from coopstreams.topology.dsl.attach_aggregates import Fold, Function, Kept, cogroup
+from coopstreams.topology.dsl.functions import checked
+from coopstreams.topology.dsl.ktable import KTable
+from coopstreams.topology.dsl.materialized import Materialized
+from coopstreams.topology.dsl.windowed import checked_windows, late_stream
+from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.graph.graph import Flow
+from coopstreams.topology.serdes import Serde, Windowed
+from coopstreams.topology.windows import AnyWindows, SessionWindows, SlidingWindows, Windows
+
+if TYPE_CHECKING:
+    from coopstreams.topology.dsl.grouped import KGroupedStream  # a grouped stream begins a cogroup, and joins one
+    from coopstreams.topology.dsl.kstream import KStream
+
+K = TypeVar("K")
+V = TypeVar("V")
+A = TypeVar("A")
+
+
+class CogroupedKStream(Generic[K, A]):
+    """Grouped streams with the same keys; a record of any of them updates the aggregate of its key."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: list[tuple[Grouped, Function]]) -> None:
+        self._parts = parts
+
+    def cogroup(self, group: KGroupedStream[K, V], aggregator: Callable[[K, V, A], A | None]) -> CogroupedKStream[K, A]:
+        """Add another grouped stream, with its aggregator: `aggregator(key, value, aggregate)`."""
+        return CogroupedKStream([*self._parts, (group._group, checked("cogroup", aggregator, "key", "value", "aggregate"))])
+
+    def aggregate(
+        self, initializer: Callable[[], A], *, value: Serde[A], store: str | Materialized | None = None, name: str | None = None
+    ) -> KTable[K, A]:
+        """Fold the values of each key, of all streams, beginning with `initializer()`. None deletes the row."""
+        fold = Fold("aggregate", checked("aggregate", initializer))
+        return KTable(cogroup(self._parts, None, fold, Kept(value, store, name))[0])
+
+    @overload
+    def windowed_by(self, windows: Windows | SlidingWindows) -> TimeWindowedCogroupedKStream[K, A]: ...
+    @overload
+    def windowed_by(self, windows: SessionWindows) -> SessionWindowedCogroupedKStream[K, A]: ...
+    def windowed_by(self, windows: Any) -> Any:
+        """Cut the groups into windows of event time."""
+        kind: Any = SessionWindowedCogroupedKStream if isinstance(windows, SessionWindows) else TimeWindowedCogroupedKStream
+        return kind(self._parts, checked_windows(windows))
+
+
+class TimeWindowedCogroupedKStream(Generic[K, A]):
+    """Several grouped streams, cut into windows."""
+
+    __slots__ = ("_parts", "_taken", "_windows")
+
+    def __init__(self, parts: list[tuple[Grouped, Function]], windows: AnyWindows) -> None:
+        self._parts, self._windows = parts, windows
+        self._taken: list[Flow] = []
+
+    def aggregate(
+        self,
+        initializer: Callable[[], A],
+        *,
+        value: Serde[A],
+        store: str | Materialized | None = None,
+        retention: timedelta | int | None = None,
+        name: str | None = None,
+    ) -> KTable[Windowed[K], A]:
+        """Fold the values of each key and window, of all streams, beginning with `initializer()`. None deletes the row."""
+        fold = Fold("aggregate", checked("aggregate", initializer))
+        table, taken = cogroup(self._parts, self._windows, fold, Kept(value, store, name, retention))
+        self._taken = self._taken or taken
+        return KTable(table)
+
+    def late(self, group: KGroupedStream[K, V], *, name: str | None = None) -> KStream[K, V]:
+        """Return the records of one of the grouped streams that come too late for all of their windows; call it beside `aggregate`.
+
+        Raises:
+            TopologyError: the windows were not aggregated yet, or this stream is none of theirs.
+        """
+        return _late(self._parts, self._taken, group._group, name)
+
+
+class SessionWindowedCogroupedKStream(Generic[K, A]):
+    """Several grouped streams, cut into sessions."""
+
+    __slots__ = ("_parts", "_taken", "_windows")
+
+    def __init__(self, parts: list[tuple[Grouped, Function]], windows: AnyWindows) -> None:
+        self._parts, self._windows = parts, windows
+        self._taken: list[Flow] = []
+
+    def aggregate(
+        self,
+        initializer: Callable[[], A],
+        merger: Callable[[K, A, A], A],
+        *,
+        value: Serde[A],
+        store: str | Materialized | None = None,
+        retention: timedelta | int | None = None,
+        name: str | None = None,
+    ) -> KTable[Windowed[K], A]:
+        """Fold the values of each key and session, of all streams; sessions that meet become `merger(key, one, other)`."""
+        fold = Fold("aggregate", checked("aggregate", initializer), None, checked("aggregate", merger, "key", "one", "other"))
+        table, taken = cogroup(self._parts, self._windows, fold, Kept(value, store, name, retention))
+        self._taken = self._taken or taken
+        return KTable(table)
+
+    def late(self, group: KGroupedStream[K, V], *, name: str | None = None) -> KStream[K, V]:
+        """Return the records of one of the grouped streams that come too late for all of their windows; call it beside `aggregate`.
+
+        Raises:
+            TopologyError: the windows were not aggregated yet, or this stream is none of theirs.
+        """
+        return _late(self._parts, self._taken, group._group, name)
+
+
+def _late(parts: list[tuple[Grouped, Function]], taken: list[Flow], group: Grouped, name: str | None) -> KStream[Any, Any]:
+    numbers = [number for number, (part, _) in enumerate(parts) if part is group]
+    if not numbers:
+        raise TopologyError("late(): give one of the grouped streams that are cogrouped here")
+    return late_stream(taken[numbers[0]] if taken else None, name)

@@ -1,0 +1,197 @@
+"""`KTable`: the latest value of each key. Its views (`filter`, `map_values`) keep nothing: a lookup applies them to the store below."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from coopstreams.topology.dsl.attach import Table, late
+from coopstreams.topology.dsl.attach_aggregates import group_table
+from coopstreams.topology.dsl.attach_joins import join_tables, joined_tables
+from coopstreams.topology.dsl.attach_suppress import suppress
+from coopstreams.topology.dsl.attach_views import filter_rows, map_rows
+from coopstreams.topology.dsl.functions import checked
+from coopstreams.topology.dsl.materialized import Materialized
+from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.graph.nodes import ToStream
+from coopstreams.topology.serdes import Serde
+from coopstreams.topology.suppressed import Suppressed
+
+if TYPE_CHECKING:
+    from coopstreams.topology.dsl.grouped import KGroupedTable  # a table is grouped and a group becomes a table
+    from coopstreams.topology.dsl.kstream import KStream  # a stream joins tables and a table becomes a stream
+
+K = TypeVar("K")
+V = TypeVar("V")
+K2 = TypeVar("K2")
+V2 = TypeVar("V2")
+VO = TypeVar("VO")
+
+
+class KTable(Generic[K, V]):
+    """A table with keys K and values V, made by `StreamsBuilder.table` or by an aggregation."""
+
+    __slots__ = ("_table",)
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def filter(self, predicate: Callable[[K, V], bool], *, store: str | Materialized | None = None, name: str | None = None) -> KTable[K, V]:
+        """Keep the rows for which `predicate(key, value)` is true; the others are deleted in the view. `store=` keeps it under that name."""
+        return KTable(filter_rows(self._table, checked("filter", predicate, "key", "value"), store, name, negate=False))
+
+    def filter_not(self, predicate: Callable[[K, V], bool], *, store: str | Materialized | None = None, name: str | None = None) -> KTable[K, V]:
+        """Keep the rows for which `predicate(key, value)` is false; the others are deleted in the view. `store=` keeps it under that name."""
+        return KTable(filter_rows(self._table, checked("filter_not", predicate, "key", "value"), store, name, negate=True))
+
+    def map_values(
+        self, mapper: Callable[[V], V2], *, value: Serde[V2] | None = None, store: str | Materialized | None = None, name: str | None = None
+    ) -> KTable[K, V2]:
+        """Replace each value by `mapper(value)`; deleted rows stay deleted and are not mapped. `store=` keeps the view under that name."""
+        return KTable(map_rows(self._table, checked("map_values", mapper, "value"), value, store, name, with_key=False))
+
+    def map_values_with_key(
+        self, mapper: Callable[[K, V], V2], *, value: Serde[V2] | None = None, store: str | Materialized | None = None, name: str | None = None
+    ) -> KTable[K, V2]:
+        """Replace each value by `mapper(key, value)`; deleted rows stay deleted and are not mapped. `store=` keeps the view under that name."""
+        return KTable(map_rows(self._table, checked("map_values_with_key", mapper, "key", "value"), value, store, name, with_key=True))
+
+    @overload
+    def join(
+        self,
+        other: KTable[K, VO],
+        joiner: Callable[[V, VO], V2 | None],
+        *,
+        value: Serde[V2] | None = None,
+        store: str | Materialized | None = None,
+        name: str | None = None,
+    ) -> KTable[K, V2]: ...
+    @overload
+    def join(
+        self,
+        other: KTable[K2, VO],
+        joiner: Callable[[V, VO], V2 | None],
+        *,
+        foreign_key: Callable[[V], K2 | None],
+        value: Serde[V2],
+        store: str | Materialized | None = None,
+        name: str | None = None,
+    ) -> KTable[K, V2]: ...
+    @overload
+    def join(
+        self,
+        other: KTable[K2, VO],
+        joiner: Callable[[V, VO], V2 | None],
+        *,
+        foreign_key_with_key: Callable[[K, V], K2 | None],
+        value: Serde[V2],
+        store: str | Materialized | None = None,
+        name: str | None = None,
+    ) -> KTable[K, V2]: ...
+    def join(self, other: Any, joiner: Any, **options: Any) -> Any:
+        """Join the rows of equal keys of two tables; an update of either updates the result. A row exists while both sides have one.
+
+        With `foreign_key=(value)` or `foreign_key_with_key=(key, value)` each row is joined with the row of the other table that it names.
+
+        The joiner is `joiner(value, other_value)`; None deletes the row. `store=` keeps the result under that name, for queries.
+        """
+        return KTable(joined_tables(self._table, _table_of(other), joiner, kind="inner", **options))
+
+    @overload
+    def left_join(
+        self,
+        other: KTable[K, VO],
+        joiner: Callable[[V, VO | None], V2 | None],
+        *,
+        value: Serde[V2] | None = None,
+        store: str | Materialized | None = None,
+        name: str | None = None,
+    ) -> KTable[K, V2]: ...
+    @overload
+    def left_join(
+        self,
+        other: KTable[K2, VO],
+        joiner: Callable[[V, VO | None], V2 | None],
+        *,
+        foreign_key: Callable[[V], K2 | None],
+        value: Serde[V2],
+        store: str | Materialized | None = None,
+        name: str | None = None,
+    ) -> KTable[K, V2]: ...
+    @overload
+    def left_join(
+        self,
+        other: KTable[K2, VO],
+        joiner: Callable[[V, VO | None], V2 | None],
+        *,
+        foreign_key_with_key: Callable[[K, V], K2 | None],
+        value: Serde[V2],
+        store: str | Materialized | None = None,
+        name: str | None = None,
+    ) -> KTable[K, V2]: ...
+    def left_join(self, other: Any, joiner: Any, **options: Any) -> Any:
+        """Join each row with the other table's row of its key, None where it has none."""
+        return KTable(joined_tables(self._table, _table_of(other), joiner, kind="left", **options))
+
+    def outer_join(
+        self,
+        other: KTable[K, VO],
+        joiner: Callable[[V | None, VO | None], V2 | None],
+        *,
+        value: Serde[V2] | None = None,
+        store: str | Materialized | None = None,
+        name: str | None = None,
+    ) -> KTable[K, V2]:
+        """Join the rows of both tables, None where one has none. A row exists while either side has one."""
+        return KTable(join_tables(self._table, _table_of(other), joiner, value, store, name, kind="outer"))
+
+    def group_by(
+        self,
+        mapper: Callable[[K, V], tuple[K2 | None, V2 | None]],
+        *,
+        key: Serde[K2] | None = None,
+        value: Serde[V2] | None = None,
+        name: str | None = None,
+    ) -> KGroupedTable[K2, V2]:
+        """Group the rows by the key of the pair `mapper(key, value)`, through a repartition topic; no key or no value: in no group."""
+        from coopstreams.topology.dsl.grouped import KGroupedTable
+
+        return KGroupedTable(group_table(self._table, checked("group_by", mapper, "key", "value"), key, value, name))
+
+    def suppress(self, until: Suppressed, *, name: str | None = None) -> KTable[K, V]:
+        """Hold updates back: `until_window_closes()`, or `until_time_limit(...)`. Only the latest of a row is forwarded."""
+        return KTable(suppress(self._table, until, name))
+
+    def to_stream(self, *, name: str | None = None) -> KStream[K, V]:
+        """Make a stream of the table's updates; a deletion is a record with a null value.
+
+        The keys of a windowed table are other bytes than those its partition was chosen by, so a keyed operator repartitions them.
+        """
+        from coopstreams.topology.dsl.kstream import KStream
+
+        flow = self._table.flow.then("KTABLE-TOSTREAM-", name, ToStream)
+        return KStream(replace(flow, rekeyed=self._table.is_windowed))
+
+    def late(self, *, name: str | None = None) -> KStream[K, V]:
+        """Return the records that come too late for a table with `history=`, as they are.
+
+        Each comes once, with its own key, value, timestamp and headers. It is still counted as dropped.
+
+        Raises:
+            TopologyError: a table without `history=` drops no late records, and for those in windows it is the windows that do.
+        """
+        from coopstreams.topology.dsl.kstream import KStream
+
+        if self._table.taken is None or self._table.store.history_ms is None:
+            raise TopologyError(
+                f'late(): "{self._table.flow.node}" is not a table with history=. For windows: windowed = ….windowed_by(…), and windowed.late() '
+                "beside windowed.count()."
+            )
+        return KStream(late(self._table.taken, name))
+
+
+def _table_of(other: object) -> Table:
+    if isinstance(other, KTable):
+        return other._table
+    raise TopologyError(f"a table is joined with a table, not with a {type(other).__name__}. A stream has .to_table() or an aggregation.")

@@ -1,0 +1,47 @@
+"""What a program says about the topics of a source, looked at before there is a node.
+
+Invariant: what passes here names topics that Kafka allows, each once, and how to read their bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from re import Pattern
+from typing import Any
+
+from coopstreams.topology.dsl.functions import checked
+from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.graph.nodes import Source
+from coopstreams.topology.naming import check_name
+from coopstreams.topology.serdes import Serde
+
+
+def described(
+    method: str,
+    topics: tuple[str, ...],
+    key: Serde[Any],
+    value: Serde[Any],
+    timestamp: Callable[..., int | None] | None = None,
+    pattern: Pattern[str] | None = None,
+) -> Callable[..., Source]:
+    """Return what makes the source of these topics, or of those that match the pattern, once it has a name.
+
+    Raises:
+        TopologyError: no topic, a topic twice, no legal name, no serde, or a function that cannot be called.
+    """
+    if not topics and pattern is None:
+        raise TopologyError(f"{method}(): name at least one topic")
+    if pattern is not None and not isinstance(pattern.pattern, str):
+        raise TopologyError(f"{method}(): topics have names of text, not of bytes: re.compile({pattern.pattern!r})")
+    for topic in topics:
+        check_name(topic, "the topic")
+    if len(set(topics)) < len(topics):
+        raise TopologyError(f"{method}({list(topics)}): a topic is named twice")
+    for part, serde in (("key", key), ("value", value)):
+        if not isinstance(serde, Serde):
+            raise TopologyError(
+                f'"{", ".join(topics) if pattern is None else pattern.pattern}": {part}= must be a serde such as serdes.text or serdes.json(Type), not {serde!r}'
+            )
+    extract = None if timestamp is None else checked("timestamp=", timestamp, "record")
+    return partial(Source, topics=topics, key=key, value=value, timestamp=extract, pattern=pattern)

@@ -1,0 +1,184 @@
+"""A grouped stream, cut into windows or sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
+
+from coopstreams.topology import serdes
+from coopstreams.topology.dsl.attach import Grouped, Table, late
+from coopstreams.topology.dsl.attach_aggregates import Fold, Kept, aggregate
+from coopstreams.topology.dsl.functions import checked
+from coopstreams.topology.dsl.ktable import KTable
+from coopstreams.topology.dsl.materialized import Materialized
+from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.graph.graph import Flow
+from coopstreams.topology.serdes import Serde, Windowed
+from coopstreams.topology.windows import AnyWindows, SessionWindows, SlidingWindows, Windows
+
+if TYPE_CHECKING:
+    from coopstreams.topology.dsl.kstream import KStream  # a stream is cut into windows, and what comes too late for them is one
+
+K = TypeVar("K")
+V = TypeVar("V")
+A = TypeVar("A")
+
+EmitStrategy: TypeAlias = Literal["on_window_update", "on_window_close"]
+
+
+class _WindowedKStream(Generic[K, V]):
+    """What streams that are cut into windows or sessions have in common."""
+
+    __slots__ = ("_group", "_taken")
+
+    def __init__(self, group: Grouped) -> None:
+        self._group = group
+        self._taken: Flow | None = None
+
+    def late(self, *, name: str | None = None) -> KStream[K, V]:
+        """Return the records that come too late for all of their windows or sessions, as they are; call it beside `count`, `reduce` or `aggregate`.
+
+        Each comes once, with its own key, value, timestamp and headers. It is still counted as dropped.
+
+        Raises:
+            TopologyError: these windows or sessions were not aggregated yet.
+        """
+        return late_stream(self._taken, name)
+
+    def _kept(self, fold: Fold, kept: Kept) -> Table:
+        table = aggregate(self._group, fold, kept)
+        self._taken = self._taken or table.taken  # what is late for one table is late for all
+        return table
+
+
+class TimeWindowedKStream(_WindowedKStream[K, V]):
+    """The records of a stream, grouped by key and window. A closed window (end + grace <= stream time) drops late records.
+
+    `retention=`: how long a window can be read, counted in stream time from its start; size + grace unless given.
+    Records with a null value count too (but for sliding windows), as in Kafka Streams: the aggregator is given None.
+    """
+
+    __slots__ = ()
+
+    def emit_strategy(self, strategy: EmitStrategy) -> TimeWindowedKStream[K, V]:
+        """Forward a window with each update (`on_window_update`, which is the default), or once, when it is closed (`on_window_close`)."""
+        return TimeWindowedKStream(_emitting(self._group, strategy))
+
+    def count(
+        self, *, store: str | Materialized | None = None, retention: timedelta | int | None = None, name: str | None = None
+    ) -> KTable[Windowed[K], int]:
+        """Count the records of each key and window, as `serdes.int64`."""
+        return KTable(self._kept(Fold("count"), Kept(serdes.int64, store, name, retention)))
+
+    def reduce(
+        self,
+        reducer: Callable[[V, V], V | None],
+        *,
+        value: Serde[V] | None = None,
+        store: str | Materialized | None = None,
+        retention: timedelta | int | None = None,
+        name: str | None = None,
+    ) -> KTable[Windowed[K], V]:
+        """Combine the values of each key and window: the first is kept, then `reducer(aggregate, value)`. None deletes the row."""
+        reducer = checked("reduce", reducer, "aggregate", "value")
+        return KTable(self._kept(Fold("reduce", None, reducer), Kept(value, store, name, retention)))
+
+    def aggregate(
+        self,
+        initializer: Callable[[], A],
+        aggregator: Callable[[K, V, A], A | None],
+        *,
+        value: Serde[A],
+        store: str | Materialized | None = None,
+        retention: timedelta | int | None = None,
+        name: str | None = None,
+    ) -> KTable[Windowed[K], A]:
+        """Fold the values of each key and window: `aggregator(key, value, aggregate)`, beginning with `initializer()`. None deletes the row."""
+        initializer = checked("aggregate", initializer)
+        aggregator = checked("aggregate", aggregator, "key", "value", "aggregate")
+        return KTable(self._kept(Fold("aggregate", initializer, aggregator), Kept(value, store, name, retention)))
+
+
+class SessionWindowedKStream(_WindowedKStream[K, V]):
+    """The records of a stream, grouped by key and session. A closed session (end + gap + grace < stream time) drops late records.
+
+    A record that comes near to sessions makes one of them: they are deleted, the new one is forwarded. Its timestamp is its end.
+    `retention=`: how long a session can be read, counted in stream time from its end; gap + grace unless given.
+    """
+
+    __slots__ = ()
+
+    def emit_strategy(self, strategy: EmitStrategy) -> SessionWindowedKStream[K, V]:
+        """Forward a session with each update (`on_window_update`, which is the default), or once, when it is closed (`on_window_close`)."""
+        return SessionWindowedKStream(_emitting(self._group, strategy))
+
+    def count(
+        self, *, store: str | Materialized | None = None, retention: timedelta | int | None = None, name: str | None = None
+    ) -> KTable[Windowed[K], int]:
+        """Count the records of each key and session, as `serdes.int64`."""
+        return KTable(self._kept(Fold("count"), Kept(serdes.int64, store, name, retention)))
+
+    def reduce(
+        self,
+        reducer: Callable[[V, V], V | None],
+        *,
+        value: Serde[V] | None = None,
+        store: str | Materialized | None = None,
+        retention: timedelta | int | None = None,
+        name: str | None = None,
+    ) -> KTable[Windowed[K], V]:
+        """Combine the values of each key and session by `reducer(aggregate, value)`; so are sessions that meet. None deletes the row."""
+        reducer = checked("reduce", reducer, "aggregate", "value")
+        return KTable(self._kept(Fold("reduce", None, reducer), Kept(value, store, name, retention)))
+
+    def aggregate(
+        self,
+        initializer: Callable[[], A],
+        aggregator: Callable[[K, V, A], A | None],
+        merger: Callable[[K, A, A], A],
+        *,
+        value: Serde[A],
+        store: str | Materialized | None = None,
+        retention: timedelta | int | None = None,
+        name: str | None = None,
+    ) -> KTable[Windowed[K], A]:
+        """Fold the values of each key and session: `aggregator(key, value, aggregate)`, beginning with `initializer()`.
+
+        Sessions that meet become `merger(key, one_aggregate, other_aggregate)`. None deletes the row.
+        """
+        initializer = checked("aggregate", initializer)
+        aggregator = checked("aggregate", aggregator, "key", "value", "aggregate")
+        merger = checked("aggregate", merger, "key", "one", "other")
+        return KTable(self._kept(Fold("aggregate", initializer, aggregator, merger), Kept(value, store, name, retention)))
+
+
+def checked_windows(windows: AnyWindows) -> AnyWindows:
+    """Return the windows.
+
+    Raises:
+        TopologyError: something else was given.
+    """
+    if not isinstance(windows, Windows | SlidingWindows | SessionWindows):
+        raise TopologyError(f"windowed_by() needs windows such as TimeWindows(hours=1), not {windows!r}")
+    return windows
+
+
+def late_stream(taken: Flow | None, name: str | None) -> KStream[Any, Any]:
+    """Return the records that came too late for a table, of those it takes.
+
+    Raises:
+        TopologyError: there is no table yet, or the records have lost their values.
+    """
+    from coopstreams.topology.dsl.kstream import KStream
+
+    if taken is None:
+        raise TopologyError("late(): nothing is dropped before there is a table. Call count(…), reduce(…) or aggregate(…) on these windows first.")
+    return KStream(late(taken, name))
+
+
+def _emitting(group: Grouped, strategy: EmitStrategy) -> Grouped:
+    if strategy not in ("on_window_update", "on_window_close"):
+        raise TopologyError(f'emit_strategy() takes "on_window_update" or "on_window_close", not {strategy!r}')
+    return replace(group, emit_on_close=strategy == "on_window_close")

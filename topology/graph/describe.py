@@ -1,0 +1,188 @@
+"""A topology drawn: text as Kafka Streams prints it, Mermaid, DOT, JSON.
+
+All four are drawn from the same nodes in the same order, so that two drawings differ where two topologies do.
+
+Invariant: user functions are not part of a drawing: they may change without a topic or a store changing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import orjson
+
+from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.graph.fingerprint import said
+from coopstreams.topology.graph.join_nodes import StreamGlobalJoin, StreamStreamJoin, stores_of
+from coopstreams.topology.graph.nodes import Aggregate, DynamicSink, Node, Sink, Source, StreamTableJoin, SubTopology, Topology
+from coopstreams.topology.graph.origins import Above, Made, made, topics_above
+from coopstreams.topology.join_windows import JoinWindows
+from coopstreams.topology.naming import changelog_topic, internal_topic
+from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.windows import AnyWindows
+
+JSON_FORMAT = 1
+"""What `_json` writes: `outlines` reads it, maybe with a later version of coopstreams."""
+
+
+def describe(topology: Topology, format: str) -> str:  # noqa: A002 the word users type
+    """Return the topology as `text`, `mermaid`, `dot` or `json`.
+
+    Raises:
+        TopologyError: another format.
+    """
+    formats: dict[str, Callable[[Topology], str]] = {"text": _text, "mermaid": _mermaid, "dot": _dot, "json": _json}
+    if format not in formats:
+        raise TopologyError(f"a topology is described as {', '.join(formats)}, not as {format!r}")
+    return formats[format](topology)
+
+
+def _stores(topology: Topology, node: Node) -> list[StoreSpec]:
+    """Return the stores that a node keeps or looks into, of those that are made."""
+    made = {store.name for subtopology in topology.subtopologies for store in subtopology.stores}
+    made |= {table.store.name for table in topology.global_tables}
+    looked_into = [node.store] if isinstance(node, StreamTableJoin | StreamGlobalJoin) else []
+    return [store for store in dict.fromkeys([*looked_into, *stores_of(node)]) if store.name in made]
+
+
+def _children(subtopology: SubTopology) -> dict[str, list[str]]:
+    children: dict[str, list[str]] = {node.name: [] for node in subtopology.nodes}
+    for node in subtopology.nodes:
+        for parent in node.parents:
+            children[parent].append(node.name)
+    return children
+
+
+def _text(topology: Topology) -> str:
+    """As Kafka Streams' `TopologyDescription`, whose viewers read it."""
+    pieces = []
+    for subtopology in topology.subtopologies:
+        children = _children(subtopology)
+        lines = [f"Sub-topology: {subtopology.id}"]
+        for node in subtopology.nodes:
+            down = [f"      --> {', '.join(children[node.name]) or 'none'}"]
+            up = [f"      <-- {', '.join(node.parents)}"]
+            if isinstance(node, Source):
+                topics = f"[{', '.join(node.topics)}]" if node.pattern is None else node.pattern.pattern
+                lines += [f"    Source: {node.name} (topics: {topics})", *down]
+            elif isinstance(node, Sink):
+                lines += [f"    Sink: {node.name} (topic: {node.topic})", *up]
+            elif isinstance(node, DynamicSink):
+                lines += [f"    Sink: {node.name} (topic: by a function)", *up]
+            else:
+                stores = ", ".join(store.name for store in _stores(topology, node))
+                lines += [f"    Processor: {node.name} (stores: [{stores}])", *down, *up]
+        pieces.append("\n".join(lines) + "\n")
+    return "Topologies:\n   " + "\n  ".join(pieces)
+
+
+def _json(topology: Topology) -> str:
+    above = topics_above(topology)
+    drawn = {
+        "format": JSON_FORMAT,
+        "application_id": topology.application_id,
+        "subtopologies": [
+            {
+                "id": subtopology.id,
+                "topics": subtopology.topics,
+                "nodes": list(_json_nodes(topology, subtopology, above)),
+                "stores": list(_json_stores(topology, subtopology, above)),
+            }
+            for subtopology in topology.subtopologies
+        ],
+        "internal_topics": topology.internal_topics,
+        "global_tables": [
+            {"topic": table.topic, "store": table.store.name} | ({"processor": table.update.name} if table.update else {})
+            for table in topology.global_tables
+        ],
+        "copartitioned": [{"at": where, "topics": topics} for where, topics in topology.copartitioned],
+    }
+    return orjson.dumps(drawn, option=orjson.OPT_INDENT_2).decode() + "\n"
+
+
+def _json_nodes(topology: Topology, subtopology: SubTopology, above: Above) -> Iterator[dict[str, Any]]:
+    children = _children(subtopology)
+    for node in subtopology.nodes:
+        drawn: dict[str, Any] = {"name": node.name, "operator": type(node).__name__}
+        if isinstance(node, Source):
+            drawn |= {"topics": node.topics, "key": node.key.name, "value": node.value.name, "extracts_timestamps": node.timestamp is not None}
+            drawn |= {} if node.pattern is None else {"pattern": node.pattern.pattern}
+        elif isinstance(node, DynamicSink):
+            drawn |= {"topic": None, "key": node.key.name, "value": node.value.name, "reads": sorted(above[node.name])}
+        elif isinstance(node, Sink):
+            drawn |= {"topic": node.topic, "key": node.key.name, "value": node.value.name, "reads": sorted(above[node.name])}
+        elif stores := _stores(topology, node):
+            drawn["stores"] = [store.name for store in stores]
+        if isinstance(node, Aggregate | StreamStreamJoin) and node.windows is not None:
+            drawn["windows"] = _windows(node.windows)
+        yield {**drawn, "parents": node.parents, "children": children[node.name]}
+
+
+def _json_stores(topology: Topology, subtopology: SubTopology, above: Above) -> Iterator[dict[str, Any]]:
+    how = made(subtopology, above)
+    for store in subtopology.stores:
+        changelog = internal_topic(topology.application_id, changelog_topic(store.name)) if store.logged else store.source
+        yield _json_store(store, how[store.name]) | {"changelog": changelog}
+
+
+def _json_store(store: StoreSpec, how: Made) -> dict[str, Any]:
+    return {
+        "name": store.name,
+        "kind": store.kind,
+        "key": store.key.name,
+        "value": store.value.name,
+        "made_by": sorted(how.methods),
+        "reads": sorted(how.reads),
+        "windows": None if how.windows is None else _windows(how.windows),
+        "window_ms": store.window_ms,
+        "retention_ms": store.retention_ms,
+        "history_ms": store.history_ms,
+        "suffix_bytes": store.suffix_bytes,
+    }
+
+
+def _windows(windows: AnyWindows | JoinWindows) -> dict[str, Any]:
+    return {name or "type": value for name, value in said(windows).items()}
+
+
+def _edges(topology: Topology) -> Iterator[tuple[str, str]]:
+    """Yield what points to what: topics to sources, nodes to nodes, sinks to topics, each prefixed by its kind."""
+    for subtopology in topology.subtopologies:
+        for node in subtopology.nodes:
+            if isinstance(node, Source):
+                topics = node.topics if node.pattern is None else (node.pattern.pattern,)
+                yield from ((f"topic:{topic}", f"node:{node.name}") for topic in topics)
+            yield from ((f"node:{parent}", f"node:{node.name}") for parent in node.parents)
+            if isinstance(node, Sink):
+                yield f"node:{node.name}", f"topic:{node.topic}"
+            yield from ((f"node:{node.name}", f"store:{store.name}") for store in _stores(topology, node))
+        yield from ((f"topic:{store.source}", f"store:{store.name}") for store in subtopology.stores if store.source is not None)
+
+
+def _mermaid(topology: Topology) -> str:
+    edges = list(_edges(topology))
+    ids = {thing: f"{thing[0]}{number}" for number, thing in enumerate(dict.fromkeys(end for edge in edges for end in edge))}
+    lines = ["flowchart TD"]
+    for subtopology in topology.subtopologies:
+        lines.append(f'  subgraph sub{subtopology.id}["Sub-topology {subtopology.id}"]')
+        lines += [f'    {ids[f"node:{node.name}"]}["{node.name}"]' for node in subtopology.nodes]
+        lines += [f'    {ids[f"store:{store.name}"]}[("{store.name}")]' for store in subtopology.stores]
+        lines.append("  end")
+    lines += [f'  {ids[thing]}(["{thing[6:]}"])' for thing in ids if thing.startswith("topic:")]
+    lines += [f"  {ids[start]} {'---' if end.startswith('store:') else '-->'} {ids[end]}" for start, end in edges]
+    return "\n".join(lines) + "\n"
+
+
+def _dot(topology: Topology) -> str:
+    edges = list(_edges(topology))
+    lines = [f'digraph "{topology.application_id}" {{', "  node [shape=box];"]
+    for subtopology in topology.subtopologies:
+        lines += [f"  subgraph cluster_{subtopology.id} {{", f'    label="Sub-topology {subtopology.id}";']
+        lines += [f'    "node:{node.name}" [label="{node.name}"];' for node in subtopology.nodes]
+        lines += [f'    "store:{store.name}" [label="{store.name}", shape=cylinder];' for store in subtopology.stores]
+        lines.append("  }")
+    topics = dict.fromkeys(end for edge in edges for end in edge if end.startswith("topic:"))
+    lines += [f'  "{topic}" [label="{topic[6:]}", shape=oval];' for topic in topics]
+    lines += [f'  "{start}" -> "{end}"{" [dir=none]" if end.startswith("store:") else ""};' for start, end in edges]
+    return "\n".join([*lines, "}"]).replace("\\", "\\\\") + "\n"  # a pattern may have backslashes

@@ -1,0 +1,100 @@
+"""A fingerprint of a sub-topology, 16 hex digits: members of a group compare them, so that all of them run the same tasks.
+
+It covers the whole program except the functions: operators and how they are connected, source topics (of a pattern: the pattern),
+sinks, internal topics, stores with their serdes, windows and changelogs, global tables that are looked into, and the partition count.
+
+Not covered: functions (a program with a corrected function may be rolled out process by process), names of nodes (an operator in front
+changes generated ones), topics that match a pattern now and their partition counts (each process sees them at a time of its own), and
+where a store is kept.
+
+Invariant: the same program has the same fingerprints in every process: no address, no module path, no order of a set is in them.
+Turned down: hashing the bytecode of functions (it changes with the version of Python, and with a comment's line numbers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from re import Pattern
+from typing import Any
+
+import orjson
+from xxhash import xxh64_hexdigest
+
+from coopstreams.topology.dsl.global_tables import GlobalTable
+from coopstreams.topology.graph.join_nodes import StreamGlobalJoin
+from coopstreams.topology.graph.nodes import Node, Processing, Source, SubTopology, Topology
+from coopstreams.topology.graph.patterns import has_patterns
+from coopstreams.topology.serdes import Serde
+from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.windows import Windows
+
+_LEFT_OUT = {"name", "parents", "store_type"}
+
+
+def fingerprints(topology: Topology, partitions: Sequence[int]) -> tuple[str, ...]:
+    """Return the fingerprint of each sub-topology. `partitions` of each, as `ResolvedTopics.tasks`.
+
+    Shape: of the topology that runs (`as_it_runs`): `topology.optimization` decides which changelogs there are.
+    """
+    fixed = not has_patterns(topology)
+    return tuple(_fingerprint(topology, part, partitions[part.id] if fixed else None) for part in topology.subtopologies)
+
+
+def _fingerprint(topology: Topology, part: SubTopology, partitions: int | None) -> str:
+    number_of = {node.name: number for number, node in enumerate(part.nodes)}
+    drawn = {
+        "nodes": [_node(node, number_of) for node in part.nodes],
+        "stores": [said(store) for store in part.stores],
+        "global": [said(table) for table in _looked_into(topology, part)],
+        "partitions": partitions,
+    }
+    return xxh64_hexdigest(orjson.dumps(drawn, option=orjson.OPT_SORT_KEYS))
+
+
+def _looked_into(topology: Topology, part: SubTopology) -> list[GlobalTable]:
+    """The global tables whose rows the nodes read."""
+    names = {node.store.name for node in part.nodes if isinstance(node, StreamGlobalJoin)}
+    names |= {name for node in part.nodes if isinstance(node, Processing) for name in node.store_names}
+    return [table for table in topology.global_tables if table.store.name in names]
+
+
+def _node(node: Node, number_of: Mapping[str, int]) -> dict[str, Any]:
+    drawn = said(node)
+    if isinstance(node, Source) and node.pattern is not None:
+        del drawn["topics"]
+    return {**drawn, "parents": [number_of[parent] for parent in node.parents]}
+
+
+def said(value: Any) -> Any:
+    """Return a value of a program as JSON has it, functions left out: the same in every process."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, Serde):
+        return value.name
+    if callable(value):
+        return "function"
+    if isinstance(value, Pattern):
+        return [value.pattern, value.flags]
+    if isinstance(value, tuple | list):
+        return [said(item) for item in value]
+    if isinstance(value, StoreSpec):
+        return _fields(value) | {"name": value.name}
+    if is_dataclass(value):
+        return _fields(value)
+    if isinstance(value, Windows):  # of the user's, and no dataclass
+        return {"": type(value).__name__, "size_ms": value.size_ms, "grace_ms": value.grace_ms}
+    return _text(value)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    shown = {field.name: said(getattr(value, field.name)) for field in fields(value) if field.name not in _LEFT_OUT}
+    return {"": type(value).__name__} | shown
+
+
+def _text(value: object) -> str:
+    """A value in a user's windows, such as a time zone; of one that shows its address, or things in an order of its own, its class."""
+    if isinstance(value, set | frozenset | Mapping):
+        return type(value).__name__
+    shown = type(value).__repr__ is not object.__repr__ or type(value).__str__ is not object.__str__
+    return str(value) if shown else type(value).__name__

@@ -1,0 +1,185 @@
+"""A topology under construction: a growing list of nodes, and for each stream or table a pointer to its node.
+
+`Graph` has the nodes. A `Flow` is a value: a node of the graph, and the serdes of the records that it forwards. An operator that keeps
+keys (or values) keeps their serde. One that makes new ones makes the serde unknown until a `key=` or `value=` names it, there or at
+the next topic or store. Where bytes are needed and the serde is still unknown, building fails.
+
+Invariant: parents are attached before children. Keys that are not `rekeyed` have a known serde, and their bytes are those of the record
+in the topic: what its partition and its key range were computed from.
+Turned down: default serdes (the type of a value at run time is known too late), and keeping a serde for new values "until they do not fit"
+(a JSON serde fits everything: the mistake would be found by whoever reads the topic).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.graph.nodes import Node, Source
+from coopstreams.topology.naming import Names
+from coopstreams.topology.serdes import Serde
+
+if TYPE_CHECKING:
+    from coopstreams.topology.dsl.global_tables import GlobalTable
+    from coopstreams.topology.stores import StoreSpec
+
+Part = Literal["key", "value"]
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """No serde is known for keys or values, since the operator that made them."""
+
+    since: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repartition:
+    """A repartition topic and whose records go through it."""
+
+    node: str
+    key: Serde[Any]
+    value: Serde[Any]
+    drop_null_keys: bool
+    topic: str
+    source: str
+    partitions: int | None
+    explicit: bool = False
+    """The program asked for it with `repartition()`, so operators that need a topic of their own do not share it."""
+    partitioner: Callable[..., Any] | None = None
+    """With one, equal keys may be on several partitions: the flow behind it is still `rekeyed`."""
+
+
+@dataclass(eq=False, slots=True)
+class Graph:
+    """The nodes of one builder."""
+
+    application_id: str
+    names: Names = field(default_factory=Names)
+    nodes: dict[str, Node] = field(default_factory=dict)
+    repartitions: list[Repartition] = field(default_factory=list)
+    needed_stores: set[str] = field(default_factory=set)
+    """Stores that are named or that an operator looks into. Table sources make no others."""
+    added_stores: dict[str, StoreSpec] = field(default_factory=dict)
+    """Stores of no processor of their own: processors are connected to them by name."""
+    global_tables: list[GlobalTable] = field(default_factory=list)
+    sending_old: set[str] = field(default_factory=set)
+    """Tables that forward the old value with each update; see `old_values`."""
+
+    def attach(self, node: Node) -> str:
+        """Add a node under its name, which `names` has handed out; returns the name."""
+        self.nodes[node.name] = node
+        return node.name
+
+    def source(self, given: str | None, make: Callable[..., Source], suffix: str = "") -> Source:
+        """Return the source of some topics: a new node, or the one that reads these topics already.
+
+        Raises:
+            TopologyError: a topic is read already with other serdes, another extractor, or in another set of topics.
+        """
+        wanted = make(name="")
+        if (known := self.reader_of(wanted)) is not None:
+            topic, node = known
+            self.names.node("KSTREAM-SOURCE-")
+            _check_same_source(topic, node, replace(wanted, name=node.name if given is None or suffix else given))
+            return node
+        node = make(name=self.names.node("KSTREAM-SOURCE-", given, suffix))
+        self.attach(node)
+        return node
+
+    def reader_of(self, wanted: Source) -> tuple[str, Source] | None:
+        """Return a topic, or the pattern, of a source that is read already, and the source that reads it; None if there is none."""
+        for node in self.nodes.values():
+            if isinstance(node, Source) and not node.internal and (topic := _read_by_both(wanted, node)) is not None:
+                return topic, node
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """A stream or a table: the node that forwards its records, and their serdes.
+
+    Shape: `rekeyed`: keys have changed since the topic, so equal keys may be on several partitions.
+    """
+
+    graph: Graph
+    node: str
+    key: Serde[Any] | Unknown
+    value: Serde[Any] | Unknown
+    rekeyed: bool = False
+
+    def then(self, prefix: str, name: str | None, make: Callable[..., Node]) -> Flow:
+        """Attach `make(name=..., parents=...)` below; the same is known about what comes out of it."""
+        return replace(self, node=self.graph.attach(make(name=self.graph.names.node(prefix, name), parents=(self.node,))))
+
+    def with_key(self, key: Serde[Any] | None, where: str) -> Flow:
+        """Return the flow with new keys, made by the method `where`, to be written with this serde (None: not known)."""
+        known = serde_or_none(key, "key", where)
+        return replace(self, key=Unknown(f"{where} ({self.node})") if known is None else known, rekeyed=True)
+
+    def with_value(self, value: Serde[Any] | None, where: str) -> Flow:
+        """Return the flow with new values, made by the method `where`, to be written with this serde (None: not known)."""
+        known = serde_or_none(value, "value", where)
+        return replace(self, value=Unknown(f"{where} ({self.node})") if known is None else known)
+
+    def needed(self, part: Part, where: str, cure: str = "") -> Serde[Any]:
+        """Return the serde of the keys or the values, which are about to become bytes. `cure` is a second place to name it.
+
+        Raises:
+            TopologyError: not known; says since which operator, and where to name it.
+        """
+        serde = self.key if part == "key" else self.value
+        if isinstance(serde, Serde):
+            return serde
+        raise TopologyError(
+            f"{where}: how do {part}s become bytes? No serde is known for them since {serde.since}. "
+            f"Write {part}=serdes.… there{f' or in {cure}' if cure else ''}."
+        )
+
+    def same_graph(self, other: Flow, where: str) -> None:
+        """Do nothing if both belong to one builder.
+
+        Raises:
+            TopologyError: they do not; nodes of two programs cannot be connected.
+        """
+        if self.graph is not other.graph:
+            raise TopologyError(f"{where}: both sides must come from the same StreamsBuilder. Read the topic again with this one.")
+
+
+def serde_or_none(serde: Any, part: Part, where: str) -> Serde[Any] | None:
+    """Return what was given for a serde.
+
+    Raises:
+        TopologyError: something else, a class for example.
+    """
+    if serde is None or isinstance(serde, Serde):
+        return serde
+    raise TopologyError(f"{where}: {part}= must be a serde such as serdes.text or serdes.json(Type), not {serde!r}")
+
+
+def reads(source: Source, topic: str) -> bool:
+    """Whether a source reads a topic, by its name or by a pattern."""
+    return topic in source.topics or (source.pattern is not None and source.pattern.fullmatch(topic) is not None)
+
+
+def _read_by_both(one: Source, other: Source) -> str | None:
+    """Return a topic, or the pattern, that two sources have in common."""
+    if one.pattern is not None and one.pattern == other.pattern:
+        return one.pattern.pattern
+    common = [topic for topic in one.topics if reads(other, topic)] or [topic for topic in other.topics if reads(one, topic)]
+    return common[0] if common else None
+
+
+def _check_same_source(topic: str, node: Source, wanted: Source) -> None:
+    if (set(node.topics), node.pattern) != (set(wanted.topics), wanted.pattern):
+        one, other = (str(list(source.topics)) if source.pattern is None else f'"{source.pattern.pattern}"' for source in (node, wanted))
+        raise TopologyError(f'topic "{topic}" is read twice, in {one} and in {other}. Read each topic in one stream() and merge() the streams.')
+    for part, had, has in (("key", node.key, wanted.key), ("value", node.value, wanted.value)):
+        if had != has:
+            raise TopologyError(f'topic "{topic}" is read twice, once with {part}={had} and once with {part}={has}. Use one serde for both.')
+    if node.timestamp is not wanted.timestamp:
+        raise TopologyError(f'topic "{topic}" is read twice with different timestamp=. Use one function for both.')
+    if node.name != wanted.name:
+        raise TopologyError(f'topic "{topic}" is read twice, as "{node.name}" and as "{wanted.name}". Leave out the second name=.')

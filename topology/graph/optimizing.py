@@ -1,0 +1,103 @@
+"""Rewrites a topology so that it stores less and gives the same results: the setting `topology.optimization`.
+
+    reuse.ktable.source.topics   a table that is a plain copy of its topic has no changelog: it is restored from the topic itself
+    single.store.self.join       an inner join of a stream with itself keeps its records once
+    merge.repartition.topics     is always done, by `repartition`
+
+Invariant: only what is stored, and where it is restored from, changes.
+Turned down: doing it in `build()` (the builder knows no settings), reusing the topic of a table with a timestamp extractor or a history (a
+record of the topic is then not the row).
+Source: Kafka Streams `InternalStreamsBuilder.buildAndOptimizeTopology`; KIP-862 for the self-join.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from coopstreams.topology.graph.join_nodes import StreamStreamJoin, stores_of
+from coopstreams.topology.graph.nodes import Node, Source, SubTopology, TableSource, Topology
+from coopstreams.topology.naming import changelog_topic, internal_topic
+from coopstreams.topology.stores import StoreSpec
+
+REUSE = "reuse.ktable.source.topics"
+MERGE = "merge.repartition.topics"
+SELF_JOIN = "single.store.self.join"
+OPTIMIZATIONS = (REUSE, MERGE, SELF_JOIN)
+
+
+def parse_optimization(text: str) -> frozenset[str]:
+    """Return the optimisations that a setting asks for: `none`, `all`, or names with commas between.
+
+    Raises:
+        ValueError: another word; says which there are.
+    """
+    words = {word.strip() for word in text.split(",")}
+    if words == {"all"}:
+        return frozenset(OPTIMIZATIONS)
+    if words == {"none"}:
+        return frozenset()
+    if not words <= set(OPTIMIZATIONS):
+        raise ValueError(f"none, all, or a list of {', '.join(OPTIMIZATIONS)} with commas between")
+    return frozenset(words)
+
+
+def optimized(topology: Topology, wanted: str) -> Topology:
+    """Return the topology with these optimisations, written as in the setting `topology.optimization`.
+
+    Raises:
+        ValueError: see `parse_optimization`.
+    """
+    optimizations = parse_optimization(wanted)
+    pieces = topology.subtopologies
+    if SELF_JOIN in optimizations:
+        pieces = tuple(_joining_once(piece) for piece in pieces)
+    if REUSE in optimizations:
+        pieces = tuple(_reusing(piece) for piece in pieces)
+    logged = {internal_topic(topology.application_id, changelog_topic(store.name)) for piece in pieces for store in piece.stores if store.logged}
+    internal = tuple(topic for topic in topology.internal_topics if topic.kind != "changelog" or topic.name in logged)
+    return replace(topology, subtopologies=pieces, internal_topics=internal)
+
+
+def _joining_once(piece: SubTopology) -> SubTopology:
+    nodes = tuple(_keeping_once(node) for node in piece.nodes)
+    kept = {store.name for node in nodes for store in stores_of(node)}
+    return replace(piece, nodes=nodes, stores=tuple(store for store in piece.stores if store.name in kept))
+
+
+def _keeping_once(node: Node) -> Node:
+    if isinstance(node, StreamStreamJoin) and node.kind == "inner" and node.parents[0] == node.parents[1]:
+        return replace(node, stores=node.stores[:1])
+    return node
+
+
+def _reusing(piece: SubTopology) -> SubTopology:
+    reused = dict(_reusable(piece.nodes))
+    return replace(piece, stores=tuple(_restored_from(store, reused) for store in piece.stores))
+
+
+def _restored_from(store: StoreSpec, reused: Mapping[str, str]) -> StoreSpec:
+    return replace(store, logged=False, source=reused[store.name]) if store.name in reused else store
+
+
+def _reusable(nodes: tuple[Node, ...]) -> Iterator[tuple[str, str]]:
+    """Yield the stores that hold a topic as it is, with the topic.
+
+    The table must be the only reader of the source: where there are others, a key that cannot be read may keep a record from all of them.
+    """
+    sources = {node.name: node for node in nodes if isinstance(node, Source)}
+    readers = Counter(parent for node in nodes for parent in node.parents)
+    for node in nodes:
+        if not isinstance(node, TableSource) or node.store is None:
+            continue
+        source = sources.get(node.parents[0])
+        if source is not None and readers[source.name] == 1 and _holds_as_it_is(source, node.store):
+            yield node.store.name, source.topics[0]
+
+
+def _holds_as_it_is(source: Source, store: StoreSpec) -> bool:
+    """Whether each record of the topic is a row of the store: key, value and timestamp."""
+    same = (source.key, source.value) == (store.key, store.value)
+    one = len(source.topics) == 1 and source.pattern is None
+    return same and one and not source.internal and source.timestamp is None and store.history_ms is None

@@ -1,0 +1,73 @@
+"""The lineage of a node and of a store: the topics that their records come from, and the operator that writes the store.
+
+Two versions of a program are compared by it: a store with another lineage has rows of another meaning under the same name.
+
+Invariant: the topics are all that are read anywhere upstream, through internal topics too. A pattern counts as itself, because each
+process notices the topics that match it at another time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from coopstreams.topology.graph.aggregate_nodes import TableAggregate
+from coopstreams.topology.graph.join_nodes import StreamStreamJoin, TableTableJoin, method_of, stores_of
+from coopstreams.topology.graph.nodes import Aggregate, Node, Sink, Source, SubTopology, Topology
+from coopstreams.topology.windows import AnyWindows
+
+Above: TypeAlias = Mapping[str, frozenset[str]]
+
+
+def topics_above(topology: Topology) -> Above:
+    """Return, for each node by name, all topics that its records come from."""
+    nodes = [node for subtopology in topology.subtopologies for node in subtopology.nodes]
+    above: dict[str, frozenset[str]] = {node.name: frozenset() for node in nodes}
+    written: dict[str, frozenset[str]] = {}
+    before: dict[str, frozenset[str]] = {}
+    while before != above:  # a repartition topic may be read by an earlier sub-topology than those that write it
+        before = dict(above)
+        for node in nodes:
+            if isinstance(node, Source):
+                topics = read_by(node)
+                above[node.name] = topics.union(*(written.get(topic, frozenset()) for topic in topics))
+            else:
+                above[node.name] = frozenset().union(*(above[parent] for parent in node.parents))
+            if isinstance(node, Sink) and node.internal:
+                written[node.topic] = written.get(node.topic, frozenset()) | above[node.name]
+    return above
+
+
+def read_by(source: Source) -> frozenset[str]:
+    """Return the topics of a source, or its pattern."""
+    return frozenset(source.topics if source.pattern is None else [source.pattern.pattern])
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """How a store comes to its rows. Shape: `methods` as `count` or `StreamStreamJoin`; `reads`: all topics that the rows come from."""
+
+    methods: frozenset[str]
+    reads: frozenset[str]
+    windows: AnyWindows | None
+
+
+def made(subtopology: SubTopology, above: Above) -> dict[str, Made]:
+    """Return, for each store of a sub-topology by name, how it comes to its rows; several nodes may write one."""
+    found: dict[str, Made] = {}
+    for node in subtopology.nodes:
+        windows = node.windows if isinstance(node, Aggregate) else None
+        for number, store in enumerate(stores_of(node)):
+            parents = (node.parents[number],) if isinstance(node, StreamStreamJoin) and number < 2 else node.parents  # a store for each side
+            reads = frozenset[str]().union(*(above[parent] for parent in parents))
+            before = found.get(store.name, Made(frozenset(), frozenset(), None))
+            found[store.name] = Made(before.methods | {_method(node)}, before.reads | reads, windows or before.windows)
+    return found
+
+
+def _method(node: Node) -> str:
+    if isinstance(node, Aggregate | TableAggregate):
+        function = node.aggregator if isinstance(node, Aggregate) else node.adder
+        return "count" if function is None else "reduce" if node.initializer is None else "aggregate"
+    return method_of(node) if isinstance(node, TableTableJoin) else type(node).__name__

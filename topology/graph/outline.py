@@ -1,0 +1,141 @@
+"""What two versions of a topology are compared by: stores, repartition topics, sources and sinks, by name.
+
+It is read from what `describe("json")` writes, whoever kept that: a file, or the topic in which a cluster has it.
+
+Invariant: topologies that do the same with the same names have equal outlines. Functions, names of nodes and topics that match a pattern now
+are not in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.graph.describe import JSON_FORMAT
+from coopstreams.topology.graph.nodes import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A store. `reads`: what its rows come from, internal topics too; `changelog`: maybe the source topic itself, None: it has none."""
+
+    name: str
+    subtopology: int
+    kind: str
+    key: str
+    value: str
+    suffix_bytes: int
+    made_by: tuple[str, ...]
+    reads: frozenset[str]
+    windows: tuple[tuple[str, Any], ...]
+    """Of an aggregation, without its grace: which windows there are."""
+    changelog: str | None
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """What two stores have in common if they hold the same under two names."""
+        return self.kind, self.key, self.value, self.suffix_bytes, self.made_by, self.windows
+
+
+@dataclass(frozen=True, slots=True)
+class Repartition:
+    """A repartition topic. `reads`: what its records come from; `feeds`: the stores, and the topics written, that come from it."""
+
+    name: str
+    key: str
+    value: str
+    partitions: int | None
+    reads: frozenset[str]
+    feeds: frozenset[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A version of a topology. Shape: by name; `sources` are topics and patterns that are read, but for repartition topics."""
+
+    application_id: str
+    stores: Mapping[str, Store]
+    repartitions: Mapping[str, Repartition]
+    sources: frozenset[str]
+    patterns: frozenset[str]
+    sinks: frozenset[str]
+    global_topics: frozenset[str]
+
+    def outside(self, topics: Iterable[str]) -> frozenset[str]:
+        """Return those that are no internal topics."""
+        return frozenset(topics) - self.repartitions.keys()
+
+    def meets(self, mine: Iterable[str], other: Outline, others: Iterable[str]) -> bool:
+        """Return whether the same topics may be among what is read in two versions; of two patterns nobody can tell."""
+        pairs = ((one, another) for one in self.outside(mine) for another in other.outside(others))
+        return any(
+            one == another
+            or (one in self.patterns and (another in other.patterns or re.fullmatch(one, another) is not None))
+            or (another in other.patterns and re.fullmatch(another, one) is not None)
+            for one, another in pairs
+        )
+
+
+def outline(topology: Topology) -> Outline:
+    """Return the outline of a topology, as it runs: `topology.optimization` decides which changelogs there are."""
+    return read_outline(topology.describe("json"))
+
+
+def read_outline(described: str | bytes) -> Outline:
+    """Return the outline of a topology that was described in JSON.
+
+    Raises:
+        TopologyError: it is no such description, or one of another version of coopstreams.
+    """
+    try:
+        drawn = orjson.loads(described)
+        written_in = drawn.get("format", 0)
+        if written_in == JSON_FORMAT:
+            return _outline(drawn)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TopologyError(f"this is not what `coopstreams describe --format json` writes: {error!r}") from error
+    raise TopologyError(
+        f"the description of a topology has format {written_in}, and this coopstreams reads {JSON_FORMAT}: describe it again, or use the "
+        f"{'newer' if written_in > JSON_FORMAT else 'older'} coopstreams"
+    )
+
+
+def _outline(drawn: Mapping[str, Any]) -> Outline:
+    nodes = [node for part in drawn["subtopologies"] for node in part["nodes"]]
+    stores = [_store(store, part["id"]) for part in drawn["subtopologies"] for store in part["stores"]]
+    internal = {topic["name"]: topic for topic in drawn["internal_topics"] if topic["kind"] == "repartition"}
+    sinks = [node for node in nodes if "reads" in node]
+    repartitions = [_repartition(topic, nodes, stores, sinks) for topic in internal.values()]
+    read = [node for node in nodes if "topics" in node]
+    patterns = frozenset(node["pattern"] for node in read if "pattern" in node)
+    return Outline(
+        drawn["application_id"],
+        {store.name: store for store in stores},
+        {topic.name: topic for topic in repartitions},
+        frozenset(topic for node in read if "pattern" not in node for topic in node["topics"]) - internal.keys() | patterns,
+        patterns,
+        frozenset(node["topic"] for node in sinks if node["topic"] is not None) - internal.keys(),
+        frozenset(table["topic"] for table in drawn["global_tables"]),
+    )
+
+
+def _store(drawn: Mapping[str, Any], subtopology: int) -> Store:
+    windows = tuple(sorted((name, str(value)) for name, value in (drawn["windows"] or {}).items() if name != "grace_ms"))
+    same = {name: drawn[name] for name in ("name", "kind", "key", "value", "suffix_bytes", "changelog")}
+    return Store(**same, subtopology=subtopology, made_by=tuple(drawn["made_by"]), reads=frozenset(drawn["reads"]), windows=windows)
+
+
+def _repartition(
+    topic: Mapping[str, Any], nodes: Iterable[Mapping[str, Any]], stores: Iterable[Store], sinks: Iterable[Mapping[str, Any]]
+) -> Repartition:
+    name = topic["name"]
+    source = next(node for node in nodes if name in node.get("topics", ()))
+    reads = frozenset[str]().union(*(node["reads"] for node in sinks if node["topic"] == name))
+    feeds = {("store", store.name) for store in stores if name in store.reads}
+    feeds |= {("topic", str(node["topic"])) for node in sinks if name in node["reads"]}
+    return Repartition(name, source["key"], source["value"], topic["partitions"], reads, frozenset(feeds))

@@ -1,0 +1,171 @@
+"""How many partitions everything has, once the cluster has said how many the source topics have.
+
+A repartition topic takes the largest count of the topics above it, unless the user gave it one or it is joined with others: topics that an
+operator reads side by side must have equal counts, so internal ones follow the topics that exist. A changelog has one partition a task.
+
+Invariant: what comes out is a function of the topology and the counts; existing internal topics either agree with it or are an error.
+Source: Kafka Streams `StreamsPartitionAssignor`, `RepartitionTopics`, `CopartitionedTopicsEnforcer`, `InternalTopicConfig`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from coopstreams.topology.errors import TopologyError, UnknownTopicError
+from coopstreams.topology.graph.nodes import InternalTopic, Topology
+
+ADDITIONAL_RETENTION_MS = 24 * 60 * 60 * 1000
+"""How much longer than its store a window changelog keeps records: Kafka Streams' `windowstore.changelog.additional.retention.ms`."""
+
+_GENERATED = re.compile(r"-K(STREAM|TABLE)-[A-Z-]+-\d{10}")
+_SEGMENT_BYTES = 50 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPlan:
+    """An internal topic as it must be. `exists`: it is there already, with this partition count."""
+
+    name: str
+    partitions: int
+    config: Mapping[str, str]
+    exists: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedTopics:
+    """The answer of `check_partitions`.
+
+    Shape: `partitions` has every topic that is read and every internal one; `tasks[i]` is the number of partitions of sub-topology i. Where
+    nothing is there yet that matches a pattern, both are 0, and what lies behind it is not made.
+    `orphans` exist and look like internal topics of this application, which has none of that name: another version of the program (in
+    which a generated name had another number) left them behind, and the state in them. Or they belong to an application whose id
+    begins with this one and a '-': so a reason to warn, not to stop.
+    """
+
+    partitions: Mapping[str, int]
+    internal: tuple[TopicPlan, ...]
+    tasks: tuple[int, ...]
+    orphans: tuple[str, ...]
+
+    @property
+    def missing(self) -> tuple[TopicPlan, ...]:
+        """The internal topics that have to be created."""
+        return tuple(plan for plan in self.internal if not plan.exists)
+
+
+def check_partitions(topology: Topology, counts: Mapping[str, int]) -> ResolvedTopics:
+    """Return all partition counts, given those of the topics that exist.
+
+    Raises:
+        UnknownTopicError: source topics that do not exist; suggests names that nearly fit.
+        TopologyError: topics that are read side by side differ, or an internal topic exists with another count.
+    """
+    missing = [topic for topic in topology.source_topics if topic not in counts]
+    if missing:
+        raise UnknownTopicError("; ".join(_unknown(topic, counts) for topic in missing) + ". Create it, or correct the name in the topology.")
+    partitions = _resolve(topology, counts)
+    for where, topics in topology.copartitioned:
+        _check_equal(where, topics, partitions)
+    partitions |= {table.topic: counts[table.topic] for table in topology.global_tables}
+    tasks = tuple(max((partitions[topic] for topic in subtopology.topics), default=0) for subtopology in topology.subtopologies)
+    for topic in topology.internal_topics:
+        if topic.kind == "changelog":
+            partitions[topic.name] = max((partitions[source] for source in topic.partitions_from), default=0)
+    needed = [topic for topic in topology.internal_topics if partitions[topic.name]]
+    plans = tuple(_plan(topic, partitions[topic.name], counts.get(topic.name)) for topic in needed)
+    ours = {topic.name for topic in topology.internal_topics} | set(topology.source_topics) | set(topology.sink_topics)
+    return ResolvedTopics(partitions, plans, tasks, tuple(topic for topic in sorted(counts) if topic not in ours and looks_internal(topology, topic)))
+
+
+def check_names(topology: Topology) -> None:
+    """Do nothing if every internal topic has a name that somebody gave.
+
+    A generated one has a counter in it: an operator more or less would leave the topic, and the state in it, behind.
+
+    Raises:
+        TopologyError: names the topics, and says where to write a name.
+
+    Source: KIP-1111 `ensure.explicit.internal.resource.naming`.
+    """
+    generated = [topic.name for topic in topology.internal_topics if _GENERATED.search(topic.name)]
+    if generated:
+        raise TopologyError(
+            f"internal topics with generated names: {', '.join(generated)}. Give store= to the aggregation or table, name= to the repartition, grouping or "
+            "join they come from, or set ensure.explicit.internal.resource.naming=false"
+        )
+
+
+def topic_config(topic: InternalTopic) -> dict[str, str]:
+    """Return the topic settings with which an internal topic is created."""
+    if topic.kind == "repartition":
+        policy = {"cleanup.policy": "delete", "retention.ms": "-1", "segment.bytes": str(_SEGMENT_BYTES)}
+    elif topic.retention_ms is None:
+        policy = {"cleanup.policy": "compact"}
+    else:
+        policy = {"cleanup.policy": "compact,delete", "retention.ms": str(topic.retention_ms + ADDITIONAL_RETENTION_MS)}
+    return {**policy, "message.timestamp.type": "CreateTime"}
+
+
+def _resolve(topology: Topology, counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts of all topics that are read."""
+    repartitions = {topic.name: topic for topic in topology.internal_topics if topic.kind == "repartition"}
+    fixed = {topic: counts[topic] for topic in topology.source_topics}
+    fixed |= {name: topic.partitions for name, topic in repartitions.items() if topic.partitions is not None}
+    beside = _side_by_side(topology)
+
+    def largest(topic: str, seen: set[str]) -> int:
+        """The count of a topic, or 0 if it follows only from topics already asked."""
+        if topic in fixed:
+            return fixed[topic]
+        together = beside.get(topic, {topic})
+        given = [fixed[other] for other in together if other in fixed]
+        if given:
+            return max(given)
+        seen |= together
+        above = {source for other in together for source in repartitions[other].partitions_from} - seen
+        return max((largest(source, seen) for source in sorted(above)), default=0)
+
+    return {topic: largest(topic, set()) for subtopology in topology.subtopologies for topic in subtopology.topics}
+
+
+def _side_by_side(topology: Topology) -> dict[str, set[str]]:
+    """Return, for each topic that must agree with others, all the topics that must agree with each other."""
+    beside: dict[str, set[str]] = {}
+    for _, topics in topology.copartitioned:
+        together = set(topics).union(*(beside.get(topic, ()) for topic in topics))
+        beside |= dict.fromkeys(together, together)
+    return beside
+
+
+def _check_equal(where: str, topics: tuple[str, ...], partitions: Mapping[str, int]) -> None:
+    first = topics[0]
+    for topic in topics[1:]:
+        if partitions[topic] != partitions[first]:
+            operator = where.split(" at ", maxsplit=1)[0]
+            raise TopologyError(
+                f'{where}: "{first}" has {partitions[first]} partitions, "{topic}" has {partitions[topic]}. '
+                f"Add .repartition() before the {operator}, or align the topics."
+            )
+
+
+def _plan(topic: InternalTopic, partitions: int, existing: int | None) -> TopicPlan:
+    if existing is not None and existing != partitions:
+        raise TopologyError(
+            f'the internal topic "{topic.name}" has {existing} partitions, the topology needs {partitions}: it was made by another version of '
+            "the program, or a source topic has grown. Stop all instances and begin anew with `coopstreams reset`, "
+            "or give the changed program another application id."
+        )
+    return TopicPlan(topic.name, partitions, topic_config(topic), existing is not None)
+
+
+def looks_internal(topology: Topology, topic: str) -> bool:
+    """Whether a topic has the name of an internal one of this application, of this form of it or an older one."""
+    return topic.startswith(f"{topology.application_id}-") and topic.endswith(("-repartition", "-changelog"))
+
+
+def _unknown(topic: str, counts: Mapping[str, int]) -> str:
+    near = get_close_matches(topic, counts, n=1)
+    return f'there is no topic "{topic}"' + (f' (did you mean "{near[0]}"?)' if near else "")

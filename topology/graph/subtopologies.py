@@ -1,0 +1,155 @@
+"""From the graph of a builder to a `Topology`: cut into sub-topologies, internal topics named and collected.
+
+A sub-topology is a connected piece of the graph. A repartition topic is a sink here and a source there, with nothing between, so the cut is
+where the topics are. Sub-topologies are numbered in the order of their first node, as Kafka Streams does.
+
+Invariant: every node is in one sub-topology, every store has one changelog, every internal topic one name that nobody else uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from coopstreams.topology.dsl.global_tables import GlobalTable
+from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.graph.graph import Graph, reads
+from coopstreams.topology.graph.join_nodes import ForeignKeyAnswer, ForeignKeyResult, StreamStreamJoin, TableTableJoin, method_of, stores_of
+from coopstreams.topology.graph.keyed_state import check_processors, shared_state
+from coopstreams.topology.graph.nodes import (
+    Aggregate,
+    InternalTopic,
+    Node,
+    Processing,
+    Sink,
+    Source,
+    StreamTableJoin,
+    SubTopology,
+    TableSource,
+    Topology,
+)
+from coopstreams.topology.naming import changelog_topic, internal_topic, topology_topic
+from coopstreams.topology.stores import StoreSpec
+
+
+def cut(graph: Graph) -> Topology:
+    """Return the topology that the graph describes.
+
+    Raises:
+        TopologyError: there is no source, or a topic of the user has the name of an internal one.
+    """
+    if not graph.nodes:
+        raise TopologyError(f'the topology "{graph.application_id}" is empty: begin with stream(...) or table(...), or with add_source(...)')
+    nodes = [_resolved(node, graph) for node in graph.nodes.values()]
+    given = {internal_topic(graph.application_id, made.topic): made.partitions for made in graph.repartitions}
+    topology = assembled(graph.application_id, _connected(nodes), given, tuple(graph.global_tables))
+    _check_global_topics(graph, nodes)
+    _check_connected(graph)
+    check_processors(nodes, {table.store.name: table.store for table in graph.global_tables})
+    _check_topics(nodes, {topology_topic(graph.application_id), *(topic.name for topic in topology.internal_topics)})
+    return topology
+
+
+def assembled(application_id: str, pieces: Iterable[list[Node]], given: Mapping[str, int | None], global_tables: tuple[GlobalTable, ...]) -> Topology:
+    """Return the topology of pieces that are cut. `given`: the partition counts that the user gave repartition topics."""
+    subtopologies = tuple(_subtopology(number, piece) for number, piece in enumerate(pieces))
+    internal = (*_repartition_topics(given, subtopologies), *_changelog_topics(application_id, subtopologies))
+    nodes = [node for subtopology in subtopologies for node in subtopology.nodes]
+    return Topology(application_id, subtopologies, internal, tuple(_copartitioned(nodes)), global_tables)
+
+
+def _resolved(node: Node, graph: Graph) -> Node:
+    if isinstance(node, Source) and node.internal:
+        return replace(node, topics=tuple(internal_topic(graph.application_id, topic) for topic in node.topics))
+    if isinstance(node, Sink) and node.internal:
+        return replace(node, topic=internal_topic(graph.application_id, node.topic))
+    if isinstance(node, TableSource) and node.store is not None and node.store.name not in graph.needed_stores:
+        return replace(node, store=None)
+    return replace(node, sends_old=True) if node.name in graph.sending_old else node
+
+
+def _connected(nodes: list[Node]) -> list[list[Node]]:
+    """Return the connected pieces, in the order of their first nodes, each in the order of `nodes`."""
+    piece_of = {node.name: [node] for node in nodes}
+    keepers = {store.name: node.name for node in reversed(nodes) for store in stores_of(node)}
+    for node in nodes:
+        for other in (*node.parents, *_keepers(node, keepers)):
+            if piece_of[other] is not piece_of[node.name]:
+                both = [*piece_of[other], *piece_of[node.name]]
+                piece_of |= {member.name: both for member in both}
+    position = {node.name: at for at, node in enumerate(nodes)}
+    pieces = {id(piece): sorted(piece, key=lambda node: position[node.name]) for piece in piece_of.values()}
+    return sorted(pieces.values(), key=lambda piece: position[piece[0].name])
+
+
+def _keepers(node: Node, keepers: Mapping[str, str]) -> list[str]:
+    """Return the nodes that keep the stores a processor uses: they run in the same task."""
+    return [keepers[store] for store in node.store_names if store in keepers] if isinstance(node, Processing) else []
+
+
+def _subtopology(number: int, nodes: list[Node]) -> SubTopology:
+    topics = dict.fromkeys(topic for node in nodes if isinstance(node, Source) for topic in node.topics)
+    stores = dict.fromkeys(store for node in nodes for store in stores_of(node))  # processors may share one
+    return SubTopology(number, tuple(nodes), tuple(topics), tuple(stores))
+
+
+def _repartition_topics(given: Mapping[str, int | None], subtopologies: tuple[SubTopology, ...]) -> Iterable[InternalTopic]:
+    for subtopology in subtopologies:
+        for node in subtopology.nodes:
+            if isinstance(node, Sink) and node.internal:
+                yield InternalTopic(node.topic, "repartition", subtopology.topics, partitions=given[node.topic])
+
+
+def _changelog_topics(application_id: str, subtopologies: tuple[SubTopology, ...]) -> Iterable[InternalTopic]:
+    for subtopology in subtopologies:
+        for store in subtopology.stores:
+            if store.logged:
+                yield _changelog(application_id, store, subtopology)
+
+
+def _changelog(application_id: str, store: StoreSpec, subtopology: SubTopology) -> InternalTopic:
+    name = internal_topic(application_id, changelog_topic(store.name))
+    return InternalTopic(name, "changelog", subtopology.topics, retention_ms=store.retention_ms)
+
+
+def _check_global_topics(graph: Graph, nodes: list[Node]) -> None:
+    sources = [node for node in nodes if isinstance(node, Source)]
+    for table in graph.global_tables:
+        if any(reads(source, table.topic) for source in sources):
+            raise TopologyError(f'topic "{table.topic}" is read as a global table and as a stream or table. Read it in one way.')
+
+
+def _check_connected(graph: Graph) -> None:
+    used = {name for node in graph.nodes.values() if isinstance(node, Processing) for name in node.store_names}
+    for name in graph.added_stores:
+        if name not in used:
+            raise TopologyError(f'no processor uses the store "{name}". Name some in add_state_store(…) or connect_processor_and_state_stores(…).')
+
+
+def _check_topics(nodes: list[Node], internal: set[str]) -> None:
+    for node in nodes:
+        topics = node.topics if isinstance(node, Source) else (node.topic,) if isinstance(node, Sink) else ()
+        for topic in topics:
+            if topic in internal and not node.internal:  # type: ignore[attr-defined]
+                raise TopologyError(
+                    f'{node.name} uses the topic "{topic}", which is an internal topic of this application. '
+                    "Use another topic, or give the store or repartition behind it another name."
+                )
+
+
+_JOINS = StreamTableJoin | TableTableJoin | StreamStreamJoin | ForeignKeyAnswer | ForeignKeyResult
+
+
+def _copartitioned(nodes: list[Node]) -> Iterable[tuple[str, tuple[str, ...]]]:
+    """Yield, for each operator that needs equal keys in equal partitions, its name for messages and the topics above it."""
+    above: dict[str, tuple[str, ...]] = {}
+    for node in nodes:
+        sides = [above[parent] for parent in node.parents]
+        topics = node.topics if isinstance(node, Source) else tuple(dict.fromkeys(topic for side in sides for topic in side))
+        above[node.name] = topics
+        if isinstance(node, _JOINS) and len(topics) > 1:
+            method = method_of(node)
+            yield f'{method} at "{", ".join(sides[0])} → {method}({", ".join(sides[1])})"', topics
+        elif isinstance(node, Aggregate | TableSource) and node.store is not None and len(topics) > 1:
+            yield f'table at "{", ".join(topics)} → {node.store.name}"', topics
+    yield from shared_state(nodes, above)

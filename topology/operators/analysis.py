@@ -1,0 +1,256 @@
+"""What the compiler must know about a sub-topology before it writes code: who follows whom, and who reads what.
+
+Invariant: an answer may err on one side only. "It reads" costs a deserialisation, "it does not read" is proven.
+"""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from types import FunctionType
+from typing import Any, TypeAlias
+
+from coopstreams.topology.fields import Condition
+from coopstreams.topology.graph.join_nodes import ForeignKeyResult, StreamGlobalJoin, StreamStreamJoin, TableTableJoin
+from coopstreams.topology.graph.nodes import (
+    Aggregate,
+    Branch,
+    DropNullKeys,
+    DynamicSink,
+    Filter,
+    FlatMap,
+    FlatMapValues,
+    Function,
+    Late,
+    Map,
+    MapValues,
+    Merge,
+    Node,
+    Peek,
+    SelectKey,
+    Sink,
+    Source,
+    Split,
+    StreamTableJoin,
+    SubTopology,
+    TableSource,
+    ToStream,
+)
+from coopstreams.topology.graph.record_cache import uncached
+from coopstreams.topology.serdes import Serde
+from coopstreams.topology.stores import StoreSpec
+
+_LOOKS_AT_FRAMES = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe"})
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A child, and which of its parents the record comes from: 0 is the first (the left of a join)."""
+
+    child: Node
+    side: int
+
+    @property
+    def carries(self) -> bool:
+        """Whether records flow along it. A stream-table join looks into the table; it is not called for its updates."""
+        return not (isinstance(self.child, StreamTableJoin | ForeignKeyResult) and self.side == 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """Whether the key, the value of a record are read as objects."""
+
+    key: bool
+    value: bool
+
+    def __or__(self, other: Reads) -> Reads:
+        return Reads(self.key or other.key, self.value or other.value)
+
+
+AnySerde: TypeAlias = Serde[Any] | None
+
+
+class Analysis:
+    """A sub-topology with the questions that the compiler asks of it."""
+
+    def __init__(self, subtopology: SubTopology) -> None:
+        self.nodes = subtopology.nodes
+        self.numbers = {node.name: number for number, node in enumerate(self.nodes)}
+        self._edges: dict[str, list[Edge]] = {node.name: [] for node in self.nodes}
+        self._late: dict[str, list[Edge]] = {node.name: [] for node in self.nodes}
+        for node in reversed(self.nodes):
+            if isinstance(node, Filter | MapValues) and node.table and node.store is None and not self._edges[node.name]:
+                continue  # a view that is only looked through: nobody hears of its updates, so they are not computed
+            for side, parent in reversed(list(enumerate(node.parents))):
+                edge = Edge(node, side)
+                if edge.carries:
+                    (self._late if isinstance(node, Late) else self._edges)[parent].insert(0, edge)
+        self._incoming = {node.name: sum(Edge(node, side).carries for side in range(len(node.parents))) for node in self.nodes}
+        self._reads: dict[tuple[str, int, AnySerde, AnySerde], Reads] = {}
+        self.uncached = uncached(self.nodes)
+        """Tables that tell of each update at once, whether the record cache is on or not."""
+
+    def edges(self, node: Node) -> list[Edge]:
+        """Return where the records of a node go, in order."""
+        return self._edges[node.name]
+
+    def late_edges(self, node: Node) -> list[Edge]:
+        """Return where the records go that come too late for a node."""
+        return self._late[node.name]
+
+    def has_one_parent(self, node: Node) -> bool:
+        """Whether records reach the node by one way only."""
+        return self._incoming[node.name] == 1
+
+    def windows_above(self, node: Node) -> list[Aggregate]:
+        """Return the aggregations whose windows a table shows."""
+        above = [self.named(parent) for parent in node.parents]
+        return [found for parent in above for found in ([parent] if isinstance(parent, Aggregate) else self.windows_above(parent))]
+
+    def wants_old(self, node: Node) -> bool:
+        """Return whether a table says with each update what it said of the row before, and somebody hears it; see `old_values`."""
+        return node.sends_old and bool(self.edges(node))
+
+    def keeps_time(self, node: Node) -> bool:
+        """Whether every record of the topics above reaches a node with its timestamp, so that its stream time is the partition's.
+
+        Records without a key do not count, and an update of a table stands for the record that made it.
+        """
+        return all(self._passes_time(self.named(parent)) for side, parent in enumerate(node.parents) if Edge(node, side).carries)
+
+    def _passes_time(self, node: Node) -> bool:
+        passes = isinstance(node, Source | MapValues | SelectKey | Map | Peek | Merge | ToStream | TableSource | Aggregate | DropNullKeys)
+        return (passes or (isinstance(node, StreamTableJoin) and node.left)) and self.keeps_time(node)
+
+    def topics(self, node: Node) -> tuple[str, ...]:
+        """Return the source topics whose records reach the node, sorted."""
+        if isinstance(node, Source):
+            return tuple(sorted(node.topics))
+        parents = [self.named(parent) for side, parent in enumerate(node.parents) if Edge(node, side).carries]
+        return tuple(sorted({topic for parent in parents for topic in self.topics(parent)}))
+
+    def reads(self, edge: Edge, key: AnySerde, value: AnySerde) -> Reads:
+        """Return whether the child, or anything below it, reads the key or value of the record it gets.
+
+        `key` and `value` are the serdes of the bytes the record comes with: bytes of the same serde pass without being read.
+        """
+        memo = (edge.child.name, edge.side, key, value)
+        if memo not in self._reads:
+            self._reads[memo] = self._read_by(edge.child, key, value)
+        return self._reads[memo]
+
+    def join_reads(self, node: StreamTableJoin) -> Reads:
+        """Return what a join reads of the stream record: its joiner, and the view it looks through."""
+        own = reads_pair(node.joiner) if node.with_key else Reads(key=False, value=reads_argument(node.joiner, 0))
+        looks = any(reads_step_key(step) for step in self.view(node.parents[1]))
+        return Reads(own.key or looks, own.value)
+
+    def view(self, name: str) -> list[Filter | MapValues]:
+        """Return the filters and mappers between a table and the stores behind it: what a lookup applies to the values it finds."""
+        at = self.named(name)
+        if getattr(at, "store", None) is not None or not isinstance(at, Filter | MapValues | TableTableJoin):
+            return []
+        above = [step for parent in at.parents for step in self.view(parent)]
+        return [*above, at] if isinstance(at, Filter | MapValues) else above
+
+    def named(self, name: str) -> Node:
+        """Return a node by its name."""
+        return self.nodes[self.numbers[name]]
+
+    def _read_by(self, node: Node, key: AnySerde, value: AnySerde) -> Reads:
+        match node:
+            case Filter(store=StoreSpec()) | MapValues(store=StoreSpec()):
+                return Reads(key=True, value=True)
+            case Filter(predicate=function) | Peek(action=function):
+                return reads_pair(function) | self.below(node, key, value)
+            case MapValues(mapper=function, with_key=with_key) | FlatMapValues(mapper=function, with_key=with_key):
+                own = reads_pair(function) if with_key else Reads(key=False, value=reads_argument(function, 0, 1))
+                return own | Reads(self.below(node, key, None).key, value=False)
+            case SelectKey(mapper=function):
+                return reads_pair(function) | Reads(key=False, value=self.below(node, None, value).value)
+            case Map(mapper=function) | FlatMap(mapper=function):
+                return reads_pair(function)
+            case Split(predicates=predicates):
+                return reduce(or_, map(reads_pair, predicates), self.below(node, key, value))
+            case DynamicSink():
+                return reads_pair(node.topic_of) | Reads(node.key != key, node.value != value) | reads_partitioned(node)
+            case ToStream() | Merge() | Branch() | DropNullKeys() | Late():
+                return self.below(node, key, value)
+            case Sink():
+                return Reads(node.key != key, node.value != value) | reads_partitioned(node)
+            case Aggregate(store=store):
+                return Reads(store.key != key, value=False) | aggregate_reads(node)
+            case TableSource(store=store):
+                below = self.below(node, key, value)
+                return below if store is None else Reads(below.key or store.key != key, value=True)
+            case StreamTableJoin(store=store):
+                own = self.join_reads(node)
+                return Reads(own.key or store.key != key or self.below(node, key, None).key, own.value)
+            case StreamGlobalJoin():
+                return Reads(key=True, value=True)
+            case StreamStreamJoin():
+                return Reads(node.key != key, value=True)
+            case TableTableJoin():
+                looks = any(reads_step_key(step) for parent in node.parents for step in self.view(parent))
+                return Reads(looks or node.key != key or self.below(node, key, None).key, value=True)
+            case _:
+                return Reads(key=True, value=True)
+
+    def below(self, node: Node, key: AnySerde, value: AnySerde) -> Reads:
+        """Return what any child of a node reads of a record that comes out of it."""
+        result = Reads(key=False, value=False)
+        for edge in self.edges(node):
+            result |= self.reads(edge, key, value)
+        return result
+
+
+def reads_pair(function: Function) -> Reads:
+    """Return what a function of (key, value) reads."""
+    return Reads(reads_argument(function, 0), reads_argument(function, 1))
+
+
+def reads_partitioned(node: Sink | DynamicSink) -> Reads:
+    """Return what the choice of a partition reads."""
+    return Reads(key=node.partitioner is not None, value=node.partitioner is not None)
+
+
+def aggregate_reads(node: Aggregate) -> Reads:
+    """Return what an aggregation's function reads: nothing in a count, the value in a reduce."""
+    if node.aggregator is None:
+        return Reads(key=False, value=False)
+    return reads_pair(node.aggregator) if node.initializer is not None else Reads(key=False, value=True)
+
+
+def reads_step_key(step: Node) -> bool:
+    """Return whether a filter, a mapper of values or a choice of branches reads the key."""
+    match step:
+        case Filter(predicate=function):
+            return reads_argument(function, 0)
+        case MapValues(mapper=function, with_key=with_key) | FlatMapValues(mapper=function, with_key=with_key):
+            return with_key and reads_argument(function, 0)
+        case Split(predicates=predicates):
+            return any(reads_argument(function, 0) for function in predicates)
+        case _:
+            return False
+
+
+def reads_argument(function: Callable[..., Any], position: int, arguments: int = 2) -> bool:
+    """Return False only if the function, given so many arguments, provably never looks at this one, as in `lambda _, value: value.name`.
+
+    Then the caller may pass None instead of deserialising something. Only plain Python functions and conditions on fields can prove it.
+    """
+    if isinstance(function, Condition):
+        return position == arguments - 1
+    if not isinstance(function, FunctionType):
+        return True
+    code = function.__code__
+    if position >= code.co_argcount or not _LOOKS_AT_FRAMES.isdisjoint(code.co_names):
+        return True
+    name = code.co_varnames[position]
+    if name in code.co_cellvars:
+        return True
+    # A fused instruction of a newer Python names several variables.
+    return any(name == i.argval or (isinstance(i.argval, tuple) and name in i.argval) for i in dis.get_instructions(code) if i.opcode in dis.haslocal)

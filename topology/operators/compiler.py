@@ -1,0 +1,156 @@
+"""The way of a record through the nodes, as code: who is inlined, who is called, what is deserialised before they part.
+
+A linear run becomes one function. Where a stream has several children, each but the last becomes a function of its own, called in
+order, so that a record goes depth first through one child before the next; the last is written in place.
+
+Invariant: a record reaches the nodes in the order of Kafka Streams, whatever is inlined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from coopstreams.topology.graph.nodes import Function as UserFunction
+from coopstreams.topology.graph.nodes import Node
+from coopstreams.topology.operators.analysis import Analysis, Edge, reads_argument
+from coopstreams.topology.operators.codegen import MOST_LOOPS, Function, Record, Unit
+from coopstreams.topology.serdes import Serde
+from coopstreams.topology.stores import StoreSpec
+
+Operator: TypeAlias = Callable[["Compiler", Function, Any, Record], None]
+"""`(compiler, function, node, record)`: write what a node does with a record. `record.side` says from which of its parents it comes."""
+
+
+class Compiler:
+    """Writes the unit of one sub-topology."""
+
+    def __init__(self, analysis: Analysis, operators: Mapping[type[Node], Operator], *, caching: bool, shared: bool) -> None:
+        self.analysis = analysis
+        self.caching = caching
+        self.shared = shared
+        """Other tasks have other keys of the partition: their records count for the time."""
+        self.unit = Unit()
+        self._operators = operators
+
+    def caches(self, node: Node) -> bool:
+        """Whether the record cache holds the updates of a table back until the flush."""
+        return self.caching and node.name not in self.analysis.uncached
+
+    def forward(self, function: Function, node: Node, record: Record) -> None:
+        """Write that a record goes to the children of a node. Nothing may be written for this record afterwards."""
+        edges = self.analysis.edges(node)
+        if len(edges) > 1:
+            self._read_once(function, edges, record)
+        for edge in edges[:-1]:
+            self._call(function, edge, record)
+        if edges:
+            self.enter(function, edges[-1], record)
+
+    def call_children(self, function: Function, node: Node, record: Record, to: str | None = None) -> None:
+        """Write that a record goes to the children of a node, or to the one of that name, by calls: for a node that forwards in several places."""
+        for edge in self.analysis.edges(node):
+            if to in (None, edge.child.name):
+                self._call(function, edge, record)
+
+    def drop_late(self, function: Function, node: Node, record: Record, condition: str) -> None:
+        """Write that a record which comes too late under a condition is dropped, counted, and goes to those who want late records."""
+        with function.block(f"if {condition}:"):
+            self.call_late(function, node, record)
+            function.line(f"dropped[{self.unit.drop(node.name, 'late')}] += 1")
+            function.line(function.skip)
+
+    def call_late(self, function: Function, node: Node, record: Record) -> None:
+        """Write that a record which came too late for a node goes to those who want it. By calls: it is seldom, the way of others stays short."""
+        for edge in self.analysis.late_edges(node):
+            self._call(function, edge, record)
+
+    def enter(self, function: Function, edge: Edge, record: Record) -> None:
+        """Write that a record goes to one child, in place if that is possible. Nothing may be written for this record afterwards."""
+        inline = self.analysis.has_one_parent(edge.child) and function.loops < MOST_LOOPS
+        (self._write if inline else self._call)(function, edge, replace(record))
+
+    def flush(self, node: Node, store: StoreSpec, key: Serde[Any]) -> str:
+        """Write the function that forwards the updates a record cache holds back; returns its name."""
+        function = self.unit.function(f"flush_{self.analysis.numbers[node.name]}")
+        function.over_batch = True
+        with function.loop(f"for key_bytes, entry in process.flushing(dirty_{self.unit.store(store)}()):"):
+            function.line("value, timestamp = entry.value, entry.timestamp")
+            with function.block("if value is None and entry.stored is None:"):
+                function.line("continue  # came and went between two flushes: nobody below has heard of it")
+            record = Record("key_bytes", None, key, None, "value", None, node.name, has_key=True)
+            if self.analysis.wants_old(node):
+                decode = self.unit.constant("decode_value", store.value.decode)
+                function.line(f"old = None if entry.stored is None else {decode}(entry.stored)")
+                record.old = "old"
+            self.forward(function, node, record)
+        if function.mentions("stream_time"):
+            topics = self.unit.constant("topics", self.analysis.topics(node))
+            function.prologue.append(f"stream_time = process.stream_time({topics})")
+        return function.name
+
+    def call_of(self, function: Function, label: str, called: UserFunction, record: Record, parts: tuple[str, ...]) -> str:
+        """Return the call of a user function with these parts of the record. What it provably never reads is passed as None."""
+        read = [part if part not in ("key", "value") else self._part(function, record, part, called, at, len(parts)) for at, part in enumerate(parts)]
+        return f"{self.unit.constant(label, called)}({', '.join(read)})"
+
+    def stream_time(self, function: Function, node: Node, record: Record) -> str:
+        """Write that a node has received a record; return the variable with its stream time: the largest timestamp it has received.
+
+        The records that other tasks have of the partition count as if they had come here: what a node sees must not depend on the cut.
+        """
+        clock = self.clock(function, node)
+        with function.block(f"if {record.timestamp} > {clock}:"):
+            function.line(f"{clock} = {record.timestamp}")
+        return clock
+
+    def keep_headers(self, function: Function, node: Node, entry: str) -> None:
+        """Write that the headers of the record at hand wait with the row that it has changed, if the record cache holds its update back.
+
+        Whoever never sees a header pays for a look at a variable.
+        """
+        if self.caches(node) and self.analysis.edges(node):
+            with function.block("if headed:"):
+                function.line(f"{entry}.headers = process.headers")
+
+    def clock(self, function: Function, node: Node) -> str:
+        """Return the variable with the stream time of a node, for a function that may change it."""
+        clock = self.unit.clock(self.analysis.numbers[node.name], self.analysis.topics(node))
+        function.assigned.add(clock)
+        return clock
+
+    def expire(self, clock: str, store: StoreSpec) -> str:
+        """Let the windows of a store expire by a clock, after each batch; return the function that does so before."""
+        name = f"advance_{self.unit.store(store)}"
+        self.unit.bind(name, f"{name} = {self.unit.store(store)}.advance")
+        if name not in self.unit.clocks[clock].stores:
+            self.unit.clocks[clock].stores.append(name)
+        return name
+
+    def _part(self, function: Function, record: Record, part: str, called: UserFunction, position: int, arguments: int) -> str:
+        if not reads_argument(called, position, arguments):
+            return "None"
+        return function.key(record) if part == "key" else function.value(record)
+
+    def _read_once(self, function: Function, edges: list[Edge], record: Record) -> None:
+        """Deserialise here what more than one child reads. What one of them reads is left to that one."""
+        reads = [self.analysis.reads(edge, record.key_serde, record.value_serde) for edge in edges]
+        if sum(read.key for read in reads) > 1:
+            function.key(record)
+        if sum(read.value for read in reads) > 1:
+            function.value(record)
+
+    def _call(self, function: Function, edge: Edge, record: Record) -> None:
+        child = edge.child
+        inner = record.as_parameters()
+        name, parameters = self.unit.shared(
+            (child.name, edge.side, record.form()),
+            self.unit.identifier("to", child.name),
+            lambda body: self._write(body, edge, inner),
+        )
+        function.line(f"{name}({', '.join(getattr(record, parameter) for parameter in parameters)})")
+
+    def _write(self, function: Function, edge: Edge, record: Record) -> None:
+        function.line(f"# {edge.child.name}")
+        self._operators[type(edge.child)](self, function, edge.child, replace(record, side=edge.side))
