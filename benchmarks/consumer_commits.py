@@ -22,7 +22,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from coopstreams.commit.record import TOPIC, CommitKey, CommitValue, Segment, encode_key, encode_value
+from coopstreams.commit.record import CommitKey, CommitValue, Segment, encode_key, encode_value
 from coopstreams.commit.view import View
 from coopstreams.consumer import ConsumerRecord, CooperativeConsumer
 from coopstreams.consumer.inflight import InFlight
@@ -30,6 +30,7 @@ from coopstreams.dev.broker import KafkaBroker
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
 from coopstreams.topology.keys import WHOLE
+from coopstreams.topology.naming import COMMIT_TOPIC
 
 RANGES = (1, 100, 10_000)
 
@@ -54,7 +55,7 @@ def read(consumer: CooperativeConsumer, count: int) -> list[ConsumerRecord]:
 
 def log_bytes(folder: Path) -> int:
     """The size of the commit topic's logs."""
-    return sum(file.stat().st_size for file in folder.rglob(f"{TOPIC}-*/*.log"))
+    return sum(file.stat().st_size for file in folder.rglob(f"{COMMIT_TOPIC}-*/*.log"))
 
 
 def measure(broker: KafkaBroker, folder: Path, ranges: int, commits: int) -> tuple[list[float], float]:

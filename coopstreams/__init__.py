@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from coopstreams.topology.dsl.materialized import Materialized
     from coopstreams.topology.dsl.topology_builder import TopologyBuilder
     from coopstreams.topology.fields import field
-    from coopstreams.topology.graph.nodes import Topology
+    from coopstreams.topology.graph.topology import Topology
     from coopstreams.topology.join_windows import JoinWindows
     from coopstreams.topology.processors import Processor, ProcessorContext, key_value_store, session_store, versioned_store, window_store
     from coopstreams.topology.records import Record
@@ -86,26 +86,26 @@ __all__ = [
 _HOME = {
     name: module
     for module, names in {
-        "coopstreams.instance.app": "CoopStreams",
         "coopstreams.common.config": "Config",
         "coopstreams.common.extractors": "fail_on_invalid_timestamp log_and_skip_on_invalid_timestamp use_partition_time_on_invalid_timestamp wallclock_timestamp",
+        "coopstreams.instance.app": "CoopStreams",
         "coopstreams.state.engine": "Change Engine",
         "coopstreams.tasks.lifecycle": "RestoreListener StreamsState",
+        "coopstreams.topology.compile.processor_stores": "KeyValueStore SessionStore VersionedStore WindowStore",
         "coopstreams.topology.dsl.branches": "BranchedKStream",
         "coopstreams.topology.dsl.builder": "StreamsBuilder",
-        "coopstreams.topology.fields": "field",
         "coopstreams.topology.dsl.grouped": "KGroupedStream KGroupedTable",
-        "coopstreams.topology.join_windows": "JoinWindows",
         "coopstreams.topology.dsl.kstream": "KStream",
         "coopstreams.topology.dsl.ktable": "KTable",
         "coopstreams.topology.dsl.materialized": "Materialized",
-        "coopstreams.topology.graph.nodes": "Topology",
-        "coopstreams.topology.compile.processor_stores": "KeyValueStore SessionStore VersionedStore WindowStore",
+        "coopstreams.topology.dsl.topology_builder": "TopologyBuilder",
+        "coopstreams.topology.fields": "field",
+        "coopstreams.topology.graph.topology": "Topology",
+        "coopstreams.topology.join_windows": "JoinWindows",
         "coopstreams.topology.processors": "Processor ProcessorContext key_value_store session_store versioned_store window_store",
         "coopstreams.topology.records": "Record",
         "coopstreams.topology.serdes": "Serde Windowed",
         "coopstreams.topology.suppressed": "until_time_limit until_window_closes",
-        "coopstreams.topology.dsl.topology_builder": "TopologyBuilder",
         "coopstreams.topology.windows": "SessionWindows SlidingWindows TimeWindows UnlimitedWindows Windows",
     }.items()
     for name in names.split()

@@ -16,10 +16,9 @@ from coopstreams.state.global_table import GlobalRows
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.compile.processing import Work
 from coopstreams.topology.compile.punctuations import PunctuationQueue
-from coopstreams.topology.dsl.global_tables import GlobalTable, GlobalUpdate
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.failures import Failure, OnFailure, Phase
-from coopstreams.topology.graph.nodes import Processing
+from coopstreams.topology.graph.nodes import GlobalTable, GlobalUpdate, Processing
 from coopstreams.topology.processors import PunctuationType, RecordMetadata
 from coopstreams.topology.stores import Entry
 

@@ -18,6 +18,8 @@ from coopstreams.topology.errors import TopologyError
 
 MAX_NAME_LENGTH = 249
 """The longest topic name that a broker takes."""
+COMMIT_TOPIC = "__individual_commit_offsets"
+"""The topic in which every group keeps the progress of its key ranges."""
 MARKS = "-backfill-"
 """Between an application id and a run, in the name of the topic with the marks of a backfill."""
 

@@ -23,8 +23,8 @@ from coopstreams.log.log import Log
 from coopstreams.state.directory import delete_folder
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import GroupError
-from coopstreams.topology.graph.nodes import Topology
 from coopstreams.topology.graph.partitions import looks_internal
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.naming import MARKS, backfill_runs, topology_topic
 
 

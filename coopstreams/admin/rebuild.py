@@ -29,8 +29,9 @@ from coopstreams.state.restore import RestoreProgress
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot import SnapshotWriter
 from coopstreams.topology.errors import ConfigError, LogError, SnapshotError, UnknownTopicError
-from coopstreams.topology.graph.nodes import SubTopology, Topology
+from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.graph.partitions import check_partitions
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.naming import changelog_topic, internal_topic
 from coopstreams.topology.stores import StoreSpec

@@ -18,7 +18,7 @@ from coopstreams.commands.settings import configure_logging, flags
 from coopstreams.commands.task_bars import TaskBars
 from coopstreams.common.config import Config, settings_of
 from coopstreams.topology.errors import ConfigError
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 
 if TYPE_CHECKING:
     from coopstreams.spark.plan import Connector, Outputs, Stage

@@ -17,8 +17,8 @@ from coopstreams.instance.deployed import ACCEPT, Deployed
 from coopstreams.tasks.reading import as_it_runs
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.changes import Change, changes, severity, weighed, word_of
-from coopstreams.topology.graph.nodes import Topology
 from coopstreams.topology.graph.outline import Outline, outline, read_outline
+from coopstreams.topology.graph.topology import Topology
 
 
 def check(

@@ -11,7 +11,7 @@ from types import ModuleType
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.dsl.topology_builder import TopologyBuilder
 from coopstreams.topology.errors import ConfigError
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 
 _KINDS = (Topology, StreamsBuilder, TopologyBuilder)
 

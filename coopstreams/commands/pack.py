@@ -68,5 +68,5 @@ def command(archive: Path) -> str:
         f"mkdir -p {_WITHIN} && tar -xzf {archive} -C {_WITHIN} && \\\n"
         f"spark-submit --master MASTER --archives {archive}#{_WITHIN} --conf spark.pyspark.driver.python={sys.executable} \\\n"
         f"  --conf spark.pyspark.python=./{_WITHIN}/bin/python --conf spark.speculation=false \\\n"
-        f"  {_PACKAGE / 'spark' / 'submit.py'} backfill APP.py --bootstrap-servers HOST:PORT --work URL"
+        f"  {_PACKAGE / 'commands' / 'submit.py'} backfill APP.py --bootstrap-servers HOST:PORT --work URL"
     )

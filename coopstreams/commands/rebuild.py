@@ -23,7 +23,7 @@ from coopstreams.state.manifest import Manifest, Slice
 from coopstreams.state.restore import RestoreProgress
 from coopstreams.tasks.reading import as_it_runs
 from coopstreams.topology.errors import ConfigError
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import GROUPS, KeyRange
 
 From: TypeAlias = Annotated[

@@ -12,7 +12,7 @@ from coopstreams.admin.rebuild import Wanted
 from coopstreams.commands.task_bars import TaskBars
 from coopstreams.common.config import Config
 from coopstreams.topology.errors import ConfigError
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 
 if TYPE_CHECKING:
     from coopstreams.spark.plan import Stage

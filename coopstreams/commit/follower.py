@@ -21,23 +21,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
-from coopstreams.commit.record import (
-    PARTITIONS,
-    TOPIC,
-    VERSION,
-    Committed,
-    Segment,
-    decode_key,
-    decode_value,
-    encode_text,
-    partition_of,
-    topic_spec,
-)
+from coopstreams.commit.record import PARTITIONS, VERSION, Committed, Segment, decode_key, decode_value, encode_text, partition_of, topic_spec
 from coopstreams.commit.view import Hole, Opening, Said, Spoken, View
 from coopstreams.log.log import Log, Position, Reader
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, LogError
 from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.naming import COMMIT_TOPIC
 
 log = logging.getLogger(__name__)
 
@@ -66,13 +56,13 @@ class Follower:
     def __init__(self, log: Log, group: str, *, partitions: int = PARTITIONS, replication: int = -1) -> None:
         """Find the group's partition, and create the topic with so many partitions if there is none; read nothing yet."""
         self._log = log
-        counts = log.partitions([TOPIC])
-        if TOPIC not in counts:
+        counts = log.partitions([COMMIT_TOPIC])
+        if COMMIT_TOPIC not in counts:
             log.create_topics([topic_spec(partitions, replication)])
-            counts = log.partitions([TOPIC])
-        self.partitions = counts[TOPIC]
+            counts = log.partitions([COMMIT_TOPIC])
+        self.partitions = counts[COMMIT_TOPIC]
         self.group = group
-        self.partition = TopicPartition(TOPIC, partition_of(group, self.partitions))
+        self.partition = TopicPartition(COMMIT_TOPIC, partition_of(group, self.partitions))
         self._lock = Lock()
         self._name = encode_text(group)
         self._view = View(group)
@@ -89,14 +79,14 @@ class Follower:
             ConfigError: it deletes what is old: somebody else made it, or changed it.
         """
         try:
-            policy = self._log.topic_config(TOPIC).get("cleanup.policy", "")
+            policy = self._log.topic_config(COMMIT_TOPIC).get("cleanup.policy", "")
         except LogError as error:
-            log.warning("cannot see whether cleanup.policy of %s is compact, which it must be: %s", TOPIC, error)
+            log.warning("cannot see whether cleanup.policy of %s is compact, which it must be: %s", COMMIT_TOPIC, error)
             return
         if policy != "compact":
             raise ConfigError(
-                f"{TOPIC} has cleanup.policy={policy}: it would delete the progress of groups. Make it a compacted topic: `kafka-configs.sh "
-                f"--bootstrap-server HOST:PORT --alter --entity-type topics --entity-name {TOPIC} --add-config cleanup.policy=compact`"
+                f"{COMMIT_TOPIC} has cleanup.policy={policy}: it would delete the progress of groups. Make it a compacted topic: `kafka-configs.sh "
+                f"--bootstrap-server HOST:PORT --alter --entity-type topics --entity-name {COMMIT_TOPIC} --add-config cleanup.policy=compact`"
             )
 
     def check(self, rows: Mapping[TopicPartition, tuple[int, str] | None]) -> None:
@@ -105,7 +95,7 @@ class Follower:
         Raises:
             ConfigError: the topic's partition count was changed, so the group's progress is in another partition now; or records are gone.
         """
-        found = {partition: row[0] for partition, row in rows.items() if row is not None and partition.topic == TOPIC}
+        found = {partition: row[0] for partition, row in rows.items() if row is not None and partition.topic == COMMIT_TOPIC}
         known, end = found.pop(self.partition, 0), self.barrier()
         if known > end:
             raise ConfigError(
@@ -115,13 +105,13 @@ class Follower:
         others = sorted(partition.partition for partition in found)
         if others:
             raise ConfigError(
-                f"group {self.group!r} keeps its progress in partition {others[0]} of {TOPIC}, but with {self.partitions} partitions it belongs "
+                f"group {self.group!r} keeps its progress in partition {others[0]} of {COMMIT_TOPIC}, but with {self.partitions} partitions it belongs "
                 f"into {self.partition.partition}: the partition count was changed, which it must never be. Restore the count, or reset the group"
             )
 
     def rows(self) -> list[TopicPartition]:
         """Return all partitions of the commit topic: where the group may have left an offset of its own when it fenced."""
-        return [TopicPartition(TOPIC, number) for number in range(max(self.partitions, PARTITIONS))]
+        return [TopicPartition(COMMIT_TOPIC, number) for number in range(max(self.partitions, PARTITIONS))]
 
     @property
     def known(self) -> int:
@@ -196,7 +186,7 @@ class Follower:
         if end < self._tail:
             raise LogError(
                 f"{self.partition} ends at offset {end}, and was read up to {self._tail}: a broker answered that was its leader before; or, if this "
-                f"stays so, {TOPIC} was made anew while group {self.group!r} was running: start this process again, it says then what is missing",
+                f"stays so, {COMMIT_TOPIC} was made anew while group {self.group!r} was running: start this process again, it says then what is missing",
                 retryable=True,
             )
         return end

@@ -21,7 +21,7 @@ from typing import Any
 
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.ranges import Runs, advance, common, merge
-from coopstreams.commit.record import TOPIC, Committed, Segment
+from coopstreams.commit.record import Committed, Segment
 from coopstreams.commit.view import Hole, combine
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka.log import KafkaLog
@@ -29,6 +29,7 @@ from coopstreams.log.log import Log, Position
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 from coopstreams.topology.keys import WHOLE
+from coopstreams.topology.naming import COMMIT_TOPIC
 
 _TIMEOUT_S = 30.0
 
@@ -72,7 +73,7 @@ def individual_commits(log: Log, group: str, timeout_s: float = _TIMEOUT_S) -> I
     Raises:
         LogError: retryable: an open transaction keeps them back; says which.
     """
-    if TOPIC not in log.partitions([TOPIC]):
+    if COMMIT_TOPIC not in log.partitions([COMMIT_TOPIC]):
         yield None
         return
     follower = Follower(log, group)
@@ -113,7 +114,7 @@ def group_offsets(
     wanted = None if partitions is None else set(partitions)
     plain = coordinator.committed(wanted)
     if wanted is None:
-        wanted = {at for at in plain if at.topic != TOPIC}.union(follower.sources() if follower else ())
+        wanted = {at for at in plain if at.topic != COMMIT_TOPIC}.union(follower.sources() if follower else ())
     return {at: offset_and_ranges(follower, at, plain.get(at)) for at in sorted(wanted)}
 
 

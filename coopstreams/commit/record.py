@@ -33,8 +33,8 @@ from coopstreams.commit.ranges import Runs
 from coopstreams.log.log import NO_STREAM_TIME, TopicSpec
 from coopstreams.topology.errors import LogError
 from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.naming import COMMIT_TOPIC
 
-TOPIC = "__individual_commit_offsets"
 PARTITIONS = 50
 """Partitions of a topic that we create. They must never change: a group would look for its progress in another one."""
 
@@ -50,7 +50,7 @@ _DAMAGED = (IndexError, ValueError, struct.error)
 def topic_spec(partitions: int = PARTITIONS, replication: int = -1) -> TopicSpec:
     """Return how the commit topic is created: compacted, in segments of 10 MiB, so that reading all of it stays about a second."""
     return TopicSpec(
-        TOPIC,
+        COMMIT_TOPIC,
         partitions,
         {"cleanup.policy": "compact", "segment.bytes": "10485760", "segment.ms": "3600000", "min.cleanable.dirty.ratio": "0.1"},
         replication,
@@ -290,8 +290,8 @@ def _read_text(data: bytes, at: int) -> tuple[str, int]:
 def _check_version(data: bytes) -> None:
     if not data or data[0] != VERSION:
         what = f"version {data[0]}" if data else "no version"
-        raise LogError(f"a record of {TOPIC} has {what}, this coopstreams reads version {VERSION}")
+        raise LogError(f"a record of {COMMIT_TOPIC} has {what}, this coopstreams reads version {VERSION}")
 
 
 def _damaged(part: str, data: bytes, problem: Exception) -> LogError:
-    return LogError(f"a record of {TOPIC} has a {part} that nobody of this group wrote ({problem}): {data[:80].hex()}")
+    return LogError(f"a record of {COMMIT_TOPIC} has a {part} that nobody of this group wrote ({problem}): {data[:80].hex()}")

@@ -12,11 +12,11 @@ import logging
 import time
 from collections.abc import Iterable
 
-from coopstreams.commit.record import TOPIC
 from coopstreams.consumer.dealing import topic_number
 from coopstreams.consumer.policy import Policy, PolicyTopic
 from coopstreams.log.log import Log
 from coopstreams.topology.errors import LogError, UnknownTopicError
+from coopstreams.topology.naming import COMMIT_TOPIC
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +61,9 @@ class Policies:
 
     def for_leader(self, topics: set[str]) -> tuple[dict[str, int], frozenset[str]]:
         """Return the partitions of these topics, as far as they are known, and which of them may be shared."""
-        self._asked |= topics - {TOPIC}
-        known = {topic: self._counts[topic] for topic in topics - {TOPIC} if topic in self._counts}
-        if len(known) < len(topics - {TOPIC}):
+        self._asked |= topics - {COMMIT_TOPIC}
+        known = {topic: self._counts[topic] for topic in topics - {COMMIT_TOPIC} if topic in self._counts}
+        if len(known) < len(topics - {COMMIT_TOPIC}):
             self._look_at = 0.0
         return known, frozenset(topic for topic in known if self.shareable(topic))
 

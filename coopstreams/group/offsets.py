@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
-from coopstreams.commit.record import TOPIC
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.group.requests import Fetched, Offsets
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
+from coopstreams.topology.naming import COMMIT_TOPIC
 
 PAUSE_S = 0.02
 
@@ -37,7 +37,7 @@ def settled_offsets(
     while True:
         answer = fetch(left)
         found |= answer.offsets
-        left = {partition for partition in answer.unstable if partition.topic != TOPIC}
+        left = {partition for partition in answer.unstable if partition.topic != COMMIT_TOPIC}
         if not left:
             return found
         if host.now() > give_up:

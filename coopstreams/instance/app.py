@@ -19,7 +19,7 @@ from coopstreams.query.extra import need_http
 from coopstreams.query.server import QueryServer
 from coopstreams.tasks.lifecycle import Lifecycle, RestoreListener, StateListener, StreamsState, UncaughtExceptionHandler
 from coopstreams.topology.errors import CoopStreamsError
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 
 log = logging.getLogger(__name__)
 

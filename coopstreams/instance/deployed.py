@@ -30,8 +30,8 @@ from coopstreams.log.log import Log, Position, Run, TopicSpec
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError, TopologyChangedError
 from coopstreams.topology.graph.changes import Change, Verdict, changes, weighed, word_of
-from coopstreams.topology.graph.nodes import Topology
 from coopstreams.topology.graph.outline import Outline, outline, read_outline
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.naming import topology_topic
 
 log = logging.getLogger(__name__)

@@ -53,8 +53,9 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.clocks import ClockColumns
 from coopstreams.topology.compile.program import Program, TimestampColumn
 from coopstreams.topology.errors import UnknownTopicError
-from coopstreams.topology.graph.nodes import Sink, SubTopology, Topology
+from coopstreams.topology.graph.nodes import Sink, SubTopology
 from coopstreams.topology.graph.partitions import ResolvedTopics
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.naming import changelog_topic, internal_topic
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId

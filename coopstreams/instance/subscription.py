@@ -18,8 +18,8 @@ from coopstreams.log.log import Log
 from coopstreams.tasks.events import Event, Failed, Matched
 from coopstreams.tasks.reading import Reading, look_up
 from coopstreams.topology.errors import LogError, UnknownTopicError
-from coopstreams.topology.graph.nodes import Topology
-from coopstreams.topology.graph.patterns import has_patterns, matched, unmatched
+from coopstreams.topology.graph.patterns import matched, unmatched
+from coopstreams.topology.graph.topology import Topology
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Subscription:
 
     def start(self) -> None:
         """Begin to look, if there is a pattern."""
-        if not has_patterns(self._built):
+        if not self._built.has_patterns:
             return
         for pattern in unmatched(self._reading.topology):
             log.warning('no topic matches "%s" yet: nothing is read by it until one is made; looking every %g s', pattern, self._every_s)

@@ -22,9 +22,9 @@ from coopstreams.state.global_updates import rows_of
 from coopstreams.tasks.failures import Count, handler
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.topology.columns import Headers, TopicPartition
-from coopstreams.topology.dsl.global_tables import GlobalTable
 from coopstreams.topology.errors import LogError
 from coopstreams.topology.failures import Failure
+from coopstreams.topology.graph.nodes import GlobalTable
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,9 @@ from coopstreams.spark.native import translated
 from coopstreams.spark.rounds import turns
 from coopstreams.state.manifest import shape_of
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.graph.nodes import Source, Topology
+from coopstreams.topology.graph.nodes import Source
 from coopstreams.topology.graph.patterns import unmatched
+from coopstreams.topology.graph.topology import Topology
 
 Outputs = Literal["none", "topic", "table"]
 Connector = Literal["python", "jvm"]

@@ -29,8 +29,8 @@ from coopstreams.tasks.reading import as_it_runs
 from coopstreams.tasks.topics import check_topics, prepare_topics
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
-from coopstreams.topology.graph.nodes import Topology
 from coopstreams.topology.graph.patterns import unmatched
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.naming import backfill_runs, changelog_topic, internal_topic
 
 log = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from coopstreams.state import snapshot
 from coopstreams.state.manifest import Manifest, Slice, StoreSlices, placed, shape_of
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, GroupError
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.naming import changelog_topic, internal_topic
 
 

@@ -25,7 +25,7 @@ from coopstreams.spark.workers.shipping import ship, unship
 from coopstreams.state.manifest import Manifest, Slice
 from coopstreams.tasks.reading import as_it_runs
 from coopstreams.topology.errors import ConfigError
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 
 Batches = Iterable[pa.RecordBatch]
 

@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.join_nodes import ForeignKeyAsk, stores_of
-from coopstreams.topology.graph.nodes import Node, Processing, Sink, Source, SubTopology, Topology
+from coopstreams.topology.graph.nodes import Node, Processing, Sink, Source, SubTopology
+from coopstreams.topology.graph.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ from coopstreams.spark.workers.shipping import ship
 from coopstreams.state.places import Place
 from coopstreams.topology import errors
 from coopstreams.topology.errors import ConfigError
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 
 log = logging.getLogger(__name__)
 

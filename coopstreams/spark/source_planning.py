@@ -32,8 +32,8 @@ from coopstreams.tasks.reading import as_it_runs
 from coopstreams.tasks.topics import check_topics, prepare_topics
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, OffsetOutOfRangeError, TopologyError
-from coopstreams.topology.graph.nodes import Topology
 from coopstreams.topology.graph.partitions import ResolvedTopics
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.task_id import TaskId
 

@@ -36,7 +36,7 @@ from coopstreams.spark.task import TaskResult
 from coopstreams.spark.unchanged import check_resumable
 from coopstreams.state.manifest import Slice
 from coopstreams.topology.errors import GroupError
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 
 WORK = "coopstreams-rebuild"
 """The folder in which a run leaves what is needed to go on with it."""

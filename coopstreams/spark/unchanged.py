@@ -12,7 +12,7 @@ from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.spark.outbox import cluster_of, marks_topic
 from coopstreams.spark.plan import Plan
 from coopstreams.topology.errors import ConfigError
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 
 
 def ids_of(cluster: KafkaLog, topology: Topology) -> dict[str, str]:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from coopstreams.common.config import Config
 from coopstreams.log.log import Log, TopicSpec
 from coopstreams.topology.errors import ConfigError, UnknownTopicError
-from coopstreams.topology.graph.nodes import Topology
 from coopstreams.topology.graph.partitions import ResolvedTopics, check_names, check_partitions
+from coopstreams.topology.graph.topology import Topology
 
 log = logging.getLogger(__name__)
 

@@ -47,9 +47,10 @@ from coopstreams.topology.compile.outputs import ANY_PARTITION, Output
 from coopstreams.topology.compile.program import Program
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.failures import Failure, OnFailure
-from coopstreams.topology.graph.nodes import DynamicSink, Sink, SubTopology, Topology
+from coopstreams.topology.graph.nodes import DynamicSink, Sink, SubTopology
 from coopstreams.topology.graph.partitions import check_partitions
 from coopstreams.topology.graph.patterns import matched
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange, partition_of
 from coopstreams.topology.naming import changelog_topic, internal_topic
 from coopstreams.topology.serdes import Serde, raw
@@ -59,7 +60,6 @@ from coopstreams.topology.windows import duration_ms
 K = TypeVar("K")
 V = TypeVar("V")
 AnySerde: TypeAlias = Serde[Any] | None
-
 _CACHE_BYTES = 1 << 40
 
 

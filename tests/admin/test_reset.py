@@ -6,7 +6,7 @@ from coopstreams.admin.application_reset import plan_reset
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 
 
 def counting() -> Topology:

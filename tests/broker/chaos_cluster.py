@@ -20,7 +20,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coopstreams.commit.record import PARTITIONS, TOPIC, partition_of
+from coopstreams.commit.record import PARTITIONS, partition_of
+from coopstreams.topology.naming import COMMIT_TOPIC
 from tests.broker.application import Application
 from tests.broker.chaos import Feeder, Found, Topics, dead_letters, examine, table_of
 from tests.broker.cluster import NODES, ThreeBrokers
@@ -82,7 +83,7 @@ class Run:
         found = {
             "group coordinator": lambda: self.cluster.group_coordinator(self.topics.application),
             "transaction coordinator": lambda: self.cluster.transaction_coordinator(generator.choice(self.transactional_ids() or ["nobody"])),
-            "leader of the commit topic": lambda: self.cluster.leader_of(TOPIC, partition_of(self.topics.application, PARTITIONS)),
+            "leader of the commit topic": lambda: self.cluster.leader_of(COMMIT_TOPIC, partition_of(self.topics.application, PARTITIONS)),
             "leader of a source": lambda: self.cluster.leader_of(self.topics.orders, generator.randrange(SOURCE_PARTITIONS)),
             "leader of an output": lambda: self.cluster.leader_of(self.topics.counts, generator.randrange(SOURCE_PARTITIONS)),
         }

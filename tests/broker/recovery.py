@@ -17,7 +17,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from coopstreams.commit.record import PARTITIONS, TOPIC, partition_of
+from coopstreams.commit.record import PARTITIONS, partition_of
+from coopstreams.topology.naming import COMMIT_TOPIC
 from tests.broker.application import Application
 from tests.broker.chaos import Feeder
 from tests.broker.chaos_cluster import EXACTLY_ONCE, Run, settings_of, topics_of
@@ -60,7 +61,7 @@ class Losses:
         where: dict[str, Callable[[], int | None]] = {
             "group": lambda: cluster.group_coordinator(topics.application),
             "transaction": lambda: cluster.transaction_coordinator(random.Random(1).choice(self.run.transactional_ids())),
-            "commits": lambda: cluster.leader_of(TOPIC, partition_of(topics.application, PARTITIONS)),
+            "commits": lambda: cluster.leader_of(COMMIT_TOPIC, partition_of(topics.application, PARTITIONS)),
             "source": lambda: cluster.leader_of(topics.orders, 0),
         }
         losses: dict[str, Callable[[], str]] = {

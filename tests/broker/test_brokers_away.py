@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from coopstreams.commit.record import PARTITIONS, TOPIC, partition_of
+from coopstreams.commit.record import PARTITIONS, partition_of
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
+from coopstreams.topology.naming import COMMIT_TOPIC
 from tests.broker.cluster import NODES, ThreeBrokers
 from tests.broker.counting import Counting, await_running, await_table
 
@@ -20,7 +21,7 @@ KEYS = [f"key-{number}" for number in range(100)]
 
 def leader_of_commits(cluster: ThreeBrokers, counting: Counting) -> int:
     """Return the broker whose absence an instance feels first: it leads the group's individual commits."""
-    leader = cluster.leader_of(TOPIC, partition_of(counting.application, PARTITIONS))
+    leader = cluster.leader_of(COMMIT_TOPIC, partition_of(counting.application, PARTITIONS))
     assert leader is not None
     return leader
 

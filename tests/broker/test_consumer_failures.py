@@ -9,11 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from coopstreams.commands.cli import app as commands
-from coopstreams.commit.record import TOPIC
 from coopstreams.consumer import CooperativeConsumer, TopicPartition
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.topology.errors import ConfigError, LogError, MembershipLostError
 from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.naming import COMMIT_TOPIC
 from tests.broker.consuming import Orders, finish, nothing_more, poll_until, read
 
 pytestmark = pytest.mark.broker
@@ -55,7 +55,7 @@ def test_a_lost_commit_topic_leaves_the_stable_offset(broker_of_own: Callable[..
     for consumer in (left, right):
         consumer.close()
 
-    orders.log.delete_topics([TOPIC])
+    orders.log.delete_topics([COMMIT_TOPIC])
     heir = orders.alone([])
     with pytest.raises(ConfigError, match=f"had committed more than the plain offset {stable} says") as refused:
         read(heir, 1)

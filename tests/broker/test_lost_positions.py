@@ -18,13 +18,14 @@ from kafka.admin import KafkaAdminClient
 
 from coopstreams import CoopStreams
 from coopstreams.admin.group_reset import reset_offsets
-from coopstreams.commit.record import PARTITIONS, TOPIC, CommitKey, CommitValue, Segment, encode_key, encode_value, partition_of, topic_spec
+from coopstreams.commit.record import PARTITIONS, CommitKey, CommitValue, Segment, encode_key, encode_value, partition_of, topic_spec
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.keys import WHOLE
+from coopstreams.topology.naming import COMMIT_TOPIC
 from tests.broker.counting import Counting, await_running, await_table, instance_of
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
@@ -114,7 +115,7 @@ def test_progress_of_a_newer_version_is_waited_out_and_never_skipped(kafka: Kafk
 
     def write(group: str, key: bytes, value: bytes | None) -> None:
         assert partition_of(group, PARTITIONS) == at
-        writer.append(TOPIC, [key], [value], [time.time_ns() // 1_000_000], partitions=at)
+        writer.append(COMMIT_TOPIC, [key], [value], [time.time_ns() // 1_000_000], partitions=at)
         writer.flush(60)
 
     key = encode_key(CommitKey(counting.application, counting.source, 0, WHOLE, 99, 99))
@@ -124,7 +125,9 @@ def test_progress_of_a_newer_version_is_waited_out_and_never_skipped(kafka: Kafk
     with exactly(counting, tmp_path, 2) as app:
         eventually(lambda: "unreadable-commit" in reasons(app), 90, lambda: str(reasons(app)))
         write(other, encode_key(CommitKey(other, counting.source, 0, WHOLE, 1, 1)), value)
-        eventually(lambda: instance_of(app).parts.follower.tail == log.end_offset(TopicPartition(TOPIC, at)), 60, lambda: "it does not read on")
+        eventually(
+            lambda: instance_of(app).parts.follower.tail == log.end_offset(TopicPartition(COMMIT_TOPIC, at)), 60, lambda: "it does not read on"
+        )
         assert {state.value for state in instance_of(app).roster.states.values()} == {"restoring"}
         assert "upgrade this process" in reasons(app)["unreadable-commit"]
         assert "upgrade this process" in reasons(app)["restoring"]
@@ -151,16 +154,16 @@ def test_a_commit_topic_that_was_made_anew_or_deletes_is_refused(broker_of_own: 
     counting = Counting.make(Kafka(broker.bootstrap, admin))
     expected = counting.write(KEYS)
     run(counting, tmp_path, 2, expected)
-    admin.delete_topics([TOPIC])[TOPIC].result(60)
+    admin.delete_topics([COMMIT_TOPIC])[COMMIT_TOPIC].result(60)
     log = KafkaLog({"bootstrap.servers": broker.bootstrap})
-    eventually(lambda: TOPIC not in log.partitions(), 60, lambda: "it is still there")
+    eventually(lambda: COMMIT_TOPIC not in log.partitions(), 60, lambda: "it is still there")
     app = exactly(counting, tmp_path, 2)
     with pytest.raises(ConfigError, match=f"{counting.source}-0: key ranges of group .* had committed more than the plain offset 200 says"):
         app.run()
     spec = topic_spec()
-    admin.delete_topics([TOPIC])[TOPIC].result(60)
-    eventually(lambda: TOPIC not in log.partitions(), 60, lambda: "it is still there")
-    log.create_topics([type(spec)(TOPIC, 50, {"cleanup.policy": "delete"})])
+    admin.delete_topics([COMMIT_TOPIC])[COMMIT_TOPIC].result(60)
+    eventually(lambda: COMMIT_TOPIC not in log.partitions(), 60, lambda: "it is still there")
+    log.create_topics([type(spec)(COMMIT_TOPIC, 50, {"cleanup.policy": "delete"})])
     with pytest.raises(ConfigError, match=r"has cleanup.policy=delete: .*kafka-configs\.sh"):
         exactly(counting, tmp_path).run()
     log.close()

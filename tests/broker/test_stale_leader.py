@@ -10,11 +10,12 @@ from contextlib import contextmanager
 import pytest
 
 from coopstreams.commit.follower import Follower
-from coopstreams.commit.record import TOPIC, CommitKey, CommitValue, Segment, encode_key, encode_value, partition_of
+from coopstreams.commit.record import CommitKey, CommitValue, Segment, encode_key, encode_value, partition_of
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import Position
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import WHOLE
+from coopstreams.topology.naming import COMMIT_TOPIC
 from tests.broker.cluster import NODES, ThreeBrokers
 from tests.broker.waiting import eventually
 from tests.log.reading import fill, numbers
@@ -93,9 +94,9 @@ def test_a_leader_that_wakes_is_not_asked_where_a_partition_ends(three_brokers: 
 def test_no_task_opens_where_its_predecessor_was_when_a_leader_stood_still(three_brokers: ThreeBrokers, log: KafkaLog) -> None:
     groups: dict[TopicPartition, str] = {}
     for name in (three_brokers.kafka.unique(f"stale-{number}") for number in range(500)):
-        groups.setdefault(TopicPartition(TOPIC, partition_of(name, PARTITIONS)), name)
+        groups.setdefault(TopicPartition(COMMIT_TOPIC, partition_of(name, PARTITIONS)), name)
     followers = {at: Follower(log, name, partitions=PARTITIONS) for at, name in sorted(groups.items())[:1]}  # makes the topic
-    old, led = led_by(three_brokers, TOPIC, PARTITIONS)
+    old, led = led_by(three_brokers, COMMIT_TOPIC, PARTITIONS)
     followers |= {at: Follower(log, groups[at], partitions=PARTITIONS) for at in led if at not in followers}
     for at in led:
         commit(log, followers[at], 1, BEFORE)
@@ -117,7 +118,7 @@ def commit(log: KafkaLog, follower: Follower, term: int, position: int) -> None:
     key = encode_key(CommitKey(follower.group, *ORDERS, WHOLE, term, 1))
     writer = log.writer()
     value = encode_value(CommitValue("t", (Segment(WHOLE, position),)))
-    writer.append(TOPIC, [key], [value], [1], partitions=follower.partition.partition)
+    writer.append(COMMIT_TOPIC, [key], [value], [1], partitions=follower.partition.partition)
     writer.flush(LONG_S)
     writer.close()
 

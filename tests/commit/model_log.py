@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from coopstreams.commit.record import PARTITIONS, TOPIC, VERSION, partition_of
+from coopstreams.commit.record import PARTITIONS, VERSION, partition_of
 from coopstreams.log.log import NO_STREAM_TIME, Position, Run
 from coopstreams.topology.columns import Columns, TopicPartition
+from coopstreams.topology.naming import COMMIT_TOPIC
 
 GROUP = "g"
-COMMITS = TopicPartition(TOPIC, partition_of(GROUP, PARTITIONS))
+COMMITS = TopicPartition(COMMIT_TOPIC, partition_of(GROUP, PARTITIONS))
 NEWER = bytes([VERSION + 1])
 
 
@@ -51,7 +52,7 @@ class ModelLog:
         return min((transaction.first for transaction in self.open), default=len(self.entries))
 
     def partitions(self, topics: Sequence[str] | None = None) -> dict[str, int]:
-        return dict.fromkeys(topics or (TOPIC,), PARTITIONS)
+        return dict.fromkeys(topics or (COMMIT_TOPIC,), PARTITIONS)
 
     def start_offset(self, partition: TopicPartition) -> int:
         assert partition == COMMITS

@@ -11,24 +11,14 @@ import pytest
 
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.progress import Author, Progress, plan
-from coopstreams.commit.record import (
-    PARTITIONS,
-    TOPIC,
-    CommitKey,
-    Committed,
-    CommitValue,
-    Segment,
-    encode_key,
-    encode_value,
-    partition_of,
-    topic_spec,
-)
+from coopstreams.commit.record import PARTITIONS, CommitKey, Committed, CommitValue, Segment, encode_key, encode_value, partition_of, topic_spec
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import Log, Position, TopicSpec, Writer
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, LogError
 from coopstreams.topology.keys import WHOLE, KeyRange
+from coopstreams.topology.naming import COMMIT_TOPIC
 from tests.conftest import Kafka
 
 PATIENCE_S = 90.0
@@ -65,7 +55,7 @@ def say(writer: Writer, follower: Follower, covered: KeyRange, term: int, positi
     """Append one commit of the follower's group, or a tombstone."""
     key = encode_key(CommitKey(follower.group, *ORDERS, covered, term, 1))
     value = None if position is None else encode_value(CommitValue(name, (Segment(covered, position),)))
-    writer.append(TOPIC, [key], [value], [1], partitions=follower.partition.partition)
+    writer.append(COMMIT_TOPIC, [key], [value], [1], partitions=follower.partition.partition)
     writer.flush(PATIENCE_S)
 
 
@@ -89,8 +79,8 @@ def positions(follower: Follower, covered: KeyRange = WHOLE) -> list[int]:
 
 def test_the_topic_is_made_if_it_is_missing_and_taken_as_it_is_if_not() -> None:
     log = MemoryLog()
-    assert Follower(log, "g").partition == TopicPartition(TOPIC, partition_of("g", PARTITIONS))
-    assert (log.partitions()[TOPIC], log.topic_config(TOPIC)["cleanup.policy"]) == (PARTITIONS, "compact")
+    assert Follower(log, "g").partition == TopicPartition(COMMIT_TOPIC, partition_of("g", PARTITIONS))
+    assert (log.partitions()[COMMIT_TOPIC], log.topic_config(COMMIT_TOPIC)["cleanup.policy"]) == (PARTITIONS, "compact")
     assert Follower(log, "g", partitions=7).partitions == PARTITIONS
 
 
@@ -99,7 +89,7 @@ def test_a_changed_partition_count_is_refused_when_the_fence_row_tells() -> None
     log.create_topics([topic_spec(4)])
     follower = Follower(log, "g")
     follower.check({ORDERS: (7, ""), follower.partition: (0, ""), follower.rows()[-1]: None})
-    moved = TopicPartition(TOPIC, (follower.partition.partition + 1) % 4)
+    moved = TopicPartition(COMMIT_TOPIC, (follower.partition.partition + 1) % 4)
     with pytest.raises(ConfigError, match=r"the partition count was changed, which it must never be"):
         follower.check({ORDERS: (7, ""), moved: (0, "")})
 
@@ -115,7 +105,7 @@ def test_an_end_below_what_was_read_is_no_barrier() -> None:
     follower, writer = Follower(log, "g"), log.writer()
     say(writer, follower, WHOLE, 1, 100)
     pass_barrier(follower, follower.barrier())
-    log.delete_topics([TOPIC])
+    log.delete_topics([COMMIT_TOPIC])
     log.create_topics([topic_spec()])
     with pytest.raises(LogError, match=r"ends at offset 0, and was read up to 1: .*made anew while group 'g' was running") as refused:
         follower.barrier()
@@ -125,8 +115,8 @@ def test_an_end_below_what_was_read_is_no_barrier() -> None:
 @pytest.mark.parametrize("policy", ["delete", "compact,delete"])
 def test_a_topic_that_deletes_what_is_old_is_refused_with_the_command_that_mends_it(policy: str) -> None:
     log = MemoryLog()
-    log.create_topics([TopicSpec(TOPIC, 50, {"cleanup.policy": policy})])
-    with pytest.raises(ConfigError, match=f"has cleanup.policy={policy}: .*--entity-name {TOPIC} --add-config cleanup.policy=compact"):
+    log.create_topics([TopicSpec(COMMIT_TOPIC, 50, {"cleanup.policy": policy})])
+    with pytest.raises(ConfigError, match=f"has cleanup.policy={policy}: .*--entity-name {COMMIT_TOPIC} --add-config cleanup.policy=compact"):
         Follower(log, "g").check_policy()
 
 
@@ -161,7 +151,9 @@ def test_a_commit_goes_from_one_task_through_the_log_to_its_successor(log: Log, 
     task.advance(ORDERS, 25, 99)
     commit = plan([task], follower)
     writer = log.writer()
-    writer.append(TOPIC, [key for key, _ in commit.records], [value for _, value in commit.records], [1], partitions=follower.partition.partition)
+    writer.append(
+        COMMIT_TOPIC, [key for key, _ in commit.records], [value for _, value in commit.records], [1], partitions=follower.partition.partition
+    )
     writer.flush(PATIENCE_S)
     pass_barrier(follower, follower.barrier())
     successor = follower.open(ORDERS, WHOLE, Committed(10, 5, 1), START)
@@ -229,7 +221,7 @@ def test_a_follower_that_starts_after_the_cleaner_knows_the_same() -> None:
     say(writer, early, WHOLE, 1, None)
     say(writer, early, LEFT, 2, None)
     pass_barrier(early, early.barrier())
-    log.compact(TOPIC)
+    log.compact(COMMIT_TOPIC)
     late = Follower(log, "g")
     pass_barrier(late, late.barrier())
     assert late.tail == early.tail

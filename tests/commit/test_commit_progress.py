@@ -3,14 +3,15 @@ from hypothesis import strategies as st
 
 from coopstreams.commit.progress import Author, Progress, plan
 from coopstreams.commit.ranges import normalise
-from coopstreams.commit.record import TOPIC, CommitKey, Committed, CommitValue, Segment, decode_key, decode_value, encode_key, encode_value
+from coopstreams.commit.record import CommitKey, Committed, CommitValue, Segment, decode_key, decode_value, encode_key, encode_value
 from coopstreams.commit.view import Opening, View
 from coopstreams.log.log import Position
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash, offset_hash
+from coopstreams.topology.naming import COMMIT_TOPIC
 
 AT = TopicPartition("orders", 0)
-COMMITS = TopicPartition(TOPIC, 7)
+COMMITS = TopicPartition(COMMIT_TOPIC, 7)
 LEFT, RIGHT = KeyRange.split(2)
 AUTHOR = Author("g", 5, "app-0-1")
 

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from coopstreams.commit.ranges import normalise
 from coopstreams.commit.record import (
     PARTITIONS,
-    TOPIC,
     CommitKey,
     Committed,
     CommitValue,
@@ -21,6 +20,7 @@ from coopstreams.commit.record import (
 )
 from coopstreams.topology.errors import LogError
 from coopstreams.topology.keys import MAX_HASH, WHOLE, KeyRange
+from coopstreams.topology.naming import COMMIT_TOPIC
 
 int32s = st.integers(-(2**31), 2**31 - 1)
 hashes = st.integers(0, MAX_HASH)
@@ -68,7 +68,7 @@ def test_a_key_cut_short_or_long_is_a_clear_error(key: CommitKey, data: st.DataO
     raw = encode_key(key)
     cut = data.draw(st.integers(1, len(raw) - 1))
     for damaged in (raw[:cut], raw + b"x"):
-        with pytest.raises(LogError, match=TOPIC):
+        with pytest.raises(LogError, match=COMMIT_TOPIC):
             decode_key(damaged)
 
 
@@ -78,7 +78,7 @@ def test_a_value_cut_short_or_long_is_a_clear_error(written: tuple[KeyRange, Com
     raw = encode_value(value)
     cut = data.draw(st.integers(1, len(raw) - 1))
     for damaged in (raw[:cut], raw + b"x"):
-        with pytest.raises(LogError, match=TOPIC):
+        with pytest.raises(LogError, match=COMMIT_TOPIC):
             decode_value(damaged, covered)
 
 
@@ -131,4 +131,4 @@ def test_a_group_always_has_the_same_partition() -> None:
 
 def test_the_topic_is_compacted_in_segments_of_ten_mebibytes() -> None:
     spec = topic_spec()
-    assert (spec.name, spec.partitions, spec.config["cleanup.policy"], spec.config["segment.bytes"]) == (TOPIC, 50, "compact", str(10 << 20))
+    assert (spec.name, spec.partitions, spec.config["cleanup.policy"], spec.config["segment.bytes"]) == (COMMIT_TOPIC, 50, "compact", str(10 << 20))

@@ -13,17 +13,7 @@ from coopstreams.admin.group_reset import reset_key, reset_offsets
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.offsets import OffsetAndRanges, catch_up, done_by_all, list_consumer_group_offsets
 from coopstreams.commit.ranges import contains
-from coopstreams.commit.record import (
-    PARTITIONS,
-    TOPIC,
-    CommitKey,
-    Committed,
-    CommitValue,
-    Segment,
-    encode_key,
-    encode_value,
-    partition_of,
-)
+from coopstreams.commit.record import PARTITIONS, CommitKey, Committed, CommitValue, Segment, encode_key, encode_value, partition_of
 from coopstreams.commit.view import View
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka.log import KafkaLog
@@ -31,6 +21,7 @@ from coopstreams.log.log import Position
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import GroupError, LogError
 from coopstreams.topology.keys import WHOLE, KeyRange
+from coopstreams.topology.naming import COMMIT_TOPIC
 from tests.conftest import Kafka
 from tests.group.instances import application
 
@@ -163,7 +154,7 @@ def test_a_reset_takes_damaged_records_away_and_outranks_them_and_leaves_those_o
     group.individual(1, Segment(WHOLE, 50))
     at = partition_of(group.name, PARTITIONS)
     for key in (mine, other, mine[:-1]):
-        group.open.append(TOPIC, [key], [b"\1damaged"], [1], partitions=at)
+        group.open.append(COMMIT_TOPIC, [key], [b"\1damaged"], [1], partitions=at)
     group.open.flush(60)
     with pytest.raises(LogError, match=r"3 of the records .* cannot be read.*coopstreams group reset"):
         group.listed()
@@ -175,7 +166,7 @@ def test_a_reset_takes_damaged_records_away_and_outranks_them_and_leaves_those_o
     found = group.admin.committed([group.partition])[group.partition]
     assert found is not None
     assert Committed.parse(*found).term == 32
-    group.open.append(TOPIC, [b"\2" + mine[1:]], [b"\2"], [1], partitions=at)
+    group.open.append(COMMIT_TOPIC, [b"\2" + mine[1:]], [b"\2"], [1], partitions=at)
     group.open.flush(60)
     with pytest.raises(LogError, match="upgrade this process"):
         reset_offsets(group.log, group.admin, {group.partition: 5})

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions
-from coopstreams.commit.record import TOPIC, CommitKey, Committed, CommitValue, Segment, encode_key, encode_value
+from coopstreams.commit.record import CommitKey, Committed, CommitValue, Segment, encode_key, encode_value
 from coopstreams.group.requests import Fetched
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
@@ -22,6 +22,7 @@ from coopstreams.log.memory.log import MemoryLog
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.keys import WHOLE, KeyRange
+from coopstreams.topology.naming import COMMIT_TOPIC
 from coopstreams.topology.task_id import TaskId
 from tests.commit.asking import Asking
 from tests.conftest import Kafka
@@ -42,8 +43,8 @@ class Busy:
     def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> Fetched:
         asked = set(partitions or ())
         assert not asked & self.told, "what is certain is not asked for again"
-        unstable = {at for at in asked if at.topic == TOPIC or self.rng.random() > self.certain} if stable else set()
-        self.told |= {at for at in asked - unstable if at.topic != TOPIC}
+        unstable = {at for at in asked if at.topic == COMMIT_TOPIC or self.rng.random() > self.certain} if stable else set()
+        self.told |= {at for at in asked - unstable if at.topic != COMMIT_TOPIC}
         return Fetched({at: (self.offsets[at], "ic -1 1") if at in self.offsets else None for at in asked - unstable}, frozenset(unstable))
 
 
@@ -70,7 +71,7 @@ class Mirrored:
     """A coordinator that has one offset, which names an individual commit of term 2 beside it."""
 
     def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> Fetched:
-        return Fetched({at: None if at.topic == TOPIC else (5, "ic -1 1 2") for at in partitions or ()})
+        return Fetched({at: None if at.topic == COMMIT_TOPIC else (5, "ic -1 1 2") for at in partitions or ()})
 
 
 def test_an_offset_that_a_sibling_committed_behind_the_barrier_has_the_barrier_taken_again() -> None:
@@ -84,7 +85,7 @@ def test_an_offset_that_a_sibling_committed_behind_the_barrier_has_the_barrier_t
     assert one.barrier is None
     sibling = CommitKey("g", "orders", 0, KeyRange.split(2)[0], 2, 1)
     value = encode_value(CommitValue("sibling", (Segment(sibling.range, 7),)))
-    log.writer().append(TOPIC, [encode_key(sibling)], [value], [1], partitions=follower.partition.partition)
+    log.writer().append(COMMIT_TOPIC, [encode_key(sibling)], [value], [1], partitions=follower.partition.partition)
     follower.poll(0.0)
     assert positions.resolve([one], 1)[task].term(orders(task)) == 3
 

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.offsets import catch_up
 from coopstreams.commit.progress import plan
-from coopstreams.commit.record import TOPIC, VERSION, CommitKey, Committed, CommitValue, Segment, encode_key, encode_text, encode_value
+from coopstreams.commit.record import VERSION, CommitKey, Committed, CommitValue, Segment, encode_key, encode_text, encode_value
 from coopstreams.log.log import Position
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 from coopstreams.topology.keys import WHOLE, KeyRange
+from coopstreams.topology.naming import COMMIT_TOPIC
 from tests.commit.test_commit_progress import opened
 
 ORDERS = TopicPartition("orders", 0)
@@ -41,7 +42,7 @@ class Read:
 
     def add(self, *records: tuple[bytes, bytes | None]) -> None:
         for key, value in records:
-            self._writer.append(TOPIC, [key], [value], [next(self._times)], partitions=self.follower.partition.partition)
+            self._writer.append(COMMIT_TOPIC, [key], [value], [next(self._times)], partitions=self.follower.partition.partition)
         while self.follower.tail < self.follower.barrier():
             self.follower.poll(0.1)
 
@@ -99,7 +100,7 @@ def test_a_later_record_of_the_same_key_that_can_be_read_takes_it_back() -> None
 
 def test_a_follower_that_starts_after_the_cleaner_has_nothing_to_complain_of() -> None:
     read = Read((NEWER + KEY[1:], said(1)), (KEY, b""), (KEY, said(150)), (NEWER + KEY[1:], None))
-    read.log.compact(TOPIC)
+    read.log.compact(COMMIT_TOPIC)
     late = Follower(read.log, "g")
     while late.tail < late.barrier():
         late.poll(0.1)

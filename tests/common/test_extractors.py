@@ -18,7 +18,7 @@ from coopstreams import (
 )
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import ProcessingError
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 
 RANGES = pytest.mark.parametrize("ranges", [1, 4])
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 from coopstreams import StreamsBuilder
 from coopstreams.testing import OutputRecord, TopologyTestDriver
 from coopstreams.topology.errors import CoopStreamsError
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.serdes import Windowed
 from tests.conformance import ops_aggregations, ops_joins, ops_processors, ops_stateless, tables
 from tests.conformance.world import KEY, VALUE, NotSupportedError, World

@@ -16,12 +16,13 @@ from random import Random
 
 from coopstreams.commit.progress import Author, Progress, plan
 from coopstreams.commit.ranges import contains
-from coopstreams.commit.record import TOPIC, Committed, Segment
+from coopstreams.commit.record import Committed, Segment
 from coopstreams.commit.view import View, combine
 from coopstreams.consumer.inflight import InFlight
 from coopstreams.log.log import Position
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
+from coopstreams.topology.naming import COMMIT_TOPIC
 
 AT = TopicPartition("orders", 0)
 LENGTH = 48
@@ -34,7 +35,7 @@ class Commits:
 
     def __init__(self) -> None:
         self.view = View("g")
-        self.partition = TopicPartition(TOPIC, 3)
+        self.partition = TopicPartition(COMMIT_TOPIC, 3)
         self.tail = 0
 
     def mirror(self, partition: TopicPartition, committed: Committed | None) -> Committed | None:

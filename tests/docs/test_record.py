@@ -22,7 +22,8 @@ def test_there_are_ten_hops_and_each_names_a_function_with_a_link() -> None:
 
 def test_the_page_leads_through_every_room_that_a_record_passes() -> None:
     rooms = {Path(link.path).parent.as_posix().removeprefix("../") for link in links(RECORD) if link.path.endswith(".py")}
-    assert {"coopstreams/log", "coopstreams/tasks", "coopstreams/commit", "coopstreams/group", "coopstreams/query", "state", "topology"} <= rooms
+    runtime = {f"coopstreams/{room}" for room in ("instance", "tasks", "commit", "group", "log", "log/kafka", "query")}
+    assert runtime | {"state", "topology/compile", "topology/operators"} <= rooms
 
 
 def test_the_generated_function_on_the_page_is_the_one_that_is_compiled() -> None:

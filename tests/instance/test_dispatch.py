@@ -18,7 +18,7 @@ from coopstreams.tasks.events import Closed
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 from tests.tasks.engine import AT_LEAST, EXACTLY, PATIENCE_S, Engine
 

@@ -8,7 +8,7 @@ import pytest
 
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions
-from coopstreams.commit.record import TOPIC, CommitKey, CommitValue, Segment, decode_value, encode_key, encode_value
+from coopstreams.commit.record import CommitKey, CommitValue, Segment, decode_value, encode_key, encode_value
 from coopstreams.common.config import Config
 from coopstreams.group.requests import Fetched
 from coopstreams.log.log import TopicSpec
@@ -20,6 +20,7 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.keys import WHOLE, KeyRange
+from coopstreams.topology.naming import COMMIT_TOPIC
 from coopstreams.topology.task_id import TaskId
 from tests.commit.asking import Asking
 
@@ -97,7 +98,7 @@ def test_individual_commits_that_tile_are_a_position() -> None:
     app.write(CHANGELOG, 0)
     for covered in (LEFT, RIGHT):
         key = encode_key(CommitKey("app", *REPARTITION, covered, 2, 1))
-        app.write(TOPIC, app.follower.partition.partition, key, encode_value(CommitValue("t", (Segment(covered, 7),))))
+        app.write(COMMIT_TOPIC, app.follower.partition.partition, key, encode_value(CommitValue("t", (Segment(covered, 7),))))
     assert app.open(1) == [7]
     assert app.open(0) == [0]
 
@@ -105,7 +106,7 @@ def test_individual_commits_that_tile_are_a_position() -> None:
 def test_a_key_range_that_never_committed_beside_one_that_has_rested_upon_an_offset_that_is_gone() -> None:
     app = Application()
     key = encode_key(CommitKey("app", *ORDERS, LEFT, 2, 1))
-    app.write(TOPIC, app.follower.partition.partition, key, encode_value(CommitValue("t", (Segment(LEFT, 7),))))
+    app.write(COMMIT_TOPIC, app.follower.partition.partition, key, encode_value(CommitValue("t", (Segment(LEFT, 7),))))
     assert app.open(0, range_=LEFT) == [7]
     with pytest.raises(
         ConfigError, match="key ranges of orders-0 have committed, others never did, and the plain offset that they began with is gone"
@@ -126,7 +127,7 @@ def test_a_plain_offset_that_names_an_individual_commit_is_refused_without_it(mo
 def commit(app: Application, covered: KeyRange, position: int, beside: str, term: int = 2) -> None:
     """Write an individual commit of `orders`."""
     key = encode_key(CommitKey("app", *ORDERS, covered, term, 1))
-    app.write(TOPIC, app.follower.partition.partition, key, encode_value(CommitValue("t", (Segment(covered, position),), beside)))
+    app.write(COMMIT_TOPIC, app.follower.partition.partition, key, encode_value(CommitValue("t", (Segment(covered, position),), beside)))
 
 
 def test_commits_of_a_topic_that_was_made_anew_are_refused_though_it_has_grown_past_them() -> None:

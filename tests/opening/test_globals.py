@@ -15,9 +15,9 @@ from coopstreams.tasks.failures import Answer, Count
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.dsl.global_tables import GlobalTable, GlobalUpdate
 from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.failures import Failure
+from coopstreams.topology.graph.nodes import GlobalTable, GlobalUpdate
 from coopstreams.topology.stores import StoreSpec
 
 TABLE = GlobalTable("names", StoreSpec("all-names", "key_value", serdes.text, serdes.text, logged=False))

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from coopstreams import serdes
 from coopstreams.state.views import Row, StoreView
 from coopstreams.testing import TopologyTestDriver
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE
 
 Key = bytes

@@ -8,7 +8,7 @@ from pathlib import Path
 from coopstreams.spark.task import TaskResult
 from coopstreams.state import layout
 from coopstreams.state.sst import read_sst
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import key_hash
 from coopstreams.topology.stores import StoreSpec
 

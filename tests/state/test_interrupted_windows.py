@@ -19,7 +19,7 @@ from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.compile.program import BoundProgram
 from coopstreams.topology.dsl.kstream import KStream
 from coopstreams.topology.failures import Failure
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange
 from tests.state.bounds import bounds
 

@@ -36,7 +36,7 @@ from coopstreams.tasks.thread import StreamThread
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.errors import MembershipLostError
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.task_id import TaskId
 

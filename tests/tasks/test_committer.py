@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from coopstreams.commit.record import TOPIC
 from coopstreams.common.host import SYSTEM, Host, System
 from coopstreams.dev.process import wait_until
 from coopstreams.log.log import GroupFence, TopicSpec
@@ -19,8 +18,9 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import DeliveryError, FencedError, MembershipLostError, UnknownTopicError
 from coopstreams.topology.failures import Failure
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange
+from coopstreams.topology.naming import COMMIT_TOPIC
 from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
 
 BOTH = pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
@@ -58,7 +58,7 @@ def test_all_records_are_in_the_log_when_the_fence_is_asked(guarantee: str) -> N
     made.committers[0].commit([task])
     [fence] = made.at_fence
     assert (fence["out"], fence[CHANGELOG]) == (mine, len(made.read(CHANGELOG)))
-    assert fence[TOPIC] == before + 1, "one individual commit for one task and source"
+    assert fence[COMMIT_TOPIC] == before + 1, "one individual commit for one task and source"
 
 
 @BOTH
@@ -119,7 +119,7 @@ def test_a_generation_that_is_over_commits_nothing_that_counts(guarantee: str) -
     assert in_database(made) == {}
     assert made.log.committed("app") == {}
     if guarantee == EXACTLY:
-        assert [len(made.read(topic)) for topic in ("out", CHANGELOG, TOPIC)] == [0, 0, 0]
+        assert [len(made.read(topic)) for topic in ("out", CHANGELOG, COMMIT_TOPIC)] == [0, 0, 0]
     made.member.generation = 2
     again = made.task(WHOLE)
     made.process(again)
@@ -192,8 +192,8 @@ def test_a_task_of_a_part_claims_its_positions_before_it_processes_under_at_leas
         task = made.task(LEFT)
         made.committers[0].claim(task)
         assert len(made.at_fence) == asked, "once before the claim is written, and once after"
-        assert len(made.read(TOPIC)) == (1 if asked else 0)
-        assert [fence[TOPIC] for fence in made.at_fence] == [0, 1][:asked]
+        assert len(made.read(COMMIT_TOPIC)) == (1 if asked else 0)
+        assert [fence[COMMIT_TOPIC] for fence in made.at_fence] == [0, 1][:asked]
 
 
 @BOTH

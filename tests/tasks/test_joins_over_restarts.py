@@ -12,7 +12,7 @@ from coopstreams import JoinWindows, StreamsBuilder, serdes
 from coopstreams.state.database import Database
 from coopstreams.state.memory import Memory
 from coopstreams.testing import TopologyTestDriver
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import KeyRange, key_hash
 from tests.tasks.engine import EXACTLY, PATIENCE_S, Engine
 

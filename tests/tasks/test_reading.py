@@ -14,7 +14,7 @@ from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import UnknownTopicError
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.task_id import TaskId
 

@@ -17,7 +17,7 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.outputs import ANY_PARTITION, Output
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import DeliveryError, ProcessingError
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE
 from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
 

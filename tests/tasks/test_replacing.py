@@ -12,7 +12,7 @@ from coopstreams.tasks.lifecycle import Lifecycle
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import ApplicationStoppedError, ProcessingError
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange
 from tests.tasks.engine import AT_LEAST, EXACTLY, PATIENCE_S, Engine
 

@@ -10,7 +10,7 @@ from coopstreams.tasks.task import Task
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange
 from tests.tasks.engine import EXACTLY, Engine
 

@@ -21,7 +21,7 @@ from coopstreams import (
     until_window_closes,
 )
 from coopstreams.testing import TopologyTestDriver
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import KeyRange, key_hash
 from tests.tasks.engine import AT_LEAST, EXACTLY, PATIENCE_S, Engine
 

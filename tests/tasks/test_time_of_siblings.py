@@ -9,7 +9,7 @@ import pytest
 
 from coopstreams import JoinWindows, StreamsBuilder, TimeWindows, serdes
 from coopstreams.testing import TopologyTestDriver
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import KeyRange, key_hash
 from tests.tasks.engine import EXACTLY, Engine
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions
-from coopstreams.commit.record import TOPIC, CommitKey, encode_key
+from coopstreams.commit.record import CommitKey, encode_key
 from coopstreams.group.requests import Fetched
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
@@ -17,6 +17,7 @@ from coopstreams.opening.restoring import Restoring
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 from coopstreams.topology.keys import WHOLE
+from coopstreams.topology.naming import COMMIT_TOPIC
 from coopstreams.topology.task_id import TaskId
 from tests.commit.test_positions import Busy
 
@@ -52,7 +53,7 @@ def test_a_barrier_that_was_passed_is_named_no_more() -> None:
     assert say() == "its turn with the opener"
     writer = log.writer("g-0")
     writer.begin()
-    writer.append(TOPIC, [encode_key(CommitKey("g", *ORDERS, WHOLE, 1, 1))], [None], [1], partitions=follower.partition.partition)
+    writer.append(COMMIT_TOPIC, [encode_key(CommitKey("g", *ORDERS, WHOLE, 1, 1))], [None], [1], partitions=follower.partition.partition)
     opener._take_requests()
     opener._try_turn()
     assert say() == f"the barrier: offset 1 of {follower.partition}, known up to 0"

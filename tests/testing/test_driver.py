@@ -8,7 +8,7 @@ from coopstreams.testing import OutputRecord, Row, TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import ConfigError, ProcessingError, TopologyError
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 
 
 def word_count() -> Topology:

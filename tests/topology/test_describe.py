@@ -10,7 +10,7 @@ import pytest
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.windows import TimeWindows

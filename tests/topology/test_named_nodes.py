@@ -11,7 +11,8 @@ from coopstreams import KeyValueStore, Processor, ProcessorContext, Record, Stre
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.errors import ProcessingError, TopologyError
-from coopstreams.topology.graph.nodes import Processing, Sink, Source, Topology
+from coopstreams.topology.graph.nodes import Processing, Sink, Source
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.stores import StoreSpec
 
 AnyRecord: TypeAlias = Record[Any, Any]

@@ -8,7 +8,7 @@ from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.dsl.kstream import KStream
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.naming import Names, check_name
 from coopstreams.topology.windows import TimeWindows
 

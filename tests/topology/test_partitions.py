@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import TopologyError, UnknownTopicError
-from coopstreams.topology.graph.nodes import Topology
 from coopstreams.topology.graph.partitions import check_names, check_partitions
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.windows import TimeWindows
 
 

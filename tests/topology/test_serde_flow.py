@@ -11,7 +11,8 @@ from coopstreams.topology.dsl.kstream import KStream
 from coopstreams.topology.dsl.ktable import KTable
 from coopstreams.topology.dsl.repartition import PRESENT
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.graph.nodes import Aggregate, Sink, Topology
+from coopstreams.topology.graph.nodes import Aggregate, Sink
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.windows import TimeWindows
 

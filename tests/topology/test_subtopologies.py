@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.dsl.kstream import KStream
-from coopstreams.topology.graph.nodes import Aggregate, DropNullKeys, FlatMapValues, Node, Sink, Source, StreamTableJoin, TableSource, Topology
+from coopstreams.topology.graph.nodes import Aggregate, DropNullKeys, FlatMapValues, Node, Sink, Source, StreamTableJoin, TableSource
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.windows import TimeWindows
 
 Stream = KStream[str, str]

@@ -19,7 +19,8 @@ from coopstreams.topology.compile.timestamps import DROPPED, extraction_error, t
 from coopstreams.topology.errors import SerdeError, TopologyError
 from coopstreams.topology.graph.aggregate_nodes import CogroupMerge, Suppress, TableAggregate
 from coopstreams.topology.graph.join_nodes import TableTableJoin
-from coopstreams.topology.graph.nodes import Aggregate, Filter, MapValues, Node, Sink, Source, SubTopology, TableSource, Topology
+from coopstreams.topology.graph.nodes import Aggregate, Filter, MapValues, Node, Sink, Source, SubTopology, TableSource
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.operators import (
     aggregates,
     choosing,

@@ -14,14 +14,13 @@ from typing import Any
 from coopstreams.topology.dsl.attach import Table
 from coopstreams.topology.dsl.attach_foreign_keys import join_foreign
 from coopstreams.topology.dsl.functions import checked
-from coopstreams.topology.dsl.global_tables import GlobalTable
 from coopstreams.topology.dsl.materialized import StoreOption, kept_as, name_of
 from coopstreams.topology.dsl.old_values import ask_for_old_values, materialize
 from coopstreams.topology.dsl.repartition import keyed
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Flow, serde_or_none
 from coopstreams.topology.graph.join_nodes import BufferedJoin, JoinKind, StreamGlobalJoin, StreamStreamJoin, TableTableJoin
-from coopstreams.topology.graph.nodes import StreamTableJoin
+from coopstreams.topology.graph.nodes import GlobalTable, StreamTableJoin
 from coopstreams.topology.join_serdes import values_of, waiting_of
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.serdes import Serde

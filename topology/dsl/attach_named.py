@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 
 from coopstreams.topology.dsl.attach_processors import take_store, using
 from coopstreams.topology.dsl.functions import checked
-from coopstreams.topology.dsl.global_tables import GlobalTable, GlobalUpdate
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Graph, Part, serde_or_none
 from coopstreams.topology.graph.join_nodes import StreamGlobalJoin, StreamStreamJoin
@@ -27,6 +26,8 @@ from coopstreams.topology.graph.nodes import (
     FlatMap,
     FlatMapValues,
     Function,
+    GlobalTable,
+    GlobalUpdate,
     Late,
     Map,
     MapValues,

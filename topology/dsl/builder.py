@@ -21,8 +21,9 @@ from coopstreams.topology.dsl.materialized import Materialized, kept_as, name_of
 from coopstreams.topology.dsl.sources import described
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Flow, Graph
-from coopstreams.topology.graph.nodes import TableSource, Topology
+from coopstreams.topology.graph.nodes import TableSource
 from coopstreams.topology.graph.subtopologies import cut
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.records import TimestampedRecord
 from coopstreams.topology.serdes import Serde

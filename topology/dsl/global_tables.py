@@ -8,35 +8,15 @@ Invariant: nobody writes it but whoever reads its topic; operators only look up.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from coopstreams.topology.graph.graph import Graph
+from coopstreams.topology.graph.nodes import GlobalTable
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 
 K = TypeVar("K")
 V = TypeVar("V")
-
-
-@dataclass(frozen=True, slots=True)
-class GlobalUpdate:
-    """Who keeps a global store: a processor, given the records of the topic as these serdes read them."""
-
-    name: str
-    supplier: Callable[..., Any]
-    key: Serde[Any]
-    value: Serde[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class GlobalTable:
-    """A topic and the store that every instance makes of it. Without an `update` each record is a row, and the store's serdes are the topic's."""
-
-    topic: str
-    store: StoreSpec
-    update: GlobalUpdate | None = None
 
 
 class GlobalKTable(Generic[K, V]):

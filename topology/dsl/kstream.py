@@ -12,14 +12,14 @@ from coopstreams.topology.dsl.attach_joins import joined
 from coopstreams.topology.dsl.attach_processors import process
 from coopstreams.topology.dsl.branches import BranchedKStream
 from coopstreams.topology.dsl.functions import checked
-from coopstreams.topology.dsl.global_tables import GlobalKTable, GlobalTable
+from coopstreams.topology.dsl.global_tables import GlobalKTable
 from coopstreams.topology.dsl.grouped import KGroupedStream
 from coopstreams.topology.dsl.ktable import KTable
 from coopstreams.topology.dsl.materialized import Materialized
 from coopstreams.topology.dsl.repartition import repartition
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Flow
-from coopstreams.topology.graph.nodes import Filter, FlatMap, FlatMapValues, Map, MapValues, Peek, SelectKey
+from coopstreams.topology.graph.nodes import Filter, FlatMap, FlatMapValues, GlobalTable, Map, MapValues, Peek, SelectKey
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.partitioners import Partitioner
 from coopstreams.topology.printed import Destination, Printer

@@ -15,7 +15,7 @@ import orjson
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.fingerprint import said
 from coopstreams.topology.graph.join_nodes import StreamGlobalJoin, StreamStreamJoin, stores_of
-from coopstreams.topology.graph.nodes import Aggregate, DynamicSink, Node, Sink, Source, StreamTableJoin, SubTopology, Topology
+from coopstreams.topology.graph.nodes import Aggregate, DynamicSink, Node, Sink, Source, StreamTableJoin, Structure, SubTopology
 from coopstreams.topology.graph.origins import Above, Made, made, topics_above
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.naming import changelog_topic, internal_topic
@@ -26,19 +26,19 @@ JSON_FORMAT = 1
 """What `_json` writes: `outlines` reads it, maybe with a later version of coopstreams."""
 
 
-def describe(topology: Topology, format: str) -> str:  # noqa: A002 the word users type
+def describe(topology: Structure, format: str) -> str:  # noqa: A002 the word users type
     """Return the topology as `text`, `mermaid`, `dot` or `json`.
 
     Raises:
         TopologyError: another format.
     """
-    formats: dict[str, Callable[[Topology], str]] = {"text": _text, "mermaid": _mermaid, "dot": _dot, "json": _json}
+    formats: dict[str, Callable[[Structure], str]] = {"text": _text, "mermaid": _mermaid, "dot": _dot, "json": _json}
     if format not in formats:
         raise TopologyError(f"a topology is described as {', '.join(formats)}, not as {format!r}")
     return formats[format](topology)
 
 
-def _stores(topology: Topology, node: Node) -> list[StoreSpec]:
+def _stores(topology: Structure, node: Node) -> list[StoreSpec]:
     """Return the stores that a node keeps or looks into, of those that are made."""
     made = {store.name for subtopology in topology.subtopologies for store in subtopology.stores}
     made |= {table.store.name for table in topology.global_tables}
@@ -54,7 +54,7 @@ def _children(subtopology: SubTopology) -> dict[str, list[str]]:
     return children
 
 
-def _text(topology: Topology) -> str:
+def _text(topology: Structure) -> str:
     """As Kafka Streams' `TopologyDescription`, whose viewers read it."""
     pieces = []
     for subtopology in topology.subtopologies:
@@ -77,7 +77,7 @@ def _text(topology: Topology) -> str:
     return "Topologies:\n   " + "\n  ".join(pieces)
 
 
-def _json(topology: Topology) -> str:
+def _json(topology: Structure) -> str:
     above = topics_above(topology)
     drawn = {
         "format": JSON_FORMAT,
@@ -101,7 +101,7 @@ def _json(topology: Topology) -> str:
     return orjson.dumps(drawn, option=orjson.OPT_INDENT_2).decode() + "\n"
 
 
-def _json_nodes(topology: Topology, subtopology: SubTopology, above: Above) -> Iterator[dict[str, Any]]:
+def _json_nodes(topology: Structure, subtopology: SubTopology, above: Above) -> Iterator[dict[str, Any]]:
     children = _children(subtopology)
     for node in subtopology.nodes:
         drawn: dict[str, Any] = {"name": node.name, "operator": type(node).__name__}
@@ -119,7 +119,7 @@ def _json_nodes(topology: Topology, subtopology: SubTopology, above: Above) -> I
         yield {**drawn, "parents": node.parents, "children": children[node.name]}
 
 
-def _json_stores(topology: Topology, subtopology: SubTopology, above: Above) -> Iterator[dict[str, Any]]:
+def _json_stores(topology: Structure, subtopology: SubTopology, above: Above) -> Iterator[dict[str, Any]]:
     how = made(subtopology, above)
     for store in subtopology.stores:
         changelog = internal_topic(topology.application_id, changelog_topic(store.name)) if store.logged else store.source
@@ -146,7 +146,7 @@ def _windows(windows: AnyWindows | JoinWindows) -> dict[str, Any]:
     return {name or "type": value for name, value in said(windows).items()}
 
 
-def _edges(topology: Topology) -> Iterator[tuple[str, str]]:
+def _edges(topology: Structure) -> Iterator[tuple[str, str]]:
     """Yield what points to what: topics to sources, nodes to nodes, sinks to topics, each prefixed by its kind."""
     for subtopology in topology.subtopologies:
         for node in subtopology.nodes:
@@ -160,7 +160,7 @@ def _edges(topology: Topology) -> Iterator[tuple[str, str]]:
         yield from ((f"topic:{store.source}", f"store:{store.name}") for store in subtopology.stores if store.source is not None)
 
 
-def _mermaid(topology: Topology) -> str:
+def _mermaid(topology: Structure) -> str:
     edges = list(_edges(topology))
     ids = {thing: f"{thing[0]}{number}" for number, thing in enumerate(dict.fromkeys(end for edge in edges for end in edge))}
     lines = ["flowchart TD"]
@@ -174,7 +174,7 @@ def _mermaid(topology: Topology) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _dot(topology: Topology) -> str:
+def _dot(topology: Structure) -> str:
     edges = list(_edges(topology))
     lines = [f'digraph "{topology.application_id}" {{', "  node [shape=box];"]
     for subtopology in topology.subtopologies:

@@ -21,10 +21,8 @@ from typing import Any
 import orjson
 from xxhash import xxh64_hexdigest
 
-from coopstreams.topology.dsl.global_tables import GlobalTable
 from coopstreams.topology.graph.join_nodes import StreamGlobalJoin
-from coopstreams.topology.graph.nodes import Node, Processing, Source, SubTopology, Topology
-from coopstreams.topology.graph.patterns import has_patterns
+from coopstreams.topology.graph.nodes import GlobalTable, Node, Processing, Source, Structure, SubTopology
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.windows import Windows
@@ -32,16 +30,16 @@ from coopstreams.topology.windows import Windows
 _LEFT_OUT = {"name", "parents", "store_type"}
 
 
-def fingerprints(topology: Topology, partitions: Sequence[int]) -> tuple[str, ...]:
+def fingerprints(topology: Structure, partitions: Sequence[int]) -> tuple[str, ...]:
     """Return the fingerprint of each sub-topology. `partitions` of each, as `ResolvedTopics.tasks`.
 
     Shape: of the topology that runs (`as_it_runs`): `topology.optimization` decides which changelogs there are.
     """
-    fixed = not has_patterns(topology)
+    fixed = not topology.has_patterns
     return tuple(_fingerprint(topology, part, partitions[part.id] if fixed else None) for part in topology.subtopologies)
 
 
-def _fingerprint(topology: Topology, part: SubTopology, partitions: int | None) -> str:
+def _fingerprint(topology: Structure, part: SubTopology, partitions: int | None) -> str:
     number_of = {node.name: number for number, node in enumerate(part.nodes)}
     drawn = {
         "nodes": [_node(node, number_of) for node in part.nodes],
@@ -52,7 +50,7 @@ def _fingerprint(topology: Topology, part: SubTopology, partitions: int | None) 
     return xxh64_hexdigest(orjson.dumps(drawn, option=orjson.OPT_SORT_KEYS))
 
 
-def _looked_into(topology: Topology, part: SubTopology) -> list[GlobalTable]:
+def _looked_into(topology: Structure, part: SubTopology) -> list[GlobalTable]:
     """The global tables whose rows the nodes read."""
     names = {node.store.name for node in part.nodes if isinstance(node, StreamGlobalJoin)}
     names |= {name for node in part.nodes if isinstance(node, Processing) for name in node.store_names}

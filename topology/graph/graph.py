@@ -17,12 +17,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.graph.nodes import Node, Source
+from coopstreams.topology.graph.nodes import GlobalTable, Node, Source
 from coopstreams.topology.naming import Names
 from coopstreams.topology.serdes import Serde
 
 if TYPE_CHECKING:
-    from coopstreams.topology.dsl.global_tables import GlobalTable
     from coopstreams.topology.stores import StoreSpec
 
 Part = Literal["key", "value"]

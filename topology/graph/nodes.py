@@ -11,14 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from re import Pattern
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.windows import AnyWindows, SlidingWindows
-
-if TYPE_CHECKING:
-    from coopstreams.topology.dsl.global_tables import GlobalTable
 
 Function: TypeAlias = Callable[..., Any]
 
@@ -227,6 +224,25 @@ class ToStream(Node):
 
 
 @dataclass(frozen=True, slots=True)
+class GlobalUpdate:
+    """Who keeps a global store: a processor, given the records of the topic as these serdes read them."""
+
+    name: str
+    supplier: Callable[..., Any]
+    key: Serde[Any]
+    value: Serde[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalTable:
+    """A topic and the store that every instance makes of it. Without an `update` each record is a row, and the store's serdes are the topic's."""
+
+    topic: str
+    store: StoreSpec
+    update: GlobalUpdate | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SubTopology:
     """Nodes that run together in a task: connected, and cut from the others by topics.
 
@@ -263,8 +279,8 @@ class InternalTopic:
 
 
 @dataclass(frozen=True, slots=True)
-class Topology:
-    """A program: what to compute, as a value. Made by `StreamsBuilder.build()`.
+class Structure:
+    """What a program consists of, as a value.
 
     Shape: node topics are resolved. `copartitioned` are sets of source topics that must have equal partition counts, with the
     name of the join for the error message.
@@ -275,6 +291,11 @@ class Topology:
     internal_topics: tuple[InternalTopic, ...]
     copartitioned: tuple[tuple[str, tuple[str, ...]], ...] = ()
     global_tables: tuple[GlobalTable, ...] = ()
+
+    @property
+    def has_patterns(self) -> bool:
+        """Whether a source names its topics by a pattern."""
+        return any(isinstance(node, Source) and node.pattern is not None for subtopology in self.subtopologies for node in subtopology.nodes)
 
     @property
     def source_topics(self) -> tuple[str, ...]:
@@ -288,15 +309,3 @@ class Topology:
         """The topics that the application writes for others."""
         nodes = (node for subtopology in self.subtopologies for node in subtopology.nodes)
         return tuple(dict.fromkeys(node.topic for node in nodes if isinstance(node, Sink) and not node.internal))
-
-    def optimized(self, optimization: str) -> Topology:
-        """Return the topology as the setting `topology.optimization` makes it: `none`, `all`, or names with commas between."""
-        from coopstreams.topology.graph.optimizing import optimized  # it needs the nodes, not the other way round
-
-        return optimized(self, optimization)
-
-    def describe(self, format: str = "text") -> str:  # noqa: A002 the word users type
-        """Return the topology drawn as `text`, `mermaid`, `dot` or `json`."""
-        from coopstreams.topology.graph.describe import describe  # the picture needs the nodes, not the other way round
-
-        return describe(self, format)

@@ -15,11 +15,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from coopstreams.topology.graph.join_nodes import StreamStreamJoin, stores_of
-from coopstreams.topology.graph.nodes import Node, Source, SubTopology, TableSource, Topology
+from coopstreams.topology.graph.nodes import Node, Source, Structure, SubTopology, TableSource
 from coopstreams.topology.naming import changelog_topic, internal_topic
 from coopstreams.topology.stores import StoreSpec
+
+S = TypeVar("S", bound=Structure)
 
 REUSE = "reuse.ktable.source.topics"
 MERGE = "merge.repartition.topics"
@@ -43,7 +46,7 @@ def parse_optimization(text: str) -> frozenset[str]:
     return frozenset(words)
 
 
-def optimized(topology: Topology, wanted: str) -> Topology:
+def optimized(topology: S, wanted: str) -> S:
     """Return the topology with these optimisations, written as in the setting `topology.optimization`.
 
     Raises:

@@ -14,13 +14,13 @@ from typing import TypeAlias
 
 from coopstreams.topology.graph.aggregate_nodes import TableAggregate
 from coopstreams.topology.graph.join_nodes import StreamStreamJoin, TableTableJoin, method_of, stores_of
-from coopstreams.topology.graph.nodes import Aggregate, Node, Sink, Source, SubTopology, Topology
+from coopstreams.topology.graph.nodes import Aggregate, Node, Sink, Source, Structure, SubTopology
 from coopstreams.topology.windows import AnyWindows
 
 Above: TypeAlias = Mapping[str, frozenset[str]]
 
 
-def topics_above(topology: Topology) -> Above:
+def topics_above(topology: Structure) -> Above:
     """Return, for each node by name, all topics that its records come from."""
     nodes = [node for subtopology in topology.subtopologies for node in subtopology.nodes]
     above: dict[str, frozenset[str]] = {node.name: frozenset() for node in nodes}

@@ -17,7 +17,7 @@ import orjson
 
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.describe import JSON_FORMAT
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from coopstreams.topology.errors import TopologyError, UnknownTopicError
-from coopstreams.topology.graph.nodes import InternalTopic, Topology
+from coopstreams.topology.graph.nodes import InternalTopic
+from coopstreams.topology.graph.topology import Topology
 
 ADDITIONAL_RETENTION_MS = 24 * 60 * 60 * 1000
 """How much longer than its store a window changelog keeps records: Kafka Streams' `windowstore.changelog.additional.retention.ms`."""

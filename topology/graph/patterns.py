@@ -14,14 +14,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.graph.nodes import Node, Source, Topology
+from coopstreams.topology.graph.nodes import Node, Source
 from coopstreams.topology.graph.partitions import looks_internal
 from coopstreams.topology.graph.subtopologies import assembled
-
-
-def has_patterns(topology: Topology) -> bool:
-    """Whether a source of the topology reads topics by a pattern."""
-    return any(isinstance(node, Source) and node.pattern is not None for part in topology.subtopologies for node in part.nodes)
+from coopstreams.topology.graph.topology import Topology
 
 
 def unmatched(topology: Topology) -> list[str]:
@@ -36,7 +32,7 @@ def matched(topology: Topology, names: Iterable[str]) -> Topology:
     Raises:
         TopologyError: a topic would be read twice.
     """
-    if not has_patterns(topology):
+    if not topology.has_patterns:
         return topology
     candidates = [name for name in sorted(names) if not name.startswith("__") and not looks_internal(topology, name)]
     pieces = [[_filled(node, candidates) for node in part.nodes] for part in topology.subtopologies]

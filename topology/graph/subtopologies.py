@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from coopstreams.topology.dsl.global_tables import GlobalTable
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Graph, reads
 from coopstreams.topology.graph.join_nodes import ForeignKeyAnswer, ForeignKeyResult, StreamStreamJoin, TableTableJoin, method_of, stores_of
 from coopstreams.topology.graph.keyed_state import check_processors, shared_state
 from coopstreams.topology.graph.nodes import (
     Aggregate,
+    GlobalTable,
     InternalTopic,
     Node,
     Processing,
@@ -26,8 +26,8 @@ from coopstreams.topology.graph.nodes import (
     StreamTableJoin,
     SubTopology,
     TableSource,
-    Topology,
 )
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.naming import changelog_topic, internal_topic, topology_topic
 from coopstreams.topology.stores import StoreSpec
 

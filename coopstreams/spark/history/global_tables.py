@@ -16,10 +16,10 @@ from coopstreams.spark.history.rows import columns_of
 from coopstreams.state.global_table import GlobalRows
 from coopstreams.state.global_updates import rows_of
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.dsl.global_tables import GlobalTable
 from coopstreams.topology.failures import OnFailure
 from coopstreams.topology.graph.join_nodes import StreamGlobalJoin
-from coopstreams.topology.graph.nodes import Processing, SubTopology, Topology
+from coopstreams.topology.graph.nodes import GlobalTable, Processing, SubTopology
+from coopstreams.topology.graph.topology import Topology
 
 Cut = Mapping[str, Mapping[int, tuple[int, int]]]
 

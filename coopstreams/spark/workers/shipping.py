@@ -18,7 +18,7 @@ from pyspark import cloudpickle
 
 from coopstreams.spark.workers.modules import provide, sources_of
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 
 _KNOWN: Any = cloudpickle.CloudPickler.dispatch_table
 

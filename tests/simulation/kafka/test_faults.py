@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from coopstreams.commit.follower import Follower
-from coopstreams.commit.record import TOPIC
 from coopstreams.group.requests import Fetched
 from coopstreams.log.log import GroupFence, Position, Reader, Run, TopicSpec, Writer
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import DeliveryError, FencedError, LogError, OffsetOutOfRangeError, RefusedError
 from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.naming import COMMIT_TOPIC
 from tests.log.reading import fill, numbers, read_all, records, values, write
 from tests.simulation.kafka.client import Client
 from tests.simulation.kafka.clock import VirtualClock
@@ -282,7 +282,7 @@ def test_a_barrier_that_believes_the_leader_of_before_passes_below_an_open_trans
     setting.cluster.do("fail_over", old)
     writer = setting.log.writer("earlier owner")
     writer.begin()
-    writer.append(TOPIC, [b"k"], [b"v"], [1], partitions=follower.partition.partition)
+    writer.append(COMMIT_TOPIC, [b"k"], [b"v"], [1], partitions=follower.partition.partition)
     writer.flush(1)
     setting.cluster.do("start", old)
     assert follower.passed(follower.barrier()), "told by the leader of before"

@@ -9,7 +9,7 @@ import pytest
 from coopstreams import KTable, SessionWindows, SlidingWindows, StreamsBuilder, TimeWindows, serdes
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 
 
 def earn(_: str, value: int, total: int) -> int:

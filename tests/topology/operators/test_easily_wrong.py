@@ -12,7 +12,8 @@ from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.compile.program import BoundProgram
-from coopstreams.topology.graph.nodes import SubTopology, Topology
+from coopstreams.topology.graph.nodes import SubTopology
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from coopstreams import SessionWindows, SlidingWindows, StreamsBuilder, TimeWindows, serdes, until_window_closes
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 
 RECORDS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 80)), max_size=20)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 
 Event = tuple[str, str, Any]
 

@@ -14,7 +14,7 @@ from coopstreams import KGroupedStream, SessionWindows, SlidingWindows, TimeWind
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 
 Grouped: TypeAlias = KGroupedStream[str, str]
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from coopstreams import StreamsBuilder, TimeWindows, UnlimitedWindows, Windowed, Windows, serdes
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 
 HOUR = 3_600_000
 

@@ -13,7 +13,7 @@ from coopstreams import KStream, SessionWindows, SlidingWindows, StreamsBuilder,
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 
 Input: TypeAlias = tuple[str, int | None, int]
 

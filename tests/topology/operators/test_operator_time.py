@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coopstreams import SessionWindows, SlidingWindows, StreamsBuilder, TimeWindows, serdes, until_window_closes
 from coopstreams.testing import TopologyTestDriver
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 
 Input: TypeAlias = tuple[str | None, int | None, int]
 

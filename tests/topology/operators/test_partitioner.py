@@ -11,7 +11,7 @@ from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import ProcessingError, TopologyError
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 
 
 def by_length(topic: str, key: str | None, value: str, partitions: int) -> int:

@@ -11,7 +11,7 @@ from coopstreams import Processor, Record, SessionStore, WindowStore, session_st
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.windows import SlidingWindows, TimeWindows, Windows
 
 Input: TypeAlias = tuple[str, str | None, int | None, int]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from coopstreams import SessionWindows, StreamsBuilder, Windowed, serdes
 from coopstreams.testing import Row, TopologyTestDriver
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 
 
 def counts(gap: int, grace: int = 0) -> Topology:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from coopstreams import SlidingWindows, StreamsBuilder, serdes
 from coopstreams.testing import TopologyTestDriver
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 
 
 def lists(difference: int, grace: int = 0) -> Topology:

@@ -16,7 +16,7 @@ from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.errors import ProcessingError, TopologyError
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE
 
 RECORDS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60)), max_size=20)

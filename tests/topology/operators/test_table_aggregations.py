@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from coopstreams import KTable, StreamsBuilder, serdes
 from coopstreams.testing import TopologyTestDriver
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 
 
 def team_and_points(_: str, value: str) -> tuple[str | None, str | None]:

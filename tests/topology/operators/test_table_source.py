@@ -3,7 +3,7 @@
 from coopstreams.testing import Row, TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
-from coopstreams.topology.graph.nodes import Topology
+from coopstreams.topology.graph.topology import Topology
 
 
 def table(store: str | None = "kept") -> Topology:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from coopstreams import KStream, StreamsBuilder, TimeWindows, serdes
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.graph.nodes import Topology
 from coopstreams.topology.graph.partitions import check_partitions
 from coopstreams.topology.graph.patterns import matched, unmatched
+from coopstreams.topology.graph.topology import Topology
 
 ORDERS = re.compile("orders-.*")
 
