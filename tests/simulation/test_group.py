@@ -12,6 +12,11 @@ SEEDS = 40
 FOUND_AT = {
     "a restore that ends early": (0, "a count"),
     "a cancel that nobody hears": (1, "a count behind a repartition"),
+    "the database before the log": (0, "a count"),
+    "what was done is done again": (1, "a count behind a repartition"),
+    "whoever wakes is sure": (9, "a table on its source"),
+    "no barrier": (51, "a count behind a repartition"),
+    "a stale barrier": (56, "a join with a table"),
 }
 """The seed and the program with which each planted bug was found."""
 WITHIN = 40
