@@ -187,6 +187,11 @@ class Progress:
         self._sources[partition].segments = tuple(join(list(segments)))
 
     @property
+    def parted(self) -> bool:
+        """Whether parts of the range are at different offsets: of the records that come now, earlier owners have done some."""
+        return any(_parted(source.now()) for source in self._sources.values())
+
+    @property
     def moved(self) -> bool:
         """Whether there is anything to commit."""
         return any(source.now() != source.durable for source in self._sources.values())

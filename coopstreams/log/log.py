@@ -85,7 +85,7 @@ class Reader(Protocol):
         Takes effect from the next fetch. Without routes a partition has the one slot 0, and nothing is hashed.
         A record without a key has the hash of its offset. May be called before the partition is assigned.
         `timestamps` replaces the timestamps of ALL records, before any is dropped and before stream times are computed from them.
-        `clocks` looks at ALL records, too: where a slot has a part of the keys, its columns say what the clocks were before each record.
+        `clocks` looks at ALL records, too: the columns of a slot say what the clocks were before each of its records.
         """
 
     def fetch(self, max_records: int, timeout_s: float) -> list[Run]:

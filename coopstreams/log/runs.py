@@ -59,7 +59,7 @@ class Routes:
 
     def tell_time(self, columns: Columns) -> None:
         """Give records of the partition, the next after those of the last call, the columns of clocks."""
-        if self._clocks is None or self.whole:
+        if self._clocks is None:
             return
         told = self._clocks(columns)
         now = self.now or [NO_STREAM_TIME] * len(told)

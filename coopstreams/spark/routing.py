@@ -62,7 +62,8 @@ class Routing:
             return
         partition, stream_time, next_offset = _only_partition(first), NO_STREAM_TIME, 0
         cut = Cut(KeyRange.split(self.ranges), ALL if self.committed is None else self.committed[partition.partition])
-        routes = Routes([piece.range for piece in cut.pieces], program.timestamp_of.get(self.topic), program.clocks_of(self.topic))
+        clocks = program.clocks_of(self.topic) if len(cut.pieces) > 1 else None
+        routes = Routes([piece.range for piece in cut.pieces], program.timestamp_of.get(self.topic), clocks)
         reporter = self._reporter(partition)
         for rows in chain([first], filled):
             if (at := _only_partition(rows)) != partition:

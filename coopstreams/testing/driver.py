@@ -301,9 +301,9 @@ class TopologyTestDriver:
         return self._ranges if part.divisible else KeyRange.split(1)
 
     def _route(self, source: TopicPartition) -> None:
-        program = self._programs[self._tasks[source][0].id.subtopology]
-        ranges = [task.id.range for task in self._tasks[source]]
-        self._reader.route(source, ranges, program.timestamp_of.get(source.topic), program.clocks_of(source.topic))
+        program, ranges = self._programs[self._tasks[source][0].id.subtopology], [task.id.range for task in self._tasks[source]]
+        clocks = program.clocks_of(source.topic) if len(ranges) > 1 else None
+        self._reader.route(source, ranges, program.timestamp_of.get(source.topic), clocks)
 
     def _all_tasks(self) -> Iterator[Task]:
         """Yield the tasks, those of earlier sub-topologies first."""

@@ -10,7 +10,7 @@ import pytest
 from coopstreams import JoinWindows, StreamsBuilder, TimeWindows, serdes
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.graph.topology import Topology
-from coopstreams.topology.keys import KeyRange, key_hash
+from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 from tests.tasks.engine import EXACTLY, Engine
 
 FIRST = KeyRange.split(4)[0]
@@ -18,6 +18,8 @@ _KEYS = [b"key-%d" % number for number in range(20)]
 RARE = next(key for key in _KEYS if key_hash(key) in FIRST)
 """The left has one early record with it and then no more: all that its task hears from there is what time its siblings have reached."""
 KEYS = [RARE, *(key for key in _KEYS if key_hash(key) not in FIRST)]
+WINDOW = bytes(8)
+"""What a window adds to a key."""
 SECONDS = 600
 BEHIND_MS = SECONDS * 1000
 """When nothing that counts comes any more."""
@@ -65,6 +67,23 @@ def test_siblings_that_are_far_ahead_in_one_source_close_nothing_for_what_waits_
     out = engine.read("out")
     found = Counter((key, value) for key, value, time in zip(out.keys, out.values, out.timestamps, strict=True) if time < BEHIND_MS)
     assert found == expected(topology)
+
+
+def test_who_takes_over_counts_the_time_of_records_that_others_have_done() -> None:
+    """They are left out when the whole partition is opened behind them, but what they have closed stays closed."""
+    first, second = KeyRange.split(2)
+    done, late = next(key for key in KEYS if key_hash(key) in first), next(key for key in KEYS if key_hash(key) in second)
+    engine = Engine(counted(), {"left": 1, "right": 1, "out": 1}, processing_guarantee=EXACTLY)
+    engine.write("left", [(late, b"in time", 0), (done, b"an hour later", 3_600_000), (late, b"late", 1000)])
+    engine.start()
+    engine.open(first)
+    engine.settle()
+    engine.close(next(iter(engine.tasks.values()))[0])
+    engine.open(WHOLE)
+    engine.settle()
+    engine.stop()
+    out = engine.read("out")
+    assert [(key[: -len(WINDOW)], value) for key, value in zip(out.keys, out.values, strict=True) if key] == [(done, b"1"), (late, b"1")]
 
 
 def expected(topology: Topology) -> Counter[tuple[bytes | None, bytes | None]]:
