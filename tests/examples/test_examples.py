@@ -34,8 +34,9 @@ def example(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     del sys.modules[request.param]
 
 
-def test_every_example_is_executed_here() -> None:
-    assert {path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("consumer_")} == {"flights", "word_count"}
+def test_every_example_is_executed_here_or_by_the_pages_of_the_guide() -> None:
+    of_the_guide = {"guide", "shop"}
+    assert {path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("consumer_")} == {"flights", "word_count"} | of_the_guide
 
 
 @pytest.mark.parametrize("example", ["word_count"], indirect=True)

@@ -272,7 +272,7 @@ def topology():
 
 def test_it_is_the_same_in_another_process_from_another_path(tmp_path: Path) -> None:
     found = set()
-    for number, module in enumerate(("orders", "shop.orders", "__main__")):
+    for number, module in enumerate(("orders", "warehouse.orders", "__main__")):
         folder = tmp_path / str(number)
         path = folder / f"{module.replace('.', '/')}.py"
         path.parent.mkdir(parents=True)
