@@ -83,6 +83,11 @@ def _given_away() -> Iterator[None]:
         yield
 
 
+def _own_time() -> AbstractContextManager[Any]:
+    """Who takes over from several counts only the time of what it processes itself, and not of what they had done."""
+    return patch.object(Progress, "parted", property(lambda _: False))
+
+
 def _early_database() -> AbstractContextManager[Any]:
     """The database has what was processed before it is durable in the log."""
     write = Committer._write
@@ -131,6 +136,7 @@ PLANTED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "any epoch commits": _any_epoch,
     "a restore that ends early": _short_restore,
     "what was done is done again": _done_again,
+    "time of its own": _own_time,
     "revoked is released": _given_away,
     "the database before the log": _early_database,
     "a cancel that nobody hears": _silent_opener,
