@@ -64,11 +64,9 @@ class Follower:
         self.group = group
         self.partition = TopicPartition(COMMIT_TOPIC, partition_of(group, self.partitions))
         self._lock = Lock()
-        self._name = encode_text(group)
         self._view = View(group)
         self._unreadable: dict[bytes, Unreadable] = {}
         self._tail = log.start_offset(self.partition)
-        self._known = 0
         self._reader: Reader = log.reader()
         self._reader.assign({self.partition: Position(self._tail)})
 
@@ -116,7 +114,7 @@ class Follower:
     @property
     def known(self) -> int:
         """How many records of the group were read. Any thread."""
-        return self._known
+        return self._view.taken
 
     @property
     def tail(self) -> int:
@@ -200,7 +198,7 @@ class Follower:
 
         One of them keeps the tail back, or a group in the same partition does. Ids of members that are gone should be ended at once.
         """
-        ids, at, tries = set[str](), self._tail, _TRIES
+        name, ids, at, tries = encode_text(self.group), set[str](), self._tail, _TRIES
         reader = self._log.reader(committed_only=False)
         try:
             reader.assign({self.partition: Position(at)})
@@ -209,7 +207,7 @@ class Follower:
                 for run in reader.fetch(_BATCH, 0.1):
                     at = max(at, run.next_offset)
                     for key, value in zip(run.columns.keys, run.columns.values, strict=True):
-                        if key and value and key.startswith(self._name, 1):
+                        if key and value and key.startswith(name, 1):
                             ids |= _writer(key, value)
         finally:
             reader.close()
@@ -266,7 +264,6 @@ class Follower:
 
     def _take(self, key: bytes, value: bytes | None, offset: int) -> None:
         """Have the view know a record, or set its key aside. With the lock held."""
-        self._known += key.startswith(self._name, 1)
         try:
             self._view.apply(key, value)
         except LogError as error:

@@ -170,6 +170,8 @@ class View:
     def __init__(self, group: str) -> None:
         self.group = group
         self._name = encode_text(group)
+        self.taken = 0
+        """How many records of the group came, those included that this version cannot read."""
         self._live: dict[str, Packed] = {}
         """By topic: the tail of the key -> what was said."""
         self._tilings: dict[TopicPartition, _Tiling] = {}
@@ -184,6 +186,7 @@ class View:
         """
         if not key.startswith(self._name, 1):
             return
+        self.taken += 1
         parsed = decode_key(key)
         self._mirrors.clear()
         live = self._live.setdefault(parsed.topic, Packed(TAIL_BYTES))

@@ -7,8 +7,8 @@ below is a point at which it decides who goes on, so the interleavings of a whol
     elapsed    the same, but it goes on while the machine is suspended: sessions
     wall_ms    what the clock on the wall shows, and may jump: timestamps, punctuation
 
-Invariant: what runs a task, commits it or gives it away (`tasks/`, `commit/`, `group/` but for its connection) asks nobody else for these; a
-`threading.Lock` that is held only for a moment, and never across a wait, is nothing that anybody waits for.
+Invariant: what runs a task, commits it or gives it away (`instance/`, `opening/`, `tasks/`, `commit/`, `group/` but for its connection) asks nobody
+else for these; a `threading.Lock` that is held only for a moment, and never across a wait, is nothing that anybody waits for.
 Turned down: actors as objects with a `step(now)` each. A commit is one step then, and whatever happens between its flush, its fence and its end
 would have to be written as states by hand, or not be simulated; as plain code that waits here, each of these is a point of its own.
 """

@@ -327,7 +327,7 @@ class GroupCoordinator:
         return None
 
     async def _leave_hanging_coordinator(self, member: _Member, *, answers: bool) -> None:
-        """Let go of a coordinator that hangs, when another broker names another one: a join would wait there for a minute and more."""
+        """Let go of a coordinator that hangs, when another broker names another one: a join would wait there for half a minute."""
         if answers or member.coordinator_id is None:
             self._look_at = time.monotonic() + _LOOK_S
         if time.monotonic() < self._look_at:

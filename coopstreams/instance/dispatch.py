@@ -139,7 +139,7 @@ class Dispatcher:
             ranges = [route.task.id.range for route in partition.routes]
             for route in partition.routes:
                 route.task.program.elsewhere = bool(WHOLE.minus(ranges))
-            clocks = self._clocks_of(source.topic) if any(route.task.shared for route in partition.routes) else None
+            clocks = self._clocks_of(source.topic) if any(route.task.program.shared for route in partition.routes) else None
             self._reader.route(source, ranges, self._timestamp_of(source.topic), clocks)
             if partition.at_end and partition.at is not None:
                 for slot, route in enumerate(partition.routes):

@@ -86,13 +86,11 @@ class Task:
         self.state = opened.state
         self.progress = opened.progress
         self.epoch = opened.epoch
-        self.shared = not opened.id.range.is_whole or opened.progress.parted
-        """Whether there are records of its partitions that it does not take, also if only at first: the reader tells it of their time."""
         self.program: BoundProgram = program.bind(
             {**opened.state.stores, **(global_tables or {})},
             on_failure,
             caching=caching,
-            shared=self.shared,
+            shared=not opened.id.range.is_whole or opened.progress.parted,  # then some records are not for it, if only at first
             output=output,
             clock=host.wall_ms,
             partitions=partitions,

@@ -302,7 +302,7 @@ class TopologyTestDriver:
 
     def _route(self, source: TopicPartition) -> None:
         program, ranges = self._programs[self._tasks[source][0].id.subtopology], [task.id.range for task in self._tasks[source]]
-        clocks = program.clocks_of(source.topic) if len(ranges) > 1 else None
+        clocks = program.clocks_of(source.topic) if self._tasks[source][0].program.shared else None
         self._reader.route(source, ranges, program.timestamp_of.get(source.topic), clocks)
 
     def _all_tasks(self) -> Iterator[Task]:

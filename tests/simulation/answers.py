@@ -45,7 +45,7 @@ class Answer:
         self.told: dict[Key, list[Value]] = defaultdict(list)
         counts = {**dict.fromkeys(topology.source_topics, partitions), "out": 1}
         self._driver = TopologyTestDriver(topology, config=settings, partitions=counts)
-        self._forwarded = 0
+        self._results = self._driver.output("out", serdes.raw, serdes.raw)
 
     def close(self) -> None:
         """Let go of the driver."""
@@ -55,10 +55,8 @@ class Answer:
         """Take note of records that were written."""
         for record in records:
             self._driver.input(record.topic, serdes.raw, serdes.raw).send(record.key, record.value, record.timestamp)
-        forwarded = self._driver.output("out", serdes.raw, serdes.raw).records()
-        for result in forwarded[self._forwarded :]:
+        for result in self._results.read():
             self.expected[result.key].append(result.value)
-        self._forwarded = len(forwarded)
 
     def tell(self, rows: Rows) -> list[str]:
         """Take note of results; return what is wrong with them."""

@@ -147,7 +147,8 @@ class Compiled:
 class BoundProgram:
     """A program at work for one task.
 
-    Shape: `outputs` by topic; whoever writes them calls `clear` on each. `elsewhere`: there are keys of the partition that no task over the
+    Shape: `outputs` by topic; whoever writes them calls `clear` on each. `shared`: of the records of its partitions it is given a part only, and has
+    to be told of the others' time. `elsewhere`: there are keys of the partition that no task over the
     same database has, so that nobody here takes the records which move time; whoever knows better says so.
     """
 
@@ -165,7 +166,7 @@ class BoundProgram:
     ) -> None:
         self.outputs: dict[str, Output] = {topic: output(topic) for topic in program.sinks}
         self._output = output
-        self._shared = self.elsewhere = shared
+        self.shared = self.elsewhere = shared
         self._on_failure = on_failure
         self._compiled = compiled
         self._stream_times = dict.fromkeys(program.subtopology.topics, -1)
@@ -196,7 +197,7 @@ class BoundProgram:
             return
         run = self._code.sources[source.topic]
         self._source, self._columns = source, columns
-        nodes = self._compiled.clocks[source.topic] if self._shared else ()
+        nodes = self._compiled.clocks[source.topic] if self.shared else ()
         clocks = (columns.clocks or [[-1] * len(columns)] * len(nodes),) if nodes else ()
         values = iter(columns.values)
         self._cursor = values
@@ -223,7 +224,7 @@ class BoundProgram:
         """
         if stream_time > self._stream_times[source.topic]:
             self._stream_times[source.topic] = stream_time
-        if clocks and self._shared:
+        if clocks and self.shared:
             self._source, self._entries = source, []
             self._code.reached[source.topic](clocks, True)
         self._code.observed()
