@@ -9,6 +9,7 @@ from coopstreams import KeyValueStore, Processor, ProcessorContext, Record, Wind
 from coopstreams.topology.stores import StoreSpec
 from tests.conformance import vocab
 from tests.conformance.world import KEY, VALUE, NotSupportedError, Op, Translators, World, require
+from tests.durations import ms
 
 AnyRecord: TypeAlias = Record[Any, Any]
 Context: TypeAlias = ProcessorContext[Any, Any]
@@ -109,7 +110,7 @@ class PunctuateFlush(Step):
     def init(self, context: Context) -> None:
         super().init(context)
         self.counts: KeyValueStore[str, int] = context.store(self.op["store"])
-        context.schedule(self.op["interval_ms"], self.op["type"], self.flush)
+        context.schedule(ms(self.op["interval_ms"]), self.op["type"], self.flush)
 
     def process(self, record: AnyRecord) -> None:
         if record.key is not None:
@@ -126,7 +127,7 @@ class PunctuateTick(Step):
     def init(self, context: Context) -> None:
         super().init(context)
         self.fired = 0
-        self.punctuation = context.schedule(self.op["interval_ms"], self.op["type"], self.tick)
+        self.punctuation = context.schedule(ms(self.op["interval_ms"]), self.op["type"], self.tick)
 
     def process(self, record: AnyRecord) -> None:
         """Records only move the time."""

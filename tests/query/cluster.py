@@ -56,7 +56,9 @@ STORES = {
     "numbers": StoreSpec("numbers", "key_value", serdes.int64, serdes.json),
     "points": StoreSpec("points", "key_value", serdes.json, serdes.json),
     "hours": StoreSpec("hours", "window", serdes.text, serdes.json, window_ms=HOUR, retention_ms=1000 * HOUR),
-    "ever": StoreSpec("ever", "window", serdes.text, serdes.int64, retention_ms=1 << 62, row_key=windowed_by(serdes.text, UnlimitedWindows(5))),
+    "ever": StoreSpec(
+        "ever", "window", serdes.text, serdes.int64, retention_ms=1 << 62, row_key=windowed_by(serdes.text, UnlimitedWindows(start_ms=5))
+    ),
     "visits": StoreSpec("visits", "session", serdes.text, serdes.int64, retention_ms=1000 * HOUR, row_key=session_windowed(serdes.text), step_ms=1),
     "prices": StoreSpec("prices", "key_value", serdes.text, versions_of(serdes.raw), history_ms=100),
 }

@@ -28,6 +28,7 @@ from coopstreams.topology.keys import partition_of
 from tests.broker.counting import PATIENT
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
+from tests.durations import ms
 from tests.spark.slices import changelogs_of
 from tests.spark.test_backfill import plan_of
 
@@ -140,7 +141,7 @@ class Hourly(Processor[str, Any, str, Any]):
 
     def init(self, context: ProcessorContext[str, Any]) -> None:
         super().init(context)
-        context.schedule(3_600_000, "stream_time", lambda _: None)
+        context.schedule(ms(3_600_000), "stream_time", lambda _: None)
 
     def process(self, record: Record[str, Any]) -> None:
         self.context.forward(record)

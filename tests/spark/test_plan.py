@@ -19,6 +19,7 @@ from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.graph.partitions import check_partitions
 from coopstreams.topology.graph.patterns import matched
 from tests.broker import law
+from tests.durations import ms
 
 TOPICS = law.Topics("law", "orders", "customers", "running", "windows", "cities")
 REPARTITION = "law-KSTREAM-KEY-SELECT-0000000016-repartition"
@@ -125,8 +126,8 @@ DAY = TimeWindows(days=1)
         (lambda orders: orders.group_by_key().aggregate(int, lambda _, value, total: total + value, value=serdes.int64), "calls a Python function"),
         (lambda orders: orders.group_by_key().reduce(operator.add, value=serdes.float64), "keeps values as float64"),
         (lambda orders: orders.map_values(field('a"b'), value=serdes.int64).group_by_key().reduce(max), "folds values of json"),
-        (lambda orders: orders.group_by_key().windowed_by(SessionWindows(gap=5)).count(), "has windows that follow the records"),
-        (lambda orders: orders.group_by_key().windowed_by(TimeWindows(days=1, grace=1 << 62)).count(), "has a grace that leaves 64 bits"),
+        (lambda orders: orders.group_by_key().windowed_by(SessionWindows(milliseconds=5)).count(), "has windows that follow the records"),
+        (lambda orders: orders.group_by_key().windowed_by(TimeWindows(days=1, grace=ms(1 << 62))).count(), "has a grace that leaves 64 bits"),
         (lambda orders: orders.group_by_key().windowed_by(DAY).emit_strategy("on_window_close").count(), "is told once a window closes"),
         (lambda orders: orders.group_by_key().windowed_by(DAY).count().suppress(until_window_closes()), "is a Suppress|says what a row was before"),
         (lambda orders: orders.group_by_key().count().to_stream().map_values(str, value=serdes.text).to("out"), "calls a Python function"),

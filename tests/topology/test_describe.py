@@ -14,6 +14,7 @@ from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.windows import TimeWindows
+from tests.durations import ms
 
 
 def words(split: Callable[[str], list[str]] = str.split, value: Serde[Any] = serdes.text, store: str = "counts") -> Topology:
@@ -217,7 +218,7 @@ def test_joins_show_what_they_keep_and_look_into() -> None:
     stream = builder.stream("in", key=serdes.text, value=serdes.text)
     other = builder.stream("other", key=serdes.text, value=serdes.text)
     everywhere = builder.global_table("global", key=serdes.text, value=serdes.text, store="all-rows")
-    both = stream.left_join(other, lambda a, b: a + (b or ""), windows=JoinWindows(5, grace=3), value=serdes.text, store="pair")
+    both = stream.left_join(other, lambda a, b: a + (b or ""), windows=JoinWindows(milliseconds=5, grace=ms(3)), value=serdes.text, store="pair")
     both.join(everywhere, max, on=lambda key, _: key, value=serdes.text).to("out")
     topology = builder.build()
     assert "(stores: [pair-this-join-store, pair-outer-other-join-store, pair-left-shared-join-store])" in topology.describe()

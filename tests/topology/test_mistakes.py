@@ -11,6 +11,7 @@ from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.windows import TimeWindows
+from tests.durations import ms
 
 
 async def later(value: Any) -> Any:
@@ -91,9 +92,9 @@ MISTAKES: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
     "merge with a table": (lambda b: text(b).merge(table(b)), r"merge\(\) puts two streams into one, not a stream and a KTable"),
     "join with a stream": (lambda b: text(b).join(text(b), max), "two streams are joined within windows such as JoinWindows"),
     "join with a topic": (lambda b: text(b).join("table", max), "a stream is joined with a table or a stream, not with a str"),
-    "join a table with windows=": (lambda b: text(b).join(table(b), max, windows=JoinWindows(1)), "windows= is for two streams"),
+    "join a table with windows=": (lambda b: text(b).join(table(b), max, windows=JoinWindows(milliseconds=1)), "windows= is for two streams"),
     "join windows without a length": (lambda b: text(b).join(text(b), max, windows=JoinWindows()), "how far apart may two records be"),
-    "join windows that are empty": (lambda b: JoinWindows(before=-2, after=1), "nothing is in it"),
+    "join windows that are empty": (lambda b: JoinWindows(before=ms(-2), after=ms(1)), "nothing is in it"),
     "a joiner of the wrong arity": (lambda b: text(b).join(table(b), lambda k, v, t: v), r"join calls \(value, table_value\)"),
     "a joiner without the key": (
         lambda b: text(b).left_join_with_key(table(b), lambda v, t: v),

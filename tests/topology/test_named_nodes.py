@@ -14,6 +14,7 @@ from coopstreams.topology.errors import ProcessingError, TopologyError
 from coopstreams.topology.graph.nodes import Processing, Sink, Source
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.stores import StoreSpec
+from tests.durations import ms
 
 AnyRecord: TypeAlias = Record[Any, Any]
 COUNTS = key_value_store("counts", key=serdes.text, value=serdes.int64)
@@ -254,7 +255,7 @@ def test_all_pictures_show_the_names() -> None:
 
 
 def hourly(name: str, key: Any = serdes.int64) -> StoreSpec:
-    return window_store(name, key=key, value=serdes.int64, size=60, retention=60)
+    return window_store(name, key=key, value=serdes.int64, size=ms(60), retention=ms(60))
 
 
 MISTAKES: dict[str, tuple[Any, str]] = {

@@ -13,6 +13,7 @@ from coopstreams.topology.dsl.kstream import KStream
 from coopstreams.topology.graph.nodes import Aggregate, DropNullKeys, FlatMapValues, Node, Sink, Source, StreamTableJoin, TableSource
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.windows import TimeWindows
+from tests.durations import ms
 
 Stream = KStream[str, str]
 
@@ -175,7 +176,7 @@ def test_a_table_that_nobody_looks_into_keeps_nothing() -> None:
 
 def test_a_window_store_keeps_size_and_grace_or_what_was_asked_for() -> None:
     def hourly(**more: Any) -> Any:
-        windows = TimeWindows(size=1000, grace=500)
+        windows = TimeWindows(milliseconds=1000, grace=ms(500))
         topology = built(lambda builder: text(builder, "a").group_by_key().windowed_by(windows).count(store="n", **more))
         (store,) = topology.subtopologies[0].stores
         assert topology.internal_topics[0].retention_ms == store.retention_ms

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,7 @@ from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.dsl.materialized import StoreOption, kept_as, name_of
 from coopstreams.topology.dsl.old_values import ask_for_old_values, materialize
 from coopstreams.topology.dsl.repartition import keyed
+from coopstreams.topology.durations import Duration, duration_ms
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Flow, serde_or_none
 from coopstreams.topology.graph.join_nodes import BufferedJoin, JoinKind, StreamGlobalJoin, StreamStreamJoin, TableTableJoin
@@ -25,7 +25,6 @@ from coopstreams.topology.join_serdes import values_of, waiting_of
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
-from coopstreams.topology.windows import duration_ms
 
 Function = Callable[..., Any]
 
@@ -41,7 +40,7 @@ def joined(
     with_key: bool = False,
     on: Function | None = None,
     windows: JoinWindows | None = None,
-    grace: timedelta | int | None = None,
+    grace: Duration | None = None,
     value: Serde[Any] | None = None,
     store: str | None = None,
     name: str | None = None,
@@ -75,7 +74,7 @@ def join_table(
     table: Table,
     joiner: Function,
     value: Serde[Any] | None,
-    grace: timedelta | int | None,
+    grace: Duration | None,
     name: str | None,
     *,
     left: bool,
@@ -219,7 +218,7 @@ def join_streams(
     left.same_graph(right, where)
     function = _joiner(method, joiner, "other_value", with_key=with_key)
     if not isinstance(windows, JoinWindows):
-        raise TopologyError(f"{where}: two streams are joined within windows such as JoinWindows(timedelta(minutes=5)), not {windows!r}")
+        raise TopologyError(f"{where}: two streams are joined within windows such as JoinWindows(minutes=5), not {windows!r}")
     if not isinstance(left.key, Serde):
         left = replace(left, key=right.key)
     elif not isinstance(right.key, Serde):

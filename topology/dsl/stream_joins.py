@@ -6,13 +6,13 @@ Turned down: an argument beside `joiner` for a function with the key. Each form 
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from coopstreams.topology.dsl.attach import Table
 from coopstreams.topology.dsl.attach_joins import joined
 from coopstreams.topology.dsl.global_tables import GlobalKTable
 from coopstreams.topology.dsl.ktable import KTable
+from coopstreams.topology.durations import Duration
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Flow
 from coopstreams.topology.graph.join_nodes import JoinKind
@@ -45,7 +45,7 @@ class StreamJoins(Generic[K, V]):
         joiner: Callable[[V, VT], V2],
         *,
         value: Serde[V2] | None = None,
-        grace: timedelta | int | None = None,
+        grace: Duration | None = None,
         name: str | None = None,
     ) -> KStream[K, V2]: ...
     @overload
@@ -89,7 +89,7 @@ class StreamJoins(Generic[K, V]):
         joiner: Callable[[K, V, VT], V2],
         *,
         value: Serde[V2] | None = None,
-        grace: timedelta | int | None = None,
+        grace: Duration | None = None,
         name: str | None = None,
     ) -> KStream[K, V2]: ...
     @overload
@@ -124,7 +124,7 @@ class StreamJoins(Generic[K, V]):
         joiner: Callable[[V, VT | None], V2],
         *,
         value: Serde[V2] | None = None,
-        grace: timedelta | int | None = None,
+        grace: Duration | None = None,
         name: str | None = None,
     ) -> KStream[K, V2]: ...
     @overload
@@ -162,7 +162,7 @@ class StreamJoins(Generic[K, V]):
         joiner: Callable[[K, V, VT | None], V2],
         *,
         value: Serde[V2] | None = None,
-        grace: timedelta | int | None = None,
+        grace: Duration | None = None,
         name: str | None = None,
     ) -> KStream[K, V2]: ...
     @overload
@@ -216,8 +216,10 @@ class StreamJoins(Generic[K, V]):
         """Join as `outer_join` does: `joiner(key, value, other_value)`."""
         return self._joined(other, joiner, "outer", with_key=True, windows=windows, value=value, store=store, name=name)
 
-    def _joined(self, other: object, joiner: Any, kind: JoinKind, **options: Any) -> Any:
-        return type(self)(joined(self._flow, _side(other), joiner, kind=kind, **options))
+    def _joined(self, other: object, joiner: Any, kind: JoinKind, **options: Any) -> KStream[K, Any]:
+        from coopstreams.topology.dsl.kstream import KStream
+
+        return KStream(joined(self._flow, _side(other), joiner, kind=kind, **options))
 
 
 def _side(other: object) -> Flow | Table | GlobalTable:

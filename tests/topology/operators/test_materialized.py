@@ -26,6 +26,7 @@ from coopstreams import (
 )
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import TopologyError
+from tests.durations import ms
 
 Tables: TypeAlias = tuple[KTable[str, int], KTable[str, int]]
 Write: TypeAlias = Callable[[KTable[str, int], KTable[str, int], Materialized], KTable[Any, Any]]
@@ -58,8 +59,8 @@ TABLES: dict[str, Write] = {
     "count": lambda left, _, store: left.to_stream().group_by_key().count(store=store),
     "reduce": lambda left, _, store: left.to_stream().group_by_key().reduce(add, store=store),
     "aggregate": lambda left, _, store: left.to_stream().group_by_key().aggregate(int, added, value=serdes.int64, store=store),
-    "windows": lambda left, _, store: left.to_stream().group_by_key().windowed_by(TimeWindows(size=3)).count(store=store),
-    "sessions": lambda left, _, store: left.to_stream().group_by_key().windowed_by(SessionWindows(gap=2)).count(store=store),
+    "windows": lambda left, _, store: left.to_stream().group_by_key().windowed_by(TimeWindows(milliseconds=3)).count(store=store),
+    "sessions": lambda left, _, store: left.to_stream().group_by_key().windowed_by(SessionWindows(milliseconds=2)).count(store=store),
     "cogroup": lambda left, right, store: (
         left.to_stream().group_by_key().cogroup(added)
         .cogroup(right.to_stream().group_by_key(), taken).aggregate(int, value=serdes.int64, store=store)
@@ -192,9 +193,9 @@ def test_a_store_type_that_can_be_none_is_refused_where_it_is_written(store_type
         Materialized("kept", store_type=store_type)
     for make in (
         key_value_store,
-        partial(window_store, size=1, retention=1),
-        partial(session_store, retention=1),
-        partial(versioned_store, history=1),
+        partial(window_store, size=ms(1), retention=ms(1)),
+        partial(session_store, retention=ms(1)),
+        partial(versioned_store, history=ms(1)),
     ):
         with pytest.raises(TopologyError, match=r'store "kept": store_type='):
             make("kept", key=serdes.text, value=serdes.text, store_type=store_type)

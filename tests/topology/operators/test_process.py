@@ -25,6 +25,7 @@ from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import ProcessingError, TopologyError
 from coopstreams.topology.stores import StoreSpec
+from tests.durations import ms
 
 AnyRecord: TypeAlias = Record[Any, Any]
 Context: TypeAlias = ProcessorContext[Any, Any]
@@ -228,7 +229,7 @@ def test_a_window_store_forgets_what_lies_behind_its_retention() -> None:
             windows.put(record.key, record.value, record.timestamp)
             self.context.forward(record.with_value([list(pair) for pair in windows.fetch(record.key, 0, 1000, reverse=True)]))
 
-    store = window_store("windows", key=serdes.text, value=serdes.json, size=10, retention=20)
+    store = window_store("windows", key=serdes.text, value=serdes.json, size=ms(10), retention=ms(20))
     with driver_of(Windows, store) as driver:
         for value, at in ((1, 5), (2, 15), (3, 24), (4, 3)):
             driver.input("in", serdes.text, serdes.json).send("a", value, at)
@@ -250,7 +251,7 @@ def test_a_session_store_finds_the_sessions_that_a_record_would_meet(ranges: int
             assert sessions.get(record.key, start, end) == count
             self.context.forward(record.with_value([[*at, n] for at, n in sessions.sessions(record.key)]))
 
-    store = session_store("runs", key=serdes.text, value=serdes.int64, retention=100)
+    store = session_store("runs", key=serdes.text, value=serdes.int64, retention=ms(100))
     with driver_of(Runs, store, ranges=ranges, by_key=True) as driver:
         for at in (10, 14, 30, 19, 22, 26, 131):
             driver.input("in", serdes.text, serdes.json).send("a", 1, at)
@@ -269,7 +270,7 @@ def test_a_versioned_store_knows_what_was(ranges: int) -> None:
             past = [prices.as_of(record.key, at) for at in (5, 10, 15, 25)]
             self.context.forward(record.with_value([kept, prices.get(record.key), past]))
 
-    store = versioned_store("prices", key=serdes.text, value=serdes.int64, history=20)
+    store = versioned_store("prices", key=serdes.text, value=serdes.int64, history=ms(20))
     with driver_of(Prices, store, ranges=ranges, by_key=True) as driver:
         for value, at in ((1, 10), (3, 20), (2, 15), (None, 25), (9, 4), (4, 50)):
             driver.input("in", serdes.text, serdes.json).send("a", value, at)
@@ -286,7 +287,7 @@ def test_a_versioned_store_knows_what_was(ranges: int) -> None:
 
 def test_a_processor_sees_the_versions_of_a_table_as_versions() -> None:
     builder = StreamsBuilder("app")
-    builder.table("prices", key=serdes.text, value=serdes.int64, history=100, store="prices")
+    builder.table("prices", key=serdes.text, value=serdes.int64, history=ms(100), store="prices")
     looked = each_of(lambda context, record: record.with_value([context.store("prices").get("a"), context.store("prices").as_of("a", 1)]))
     builder.stream("in", key=serdes.text, value=serdes.json).process(looked, stores=["prices"], key=serdes.text, value=serdes.json).to("out")
     with TopologyTestDriver(builder.build()) as driver:
@@ -328,7 +329,7 @@ def test_mistakes_are_found_while_building_or_when_the_task_begins() -> None:
     with pytest.raises(TopologyError, match="which is no Processor"):
         driver_of(lambda: 3)  # type: ignore[arg-type, return-value]
     with pytest.raises(TopologyError, match="retention at least the size"):
-        window_store("w", key=serdes.text, value=serdes.text, size=10, retention=5)
+        window_store("w", key=serdes.text, value=serdes.text, size=ms(10), retention=ms(5))
 
 
 def test_new_keys_that_were_not_repartitioned_are_treated_by_one_task() -> None:

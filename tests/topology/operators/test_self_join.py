@@ -14,6 +14,7 @@ from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.join_windows import JoinWindows
+from tests.durations import ms
 
 Event: TypeAlias = tuple[str | None, Any, int]
 Results: TypeAlias = list[tuple[str | None, Any, int]]
@@ -21,7 +22,9 @@ Results: TypeAlias = list[tuple[str | None, Any, int]]
 ONE_STORE = {"topology.optimization": "single.store.self.join"}
 
 EVENTS = st.lists(st.tuples(st.sampled_from(["a", "b", "c", None]), st.one_of(st.none(), st.integers(0, 9)), st.integers(0, 60)), max_size=25)
-WINDOWS = st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(0, 20)).map(lambda b: JoinWindows(before=b[0], after=b[1], grace=b[2]))
+WINDOWS = st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(0, 20)).map(
+    lambda b: JoinWindows(before=ms(b[0]), after=ms(b[1]), grace=ms(b[2]))
+)
 
 
 def pair(left: Any, right: Any) -> list[Any]:
@@ -65,12 +68,12 @@ def test_the_same_on_rocksdb_with_commits_between(events: list[Event], windows: 
 def test_a_record_meets_itself_and_each_pair_comes_both_ways() -> None:
     events: list[Event] = [("a", 1, 0), ("a", 2, 5), ("b", 3, 5)]
     expected = [("a", [1, 1], 0), ("a", [2, 1], 5), ("a", [1, 2], 5), ("a", [2, 2], 5), ("b", [3, 3], 5)]
-    assert results(self_join(JoinWindows(10, grace=0)), events, ONE_STORE) == expected
+    assert results(self_join(JoinWindows(milliseconds=10, grace=0)), events, ONE_STORE) == expected
 
 
 @pytest.mark.parametrize("rekeyed", [False, True])
 def test_the_second_store_and_its_changelog_are_gone(rekeyed: bool) -> None:
-    topology = self_join(JoinWindows(10, grace=0), rekeyed=rekeyed)
+    topology = self_join(JoinWindows(milliseconds=10, grace=0), rekeyed=rekeyed)
     once = topology.optimized("single.store.self.join")
     assert [store.name for part in topology.subtopologies for store in part.stores] == ["j-this-join-store", "j-other-join-store"]
     assert [store.name for part in once.subtopologies for store in part.stores] == ["j-this-join-store"]
@@ -82,13 +85,15 @@ def test_the_second_store_and_its_changelog_are_gone(rekeyed: bool) -> None:
 
 @pytest.mark.parametrize("kind", ["left_join", "outer_join"])
 def test_joins_that_tell_of_what_has_no_match_are_left_as_they_are(kind: str) -> None:
-    topology = self_join(JoinWindows(10, grace=0), kind)
+    topology = self_join(JoinWindows(milliseconds=10, grace=0), kind)
     assert topology.optimized("all") == topology
 
 
 def test_streams_that_only_look_alike_keep_both_stores() -> None:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.json)
-    stream.join(stream.map_values(lambda value: value, value=serdes.json), pair, windows=JoinWindows(5, grace=0), value=serdes.json).to("out")
+    stream.join(stream.map_values(lambda value: value, value=serdes.json), pair, windows=JoinWindows(milliseconds=5, grace=0), value=serdes.json).to(
+        "out"
+    )
     topology = builder.build()
     assert topology.optimized("all") == topology

@@ -73,7 +73,7 @@ def test_a_windowed_table_is_grouped_like_any_other(flow: Any) -> None:
     def windows_with_counts(stream: Any) -> Any:
         from coopstreams import TimeWindows
 
-        counts = stream.group_by_key().windowed_by(TimeWindows(size=10)).count()
+        counts = stream.group_by_key().windowed_by(TimeWindows(milliseconds=10)).count()
         return counts.group_by(lambda window, count: (str(window.start_ms), window.key), key=serdes.text, value=serdes.text).count()
 
     assert flow(windows_with_counts, ("a", 1, 1), ("b", 1, 2), ("a", 1, 3), ("a", 1, 12)) == [("0", 1, 1), ("0", 2, 2), ("0", 2, 3), ("10", 1, 12)]
