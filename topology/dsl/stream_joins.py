@@ -216,8 +216,10 @@ class StreamJoins(Generic[K, V]):
         """Join as `outer_join` does: `joiner(key, value, other_value)`."""
         return self._joined(other, joiner, "outer", with_key=True, windows=windows, value=value, store=store, name=name)
 
-    def _joined(self, other: object, joiner: Any, kind: JoinKind, **options: Any) -> Any:
-        return type(self)(joined(self._flow, _side(other), joiner, kind=kind, **options))
+    def _joined(self, other: object, joiner: Any, kind: JoinKind, **options: Any) -> KStream[K, Any]:
+        from coopstreams.topology.dsl.kstream import KStream
+
+        return KStream(joined(self._flow, _side(other), joiner, kind=kind, **options))
 
 
 def _side(other: object) -> Flow | Table | GlobalTable:
