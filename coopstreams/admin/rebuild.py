@@ -4,7 +4,7 @@
     Rebuilder   a piece: an empty database, the published snapshot into it, the changelog's tail behind it, slices out of it
     assembled   the manifest: the new slices, and what the published one has besides
 
-Invariant: state at offset X of a changelog is right at X whoever writes meanwhile; whoever picks it up replays from X.
+Invariant: state at offset X of a changelog is right at X whoever writes meanwhile; whoever restores from it replays from X.
 Invariant: what is published names the changelogs that it was read from: one that was made anew meanwhile is not given the other's slices.
 Turned down: copying the files of a running instance (they are one moment of all ranges, of which a task wants its own).
 """
@@ -24,10 +24,10 @@ from coopstreams.opening.restoring import Restoring
 from coopstreams.state import snapshot
 from coopstreams.state.database import Database
 from coopstreams.state.manifest import Manifest, Slice, StoreSlices, merged, shape_of, whole_slices
-from coopstreams.state.pickup import Changelog, Snapshots, misfit
 from coopstreams.state.restore import RestoreProgress
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot import SnapshotWriter
+from coopstreams.state.snapshot_restore import Changelog, Snapshots, misfit
 from coopstreams.topology.errors import ConfigError, LogError, SnapshotError, UnknownTopicError
 from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.graph.partitions import check_partitions
@@ -105,7 +105,7 @@ def assembled(
 
 
 class Rebuilder:
-    """Makes a snapshot of an application at a place. One thread.
+    """Makes a snapshot of an application in a storage. One thread.
 
     `afresh`: read the changelogs from their beginning; else the published snapshot is taken and only what came since is read. `run`: the
     name of the run, for those that share one.
@@ -138,11 +138,11 @@ class Rebuilder:
         return result
 
     def rebuild(self, piece: Piece, on_progress: OnProgress) -> dict[str, list[Slice]]:
-        """Return the slices of a piece, by store; they are at the place, and nobody sees them before `publish`.
+        """Return the slices of a piece, by store; they are in the storage, and nobody sees them before `publish`.
 
         Raises:
             LogError: a changelog did not move for two minutes.
-            SnapshotError: the place does not take them.
+            SnapshotError: the storage does not take them.
         """
         subtopology = self._subtopology(piece)
         writer = SnapshotWriter(self._url, self._application, self.run)

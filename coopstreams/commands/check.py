@@ -14,7 +14,7 @@ from coopstreams.commands.loading import load_topology
 from coopstreams.commands.settings import configure_logging, flags
 from coopstreams.common.config import Config, settings_of
 from coopstreams.instance.deployed import ACCEPT, Deployed
-from coopstreams.tasks.reading import as_it_runs
+from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.changes import Change, changes, severity, weighed, word_of
 from coopstreams.topology.graph.outline import Outline, outline, read_outline

@@ -21,7 +21,7 @@ from coopstreams.common.config import Config, settings_of
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.state.manifest import Manifest, Slice
 from coopstreams.state.restore import RestoreProgress
-from coopstreams.tasks.reading import as_it_runs
+from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import GROUPS, KeyRange

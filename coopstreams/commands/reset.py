@@ -20,7 +20,7 @@ from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka.offsets import KafkaOffsets
 from coopstreams.log.log import Log
 from coopstreams.state.directory import instance_folders
-from coopstreams.tasks.reading import as_it_runs
+from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
 

@@ -64,7 +64,7 @@ def status_table(report: dict[str, Any]) -> Table:
 
 def _task(task: dict[str, Any]) -> tuple[str, ...]:
     waits = [f"{store['store']} {store['remaining']:,} to go" for store in task.get("restore", ())]
-    waits += [f"{store['store']} {_megabytes(store['fetched_bytes'])} of {_megabytes(store['total_bytes'])} MB" for store in task.get("pick_up", ())]
+    waits += [f"{store['store']} {_megabytes(store['fetched_bytes'])} of {_megabytes(store['total_bytes'])} MB" for store in task.get("download", ())]
     state = task["state"] or "unknown"
     told = f"{state} ({', '.join(waits)})" if waits else state
     figures = number(task.get("processed")), number(task.get("rate")), number(written(task)), number(dropped(task)), lag([task]), behind([task])

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from threading import Lock
 
 from coopstreams.commit.record import PARTITIONS, VERSION, Committed, Segment, decode_key, decode_value, encode_text, partition_of, topic_spec
-from coopstreams.commit.view import Hole, Opening, Said, Spoken, View
+from coopstreams.commit.view import Hole, LiveCommit, Opening, View, Winner
 from coopstreams.log.log import Log, Position, Reader
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, LogError
@@ -128,13 +128,13 @@ class Follower:
             LogError: the partition cannot be read.
         """
         before = self._tail
-        for run in self._reader.fetch(_BATCH, timeout_s):
-            columns = run.columns
+        for batch in self._reader.fetch(_BATCH, timeout_s):
+            columns = batch.columns
             with self._lock:
                 for key, value, offset in zip(columns.keys, columns.values, columns.offsets, strict=True):
                     if key is not None:
                         self._take(key, value, offset)
-                self._tail = max(self._tail, run.next_offset)
+                self._tail = max(self._tail, batch.next_offset)
         return self._tail > before
 
     def wake(self) -> None:
@@ -204,9 +204,9 @@ class Follower:
             reader.assign({self.partition: Position(at)})
             while at < barrier and tries:
                 tries -= 1
-                for run in reader.fetch(_BATCH, 0.1):
-                    at = max(at, run.next_offset)
-                    for key, value in zip(run.columns.keys, run.columns.values, strict=True):
+                for batch in reader.fetch(_BATCH, 0.1):
+                    at = max(at, batch.next_offset)
+                    for key, value in zip(batch.columns.keys, batch.columns.values, strict=True):
                         if key and value and key.startswith(name, 1):
                             ids |= _writer(key, value)
         finally:
@@ -223,7 +223,7 @@ class Follower:
         with self._lock:
             return self._view.stable(partition, committed, own)
 
-    def resolve(self, partition: TopicPartition, covered: KeyRange) -> list[Spoken | Hole]:
+    def resolve(self, partition: TopicPartition, covered: KeyRange) -> list[Winner | Hole]:
         """See `View.resolve`."""
         with self._lock:
             return self._view.resolve(partition, covered)
@@ -253,7 +253,7 @@ class Follower:
         with self._lock:
             return self._view.next_term(partition, committed)
 
-    def live(self, partition: TopicPartition) -> list[Said]:
+    def live(self, partition: TopicPartition) -> list[LiveCommit]:
         """See `View.live`."""
         with self._lock:
             return self._view.live(partition)

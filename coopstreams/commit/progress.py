@@ -257,7 +257,7 @@ class Progress:
         """Return the lowest committed position of the task: what its lag is measured from. Any thread."""
         return min(segment.position for segment in self._sources[partition].durable)
 
-    def standing(self, partition: TopicPartition) -> dict[KeyRange, int]:
+    def committed_positions(self, partition: TopicPartition) -> dict[KeyRange, int]:
         """Return the parts of the range, each with the offset below which all its records are done.
 
         Raises:

@@ -16,12 +16,12 @@ from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions
 from coopstreams.consumer.assignors import Assignor
 from coopstreams.consumer.committing import Committing
-from coopstreams.consumer.dealing import deal, topic_number, topic_numbers
 from coopstreams.consumer.fetching import Fetching
 from coopstreams.consumer.filters import Filter
+from coopstreams.consumer.group_assignment import assign_consumers, topic_number, topic_numbers
 from coopstreams.consumer.ownership import Alone, Openings, Shared
 from coopstreams.consumer.policies import Policies
-from coopstreams.consumer.session import Session, Told
+from coopstreams.consumer.session import RangesCallback, Session
 from coopstreams.consumer.settings import ConsumerConfig
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.group.coordinator import connector
@@ -68,7 +68,7 @@ def shared(
     topics: Sequence[str],
     transactional: tuple[str, str],
     filter_: Filter | None,
-    listeners: Mapping[str, Told | None],
+    listeners: Mapping[str, RangesCallback | None],
     *,
     parts: bool,
 ) -> Session:
@@ -85,7 +85,7 @@ def shared(
 
     def assign(states: Mapping[str, MemberState]) -> Mapping[str, Assignment]:
         partitions, shareable = policies.for_leader({topic for state in states.values() for topic in state.topics})
-        return deal(assignor, partitions, shareable, states)
+        return assign_consumers(assignor, partitions, shareable, states)
 
     timings = Timings(
         session=config["session.timeout.ms"],
@@ -121,7 +121,7 @@ def _session(
     transactional_id: str,
     filter_: Filter | None,
     policies: Policies,
-    listeners: Mapping[str, Told | None],
+    listeners: Mapping[str, RangesCallback | None],
     inbox: queue.SimpleQueue[GroupEvent],
     *,
     parts: bool,

@@ -25,7 +25,7 @@ from coopstreams.consumer.building import alone, shared, transactional_ids
 from coopstreams.consumer.committing import CommitResult
 from coopstreams.consumer.filters import Filter
 from coopstreams.consumer.ownership import Shared
-from coopstreams.consumer.session import Ranges, Session, Told, by_partition
+from coopstreams.consumer.session import Ranges, RangesCallback, Session, by_partition
 from coopstreams.consumer.settings import ConsumerConfig
 from coopstreams.consumer.share import ConsumerRecord, Share
 from coopstreams.log.kafka.log import KafkaLog
@@ -73,11 +73,11 @@ class CooperativeConsumer:
         topics: Sequence[str],
         *,
         allow_key_share: bool = True,
-        on_assign: Told | None = None,
-        on_revoke: Told | None = None,
-        on_lost: Told | None = None,
+        on_assign: RangesCallback | None = None,
+        on_revoke: RangesCallback | None = None,
+        on_lost: RangesCallback | None = None,
     ) -> None:
-        """Join the group, and read what it deals to this member; with `allow_key_share`, parts of partitions, too.
+        """Join the group, and read what it assigns to this member; with `allow_key_share`, parts of partitions, too.
 
         Shape: the callbacks get key ranges by partition, from within `consume`: when they are open; before they are given up (their last
         commit follows); when they are lost.

@@ -1,8 +1,8 @@
 """How a consumer comes to have key ranges: alone, by what it is told to read, or as a member of a group. And what it may commit.
 
     wanted -> barrier -> positions -> opened           `Openings`, for both
-    Alone          nobody deals anything; a later opener of the same hashes speaks louder (a higher term)
-    Shared         the group deals; what it wants back stays held until it is released
+    Alone          nobody assigns anything; a later opener of the same hashes speaks louder (a higher term)
+    Shared         the group assigns; what it wants back stays held until it is released
 
 Invariant: of one partition, nothing is opened that overlaps what this consumer still holds.
 Invariant: alone or not, a range is opened behind the barrier, at a term above all that was seen.

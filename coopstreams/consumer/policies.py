@@ -1,6 +1,6 @@
 """What a consumer knows of the cluster besides its group: which topics there are, and what administrators allow. Looked at now and then.
 
-The leader deals on the I/O thread of its membership, where nothing may be asked: it uses what was seen last, and is told to deal again
+The leader assigns on the I/O thread of its membership, where nothing may be asked: it uses what was seen last, and is told to assign again
 when something else is seen.
 
 Invariant: `for_leader`, `shareable` and `reserves_values` never ask the brokers.
@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Iterable
 
-from coopstreams.consumer.dealing import topic_number
+from coopstreams.consumer.group_assignment import topic_number
 from coopstreams.consumer.policy import Policy, PolicyTopic
 from coopstreams.log.log import Log
 from coopstreams.topology.errors import LogError, UnknownTopicError
@@ -48,7 +48,7 @@ class Policies:
             raise UnknownTopicError(f"there is no topic {', '.join(missing)}: create it first, or correct the name")
 
     def changed(self) -> bool:
-        """Look again if it is time; return whether the group should deal again. While brokers are away, what was seen last holds."""
+        """Look again if it is time; return whether the group should assign again. While brokers are away, what was seen last holds."""
         if time.monotonic() < self._look_at:
             return False
         before = self._seen()

@@ -88,14 +88,14 @@ class Refetching:
             self._reading = request.at, first
         try:
             # Not one record more than that: the next request goes on from there.
-            runs = self._reader.fetch(last + 1 - self._reading[1], timeout_s)
+            batches = self._reader.fetch(last + 1 - self._reading[1], timeout_s)
         except LogError:
             self._reading = None
             raise
-        for run in runs:
-            self._reading = request.at, run.next_offset
-            request.next = run.next_offset
-            request.found.append(run.columns.pick(_indexes(run.columns.offsets, request.offsets)))
+        for batch in batches:
+            self._reading = request.at, batch.next_offset
+            request.next = batch.next_offset
+            request.found.append(batch.columns.pick(_indexes(batch.columns.offsets, request.offsets)))
         if request.next > request.offsets[-1]:
             self._requests.popleft()
             request.waiting.fill(joined(request.found))

@@ -253,7 +253,7 @@ class _Hooks:
         return encode_subscription(state, nonce, member._topics, member._sources)
 
     def assignments(self, subscriptions: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Deal tasks to our members. Somebody else's process in the group gets none: it must not stop everybody."""
+        """Assign tasks to our members. Somebody else's process in the group gets none: it must not stop everybody."""
         member = self._of
         states: dict[str, MemberState] = {}
         strangers: dict[str, GroupError] = {}

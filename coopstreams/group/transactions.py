@@ -23,7 +23,7 @@ from kafka import errors
 
 from coopstreams.group import requests, transaction_requests
 from coopstreams.group.connection import Connection
-from coopstreams.group.hanging import ENDING, ONGOING, SKIPPING_METADATA, Marker, Told, believed, missing_markers, refusal
+from coopstreams.group.hanging import ENDING, ONGOING, SKIPPING_METADATA, Marker, TransactionDescription, believed, missing_markers, refusal
 from coopstreams.group.leadership import NO_LEADER
 from coopstreams.group.transaction_requests import Answers, Leaders
 from coopstreams.topology.columns import TopicPartition
@@ -162,7 +162,7 @@ class Transactions:
             self._skips[transactional_id] = skips, time.monotonic() + LOOK_AGAIN_S
         return skips
 
-    async def _told(self, transactional_id: str, give_up: float) -> Told | None:
+    async def _told(self, transactional_id: str, give_up: float) -> TransactionDescription | None:
         return await self._ask_coordinator(transactional_id, transaction_requests.describe_transaction(transactional_id), give_up)
 
     async def _producers(self, partitions: Iterable[TopicPartition], give_up: float, *, everywhere: bool) -> Answers:
@@ -212,7 +212,9 @@ class Transactions:
             self._hidden |= new
             log.warning("hanging transactions cannot be seen in %s: allow READ on it (kafka-acls)", ", ".join(sorted(new)))
 
-    async def _write(self, transactional_id: str, told: Told, missing: Mapping[TopicPartition, Marker], answers: Answers, give_up: float) -> None:
+    async def _write(
+        self, transactional_id: str, told: TransactionDescription, missing: Mapping[TopicPartition, Marker], answers: Answers, give_up: float
+    ) -> None:
         """Write what is missing where there is a leader; `settled` looks again."""
         leaders = (await self._ask(transaction_requests.find_leaders({at.topic for at in missing}), give_up)).of
         last: errors.KafkaError | None = None

@@ -116,10 +116,10 @@ class Globals:
         """Read on once; return how far the partitions are of which something came."""
         assert self._reader is not None
         reached: dict[TopicPartition, int] = {}
-        for run in self._reader.fetch(_BATCH, _WAIT_S):
-            for rows in self._of[run.partition]:
-                rows.apply(run.partition, run.columns, self._on_failure)
-            reached[run.partition] = run.next_offset
+        for batch in self._reader.fetch(_BATCH, _WAIT_S):
+            for rows in self._of[batch.partition]:
+                rows.apply(batch.partition, batch.columns, self._on_failure)
+            reached[batch.partition] = batch.next_offset
         self._deliver()
         return reached
 

@@ -192,7 +192,7 @@ class RestoreStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class PickUpStatus:
+class DownloadStatus:
     """How far a store has come from a snapshot. Units: bytes, bytes/s, seconds."""
 
     store: str
@@ -216,7 +216,7 @@ class TaskStatus:
     rate: float = 0.0
     sources: tuple[SourceStatus, ...] = ()
     restore: tuple[RestoreStatus, ...] = ()
-    pick_up: tuple[PickUpStatus, ...] = ()
+    download: tuple[DownloadStatus, ...] = ()
     written: Mapping[str, int] = field(default_factory=dict)
     dropped: Mapping[tuple[str, str], int] = field(default_factory=dict)
     dead_letters: int = 0

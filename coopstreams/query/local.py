@@ -16,7 +16,7 @@ from coopstreams.query.entries import history_of, row_value, shown, window_of
 from coopstreams.query.formats import show_key, show_value, to_json
 from coopstreams.query.pages import Cover, Entry, Part, Query, in_order
 from coopstreams.query.problems import forgotten, key_not_found, moving, timed_out
-from coopstreams.query.router import Place
+from coopstreams.query.router import KeyLocation
 from coopstreams.query.scan import rows
 from coopstreams.state.views import GlobalView, Row
 from coopstreams.topology.stores import session_key, window_key
@@ -25,7 +25,7 @@ from coopstreams.topology.versions import versions_within
 CHECK_EVERY = 256
 """Rows between two looks at the clock."""
 
-Wanted: TypeAlias = tuple[str, bytes, Place]
+Wanted: TypeAlias = tuple[str, bytes, KeyLocation]
 """A key as it was given, its bytes, and where it lies."""
 
 Times: TypeAlias = tuple[int, int]
@@ -142,7 +142,7 @@ class LocalReader:
         return table
 
     @contextmanager
-    def _reading(self, store: StoreInfo, at: Place) -> Iterator[OpenView]:
+    def _reading(self, store: StoreInfo, at: KeyLocation) -> Iterator[OpenView]:
         view = self._backend.view(store.name, at.partition, at.hash)
         if isinstance(view, NotOpen):
             raise moving(f"partition {at.partition} of {store.name} is not open on the owner of the key: {view.message}", view.retry_after_ms)

@@ -7,7 +7,7 @@ from typing import Any
 
 from coopstreams.query.backend import Health, Instance, Owner, Placement, Reason, Status, StoreInfo, TaskStatus
 from coopstreams.query.formats import show_key
-from coopstreams.query.router import Place, owner_of
+from coopstreams.query.router import KeyLocation, owner_of
 from coopstreams.topology.keys import key_group
 from coopstreams.topology.task_id import TaskId
 
@@ -38,7 +38,7 @@ def metadata(placement: Placement, stores: Mapping[str, StoreInfo], status: Stat
     }
 
 
-def key_metadata(placement: Placement, store: StoreInfo, key: bytes, at: Place) -> Report:
+def key_metadata(placement: Placement, store: StoreInfo, key: bytes, at: KeyLocation) -> Report:
     """Return where a key lies and who owns it; `owner` is null while nobody does."""
     owner = owner_of(placement, store, at)
     return {
@@ -139,15 +139,15 @@ def _task(status: TaskStatus) -> Report:
             }
             for restore in status.restore
         ],
-        "pick_up": [
+        "download": [
             {
-                "store": pick_up.store,
-                "fetched_bytes": pick_up.fetched_bytes,
-                "total_bytes": pick_up.total_bytes,
-                "rate": round(pick_up.rate, 1),
-                "eta_s": pick_up.eta_s,
+                "store": download.store,
+                "fetched_bytes": download.fetched_bytes,
+                "total_bytes": download.total_bytes,
+                "rate": round(download.rate, 1),
+                "eta_s": download.eta_s,
             }
-            for pick_up in status.pick_up
+            for download in status.download
         ],
     }
 

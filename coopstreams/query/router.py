@@ -24,7 +24,7 @@ Asked: TypeAlias = Literal["any", "local", "forwarded"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class KeyLocation:
     """Where a key lies in a store."""
 
     partition: int
@@ -64,18 +64,18 @@ class Moving:
 Route: TypeAlias = Here | There | Elsewhere | Moving
 
 
-def place(store: StoreInfo, key: bytes) -> Place:
+def locate(store: StoreInfo, key: bytes) -> KeyLocation:
     """Return where a serialised key lies: the partition as Java's producers choose it, and the key hash."""
-    return Place(partition_of(key, store.partitions), key_hash(key))
+    return KeyLocation(partition_of(key, store.partitions), key_hash(key))
 
 
-def owner_of(placement: Placement, store: StoreInfo, at: Place) -> Owner | None:
+def owner_of(placement: Placement, store: StoreInfo, at: KeyLocation) -> Owner | None:
     """Return who owns a key, or None if nobody or more than one does."""
     claims = [owner for owner in _owners(placement, store, at.partition) if at.hash in owner.task.range]
     return claims[0] if len(claims) == 1 else None
 
 
-def route(placement: Placement, store: StoreInfo, at: Place, asked: Asked = "any") -> Route:
+def route(placement: Placement, store: StoreInfo, at: KeyLocation, asked: Asked = "any") -> Route:
     """Return where a query by key goes."""
     owner = owner_of(placement, store, at)
     if placement.waits:

@@ -84,11 +84,11 @@ def aligned(wanted: int, stands: Iterable[Sequence[Segment]]) -> int | None:
 
 
 class Now(NamedTuple):
-    """What time it is: of the order in which a task takes records, of the stream, and on the clocks."""
+    """What time it is: of the order in which a task takes records, of the stream, and of its operators."""
 
     time: int
     stream_time: int
-    clocks: list[int]
+    operator_times: list[int]
 
 
 class Cut:

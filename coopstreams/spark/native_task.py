@@ -43,7 +43,7 @@ class _Folded(Running):
             self._read[source.topic] = facts.read
         self._stream_times[source.topic] = facts.stream_time
         self._dropped.update(facts.dropped)
-        for store, clock in facts.clocks.items():
+        for store, clock in facts.operator_times.items():
             # First, so that windows which are over by then are never written.
             self._state.stores[store].advance(clock)
 

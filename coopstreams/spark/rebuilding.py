@@ -23,7 +23,7 @@ from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.spark.session import session_or_local
 from coopstreams.spark.workers.shipping import ship, unship
 from coopstreams.state.manifest import Manifest, Slice
-from coopstreams.tasks.reading import as_it_runs
+from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.topology import Topology
 

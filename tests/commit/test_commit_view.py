@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams.commit.record import CommitKey, Committed, CommitValue, Segment, decode_key, encode_key, encode_value
-from coopstreams.commit.view import Hole, Spoken, View, combine
+from coopstreams.commit.view import Hole, View, Winner, combine
 from coopstreams.log.log import Position
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
@@ -159,7 +159,7 @@ def test_where_nobody_committed_the_reset_position_counts_and_nothing_is_stable(
     assert view.open(AT, WHOLE, None, Position(7, 3)).segments == (Segment(WHOLE, 7, 3),)
     assert view.stable(AT, None) is None
     say(view, LEFT, 1, 150)
-    assert view.resolve(AT, WHOLE) == [Spoken(Segment(LEFT, 150), 1), Hole(RIGHT)]
+    assert view.resolve(AT, WHOLE) == [Winner(Segment(LEFT, 150), 1), Hole(RIGHT)]
     assert view.stable(AT, None) is None
     assert view.mirror(AT, None) is None
     assert view.stable(AT, Committed(100, 9, 0)) == Position(100, 9)
@@ -191,7 +191,7 @@ def test_records_of_other_groups_are_ignored_whatever_their_version() -> None:
 
 
 def test_done_runs_below_a_larger_plain_offset_are_dropped() -> None:
-    spoken = Spoken(Segment(WHOLE, 10, 5, ((12, 14), (20, 30))), 3)
+    spoken = Winner(Segment(WHOLE, 10, 5, ((12, 14), (20, 30))), 3)
     assert combine([spoken], Committed(25, 8, 3), START) == [Segment(WHOLE, 25, 8, ((25, 30),))]
 
 
@@ -218,7 +218,7 @@ def test_resolving_hash_by_hash_gives_the_highest_rank_and_garbage_is_what_speak
     for tenth in range(asked[0], asked[1] + 1):
         (piece,) = [piece for piece in pieces if tenth * 10 * CENT in piece.range]
         rank = speaker(tenth)
-        said = (piece.segment.position, piece.term) if isinstance(piece, Spoken) else None
+        said = (piece.segment.position, piece.term) if isinstance(piece, Winner) else None
         assert said == (None if rank is None else (live[rank], rank[0]))
     silent = set(live) - {speaker(tenth) for tenth in range(10)}
     assert {(decoded.term, decoded.generation, decoded.range) for decoded in map(decode_key, view.garbage(AT, [WHOLE]))} == {

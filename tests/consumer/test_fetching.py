@@ -16,7 +16,7 @@ from coopstreams.consumer.fetching import Fetching
 from coopstreams.consumer.refetching import JUMP, span
 from coopstreams.consumer.share import ConsumerRecord, Share
 from coopstreams.consumer.waiting import BARE_BYTES, RECORD_BYTES
-from coopstreams.log.log import Reader, Run, TopicSpec
+from coopstreams.log.log import Reader, RecordBatch, TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import OffsetOutOfRangeError
@@ -38,7 +38,7 @@ class Counted:
         self.fetches = 0
         self._fetch = reader.fetch
 
-    def fetch(self, max_records: int, timeout_s: float) -> list[Run]:
+    def fetch(self, max_records: int, timeout_s: float) -> list[RecordBatch]:
         self.fetches += 1
         return self._fetch(max_records, timeout_s)
 

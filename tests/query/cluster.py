@@ -1,7 +1,7 @@
 """A group of instances for the query tests: real databases, real servers on loopback, a placement that the test decides.
 
 `Node` implements `Backend` as the runtime does: databases shared by siblings, openings that come and go, reads that pin nothing but
-notice. What the group would do, the test does: `place` tells the nodes who owns what, `open` and `close` make it so.
+notice. What the group would do, the test does: `locate` tells the nodes who owns what, `open` and `close` make it so.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, Literal, Self
 
 from coopstreams.common.metrics import Metrics
 from coopstreams.query.backend import (
+    DownloadStatus,
     Health,
     History,
     Instance,
     NotOpen,
     OpenView,
-    PickUpStatus,
     Placement,
     Reason,
     RestoreStatus,
@@ -234,8 +234,8 @@ class Node:
         restore = (RestoreStatus("counts", 50, 50, 25.0, 2.0),)
         counts: tuple[Any, ...] = ({"out": 6}, {("windowed", "late"): 3}, 1, 700)
         running = [TaskStatus(task, "running", opening.epoch, 10, 2.5, (source,), (), (), *counts) for task, opening in list(self.openings.items())]
-        pick_up = (PickUpStatus("counts", 10, 40, 5.0, 6.0),)
-        pending = [TaskStatus(task, reason, 0, restore=restore, pick_up=pick_up) for task, reason in list(self.pending.items())]
+        download = (DownloadStatus("counts", 10, 40, 5.0, 6.0),)
+        pending = [TaskStatus(task, reason, 0, restore=restore, download=download) for task, reason in list(self.pending.items())]
         return Status(self.application, "running", self.now, (*running, *pending), 12.5, {"threads": 2})
 
     def _database(self, partition: int) -> Database:
@@ -282,7 +282,7 @@ class Cluster:
     def __getitem__(self, name: str) -> Node:
         return next(node for node in self.nodes if node.name == name)
 
-    def place(self, placed: Mapping[str, Sequence[TaskId]], *, without_url: Sequence[str] = ()) -> None:
+    def locate(self, placed: Mapping[str, Sequence[TaskId]], *, without_url: Sequence[str] = ()) -> None:
         """Tell all nodes who owns what, as a new generation; nothing is opened or closed."""
         self.generation += 1
         self.placed = {name: list(owned) for name, owned in placed.items()}
@@ -296,7 +296,7 @@ class Cluster:
         for task, node in zip(tasks(ranges), itertools.cycle(self.nodes), strict=False):
             node.open(task, data)
             hands[node.name].append(task)
-        self.place(hands)
+        self.locate(hands)
 
     def owner(self, store: str, key: Key) -> Node:
         """Return the node that owns a key by the placement."""

@@ -50,9 +50,9 @@ class Changelogs:
         self._answered: dict[tuple[TopicPartition, bytes], int] = {}
         """Which of the rows of a key was answered last."""
 
-    def wrong(self, parts: Iterable[Part]) -> Iterator[str]:
+    def wrong(self, components: Iterable[Part]) -> Iterator[str]:
         """Yield each row of these that was never committed."""
-        for part in parts:
+        for part in components:
             changelog = self._of(part)
             if not self._look(changelog):
                 continue

@@ -46,19 +46,19 @@ def aggregate(compiler: Compiler, function: Function, node: Aggregate, record: R
     if node.windows is None:
         _add_to_row(compiler, function, node, record, key_bytes)
         return
-    clock = compiler.clock(function, node)
-    expire = compiler.expire(clock, node.store)
+    operator_time = compiler.operator_time(function, node)
+    expire = compiler.expire(operator_time, node.store)
     if isinstance(node.windows, SlidingWindows | SessionWindows):
         # They look back further than to what is open: what has expired must be gone, however the records are cut into batches.
-        with function.block(f"if {clock} >= 0:"):
-            function.line(f"{expire}({clock})")
+        with function.block(f"if {operator_time} >= 0:"):
+            function.line(f"{expire}({operator_time})")
     compiler.stream_time(function, node, record)
     if isinstance(node.windows, SlidingWindows | SessionWindows):
-        _add_to_moving_windows(compiler, function, node, record, key_bytes, clock)
+        _add_to_moving_windows(compiler, function, node, record, key_bytes, operator_time)
     elif isinstance(node.windows, TimeWindows) and node.windows.tumbles and not node.emit_on_close:
-        _add_to_row(compiler, function, node, record, _tumbling_key(compiler, function, node, node.windows, record, key_bytes, clock))
+        _add_to_row(compiler, function, node, record, _tumbling_key(compiler, function, node, node.windows, record, key_bytes, operator_time))
     else:
-        _add_to_windows(compiler, function, node, node.windows, record, key_bytes, clock)
+        _add_to_windows(compiler, function, node, node.windows, record, key_bytes, operator_time)
 
 
 def cogroup_merge(compiler: Compiler, function: Function, node: CogroupMerge, record: Record) -> None:
@@ -167,7 +167,9 @@ def _add_to_row(compiler: Compiler, function: Function, node: Aggregate, record:
         compiler.forward(function, node, replace(_row(node, record, key_bytes, value, timestamp), old=old))
 
 
-def _add_to_windows(compiler: Compiler, function: Function, node: Aggregate, windows: Windows, record: Record, key_bytes: str, clock: str) -> None:
+def _add_to_windows(
+    compiler: Compiler, function: Function, node: Aggregate, windows: Windows, record: Record, key_bytes: str, operator_time: str
+) -> None:
     """Write that all windows that hold the record, and are open, take it in."""
     pack, start, key = compiler.unit.constant("window_start_bytes", _START_BYTES), function.fresh("start"), function.fresh("window_key")
     if isinstance(windows, TimeWindows):
@@ -180,7 +182,7 @@ def _add_to_windows(compiler: Compiler, function: Function, node: Aggregate, win
     if late:
         function.line(f"{late} = None")
     with function.loop(f"for {start} in {starts}:"):
-        with function.block(f"if {closed} <= {clock}:"):
+        with function.block(f"if {closed} <= {operator_time}:"):
             if late:
                 function.line(f"{late} = {late} is not False")
             function.line(f"dropped[{compiler.unit.drop(node.name, 'late')}] += 1")
@@ -189,15 +191,15 @@ def _add_to_windows(compiler: Compiler, function: Function, node: Aggregate, win
             function.line(f"{late} = False")
         function.line(f"{key} = {key_bytes} + {pack}({start})")
         if node.emit_on_close:
-            function.line(f"{_closing(compiler, node, windows, clock)}.add({key})")
+            function.line(f"{_closing(compiler, node, windows, operator_time)}.add({key})")
         _add_to_row(compiler, function, node, replace(record), key)
     if late:
         with function.block(f"if {late}:"):
             compiler.call_late(function, node, record)
-    _forward_closed(compiler, function, node, clock)
+    _forward_closed(compiler, function, node, operator_time)
 
 
-def _add_to_moving_windows(compiler: Compiler, function: Function, node: Aggregate, record: Record, key_bytes: str, clock: str) -> None:
+def _add_to_moving_windows(compiler: Compiler, function: Function, node: Aggregate, record: Record, key_bytes: str, operator_time: str) -> None:
     """Write that sliding windows or sessions take in the record, and forward what became of them."""
     unit, windows, updates = compiler.unit, node.windows, function.fresh("updates")
     assert windows is not None
@@ -207,10 +209,10 @@ def _add_to_moving_windows(compiler: Compiler, function: Function, node: Aggrega
     unit.bind(name, f"{name} = make_{name}({unit.store(node.store)})")
     reads = aggregate_reads(node)
     key, value = function.key(record) if reads.key else "None", function.value(record) if reads.value else "None"
-    call = f"{name}.update({key_bytes}, {key}, {value}, {record.timestamp}, {clock}, {updates})"
+    call = f"{name}.update({key_bytes}, {key}, {value}, {record.timestamp}, {operator_time}, {updates})"
     function.line(f"{updates} = []")
     if isinstance(windows, SlidingWindows):
-        compiler.drop_late(function, node, record, f"{name}.is_late({record.timestamp}, {clock})")
+        compiler.drop_late(function, node, record, f"{name}.is_late({record.timestamp}, {operator_time})")
     taken = function.fresh("taken")
     with function.block("try:"):
         function.line(f"{taken} = {call}")
@@ -222,15 +224,15 @@ def _add_to_moving_windows(compiler: Compiler, function: Function, node: Aggrega
             compiler.call_late(function, node, record)
     if node.emit_on_close:
         with function.loop(f"for update in {updates}:"):
-            function.line(f"{_closing(compiler, node, windows, clock)}.add(update.key)")
-        _forward_closed(compiler, function, node, clock)
+            function.line(f"{_closing(compiler, node, windows, operator_time)}.add(update.key)")
+        _forward_closed(compiler, function, node, operator_time)
     elif not compiler.analysis.edges(node):
         return
     elif compiler.caches(node):
         with function.loop(f"for update in {updates}:"):
             compiler.keep_headers(function, node, f"get_{unit.store(node.store)}(update.key)")
     elif isinstance(windows, SessionWindows):
-        _forward_without_headers(compiler, function, node, updates, clock)
+        _forward_without_headers(compiler, function, node, updates, operator_time)
     else:
         _forward_updates(compiler, function, node, updates, record)
 
@@ -264,30 +266,30 @@ def _forward_updates(compiler: Compiler, function: Function, node: Aggregate, up
         compiler.forward(function, node, replace(row, old=old if compiler.analysis.wants_old(node) else None))
 
 
-def _forward_without_headers(compiler: Compiler, function: Function, node: Aggregate, updates: str, clock: str) -> None:
+def _forward_without_headers(compiler: Compiler, function: Function, node: Aggregate, updates: str, operator_time: str) -> None:
     """Write that updates of sessions are forwarded; they have no headers, as in Kafka Streams."""
     unit = compiler.unit
     name = f"{unit.identifier('windows', node.name)}_forward"
     if all(known.name != name for known in unit.functions):
         emit = unit.function(name)
         emit.parameters = ("updates",)
-        _forward_updates(compiler, emit, node, "updates", Record(None, None, None, None, None, None, node.name, stream_time=clock))
+        _forward_updates(compiler, emit, node, "updates", Record(None, None, None, None, None, None, node.name, stream_time=operator_time))
     function.line(f"process.under_headers(None, lambda: {name}({updates}))")
 
 
-def _closing(compiler: Compiler, node: Aggregate, windows: AnyWindows, clock: str) -> str:
+def _closing(compiler: Compiler, node: Aggregate, windows: AnyWindows, operator_time: str) -> str:
     """Return the variable of the windows that wait to be closed; writes the function that forwards them."""
     unit = compiler.unit
     name = unit.identifier("closing", node.name)
     if f"make_{name}" not in unit.constants:
         unit.constant(f"make_{name}", partial(_closing_windows, windows))
         unit.bind(name, f"{name} = make_{name}({unit.store(node.store)})")
-        unit.clocks[clock].due.append(f"{name}_due")
-        unit.clocks[clock].resumed.append(f"{name}.resume")
+        unit.operator_times[operator_time].due.append(f"{name}_due")
+        unit.operator_times[operator_time].resumed.append(f"{name}.resume")
         due = unit.function(f"{name}_due")
         due.over_batch = True
-        record = Record(None, None, None, None, None, None, node.name, stream_time=clock)
-        _forward_updates(compiler, due, node, f"{name}.closed({clock})", record)
+        record = Record(None, None, None, None, None, None, node.name, stream_time=operator_time)
+        _forward_updates(compiler, due, node, f"{name}.closed({operator_time})", record)
     return name
 
 
@@ -295,10 +297,10 @@ def _closing_windows(windows: AnyWindows, store: Any) -> windowing.Closing:
     return windowing.Closing(store, windows)
 
 
-def _forward_closed(compiler: Compiler, function: Function, node: Aggregate, clock: str) -> None:
+def _forward_closed(compiler: Compiler, function: Function, node: Aggregate, operator_time: str) -> None:
     if node.emit_on_close:
         name = compiler.unit.identifier("closing", node.name)
-        with function.block(f"if {name}.next <= {clock}:"):
+        with function.block(f"if {name}.next <= {operator_time}:"):
             function.line(f"{name}_due()")
 
 
@@ -344,12 +346,14 @@ def _new_aggregate(compiler: Compiler, function: Function, node: Aggregate, reco
     return new
 
 
-def _tumbling_key(compiler: Compiler, function: Function, node: Aggregate, windows: TimeWindows, record: Record, key_bytes: str, clock: str) -> str:
+def _tumbling_key(
+    compiler: Compiler, function: Function, node: Aggregate, windows: TimeWindows, record: Record, key_bytes: str, operator_time: str
+) -> str:
     """Write the window that takes the record, or that it is late; returns the variable of the window's key."""
     start, start_bytes, key = function.fresh("start"), function.fresh("start_bytes"), function.fresh("window_key")
     pack = compiler.unit.constant("window_start_bytes", _START_BYTES)
     function.line(f"{start} = {record.timestamp} - {record.timestamp} % {windows.size_ms}")
-    compiler.drop_late(function, node, record, f"{start} + {windows.size_ms + windows.grace_ms} <= {clock}")
+    compiler.drop_late(function, node, record, f"{start} + {windows.size_ms + windows.grace_ms} <= {operator_time}")
     if function.over_batch:
         # Neighbours in a batch mostly share their window.
         last = function.fresh("last_start")

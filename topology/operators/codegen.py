@@ -77,7 +77,7 @@ class Record:
 
 
 @dataclass(slots=True)
-class Clock:
+class OperatorTime:
     """The stream time of a node, by its number. `topics`: whose records reach it. `due`: calls that follow when records of other tasks move it."""
 
     number: int
@@ -101,7 +101,7 @@ class Unit:
         self.functions: list[Function] = []
         self.sites: list[tuple[Phase, str]] = []
         self.drops: list[tuple[str, str]] = []
-        self.clocks: dict[str, Clock] = {}
+        self.operator_times: dict[str, OperatorTime] = {}
         self._bound: set[str] = set()
         self._identifiers: dict[tuple[str, str], str] = {}
         self._called: dict[object, tuple[str, tuple[str, ...]]] = {}
@@ -157,10 +157,10 @@ class Unit:
         columns = {"key": "keys", "value": "values", "timestamp": "timestamps"}
         return self.bind(name, f"{name} = outputs[{topic!r}]", *(f"{part}_{name} = {name}.{column}.append" for part, column in columns.items()))
 
-    def clock(self, number: int, topics: Sequence[str]) -> str:
+    def operator_time(self, number: int, topics: Sequence[str]) -> str:
         """Return the variable that holds the stream time of a node: the largest timestamp it has received, by these topics."""
-        name = f"clock_{number}"
-        self.clocks.setdefault(name, Clock(number, tuple(topics)))
+        name = f"operator_time_{number}"
+        self.operator_times.setdefault(name, OperatorTime(number, tuple(topics)))
         return self.bind(name, f"{name} = -1")
 
     def function(self, name: str, skip: str = "return") -> Function:
@@ -186,25 +186,25 @@ class Unit:
             lines += ["", *(f"    {line}" for line in function.text())]
         lines += [f"    {line}" for line in [*self._moves(), *self._reached(sources), *self._observed(), *self._headed()]]
         table = ", ".join(f"{topic!r}: {name}" for topic, name in sources.items())
-        reached = ", ".join(f"{topic!r}: reached_{number}" for number, topic in enumerate(sources) if self.clocks_of(topic))
+        reached = ", ".join(f"{topic!r}: reached_{number}" for number, topic in enumerate(sources) if self.operator_times_of(topic))
         lines += ["", f"    return {{{table}}}, [{', '.join(flushes)}], dropped, {{{reached}}}, observed, headers_come", ""]
         return "\n".join(lines)
 
-    def clocks_of(self, topic: str) -> list[str]:
-        """Return the clocks of the nodes that records of a topic reach, parents first."""
-        return [name for name, clock in sorted(self.clocks.items(), key=lambda item: item[1].number) if topic in clock.topics]
+    def operator_times_of(self, topic: str) -> list[str]:
+        """Return the operator times of the nodes that records of a topic reach, parents first."""
+        return [name for name, operator_time in sorted(self.operator_times.items(), key=lambda item: item[1].number) if topic in operator_time.topics]
 
     def _moves(self) -> Iterator[str]:
-        """Yield, for each clock, the function that moves it by a record that came elsewhere."""
-        for name, clock in self.clocks.items():
+        """Yield, for each operator time, the function that moves it by a record that came elsewhere."""
+        for name, operator_time in self.operator_times.items():
             yield from ["", f"def move_{name}(now, due=True):", f"    nonlocal {name}", f"    {name} = now"]
-            yield from (f"    if due: {call}()" for call in clock.due)
-            yield from (f"    if not due: {call}(now)" for call in clock.resumed)
+            yield from (f"    if due: {call}()" for call in operator_time.due)
+            yield from (f"    if not due: {call}(now)" for call in operator_time.resumed)
 
     def _reached(self, topics: Iterable[str]) -> Iterator[str]:
-        """Yield, for each topic, the function that moves its clocks to these times."""
+        """Yield, for each topic, the function that moves its operator times to these."""
         for number, topic in enumerate(topics):
-            names = self.clocks_of(topic)
+            names = self.operator_times_of(topic)
             if names:
                 yield from ["", f"def reached_{number}(times, due=True):", f"    {', '.join(f'to_{name}' for name in names)}, = times"]
             for name in names:
@@ -212,7 +212,7 @@ class Unit:
 
     def _observed(self) -> Iterator[str]:
         """Yield the function that tells window stores what time it is."""
-        calls = [f"    {store}({name})" for name, clock in self.clocks.items() for store in clock.stores]
+        calls = [f"    {store}({name})" for name, operator_time in self.operator_times.items() for store in operator_time.stores]
         yield from ["", "def observed():", *(calls or ["    pass"])]
 
     def _headed(self) -> Iterator[str]:

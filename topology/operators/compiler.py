@@ -100,10 +100,10 @@ class Compiler:
 
         The records that other tasks have of the partition count as if they had come here: what a node sees must not depend on the cut.
         """
-        clock = self.clock(function, node)
-        with function.block(f"if {record.timestamp} > {clock}:"):
-            function.line(f"{clock} = {record.timestamp}")
-        return clock
+        operator_time = self.operator_time(function, node)
+        with function.block(f"if {record.timestamp} > {operator_time}:"):
+            function.line(f"{operator_time} = {record.timestamp}")
+        return operator_time
 
     def keep_headers(self, function: Function, node: Node, entry: str) -> None:
         """Write that the headers of the record at hand wait with the row that it has changed, if the record cache holds its update back.
@@ -114,18 +114,18 @@ class Compiler:
             with function.block("if headed:"):
                 function.line(f"{entry}.headers = process.headers")
 
-    def clock(self, function: Function, node: Node) -> str:
+    def operator_time(self, function: Function, node: Node) -> str:
         """Return the variable with the stream time of a node, for a function that may change it."""
-        clock = self.unit.clock(self.analysis.numbers[node.name], self.analysis.topics(node))
-        function.assigned.add(clock)
-        return clock
+        operator_time = self.unit.operator_time(self.analysis.numbers[node.name], self.analysis.topics(node))
+        function.assigned.add(operator_time)
+        return operator_time
 
-    def expire(self, clock: str, store: StoreSpec) -> str:
-        """Let the windows of a store expire by a clock, after each batch; return the function that does so before."""
+    def expire(self, operator_time: str, store: StoreSpec) -> str:
+        """Let the windows of a store expire by an operator time, after each batch; return the function that does so before."""
         name = f"advance_{self.unit.store(store)}"
         self.unit.bind(name, f"{name} = {self.unit.store(store)}.advance")
-        if name not in self.unit.clocks[clock].stores:
-            self.unit.clocks[clock].stores.append(name)
+        if name not in self.unit.operator_times[operator_time].stores:
+            self.unit.operator_times[operator_time].stores.append(name)
         return name
 
     def _part(self, function: Function, record: Record, part: str, called: UserFunction, position: int, arguments: int) -> str:

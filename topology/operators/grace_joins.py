@@ -63,7 +63,7 @@ def buffered_join(compiler: Compiler, function: Function, node: BufferedJoin, re
     now, unit = compiler.stream_time(function, node, record), compiler.unit
     make, name = unit.constant(f"make_held_{compiler.analysis.numbers[node.name]}", partial(GraceBuffer, node)), unit.identifier("held", node.name)
     unit.bind(name, f"{name} = {make}(stores)")
-    due = unit.clocks[now].due
+    due = unit.operator_times[now].due
     if f"{name}_due" not in due:
         due.append(f"{name}_due")
         _meet(compiler, unit.function(f"{name}_due"), node, f"{name}.due({now})", replace(record, stream_time=now))

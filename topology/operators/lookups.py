@@ -70,7 +70,7 @@ def _stored(compiler: Compiler, function: Function, store: StoreSpec, record: Re
 def _version(compiler: Compiler, function: Function, node: Node, store: StoreSpec, record: Record, key_bytes: str, as_of: str | None) -> Row:
     """The version that held at a moment, or the latest."""
     unit, row, entry = compiler.unit, _stored(compiler, function, store, record, key_bytes), function.fresh("version")
-    now = unit.clock(compiler.analysis.numbers[node.name], compiler.analysis.topics(node))
+    now = unit.operator_time(compiler.analysis.numbers[node.name], compiler.analysis.topics(node))
     version, found = unit.constant("version_at", version_at), Row(function.fresh("row"), function.fresh("timestamp"))
     asked = (as_of, f"{now} - {store.history_ms}") if as_of is not None else (str(LATEST), str(LATEST))
     function.line(f"{entry} = {version}({row.value}, {asked[0]}, {asked[1]})")

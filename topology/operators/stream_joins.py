@@ -51,9 +51,9 @@ def _drop_if(function: Function, node: Node, condition: str, reason: str, first:
         function.line(function.skip)
 
 
-def _tell_when_due(compiler: Compiler, node: StreamStreamJoin, clock: str, memory: str, record: Record) -> None:
+def _tell_when_due(compiler: Compiler, node: StreamStreamJoin, operator_time: str, memory: str, record: Record) -> None:
     """Write the function that tells of records without a match when other tasks' records have moved stream time."""
-    name, due = f"{memory}_due", compiler.unit.clocks[clock].due
+    name, due = f"{memory}_due", compiler.unit.operator_times[operator_time].due
     if len(node.stores) < 3 or name in due:
         return
     due.append(name)
@@ -61,9 +61,9 @@ def _tell_when_due(compiler: Compiler, node: StreamStreamJoin, clock: str, memor
         again = compiler.unit.function(f"{name}_again")
         again.parameters = ("now",)
         again.line(f"{name}()")
-        compiler.unit.clocks[clock].stores.append(again.name)
+        compiler.unit.operator_times[operator_time].stores.append(again.name)
     function = compiler.unit.function(name)
-    _forward(compiler, function, node, f"{memory}.due({clock})", replace(record, stream_time=clock))
+    _forward(compiler, function, node, f"{memory}.due({operator_time})", replace(record, stream_time=operator_time))
 
 
 def _forward(compiler: Compiler, function: Function, node: StreamStreamJoin, pairs: str, record: Record) -> None:

@@ -103,35 +103,35 @@ def suppress(compiler: Compiler, function: Function, node: Suppress, record: Rec
     if record.old and compiler.analysis.wants_old(node):
         known = Record(None, None, None, None, record.old, None, node.name)
         before = function.value_as_bytes(known, node.value, node)
-    clock = compiler.stream_time(function, node, record)
+    operator_time = compiler.stream_time(function, node, record)
     unit = compiler.unit
     name = unit.identifier("waiting", node.name)
     make = f"make_{name}"
     if make not in unit.constants:
         unit.constant(make, partial(Waiting, node))
         unit.bind(name, f"{name} = {make}(stores)")
-        _write_due(compiler, node, name, clock)
+        _write_due(compiler, node, name, operator_time)
     function.line(f"{name}.put({key_bytes}, {value_bytes}, {before}, {record.timestamp}, process.headers)")
     if not compiler.caching:
         function.line(f"{name}_due()")
 
 
-def _write_due(compiler: Compiler, node: Suppress, name: str, clock: str) -> None:
+def _write_due(compiler: Compiler, node: Suppress, name: str, operator_time: str) -> None:
     """Write the functions that forward what need not wait any longer, each update with its own headers."""
     unit = compiler.unit
     emit = unit.function(f"{name}_emit")
     emit.parameters = ("key_bytes", "update")
     emit.line("value_bytes, timestamp = update.value, update.timestamp")
-    record = Record("key_bytes", None, node.key, "value_bytes", None, node.value, node.name, has_key=True, stream_time=clock)
+    record = Record("key_bytes", None, node.key, "value_bytes", None, node.value, node.name, has_key=True, stream_time=operator_time)
     if compiler.analysis.wants_old(node):
         emit.line(f"old = None if update.before is None else {unit.constant('decode_value', node.value.decode)}(update.before)")
         record = replace(record, old="old")
     compiler.forward(emit, node, record)
     due = unit.function(f"{name}_due")
-    with due.loop(f"for key_bytes, update in {name}.due({clock}):"):
+    with due.loop(f"for key_bytes, update in {name}.due({operator_time}):"):
         due.line(f"process.under_headers(update.headers, lambda: {name}_emit(key_bytes, update))")
     if not compiler.caching:
-        unit.clocks[clock].due.append(f"{name}_due")
+        unit.operator_times[operator_time].due.append(f"{name}_due")
 
 
 OPERATORS: Mapping[type[Node], Operator] = {Suppress: suppress}

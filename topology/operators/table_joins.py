@@ -77,7 +77,7 @@ def flush(compiler: Compiler, node: TableTableJoin) -> str:
     return function.name
 
 
-class Said(Entry):
+class LastEmitted(Entry):
     """An update that waits, and what was said of its key before."""
 
     __slots__ = ("old",)
@@ -91,13 +91,13 @@ class Waiting:
     """What a join has to say when both sides were flushed: the latest update of each key."""
 
     def __init__(self) -> None:
-        self._updates: dict[bytes, Said] = {}
+        self._updates: dict[bytes, LastEmitted] = {}
 
     def put(self, key: bytes, value: object, timestamp: int, old: object, headers: Headers | None) -> None:
         """Let an update wait. Of several of a key the first knows what was said before."""
         update = self._updates.get(key)
         if update is None:
-            update = self._updates[key] = Said(value, timestamp, old)
+            update = self._updates[key] = LastEmitted(value, timestamp, old)
         else:
             update.value, update.timestamp = value, timestamp
         update.headers = headers

@@ -1,7 +1,7 @@
 """What a `MemoryLog` holds, and what can be asked of it: topics, partitions, transactions, group offsets. Readers and writers share it under one lock.
 
 Each method is what a broker does with one request. Nothing waits, and nothing is asked of a clock; `tell` is the one step that a model of a
-cluster takes later: the coordinator has decided how a transaction ended, and a place is told.
+cluster takes later: the coordinator has decided how a transaction ended, and a participant is told.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from coopstreams.log.log import GroupFence, TopicSpec
 from coopstreams.log.memory.partition import Partition
-from coopstreams.log.memory.transactions import GroupOffsets, Offsets, Place, Producer, Session
+from coopstreams.log.memory.transactions import GroupOffsets, Offsets, Participant, Producer, Session
 from coopstreams.topology.columns import Headers, Int64s, TopicPartition
 from coopstreams.topology.errors import FencedError, LogError, OffsetOutOfRangeError, UnknownTopicError
 
@@ -149,9 +149,9 @@ class MemoryState:
             raise LogError("there is no transaction to end; begin one first")
         self._end(session.producer, commit=commit)
 
-    def tell(self, place: Place, producer: Producer, *, commit: bool) -> None:
-        """Tell a place how a transaction ended."""
-        place.mark(producer, commit=commit)
+    def tell(self, participant: Participant, producer: Producer, *, commit: bool) -> None:
+        """Tell a participant how a transaction ended."""
+        participant.mark(producer, commit=commit)
 
     def check(self, session: Session) -> None:
         """Do nothing if the session may write.
@@ -162,18 +162,18 @@ class MemoryState:
         if session.is_fenced:
             raise FencedError(f'another writer with the transactional id "{session.producer.id}" took over')
 
-    def _in_transaction(self, session: Session, place: Place) -> Producer:
-        """Return the producer, whose transaction goes to this place from now on."""
+    def _in_transaction(self, session: Session, participant: Participant) -> Producer:
+        """Return the producer, whose transaction goes to this participant from now on."""
         self.check(session)
         producer = session.producer
         if not producer.open:
             raise LogError("a transactional writer writes inside transactions only; begin one first")
-        producer.places[place] = None
+        producer.participants[participant] = None
         return producer
 
     def _end(self, producer: Producer, *, commit: bool) -> None:
-        places, producer.places = producer.places, {}
+        participants, producer.participants = producer.participants, {}
         producer.open, producer.committed = False, commit
-        for place in places:
-            self.tell(place, producer, commit=commit)
+        for participant in participants:
+            self.tell(participant, producer, commit=commit)
         self.changed.notify_all()

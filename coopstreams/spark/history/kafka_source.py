@@ -25,7 +25,7 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSource
 from pyspark.sql.types import StructType
 
 from coopstreams.log.kafka.log import KafkaLog
-from coopstreams.log.log import Position, Run
+from coopstreams.log.log import Position, RecordBatch
 from coopstreams.spark.history.rows import HISTORY, batch, columns_of, ddl, record_columns, runs_of
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
@@ -121,9 +121,9 @@ class KafkaParts(DataSourceReader):
             reader.assign({where: Position(part.start)})
             at, moved = part.start, time.monotonic()
             while at < part.end:
-                for run in reader.fetch(FETCH_RECORDS, 0.2):
-                    at, moved = run.next_offset, time.monotonic()
-                    yield from _below(run, part.end)
+                for fetched in reader.fetch(FETCH_RECORDS, 0.2):
+                    at, moved = fetched.next_offset, time.monotonic()
+                    yield from _below(fetched, part.end)
                 if time.monotonic() - moved > self._patience_s:
                     raise LogError(
                         f"{where}: nothing came for {self._patience_s:.0f} s at offset {at}, below the end {part.end}: a transaction is open there. "
@@ -134,12 +134,12 @@ class KafkaParts(DataSourceReader):
             cluster.close()
 
 
-def _below(run: Run, end: int) -> Iterator[pa.RecordBatch]:
-    columns = run.columns
-    count = sum(1 for offset in columns.offsets if offset < end) if run.next_offset > end else len(columns)
+def _below(fetched: RecordBatch, end: int) -> Iterator[pa.RecordBatch]:
+    columns = fetched.columns
+    count = sum(1 for offset in columns.offsets if offset < end) if fetched.next_offset > end else len(columns)
     if count:
         columns = columns.slice(0, count)
-        topic, partition = run.partition
+        topic, partition = fetched.partition
         yield batch(HISTORY, [[topic] * count, [partition] * count, list(columns.offsets), *record_columns(columns)])
 
 

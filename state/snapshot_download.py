@@ -6,7 +6,7 @@
     ended        the changelog has the rest; or it was given up, and nothing is there
 
 Invariant: what was given up touches no database any more, and leaves no file; who gives up waits for nobody's network.
-Invariant: a place that is silent for a minute is called off: what has come is used, and the changelog has the rest.
+Invariant: a storage that is silent for a minute is called off: what has come is used, and the changelog has the rest.
 Turned down: the executors of `concurrent.futures` (a process waits for their threads when it ends, and one of them may wait for ever); and
 ingesting over what a database has (a file's rows would win over newer ones).
 """
@@ -27,10 +27,10 @@ from pathlib import Path
 
 from coopstreams.state.database import Database
 from coopstreams.state.manifest import Slice
-from coopstreams.state.pickup import Changelog, Snapshots
-from coopstreams.state.places import GivenUpError
 from coopstreams.state.restore import Bounds
 from coopstreams.state.snapshot import Fetched
+from coopstreams.state.snapshot_restore import Changelog, Snapshots
+from coopstreams.state.storage import GivenUpError
 from coopstreams.topology.errors import SnapshotError, StateError
 from coopstreams.topology.stores import StoreSpec
 
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 AT_ONCE = 8
 """Slices that are fetched at the same time: an object store answers late and many at once."""
 PATIENCE_S = 60.0
-"""How long a place may be silent. Drivers with time-outs of their own give up sooner; a mounted folder may have none."""
+"""How long a storage may be silent. Drivers with time-outs of their own give up sooner; a mounted folder may have none."""
 
 Job = Callable[[], None]
 
@@ -54,7 +54,7 @@ class Stage(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class PickUpProgress:
+class DownloadProgress:
     """How far the slices of a store are on this machine.
 
     Units: bytes, bytes per second, seconds; `eta_s` None: cannot be told yet. `total_bytes` is 0 until they are chosen.
@@ -125,7 +125,7 @@ class Downloads:
         return self.clock() - self._moved_at > PATIENCE_S
 
 
-class Incoming:
+class SnapshotDownload:
     """What one task takes of one store: some key groups, ascending. It begins at once. One thread looks in; `progress` any."""
 
     def __init__(
@@ -161,7 +161,7 @@ class Incoming:
         self._put(downloads.choosing, partial(self._choose, partial(snapshots.chosen, spec, partition, changelog, groups, bounds, self._where)))
 
     def look(self) -> bool:
-        """Return whether it has ended: whatever came is in the database. A place that is silent is called off.
+        """Return whether it has ended: whatever came is in the database. A storage that is silent is called off.
 
         Raises:
             StateError: the database does not take it.
@@ -181,13 +181,13 @@ class Incoming:
             self._stage = Stage.ENDED
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def progress(self) -> PickUpProgress:
+    def progress(self) -> DownloadProgress:
         """Return how far it is."""
         with self._lock:
             fetched, total = min(self._bytes, self._total), self._total  # what was cut short comes twice
         seconds = self._downloads.clock() - self._began
         rate = fetched / seconds if seconds > 0 else 0.0
-        return PickUpProgress(self._spec.name, fetched, total, rate, (total - fetched) / rate if rate else None)
+        return DownloadProgress(self._spec.name, fetched, total, rate, (total - fetched) / rate if rate else None)
 
     def _choose(self, chosen: Callable[[], list[Slice]]) -> None:
         slices = chosen()
