@@ -130,14 +130,14 @@ def runs(url: str, application: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchedFile:
     """A file of a snapshot on this machine, as it was written."""
 
     file: File
     path: Path
 
 
-def fetch(storage: Storage, application: str, file: File, folder: Path, heard: Heard = nobody) -> Fetched:
+def fetch(storage: Storage, application: str, file: File, folder: Path, heard: Heard = nobody) -> FetchedFile:
     """Copy a file of a snapshot into a folder and check it.
 
     Raises:
@@ -157,7 +157,7 @@ def fetch(storage: Storage, application: str, file: File, folder: Path, heard: H
     if size != file.bytes or sha256_of(path) != file.sha256:
         path.unlink()
         raise SnapshotError(f"{where} is damaged: {size} bytes, {file.bytes} were written, or their SHA-256 differs")
-    return Fetched(file, path)
+    return FetchedFile(file, path)
 
 
 def verify(url: str, manifest: Manifest) -> Iterator[tuple[File, str]]:
@@ -177,7 +177,7 @@ def verify(url: str, manifest: Manifest) -> Iterator[tuple[File, str]]:
                         yield file, str(error)
 
 
-def _wrong(fetched: Fetched, store: str, of: Slice) -> str:
+def _wrong(fetched: FetchedFile, store: str, of: Slice) -> str:
     keys = [key for key, _ in read_sst(fetched.path)]
     file = fetched.file
     if file.family != layout.family_of(store) and (layout.parse_segment_family(file.family) or ("", 0))[0] != store:

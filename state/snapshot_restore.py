@@ -23,7 +23,7 @@ from typing import TypeVar
 from coopstreams.state.engine import Rows
 from coopstreams.state.manifest import Manifest, Slice, StoreSlices, shape_of
 from coopstreams.state.restore import Bounds
-from coopstreams.state.snapshot import Fetched, current_run, fetch, load
+from coopstreams.state.snapshot import FetchedFile, current_run, fetch, load
 from coopstreams.state.sst import read_sst, write_sst
 from coopstreams.state.storage import GivenUpError, Heard, Storage
 from coopstreams.topology.errors import SnapshotError
@@ -107,7 +107,7 @@ class Snapshots:
             log.warning('%s: snapshot "%s" is of no use here: %s. The changelog restores it.', where, manifest.run, said)
         return slices
 
-    def fetch(self, wanted: Slice, folder: Path, heard: Heard) -> list[Fetched]:
+    def fetch(self, wanted: Slice, folder: Path, heard: Heard) -> list[FetchedFile]:
         """Return the files of a slice with nothing in them but its groups: at the edge of a range they are written anew.
 
         Raises:
@@ -125,7 +125,7 @@ class Snapshots:
             written = write_sst(inside, _within(wanted, read_sst(fetched.path), heard))
             fetched.path.unlink()
             if written is not None:
-                result.append(Fetched(replace(file, entries=written.entries), inside))
+                result.append(FetchedFile(replace(file, entries=written.entries), inside))
         return result
 
     def _current(self) -> Manifest | None:

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 PATIENCE_S = 120.0
 """How long a changelog may not move before a rebuild gives up: brokers that are away, or a transaction that nobody ends."""
 
-OnProgress = Callable[["Piece", Sequence[RestoreProgress]], None]
+OnProgress = Callable[["RebuiltPartition", Sequence[RestoreProgress]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,14 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class RebuiltPartition:
     """One partition of a sub-topology, with the stores to be rebuilt there."""
 
     task: TaskId
     stores: tuple[str, ...]
 
 
-def pieces(topology: Topology, tasks: Sequence[int], wanted: Wanted) -> list[Piece]:
+def pieces(topology: Topology, tasks: Sequence[int], wanted: Wanted) -> list[RebuiltPartition]:
     """Return what there is to do, given the number of partitions of each sub-topology.
 
     Raises:
@@ -80,7 +80,7 @@ def pieces(topology: Topology, tasks: Sequence[int], wanted: Wanted) -> list[Pie
     for subtopology in topology.subtopologies:
         stores = tuple(spec.name for spec in subtopology.stores if spec.logged and (wanted.stores is None or spec.name in wanted.stores))
         partitions = [number for number in range(tasks[subtopology.id]) if wanted.partitions is None or number in wanted.partitions]
-        result += [Piece(TaskId(subtopology.id, number, whole_slices(wanted.key_range)), stores) for number in partitions if stores]
+        result += [RebuiltPartition(TaskId(subtopology.id, number, whole_slices(wanted.key_range)), stores) for number in partitions if stores]
     return result
 
 
@@ -122,7 +122,7 @@ class Rebuilder:
         self._ids: dict[str, str] = {}
         """Of the changelogs that are rebuilt, before anything of them was read."""
 
-    def pieces(self, wanted: Wanted) -> list[Piece]:
+    def pieces(self, wanted: Wanted) -> list[RebuiltPartition]:
         """Return what there is to do.
 
         Raises:
@@ -137,7 +137,7 @@ class Rebuilder:
         self._ids = {topic: self._log.topic_id(topic) for topic in needed}
         return result
 
-    def rebuild(self, piece: Piece, on_progress: OnProgress) -> dict[str, list[Slice]]:
+    def rebuild(self, piece: RebuiltPartition, on_progress: OnProgress) -> dict[str, list[Slice]]:
         """Return the slices of a piece, by store; they are in the storage, and nobody sees them before `publish`.
 
         Raises:
@@ -176,7 +176,7 @@ class Rebuilder:
         snapshot.publish(self._url, manifest)
         return manifest
 
-    def _restore(self, piece: Piece, subtopology: SubTopology, database: Database, folder: Path, on_progress: OnProgress) -> None:
+    def _restore(self, piece: RebuiltPartition, subtopology: SubTopology, database: Database, folder: Path, on_progress: OnProgress) -> None:
         snapshots = None if self._afresh else Snapshots(self._url, self._application, folder / "snapshots")
         restoring = Restoring(self._log, self._changelog, snapshots)
         try:
@@ -185,7 +185,7 @@ class Rebuilder:
         finally:
             restoring.close()
 
-    def _subtopology(self, piece: Piece) -> SubTopology:
+    def _subtopology(self, piece: RebuiltPartition) -> SubTopology:
         whole = next(each for each in self._topology.subtopologies if each.id == piece.task.subtopology)
         return replace(whole, stores=tuple(spec for spec in whole.stores if spec.name in piece.stores))
 

@@ -12,11 +12,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from coopstreams.admin.rebuild import Piece, Rebuilder, Wanted
+from coopstreams.admin.rebuild import Rebuilder, RebuiltPartition, Wanted
 from coopstreams.commands.loading import load_topology
 from coopstreams.commands.settings import configure_logging, flags
 from coopstreams.commands.snapshots import megabytes
-from coopstreams.commands.source_rebuild import Request, from_source
+from coopstreams.commands.source_rebuild import SourceRebuildRequest, from_source
 from coopstreams.common.config import Config, settings_of
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.state.manifest import Manifest, Slice
@@ -75,7 +75,9 @@ def rebuild(
         if afresh:
             raise ConfigError("--afresh is for a rebuild from the changelogs; from the source there is no other")
         from_source(
-            topology, checked, Request(wanted, ranges or 4, dry_run=dry_run, incomplete=incomplete, work=work, resume=resume, cores=cores or "*")
+            topology,
+            checked,
+            SourceRebuildRequest(wanted, ranges or 4, dry_run=dry_run, incomplete=incomplete, work=work, resume=resume, cores=cores or "*"),
         )
         return
     if (ranges, work, resume) != (None, None, None) or dry_run or incomplete:
@@ -106,7 +108,7 @@ def _in_spark(topology: Topology, config: Config, wanted: Wanted, cores: str, *,
         return rebuild_in_spark(topology, config, spark=spark, wanted=wanted, afresh=afresh)
 
 
-def _rebuilt(rebuilder: Rebuilder, pieces: Iterable[Piece]) -> dict[str, list[Slice]]:
+def _rebuilt(rebuilder: Rebuilder, pieces: Iterable[RebuiltPartition]) -> dict[str, list[Slice]]:
     """Rebuild the pieces, one after the other, with a bar for each."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     found: dict[str, list[Slice]] = {}
@@ -114,7 +116,7 @@ def _rebuilt(rebuilder: Rebuilder, pieces: Iterable[Piece]) -> dict[str, list[Sl
         for piece in pieces:
             bar = bars.add_task(f"{piece.task} {', '.join(piece.stores)}", total=None)
 
-            def show(_: Piece, stores: Sequence[RestoreProgress], bar: object = bar) -> None:
+            def show(_: RebuiltPartition, stores: Sequence[RestoreProgress], bar: object = bar) -> None:
                 bars.update(bar, total=sum(one.target for one in stores) or None, completed=sum(one.position for one in stores))  # type: ignore[arg-type]
 
             for name, slices in rebuilder.rebuild(piece, show).items():

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SourceRebuildRequest:
     """What was typed."""
 
     wanted: Wanted
@@ -32,7 +32,7 @@ class Request:
     cores: str
 
 
-def from_source(topology: Topology, config: Config, request: Request) -> None:
+def from_source(topology: Topology, config: Config, request: SourceRebuildRequest) -> None:
     """Make the changelogs what the source topics say, and print how they differed.
 
     Raises:

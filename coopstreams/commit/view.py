@@ -122,7 +122,7 @@ class Winner(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class PartitionStart:
     """Where a task begins on one source partition.
 
     Shape: `segments` tile the range. `committed` is the plain offset found, its term filled in. `claim`: under at-least-once these segments
@@ -161,7 +161,7 @@ TILINGS = 64
 """Tilings that are kept at most: of the partitions that this process commits, and so asks about again and again."""
 
 
-class View:
+class CommitView:
     """The individual commits of one group, as far as they were read. Not thread-safe: `follower.Follower` guards one.
 
     They are kept as they were written, packed, and decoded when they are asked for: 50 bytes a key range instead of 990 (measured).
@@ -234,13 +234,13 @@ class View:
         """Whether individual commits went away on which this plain offset rests: their topic was made anew, or its records were deleted."""
         return committed is not None and committed.beside >= max(1, committed.term or 0) and self.highest(partition) < committed.beside
 
-    def open(self, partition: TopicPartition, covered: KeyRange, committed: Committed | None, reset: Position) -> Opening:
+    def open(self, partition: TopicPartition, covered: KeyRange, committed: Committed | None, reset: Position) -> PartitionStart:
         """Return where a task with this range begins. Only behind the barrier, with the plain offset fetched after it."""
         pieces = self.resolve(partition, covered)
         segments = combine(pieces, committed, reset)
         claim = not covered.is_whole or any(self._entries(partition))
         begins = committed is None and any(isinstance(piece, Hole) for piece in pieces)
-        return Opening(self.next_term(partition, committed), tuple(segments), committed, claim, begins, self._named(partition, covered))
+        return PartitionStart(self.next_term(partition, committed), tuple(segments), committed, claim, begins, self._named(partition, covered))
 
     def stable(self, partition: TopicPartition, committed: Committed | None, own: Sequence[Segment] = ()) -> Position | None:
         """Return the position below which everything is done over the whole hash space; None while some hash never committed.

@@ -21,7 +21,7 @@ from coopstreams.consumer.filters import Filter
 from coopstreams.consumer.group_assignment import assign_consumers, topic_number, topic_numbers
 from coopstreams.consumer.ownership import Alone, Openings, Shared
 from coopstreams.consumer.policies import Policies
-from coopstreams.consumer.session import RangesCallback, Session
+from coopstreams.consumer.session import ConsumerSession, RangesCallback
 from coopstreams.consumer.settings import ConsumerConfig
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.group.coordinator import connector
@@ -44,7 +44,7 @@ def transactional_ids(group: str) -> tuple[str, str]:
     return f"{group}-consumer-{life}", f"{group}-consumer-{life}-commit"
 
 
-def alone(config: ConsumerConfig, log: KafkaLog, wanted: Mapping[TopicPartition, tuple[KeyRange, ...]], filter_: Filter | None) -> Session:
+def alone(config: ConsumerConfig, log: KafkaLog, wanted: Mapping[TopicPartition, tuple[KeyRange, ...]], filter_: Filter | None) -> ConsumerSession:
     """Return a session for these key ranges; see `CooperativeConsumer.assign`."""
     policies = Policies(log, config["replication.factor"])
     _check(config, log, policies, wanted)
@@ -71,7 +71,7 @@ def shared(
     listeners: Mapping[str, RangesCallback | None],
     *,
     parts: bool,
-) -> Session:
+) -> ConsumerSession:
     """Return a session of a member that joins the group; see `CooperativeConsumer.subscribe`."""
     group = config["group.id"]
     policies = Policies(log, config["replication.factor"])
@@ -126,7 +126,7 @@ def _session(
     *,
     parts: bool,
     follower: Follower | None = None,
-) -> Session:
+) -> ConsumerSession:
     follower = follower or Follower(log, config["group.id"], replication=config["replication.factor"])
     follower.check_policy()
 
@@ -147,7 +147,7 @@ def _session(
     log.timeout_s = timeout_s  # for the writer's life: brokers have been found by now
     committing = Committing(log, follower, transactional_id, timeout_s, in_offset_order=in_offset_order)
     log.timeout_s = STEADY_S
-    return Session(config, ownership, follower, openings, fetching, committing, policies, inbox, listeners, parts=parts)
+    return ConsumerSession(config, ownership, follower, openings, fetching, committing, policies, inbox, listeners, parts=parts)
 
 
 def _check(config: ConsumerConfig, log: KafkaLog, policies: Policies, wanted: Mapping[TopicPartition, tuple[KeyRange, ...]]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from coopstreams.consumer.filters import Filter
-from coopstreams.consumer.refetching import Refetching, Request
+from coopstreams.consumer.refetching import Refetch, Refetching
 from coopstreams.consumer.share import ConsumerRecord, Share
 from coopstreams.log.log import Position, Reader
 from coopstreams.topology.columns import TopicPartition
@@ -67,7 +67,7 @@ class Fetching:
         self.catch_up()
         for share in self._shares():
             if (offsets := share.ask()) is not None:
-                self._again.ask(Request(share.at, offsets, share.waiting))
+                self._again.ask(Refetch(share.at, offsets, share.waiting))
         batches = self._reader.fetch(most, 0.0 if self._again else timeout_s)
         for batch in batches:
             partition = self._partitions.get(batch.partition)

@@ -54,7 +54,7 @@ Ranges = dict[TopicPartition, tuple[KeyRange, ...]]
 RangesCallback = Callable[[Ranges], object]
 
 
-class Session:
+class ConsumerSession:
     """The key ranges of a consumer. The parts are made by the consumer; this is how they work together."""
 
     def __init__(

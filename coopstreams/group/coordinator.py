@@ -218,7 +218,7 @@ class GroupCoordinator:
         """Have the group keep offsets."""
         self._ask(requests.commit_offsets(fence, offsets), timeout_ms)
 
-    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> requests.Fetched:
+    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> requests.FetchedOffset:
         """Return the group's offsets."""
         return self._ask(requests.fetch_offsets(self._group, partitions, stable=stable))
 

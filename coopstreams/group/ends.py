@@ -21,7 +21,7 @@ from kafka import errors
 from coopstreams.group import end_requests, requests
 from coopstreams.group.connection import Connection
 from coopstreams.group.end_requests import EndsThere, Views
-from coopstreams.group.leadership import Choice, View, choose
+from coopstreams.group.leadership import BrokerView, Choice, choose
 from coopstreams.topology.columns import TopicPartition
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class Ends:
         return answers
 
     def _choose(self, answers: Mapping[int, Views], at: TopicPartition) -> Choice | None:
-        views: dict[int, View | None] = {broker: known.of.get(at) for broker, known in answers.items()}
+        views: dict[int, BrokerView | None] = {broker: known.of.get(at) for broker, known in answers.items()}
         return choose(views, self._min_isr.get(at.topic, (NOT_TOLD, 0.0))[0])
 
     async def _ends(self, chosen: Mapping[TopicPartition, Choice], give_up: float) -> tuple[dict[TopicPartition, int], dict[TopicPartition, str]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from coopstreams.common.host import SYSTEM, Host
 
 
-class Gate:
+class CommitGate:
     """Any number of commits, or one join."""
 
     def __init__(self, host: Host = SYSTEM) -> None:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.group import requests
 from coopstreams.group.codec import decode_assignment, decode_subscription, encode_assignments, encode_subscription
-from coopstreams.group.gate import Gate
+from coopstreams.group.gate import CommitGate
 from coopstreams.group.holdings import Assigned, GroupEvent, Holdings, Lost, Refused
 from coopstreams.group.joining import Connector, Timings
 from coopstreams.group.members import Assignment, Cluster, MemberInfo, MemberState
@@ -84,7 +84,7 @@ class GroupMember:
         self._assign = assign
         self._on_event = on_event
         self._alive = alive
-        self._gate = Gate(host)
+        self._gate = CommitGate(host)
         self._lock = threading.RLock()
         self._holdings = Holdings(info().process)
         self._closed = False
@@ -215,7 +215,7 @@ class GroupMember:
         """
         return settled_offsets(self.fetch_offsets, self.group, partitions, (timeout_ms or self._timings.request) / 1000, self._host)
 
-    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> requests.Fetched:
+    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> requests.FetchedOffset:
         """Return what is known of these partitions now (of all: None). `stable`: but for those that an open transaction may still change.
 
         Raises:

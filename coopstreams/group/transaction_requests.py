@@ -34,7 +34,7 @@ class Leaders:
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class PartitionAnswers:
     """What a broker says of partitions: who has a transaction open in each, or the error in its place."""
 
     open: Mapping[TopicPartition, tuple[Open, ...]]
@@ -82,11 +82,11 @@ def list_ended() -> Exchange[dict[int, str]]:
     return Exchange("listing transactions that have ended", request, read)
 
 
-def describe_producers(partitions: Iterable[TopicPartition]) -> Exchange[Answers]:
+def describe_producers(partitions: Iterable[TopicPartition]) -> Exchange[PartitionAnswers]:
     """Ask a broker who has a transaction open in partitions that it leads."""
     topics = [DescribeProducersRequest.TopicRequest(name=topic, partition_indexes=numbers) for topic, numbers in _by_topic(partitions).items()]
 
-    def read(response: Any) -> Answers:
+    def read(response: Any) -> PartitionAnswers:
         found: dict[TopicPartition, tuple[Open, ...]] = {}
         refused: dict[TopicPartition, errors.KafkaError] = {}
         for topic in response.topics:
@@ -100,7 +100,7 @@ def describe_producers(partitions: Iterable[TopicPartition]) -> Exchange[Answers
                         for one in partition.active_producers
                         if one.current_txn_start_offset >= 0
                     )
-        return Answers(found, refused)
+        return PartitionAnswers(found, refused)
 
     return Exchange("asking for open transactions", DescribeProducersRequest(topics=topics), read)
 

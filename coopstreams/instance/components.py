@@ -24,7 +24,7 @@ from coopstreams.group.members import MemberInfo
 from coopstreams.group.membership import GroupMember
 from coopstreams.group.versions import assign_active
 from coopstreams.instance.deployed import Deployed
-from coopstreams.instance.subscription import Subscription
+from coopstreams.instance.subscription import PatternSubscription
 from coopstreams.instance.task_registry import TaskRegistry
 from coopstreams.instance.watcher import Watcher
 from coopstreams.instance.wiring import KAFKA, Wiring
@@ -228,9 +228,9 @@ class Components:
         """The topics that each sub-topology reads."""
         return {part.id: part.topics for part in self.topology.subtopologies}
 
-    def subscription(self, emit: Callable[[Event], None]) -> Subscription:
+    def subscription(self, emit: Callable[[Event], None]) -> PatternSubscription:
         """Return the thread that looks for new topics, not yet started."""
-        return Subscription(self.log, self.built, self.config, self.resolved, emit, self.host)
+        return PatternSubscription(self.log, self.built, self.config, self.resolved, emit, self.host)
 
     def thread(self, number: int, member: GroupMember, emit: Callable[[Event], None]) -> StreamThread:
         """Return a stream thread, not yet started."""

@@ -29,7 +29,7 @@ from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.log import Log, Position, RecordBatch, TopicSpec
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError, TopologyChangedError
-from coopstreams.topology.graph.changes import Change, Verdict, changes, weighed, word_of
+from coopstreams.topology.graph.changes import TopologyChange, Verdict, changes, weighed, word_of
 from coopstreams.topology.graph.outline import Outline, outline, read_outline
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.naming import topology_topic
@@ -123,7 +123,7 @@ class Deployed:
             writer.append(self.topic, [_KEY], [told], [self._host.wall_ms()], partitions=0)
             writer.flush(_TIMEOUT_S)
 
-    def holds(self, change: Change) -> bool:
+    def holds(self, change: TopologyChange) -> bool:
         """Whether there is anything in the topic of a change; in a repartition topic: anything that was not processed."""
         assert change.topic is not None
         partitions = [TopicPartition(change.topic, number) for number in range(self._log.partitions([change.topic]).get(change.topic, 0))]
@@ -157,7 +157,7 @@ class Deployed:
                         left.discard(batch.partition)
 
 
-def refusal(application: str, refused: Iterable[Change], word: str) -> str:
+def refusal(application: str, refused: Iterable[TopologyChange], word: str) -> str:
     """Return why a version does not start, as a sentence or two for each thing, and how to insist."""
     told = "".join(f"\n  {change.what} {change.name} {_is(change.verdict)}: {change.why}.\n    Cure: {change.cure}." for change in refused)
     return (

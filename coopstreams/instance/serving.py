@@ -15,12 +15,13 @@ from coopstreams.group.versions import short
 from coopstreams.instance.instance import Instance
 from coopstreams.instance.task_registry import State
 from coopstreams.log.log import NO_STREAM_TIME
-from coopstreams.opening.opener import Waiting
+from coopstreams.opening.opener import TaskWait
 from coopstreams.query.backend import (
     DownloadStatus,
     Health,
     NotOpen,
     OpenView,
+    Peer,
     Placement,
     Reason,
     RestoreStatus,
@@ -30,10 +31,9 @@ from coopstreams.query.backend import (
     TaskState,
     TaskStatus,
 )
-from coopstreams.query.backend import Instance as Peer
 from coopstreams.query.catalog import stores_of
 from coopstreams.state.database import Database
-from coopstreams.state.views import GlobalView, StoreView
+from coopstreams.state.views import GlobalView, KeyRangeView
 from coopstreams.tasks.tally import dropped
 from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import TopicPartition
@@ -52,7 +52,7 @@ class TaskView:
         self._serving = serving
         self._opened = task
         self._database: Database = serving.pin(task.id)
-        self.store = StoreView(self._database, spec, [task.id.range])
+        self.store = KeyRangeView(self._database, spec, [task.id.range])
 
     def stream_time(self, topic: str) -> int:
         """Return how far stream time is in a topic of the task, for what was read before."""
@@ -188,7 +188,7 @@ class Serving:
     def _task(self, id_: TaskId, state: State) -> TaskStatus:
         word: TaskState = {State.WAITING: "waiting", State.OPENING: "restoring", State.RUNNING: "running", State.CLOSING: "closing"}[state]  # type: ignore[assignment]
         task, sample = self._instance.tasks.get(id_), self._instance.stall_detector.samples.get(id_)
-        waits = self._instance.opener.waits_for(id_) if state is State.OPENING else Waiting("")
+        waits = self._instance.opener.waits_for(id_) if state is State.OPENING else TaskWait("")
         restore = tuple(RestoreStatus(r.store, r.read, r.remaining, r.rate, r.eta_s) for r in waits.restores)
         download = tuple(DownloadStatus(p.store, p.fetched_bytes, p.total_bytes, p.rate, p.eta_s) for p in waits.downloads)
         if task is None:

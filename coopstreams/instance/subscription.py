@@ -31,7 +31,7 @@ UNKNOWN_FOR_S = 3.0
 """How long a topic may be unknown before it is gone."""
 
 
-class Subscription:
+class PatternSubscription:
     """Looks, and emits `Matched` for what is new."""
 
     def __init__(

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from coopstreams.commit.positions import Coordinator
-from coopstreams.commit.view import Opening
+from coopstreams.commit.positions import OffsetStore
+from coopstreams.commit.view import PartitionStart
 from coopstreams.log.log import Log
 from coopstreams.tasks.resolved_topology import ResolvedTopology
 from coopstreams.topology.columns import TopicPartition
@@ -34,14 +34,14 @@ class Begun:
 
     group: str
     log: Log
-    coordinator: Coordinator
+    coordinator: OffsetStore
     resolved: Callable[[], ResolvedTopology]
     changelog: Callable[[StoreSpec], str]
     new: Callable[[], Collection[str]] = frozenset
     """The repartition topics that only this version of the topology reads: a store that it feeds them into had its positions in others."""
     _looked: bool = field(default=False, init=False)
 
-    def check(self, task: TaskId, openings: Mapping[TopicPartition, Opening], individual: Callable[[], Iterable[TopicPartition]]) -> None:
+    def check(self, task: TaskId, openings: Mapping[TopicPartition, PartitionStart], individual: Callable[[], Iterable[TopicPartition]]) -> None:
         """Do nothing if a task has a position, or has never begun. `individual`: the partitions of which there are individual commits.
 
         Raises:

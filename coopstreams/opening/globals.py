@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from coopstreams.common.config import Config
-from coopstreams.common.host import SYSTEM, Host, Worker
+from coopstreams.common.host import SYSTEM, Host, HostThread
 from coopstreams.log.log import Log, Position, Writer
 from coopstreams.state.global_table import GlobalRows
 from coopstreams.state.global_updates import rows_of
@@ -63,7 +63,7 @@ class Globals:
         self._timeout_s = config["transaction.timeout.ms"] / 1000
         self._on_failure = handler(None, config, count, self._dead_letter, sayings)
         self._stopped = host.signal()
-        self._thread: Worker | None = None
+        self._thread: HostThread | None = None
 
     def load(self, cancelled: Callable[[], bool]) -> None:
         """Read the topics to the ends they have now, or until it is cancelled.

@@ -45,7 +45,7 @@ RETRY_S = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class TaskWait:
     """What a task that is not yet open waits for, in words; and how far each store is that is restored, or comes from a snapshot."""
 
     why: str
@@ -128,22 +128,22 @@ class Opener:
         if self._thread.is_alive():
             self._thread.join(10)
 
-    def waits_for(self, task: TaskId) -> Waiting:
+    def waits_for(self, task: TaskId) -> TaskWait:
         """Return what a task that is not yet open waits for. Any thread."""
         opening = self._openings.get(task)
         if not self._positions.sources(task):
-            return Waiting("topics that match a pattern: this process has not seen them yet")
+            return TaskWait("topics that match a pattern: this process has not seen them yet")
         trouble = f", which failed and is done again: {self._trouble}" if self._trouble else ""
         if opening is None or opening.barrier is None:
-            return Waiting(f"its turn with the opener{trouble}")
+            return TaskWait(f"its turn with the opener{trouble}")
         if unreadable := self._follower.trouble:
-            return Waiting(f"the group's progress to be readable: {unreadable}")
+            return TaskWait(f"the group's progress to be readable: {unreadable}")
         if not self._follower.passed(opening.barrier):
-            return Waiting(f"the barrier: offset {opening.barrier} of {self._follower.partition}, known up to {self._follower.tail}{trouble}")
+            return TaskWait(f"the barrier: offset {opening.barrier} of {self._follower.partition}, known up to {self._follower.tail}{trouble}")
         if opening.progress is None:
-            return Waiting(f"{self._positions.waits_for(task)}{trouble}")
+            return TaskWait(f"{self._positions.waits_for(task)}{trouble}")
         restores, downloads = self._restoring.progress(task), self._restoring.downloading(task)
-        return Waiting("its state to be restored from a snapshot" if downloads else "its state to be restored", restores, downloads)
+        return TaskWait("its state to be restored from a snapshot" if downloads else "its state to be restored", restores, downloads)
 
     def _run(self) -> None:
         try:

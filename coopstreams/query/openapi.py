@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, get_args
 from coopstreams.query.backend import Kind
 
 if TYPE_CHECKING:
-    from coopstreams.query.service import Limits
+    from coopstreams.query.service import RequestLimits
 
 Schema = dict[str, Any]
 
 _RETRY = "Nobody can answer now: a task moves or is restored, or its owner does not answer. Ask again after `retry_after_ms`."
 
 
-def description(limits: Limits) -> Schema:
+def description(limits: RequestLimits) -> Schema:
     """Return the OpenAPI document."""
     return {
         "openapi": "3.1.0",
@@ -31,7 +31,7 @@ def description(limits: Limits) -> Schema:
     }
 
 
-def _paths(limits: Limits) -> Schema:
+def _paths(limits: RequestLimits) -> Schema:
     store, key, local = _path("store", "Name of a store."), _path("key", _KEY), _query("local", _BOOLEAN, "Answer from this instance only.")
     limit = _query("limit", {**_WHOLE, "minimum": 1, "maximum": limits.max_entries, "default": limits.entries}, "Most entries in an answer.")
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from coopstreams.query.backend import Health, Instance, Owner, Placement, Reason, Status, StoreInfo, TaskStatus
+from coopstreams.query.backend import Health, Owner, Peer, Placement, Reason, Status, StoreInfo, TaskStatus
 from coopstreams.query.formats import show_key
 from coopstreams.query.router import KeyLocation, owner_of
 from coopstreams.topology.keys import key_group
@@ -19,7 +19,7 @@ def metadata(placement: Placement, stores: Mapping[str, StoreInfo], status: Stat
     own = {task.task: task for task in status.tasks}
     kept = _stores_by_subtopology(stores.values())
 
-    def task(instance: Instance, id_: TaskId) -> Report:
+    def task(instance: Peer, id_: TaskId) -> Report:
         known = own.get(id_) if instance.id == placement.here else None
         return _task_place(id_) | {
             "stores": kept.get(id_.subtopology, []),
@@ -91,7 +91,7 @@ def instance_status(placement: Placement, url: str | None, status: Status) -> Re
     }
 
 
-def unreachable_status(instance: Instance, error: Exception) -> Report:
+def unreachable_status(instance: Peer, error: Exception) -> Report:
     """Return what is known of an instance that does not answer: what the last assignment says."""
     return {
         "id": instance.id,

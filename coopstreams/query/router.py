@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from coopstreams.query.backend import Instance, Owner, Placement, StoreInfo
+from coopstreams.query.backend import Owner, Peer, Placement, StoreInfo
 from coopstreams.topology.errors import AssignmentError
 from coopstreams.topology.keys import KeyRange, check_tiling, key_hash, partition_of
 from coopstreams.topology.task_id import TaskId
@@ -93,7 +93,7 @@ def route(placement: Placement, store: StoreInfo, at: KeyLocation, asked: Asked 
     return Elsewhere(owner, owner.instance.url) if asked == "local" else There(owner, owner.instance.url)
 
 
-def scatter(placement: Placement, store: StoreInfo) -> Sequence[Instance] | Moving:
+def scatter(placement: Placement, store: StoreInfo) -> Sequence[Peer] | Moving:
     """Return the instances that together own a store, this one first."""
     owners = [owner for partition in range(store.partitions) for owner in _owners(placement, store, partition)]
     missing = coverage_gap(store, ((owner.task.partition, owner.task.range) for owner in owners))

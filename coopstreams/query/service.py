@@ -21,10 +21,10 @@ import msgspec
 import orjson
 
 from coopstreams.query import reports
-from coopstreams.query.backend import Backend, Instance, Kind, StoreInfo
+from coopstreams.query.backend import Backend, Kind, Peer, StoreInfo
 from coopstreams.query.formats import parse_key
 from coopstreams.query.local import LocalReader, Times
-from coopstreams.query.pages import Page, Part, Query, page_of
+from coopstreams.query.pages import Page, PartialPage, Query, page_of
 from coopstreams.query.paths import key_batches, piece, store_path
 from coopstreams.query.peers import Peers
 from coopstreams.query.problems import bad_request, moving, not_owner, unknown_store
@@ -41,7 +41,7 @@ WITH_VALUES: Collection[Kind] = ("key_value", "versioned", "global")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """What a request may take. Units: entries, keys, seconds."""
 
     entries: int = 1000
@@ -64,7 +64,7 @@ class QueryService:
     Scans have threads of their own, so that they never delay a read by key.
     """
 
-    def __init__(self, backend: Backend, peers: Peers, limits: Limits) -> None:
+    def __init__(self, backend: Backend, peers: Peers, limits: RequestLimits) -> None:
         self.backend = backend
         self.limits = limits
         self._peers = peers
@@ -149,7 +149,7 @@ class QueryService:
                 raise moving(instances.reason)
             path = _part_path(store, query)
 
-            async def part(instance: Instance) -> Part | bytes:
+            async def part(instance: Peer) -> PartialPage | bytes:
                 if instance.id == placement.here:
                     return await self._part(store, query)
                 return await self._peers.ask(instance, path, self.limits.request_s)
@@ -227,12 +227,12 @@ class QueryService:
             raise not_owner(decision.owner.instance.id, decision.url)
         return decision
 
-    def _split(self, store: StoreInfo, locations: Sequence[KeyLocation], asked: Asked) -> tuple[list[int], list[tuple[Instance, list[int]]]]:
+    def _split(self, store: StoreInfo, locations: Sequence[KeyLocation], asked: Asked) -> tuple[list[int], list[tuple[Peer, list[int]]]]:
         """Return the indices of the keys that are here, and of those with each other owner."""
         if store.kind == "global":
             return list(range(len(locations))), []
         here: list[int] = []
-        there: dict[str, tuple[Instance, list[int]]] = {}
+        there: dict[str, tuple[Peer, list[int]]] = {}
         for index, at in enumerate(locations):
             decision = self._decide(store, at, asked)
             if isinstance(decision, Here):
@@ -255,20 +255,20 @@ class QueryService:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    async def _ask_points(self, store: StoreInfo, owner: Instance, texts: Sequence[str]) -> list[Any]:
+    async def _ask_points(self, store: StoreInfo, owner: Peer, texts: Sequence[str]) -> list[Any]:
         entries: list[Any] = []
         for query in key_batches(texts):
             answer = await self._peers.ask(owner, store_path(store.name, f"keys?{query}"), self.limits.forward_s)
             entries += orjson.loads(answer)["entries"]
         return entries
 
-    async def _part(self, store: StoreInfo, query: Query) -> Part:
+    async def _part(self, store: StoreInfo, query: Query) -> PartialPage:
         return await self._run(self._scans, lambda: self._local.part(store, query, self.limits.request_s))
 
-    async def _ask_all(self, path: str) -> list[tuple[Instance, Mapping[str, Any] | QueryError]]:
+    async def _ask_all(self, path: str) -> list[tuple[Peer, Mapping[str, Any] | QueryError]]:
         placement = self.backend.placement()
 
-        async def ask(instance: Instance) -> tuple[Instance, Mapping[str, Any] | QueryError]:
+        async def ask(instance: Peer) -> tuple[Peer, Mapping[str, Any] | QueryError]:
             try:
                 if instance.url is None:
                     raise moving(f"instance {instance.id} serves no queries (yet)")
@@ -283,13 +283,13 @@ class QueryService:
         return await asyncio.get_running_loop().run_in_executor(pool, read)
 
 
-def _put_together(store: StoreInfo, query: Query, answers: Sequence[Part | bytes]) -> Page:
+def _put_together(store: StoreInfo, query: Query, answers: Sequence[PartialPage | bytes]) -> Page:
     """Return the page of these parts; takes a while when they are large.
 
     Raises:
         QueryError: TASK_MOVING: together they do not cover the store, or two have the same range.
     """
-    parts = [msgspec.msgpack.decode(answer, type=Part) if isinstance(answer, bytes) else answer for answer in answers]
+    parts = [msgspec.msgpack.decode(answer, type=PartialPage) if isinstance(answer, bytes) else answer for answer in answers]
     gap = coverage_gap(store, ((cover.partition, cover.range) for part in parts for cover in part.covers))
     if gap is not None:
         raise moving(f"{gap}: moving or being restored")

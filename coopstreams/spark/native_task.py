@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from coopstreams.spark.native_frames import Facts
-from coopstreams.spark.task import Running, TaskWork, attempt
+from coopstreams.spark.task import TaskAttempt, TaskWork, attempt
 from coopstreams.topology.stores import window_key
 
 
@@ -27,11 +27,11 @@ class NativeWork:
         """Yield how the task went."""
         return attempt(batches, self._begin)
 
-    def _begin(self, number: int, closing: ExitStack) -> Running:
+    def _begin(self, number: int, closing: ExitStack) -> TaskAttempt:
         return _Folded(self.work, number, closing, self.facts.get(number))
 
 
-class _Folded(Running):
+class _Folded(TaskAttempt):
     """One attempt of one task."""
 
     def __init__(self, work: TaskWork, number: int, closing: ExitStack, facts: Facts | None) -> None:

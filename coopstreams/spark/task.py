@@ -126,10 +126,10 @@ class TaskWork:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield what the task forwards, and how it went."""
-        return attempt(batches, partial(Running, self))
+        return attempt(batches, partial(TaskAttempt, self))
 
 
-def attempt(batches: Iterable[pa.RecordBatch], begin: Callable[[int, ExitStack], Running]) -> Iterator[pa.RecordBatch]:
+def attempt(batches: Iterable[pa.RecordBatch], begin: Callable[[int, ExitStack], TaskAttempt]) -> Iterator[pa.RecordBatch]:
     """Yield what a task makes of its rows; it is begun with its number and what its resources are to be closed with."""
     rows = (each for each in batches if each.num_rows)
     first = next(rows, None)
@@ -143,7 +143,7 @@ def attempt(batches: Iterable[pa.RecordBatch], begin: Callable[[int, ExitStack],
         yield from running.finish()
 
 
-class Running:
+class TaskAttempt:
     """One attempt of one task."""
 
     def __init__(self, work: TaskWork, number: int, closing: ExitStack) -> None:

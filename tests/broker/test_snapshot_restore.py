@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Producer
 
 from coopstreams import CoopStreams
-from coopstreams.admin.rebuild import Piece, Rebuilder, Wanted, logged, pieces
+from coopstreams.admin.rebuild import Rebuilder, RebuiltPartition, Wanted, logged, pieces
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.opening.restoring import Restoring, Uncounted
 from coopstreams.query.client import QueryClient
@@ -51,7 +51,7 @@ def rebuilt(cluster: KafkaLog, counting: Counting, url: str, wanted: Wanted | No
     """Rebuild and publish; return the manifest and how many changelog records were read."""
     rebuilder = Rebuilder(cluster, counting.topology, counting.application, url, afresh=afresh)
     found: dict[str, list[Slice]] = {}
-    read: dict[Piece, int] = {}
+    read: dict[RebuiltPartition, int] = {}
     for piece in rebuilder.pieces(wanted or Wanted()):
         for store, slices in rebuilder.rebuild(
             piece, lambda at, stores: read.update({at: max((s.read for s in stores), default=read.get(at, 0))})
@@ -223,7 +223,7 @@ class PickedUp(Uncounted):
 
 
 def restored(
-    cluster: KafkaLog, application: str, whole: SubTopology, piece: Piece, folder: Path, url: str | None
+    cluster: KafkaLog, application: str, whole: SubTopology, piece: RebuiltPartition, folder: Path, url: str | None
 ) -> tuple[dict[str, list[tuple[bytes, bytes]]], int]:
     """Restore a piece into an empty database; return the visible rows of each store, and how many keys came from a snapshot."""
     counts = PickedUp()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from coopstreams.commit.progress import Author, Progress
 from coopstreams.commit.record import Segment
-from coopstreams.commit.view import Opening
+from coopstreams.commit.view import PartitionStart
 from coopstreams.consumer.fetching import Fetching
 from coopstreams.consumer.refetching import JUMP, span
 from coopstreams.consumer.share import ConsumerRecord, Share
@@ -60,7 +60,7 @@ class Scene:
         self.out: list[ConsumerRecord] = []
         self.shares = []
         for covered, position in zip(KeyRange.split(len(positions)), positions, strict=True):
-            opening = Opening(1, (Segment(covered, position),), None, claim=False)
+            opening = PartitionStart(1, (Segment(covered, position),), None, claim=False)
             share = Share(TaskId(0, 0, covered), Progress(covered, {AT: opening}, Author("g", 1, "t")), 1, in_flight)
             self.shares.append(share)
             self.fetching.open(share)

@@ -10,7 +10,7 @@ from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions
 from coopstreams.commit.record import CommitKey, CommitValue, Segment, decode_value, encode_key, encode_value
 from coopstreams.common.config import Config
-from coopstreams.group.requests import Fetched
+from coopstreams.group.requests import FetchedOffset
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.opening.begun import Begun
@@ -45,9 +45,9 @@ class Application:
         self.positions = Positions(self.log, self, self.follower, resolved.sources, "earliest", "a", begun=begun)
         self.writer = self.log.writer()
 
-    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> Fetched:
+    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:
         assert stable is not None
-        return Fetched({at: self.offsets.get(at) for at in partitions or ()})
+        return FetchedOffset({at: self.offsets.get(at) for at in partitions or ()})
 
     def write(self, topic: str, partition: int, key: bytes = b"k", value: bytes | None = b"v") -> None:
         self.writer.append(topic, [key], [value], [1], partitions=partition)

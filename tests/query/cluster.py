@@ -18,9 +18,9 @@ from coopstreams.query.backend import (
     DownloadStatus,
     Health,
     History,
-    Instance,
     NotOpen,
     OpenView,
+    Peer,
     Placement,
     Reason,
     RestoreStatus,
@@ -30,7 +30,7 @@ from coopstreams.query.backend import (
     TaskStatus,
 )
 from coopstreams.query.server import QueryServer
-from coopstreams.query.service import Limits
+from coopstreams.query.service import RequestLimits
 from coopstreams.state import layout
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Change, Engine
@@ -38,7 +38,7 @@ from coopstreams.state.global_table import GlobalRows
 from coopstreams.state.memory import Memory
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.task_state import TaskState
-from coopstreams.state.views import GlobalView, StoreView
+from coopstreams.state.views import GlobalView, KeyRangeView
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import KeyRange, key_hash, partition_of
@@ -120,7 +120,7 @@ class View:
 
     node: Node
     opening: Opening
-    store: StoreView
+    store: KeyRangeView
     lag: int | None = 3
 
     @property
@@ -253,17 +253,17 @@ class Node:
             database.close()
 
     def _view(self, opening: Opening, store: str) -> View:
-        return View(self, opening, StoreView(opening.database, STORES[store], [opening.task.range]))
+        return View(self, opening, KeyRangeView(opening.database, STORES[store], [opening.task.range]))
 
 
-LIMITS = Limits(request_s=60.0, forward_s=60.0, connect_s=60.0, retry_s=0.3)
+LIMITS = RequestLimits(request_s=60.0, forward_s=60.0, connect_s=60.0, retry_s=0.3)
 """For tests that are not about these: a machine that stands still for some seconds makes no error."""
 
 
 class Cluster:
     """Nodes a, b, c, ... with servers; what they own is up to the test. A context manager."""
 
-    def __init__(self, size: int, limits: Limits | None = None, *, kind: type[Node] = Node, folder: Path | None = None) -> None:
+    def __init__(self, size: int, limits: RequestLimits | None = None, *, kind: type[Node] = Node, folder: Path | None = None) -> None:
         self.nodes = [kind("abcdefgh"[i], folder) for i in range(size)]
         self.generation = 0
         self.placed: dict[str, list[TaskId]] = {}
@@ -286,7 +286,7 @@ class Cluster:
         """Tell all nodes who owns what, as a new generation; nothing is opened or closed."""
         self.generation += 1
         self.placed = {name: list(owned) for name, owned in placed.items()}
-        instances = tuple(Instance(n.name, None if n.name in without_url else n.url, tuple(placed.get(n.name, ()))) for n in self.nodes)
+        instances = tuple(Peer(n.name, None if n.name in without_url else n.url, tuple(placed.get(n.name, ()))) for n in self.nodes)
         for node in self.nodes:
             node.told = Placement(self.generation, node.name, instances)
 

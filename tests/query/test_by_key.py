@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from coopstreams.query.peers import APPLICATION, FORWARDED, GENERATION, TARGET
-from coopstreams.query.service import Limits
+from coopstreams.query.service import RequestLimits
 from tests.query.cluster import LIMITS, Cluster, Data, Node
 
 COUNTS = {f"word-{i}": (i, 1000 + i) for i in range(200)} | {"": (1, 1), "a/b c?&#%+": (2, 2), "..": (3, 3), ".": (4, 4), "grüße ✓": (5, 5)}
@@ -213,7 +213,7 @@ def test_an_owner_that_does_not_answer_is_moving() -> None:
 
 
 def test_an_owner_that_hangs_is_moving_before_the_client_gives_up() -> None:
-    with Cluster(2, Limits(retry_s=0.3, forward_s=0.2)) as cluster, socket.create_server(("127.0.0.1", 0)) as silent:
+    with Cluster(2, RequestLimits(retry_s=0.3, forward_s=0.2)) as cluster, socket.create_server(("127.0.0.1", 0)) as silent:
         cluster.deal(2, DATA)
         owner, other = cluster.owner("counts", "word-1"), cluster.other("counts", "word-1")
         owner.server.url = f"http://127.0.0.1:{silent.getsockname()[1]}"

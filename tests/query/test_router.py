@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.query.backend import Instance, Placement, StoreInfo
+from coopstreams.query.backend import Peer, Placement, StoreInfo
 from coopstreams.query.router import Asked, Elsewhere, Here, KeyLocation, Moving, There, coverage_gap, locate, owner_of, route, scatter
 from coopstreams.topology import serdes
 from coopstreams.topology.keys import GROUPS, MAX_HASH, WHOLE, KeyRange, key_hash, partition_of
@@ -36,11 +36,11 @@ def placements(draw: st.DrawFn, *, whole: bool = False) -> Placement:
             for holder in draw(st.sets(st.sampled_from("abc"), min_size=1 if whole else 0, max_size=most)):
                 hands[holder].append(TaskId(1, partition, piece))
     urls = {name: f"http://{name}" if whole or draw(st.booleans()) else None for name in hands}
-    instances = tuple(Instance(name, urls[name], tuple(tasks)) for name, tasks in hands.items())
+    instances = tuple(Peer(name, urls[name], tuple(tasks)) for name, tasks in hands.items())
     return Placement(draw(st.integers(0, 9)), "a", instances)
 
 
-def claims(placement: Placement, at: KeyLocation) -> list[Instance]:
+def claims(placement: Placement, at: KeyLocation) -> list[Peer]:
     return [i for i in placement.instances for t in i.tasks if t.partition == at.partition and at.hash in t.range]
 
 

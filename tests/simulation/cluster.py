@@ -9,7 +9,7 @@ from random import Random
 from typing import Any, Generic, TypeVar, cast
 
 from coopstreams.group import leadership
-from coopstreams.group.leadership import View
+from coopstreams.group.leadership import BrokerView
 from coopstreams.log.kafka.reader import WAKE_S
 from coopstreams.log.log import RecordBatch
 from coopstreams.log.memory.state import CheckFence
@@ -208,7 +208,7 @@ class MachineLog(SimulatedLog):
     def _true_end(self, partition: TopicPartition) -> int:
         client, cluster = self._machine_client, self._cluster
 
-        def views() -> dict[int, View | None]:
+        def views() -> dict[int, BrokerView | None]:
             cluster.state.partition(partition)  # or nobody knows it
             return cluster.brokers.views(partition)
 

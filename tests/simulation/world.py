@@ -29,7 +29,7 @@ from coopstreams.instance.wiring import Wiring
 from coopstreams.log.log import Position, TopicSpec
 from coopstreams.log.memory.reader import MemoryReader
 from coopstreams.log.memory.writer import MemoryWriter
-from coopstreams.state.views import Row
+from coopstreams.state.views import StoredRow
 from coopstreams.tasks.lifecycle import Lifecycle
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError, StateError
@@ -351,7 +351,7 @@ class World:
 
     def _wrong_rows(self) -> list[str]:
         """Return what is wrong with what running tasks have in their stores: at the end it is what one task has."""
-        kept: dict[str, list[Row]] = {store: [] for store in self.program.stores}
+        kept: dict[str, list[StoredRow]] = {store: [] for store in self.program.stores}
         for part in self._components(running=True):
             if part.spec.name in kept:
                 kept[part.spec.name] += part.rows()

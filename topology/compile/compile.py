@@ -35,7 +35,7 @@ from coopstreams.topology.operators import (
     tables,
 )
 from coopstreams.topology.operators.analysis import Analysis
-from coopstreams.topology.operators.codegen import Function, Record, Unit
+from coopstreams.topology.operators.codegen import Function, RecordVariables, Unit
 from coopstreams.topology.operators.compiler import Compiler
 from coopstreams.topology.operators.tables import row_key
 from coopstreams.topology.serdes import Serde
@@ -141,7 +141,7 @@ def _source_function(compiler: Compiler, source: Source) -> str:
         header = len(function.lines) - 1
         if source.timestamp is not None:
             _check_timestamp(compiler, function, source)
-        record = Record("key_bytes", None, source.key, "value_bytes", None, source.value, source.name)
+        record = RecordVariables("key_bytes", None, source.key, "value_bytes", None, source.value, source.name)
         compiler.forward(function, source, record)
     columns = {"key_bytes": "keys", "value_bytes": "values", "timestamp": "timestamps", "stream_time": "stream_times"}
     # Keys and values always: the first column hands out headers, the second knows the index.

@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from coopstreams.topology.dsl.attach import Table
+from coopstreams.topology.dsl.attach import TableFlow
 from coopstreams.topology.dsl.attach_foreign_keys import join_foreign
 from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.dsl.materialized import StoreOption, kept_as, name_of
@@ -34,7 +34,7 @@ LEFT_AND_RIGHT = ("left", "right")
 
 def joined(
     flow: Flow,
-    other: Flow | Table | GlobalTable,
+    other: Flow | TableFlow | GlobalTable,
     joiner: Function | None = None,
     *,
     kind: JoinKind,
@@ -72,7 +72,7 @@ def joined(
 
 def join_table(
     flow: Flow,
-    table: Table,
+    table: TableFlow,
     joiner: Function | None,
     joiner_with_key: Function | None,
     value: Serde[Any] | None,
@@ -106,7 +106,7 @@ def join_table(
     return flow.then(prefix, name, lambda name, parents: make(name=name, parents=(*parents, table.flow.node))).with_value(value, method)
 
 
-def _held(flow: Flow, table: Table, node: dict[str, Any], grace_ms: int, name: str | None, where: str) -> Callable[..., BufferedJoin]:
+def _held(flow: Flow, table: TableFlow, node: dict[str, Any], grace_ms: int, name: str | None, where: str) -> Callable[..., BufferedJoin]:
     history_ms = table.store.history_ms
     if history_ms is None:
         raise TopologyError(
@@ -143,8 +143,8 @@ def join_global(
 
 
 def joined_tables(
-    left: Table,
-    right: Table,
+    left: TableFlow,
+    right: TableFlow,
     joiner: Function,
     *,
     kind: JoinKind,
@@ -153,7 +153,7 @@ def joined_tables(
     value: Serde[Any] | None = None,
     store: StoreOption = None,
     name: str | None = None,
-) -> Table:
+) -> TableFlow:
     """Return the join of two tables, by their keys or by a foreign key."""
     if foreign_key is None and foreign_key_with_key is None:
         return join_tables(left, right, joiner, value, store, name, kind=kind)
@@ -161,8 +161,8 @@ def joined_tables(
 
 
 def join_tables(
-    left: Table, right: Table, joiner: Function, value: Serde[Any] | None, store: StoreOption, name: str | None, *, kind: JoinKind
-) -> Table:
+    left: TableFlow, right: TableFlow, joiner: Function, value: Serde[Any] | None, store: StoreOption, name: str | None, *, kind: JoinKind
+) -> TableFlow:
     """Return the join of two tables. Where absence can be news, both sides say what they said before.
 
     Raises:
@@ -194,7 +194,7 @@ def join_tables(
     parents = (left.flow.node, right.flow.node)
     graph.attach(TableTableJoin(name=node_name, parents=parents, kind=kind, joiner=function, key=key, store=spec))
     flow = replace(left.flow, node=node_name).with_value(value, method)
-    return Table(flow, spec or replace(left.store, history_ms=None))
+    return TableFlow(flow, spec or replace(left.store, history_ms=None))
 
 
 def join_streams(

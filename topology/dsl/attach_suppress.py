@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from coopstreams.topology.dsl.attach import Table
+from coopstreams.topology.dsl.attach import TableFlow
 from coopstreams.topology.dsl.old_values import ask_for_old_values
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.aggregate_nodes import CogroupMerge, Suppress
@@ -19,7 +19,7 @@ from coopstreams.topology.suppressed import Suppressed, held
 from coopstreams.topology.windows import AnyWindows, SessionWindows
 
 
-def suppress(table: Table, until: Suppressed, name: str | None) -> Table:
+def suppress(table: TableFlow, until: Suppressed, name: str | None) -> TableFlow:
     """Return the table with its updates held back.
 
     Raises:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from coopstreams.topology.dsl.attach import Table
+from coopstreams.topology.dsl.attach import TableFlow
 from coopstreams.topology.dsl.materialized import StoreOption, kept_as, name_of
 from coopstreams.topology.dsl.old_values import ask_for_old_values
 from coopstreams.topology.errors import TopologyError
@@ -21,7 +21,7 @@ from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 
 
-def filter_rows(table: Table, predicate: Function, store: StoreOption, name: str | None, *, negate: bool) -> Table:
+def filter_rows(table: TableFlow, predicate: Function, store: StoreOption, name: str | None, *, negate: bool) -> TableFlow:
     """Return the rows that a predicate keeps. It asks what each row was before, and need not tell of one that never was.
 
     Raises:
@@ -34,7 +34,7 @@ def filter_rows(table: Table, predicate: Function, store: StoreOption, name: str
     return made
 
 
-def map_rows(table: Table, mapper: Function, value: Serde[Any] | None, store: StoreOption, name: str | None, *, with_key: bool) -> Table:
+def map_rows(table: TableFlow, mapper: Function, value: Serde[Any] | None, store: StoreOption, name: str | None, *, with_key: bool) -> TableFlow:
     """Return the rows with new values.
 
     Raises:
@@ -46,8 +46,8 @@ def map_rows(table: Table, mapper: Function, value: Serde[Any] | None, store: St
 
 
 def _attached(
-    table: Table, prefix: str, name: str | None, store: StoreOption, make: Callable[..., Node], known: Callable[[Flow], Flow] = lambda flow: flow
-) -> Table:
+    table: TableFlow, prefix: str, name: str | None, store: StoreOption, make: Callable[..., Node], known: Callable[[Flow], Flow] = lambda flow: flow
+) -> TableFlow:
     """Return a table whose rows come out of a new node; `known` says what is known about them."""
     graph = table.flow.graph
     flow = known(replace(table.flow, node=graph.names.node(prefix, name)))
@@ -63,4 +63,4 @@ def _attached(
         spec = kept_as(store, replace(table.store, name=store_name, value=value, row_key=row_key, history_ms=None, logged=True, cached=True))
         graph.needed_stores.add(store_name)
     graph.attach(make(name=flow.node, parents=(table.flow.node,), store=spec))
-    return Table(flow, spec or table.store)
+    return TableFlow(flow, spec or table.store)

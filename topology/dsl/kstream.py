@@ -383,7 +383,7 @@ class KStream(Generic[K, V]):
         attach.sink(self._flow, topic, key, value, partitioner, name)
 
 
-def _side(other: object) -> Flow | attach.Table | GlobalTable:
+def _side(other: object) -> Flow | attach.TableFlow | GlobalTable:
     if isinstance(other, GlobalKTable):
         return other._table
     if isinstance(other, KTable):

@@ -1,7 +1,7 @@
 """Writing the Python source of a compiled sub-topology: a unit, its functions, and what is known about a record at a point in one.
 
 Everything is local to one function over a batch: a record is a few local variables, an operator a few lines, a drop is `continue`.
-A `Record` knows, while code is written, which variable holds the key as bytes, which as an object, and makes what is missing at the
+A `RecordVariables` knows, while code is written, which variable holds the key as bytes, which as an object, and makes what is missing at the
 point where it is first asked for. So nothing is deserialised that nobody reads, or serialised that nobody changed.
 
 Invariant: null never reaches a serde.
@@ -31,7 +31,7 @@ MOST_LOOPS = 8
 
 
 @dataclass(slots=True)
-class Record:
+class RecordVariables:
     """What is known, at one point of the code, about the record at hand: the names of variables.
 
     Shape: of key and value at least one form is there. `key_serde` belongs to `key_bytes`, None with them. `stream_time` is the
@@ -57,11 +57,11 @@ class Record:
     side: int = 0
     """Which parent of the node at hand the record comes from."""
 
-    def with_key(self, key: str) -> Record:
+    def with_key(self, key: str) -> RecordVariables:
         """Return the record with a new key."""
         return replace(self, key_bytes=None, key=key, key_serde=None, has_key=False)
 
-    def with_value(self, value: str, old: str | None = None) -> Record:
+    def with_value(self, value: str, old: str | None = None) -> RecordVariables:
         """Return the record with a new value."""
         return replace(self, value_bytes=None, value=value, value_serde=None, dense=False, old=old)
 
@@ -70,7 +70,7 @@ class Record:
         present = (self.key_bytes is None, self.key is None, self.value_bytes is None, self.value is None, self.old is None, self.latest is None)
         return (*present, self.key_serde, self.value_serde, self.source, self.has_key, self.dense)
 
-    def as_parameters(self) -> Record:
+    def as_parameters(self) -> RecordVariables:
         """Return the same record inside a function that is given its parts."""
         named = {part: part for part in PARAMETERS if getattr(self, part) is not None}
         return replace(self, **named)  # type: ignore[arg-type]
@@ -292,7 +292,7 @@ class Function:
             self.line(f"dropped[{self.unit.drop(node.name, reason)}] += 1")
             self.line(self.skip)
 
-    def key(self, record: Record) -> str:
+    def key(self, record: RecordVariables) -> str:
         """Return the variable of the key as an object."""
         if record.key is None:
             assert record.key_bytes is not None
@@ -300,7 +300,7 @@ class Function:
             record.key = self._decoded("key", record.key_bytes, record.key_serde, record.source, record.has_key)
         return record.key
 
-    def value(self, record: Record) -> str:
+    def value(self, record: RecordVariables) -> str:
         """Return the variable of the value as an object."""
         if record.value is None:
             assert record.value_bytes is not None
@@ -308,13 +308,13 @@ class Function:
             record.value = self._decoded("value", record.value_bytes, record.value_serde, record.source, record.dense)
         return record.value
 
-    def key_as_bytes(self, record: Record, serde: Serde[Any], node: Node) -> str:
+    def key_as_bytes(self, record: RecordVariables, serde: Serde[Any], node: Node) -> str:
         """Return the variable of the key as bytes of this serde."""
         if record.key_bytes is not None and record.key_serde == serde:
             return record.key_bytes
         return self._encoded("key", self.key(record), serde, node, record.has_key)
 
-    def value_as_bytes(self, record: Record, serde: Serde[Any], node: Node) -> str:
+    def value_as_bytes(self, record: RecordVariables, serde: Serde[Any], node: Node) -> str:
         """Return the variable of the value as bytes of this serde."""
         if record.value_bytes is not None and record.value_serde == serde:
             return record.value_bytes

@@ -51,7 +51,7 @@ class Producer:
     """What the open transaction has been to, in that order."""
 
 
-class Session(NamedTuple):
+class ProducerSession(NamedTuple):
     """A writer's right to a transactional id: void when another one has taken it over."""
 
     producer: Producer

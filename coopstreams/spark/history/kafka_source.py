@@ -55,7 +55,7 @@ def write_options(settings: Mapping[str, Any], transactional_id: str) -> dict[st
 
 
 @dataclass
-class Part(InputPartition):
+class OffsetRange(InputPartition):
     """A run of offsets of a partition, half-open."""
 
     topic: str
@@ -99,8 +99,8 @@ class KafkaParts(DataSourceReader):
         parts: list[InputPartition] = []
         for topic, partition, start, end in self._cut:
             step = self._split or max(1, end - start)
-            parts += [Part(topic, partition, at, min(at + step, end)) for at in range(start, end, step)]
-        return parts or [Part("", 0, 0, 0)]  # Spark wants one
+            parts += [OffsetRange(topic, partition, at, min(at + step, end)) for at in range(start, end, step)]
+        return parts or [OffsetRange("", 0, 0, 0)]  # Spark wants one
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         """Yield the records of a run of offsets.
@@ -109,7 +109,7 @@ class KafkaParts(DataSourceReader):
             OffsetOutOfRangeError: some were deleted.
             LogError: the partition is shorter, or its end was not reached in time: a transaction is open below it.
         """
-        part: Part = partition
+        part: OffsetRange = partition
         if part.start >= part.end:
             return
         where = TopicPartition(part.topic, part.partition)
@@ -144,7 +144,7 @@ def _below(fetched: RecordBatch, end: int) -> Iterator[pa.RecordBatch]:
 
 
 @dataclass
-class Written(WriterCommitMessage):
+class WrittenRecords(WriterCommitMessage):
     """How many records a Spark partition has written."""
 
     records: int
@@ -157,7 +157,7 @@ class KafkaRows(DataSourceArrowWriter):
         self._settings = json.loads(options[_SETTINGS])
         self._id = options["transactional.id"]
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenRecords:
         """Write the rows of a Spark partition, in one transaction."""
         context = TaskContext.get()
         assert context is not None
@@ -178,7 +178,7 @@ class KafkaRows(DataSourceArrowWriter):
         finally:
             writer.close()
             cluster.close()
-        return Written(written)
+        return WrittenRecords(written)
 
     def commit(self, messages: Any) -> None:
         """Do nothing: each partition has committed."""

@@ -22,7 +22,7 @@ from itertools import count
 from typing import NamedTuple, TypeAlias, TypeVar, cast
 
 from coopstreams.log.memory.state import CheckFence, MemoryState
-from coopstreams.log.memory.transactions import Participant, Producer, Session
+from coopstreams.log.memory.transactions import Participant, Producer, ProducerSession
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 from tests.simulation.kafka.brokers import Brokers, Leadership
@@ -303,7 +303,7 @@ class _State(MemoryState):
         super().__init__(check_fence, new_id=lambda: f"topic-{next(ids)}", changed=_Changed(waiting))
         self._cluster = cluster
 
-    def begin(self, session: Session) -> None:
+    def begin(self, session: ProducerSession) -> None:
         super().begin(session)
         self._cluster.begun(session.producer)
 

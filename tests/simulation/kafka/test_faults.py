@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coopstreams.commit.follower import Follower
-from coopstreams.group.requests import Fetched
+from coopstreams.group.requests import FetchedOffset
 from coopstreams.log.log import GroupFence, Position, Reader, RecordBatch, TopicSpec, Writer
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import DeliveryError, FencedError, LogError, OffsetOutOfRangeError, RefusedError
@@ -109,7 +109,7 @@ def test_an_open_transaction_makes_the_offsets_unstable_and_its_markers_make_the
     writer = setting.log.writer("tx")
     setting.transact(writer, "counts")
     fetched = setting.group.fetch_offsets([SOURCE, A, B])
-    assert fetched == Fetched({A: (7, ""), B: None}, frozenset({SOURCE}))
+    assert fetched == FetchedOffset({A: (7, ""), B: None}, frozenset({SOURCE}))
     assert setting.counts() == (["counts"], ["counts"], 1)
     setting.pass_time(3.0)
     assert setting.group.fetch_offsets(None).offsets == {SOURCE: (6, ""), A: (7, "")}
