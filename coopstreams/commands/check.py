@@ -9,9 +9,8 @@ from typing import Annotated
 import orjson
 import typer
 
-from coopstreams.commands.connecting import Brokers, ConfigFile, cluster
 from coopstreams.commands.loading import load_topology
-from coopstreams.commands.settings import configure_logging, flags
+from coopstreams.commands.settings import Brokers, ConfigFile, cluster, configure_logging, flags
 from coopstreams.common.config import Config, settings_of
 from coopstreams.instance.deployed import ACCEPT, Deployed
 from coopstreams.tasks.resolved_topology import as_it_runs

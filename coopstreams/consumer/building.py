@@ -20,7 +20,7 @@ from coopstreams.consumer.fetching import Fetching
 from coopstreams.consumer.filters import Filter
 from coopstreams.consumer.group_assignment import assign_consumers, topic_number, topic_numbers
 from coopstreams.consumer.ownership import Alone, Openings, Shared
-from coopstreams.consumer.policies import Policies
+from coopstreams.consumer.policy import Policies
 from coopstreams.consumer.session import ConsumerSession, RangesCallback
 from coopstreams.consumer.settings import ConsumerConfig
 from coopstreams.group.admin import GroupAdmin

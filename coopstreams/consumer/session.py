@@ -22,7 +22,7 @@ from coopstreams.commit.view import Winner
 from coopstreams.consumer.committing import CommitResult, Committing
 from coopstreams.consumer.fetching import Fetching
 from coopstreams.consumer.ownership import Alone, Opening, Openings, Shared
-from coopstreams.consumer.policies import Policies
+from coopstreams.consumer.policy import Policies
 from coopstreams.consumer.revocation import Revocations
 from coopstreams.consumer.settings import ConsumerConfig
 from coopstreams.consumer.share import ConsumerRecord, Share

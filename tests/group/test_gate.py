@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from coopstreams.group.gate import CommitGate
+from coopstreams.group.membership import CommitGate
 
 LONG = 10.0
 SHORT = 0.01

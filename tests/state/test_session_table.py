@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Engine, Rows
 from coopstreams.state.memory import Memory
-from coopstreams.state.session_table import SessionTable
 from coopstreams.state.task_state import TaskState
 from coopstreams.state.views import KeyRangeView
-from coopstreams.state.window_table import WindowTable
+from coopstreams.state.window_table import SessionTable, WindowTable
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.serdes import int64, text
 from coopstreams.topology.stores import StoreSpec, session_key, split_session_key, split_window_key, window_key

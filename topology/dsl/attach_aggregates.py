@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 from coopstreams.topology.dsl.attach import Grouped, TableFlow
+from coopstreams.topology.dsl.attach_views import ask_for_old_values
 from coopstreams.topology.dsl.materialized import StoreOption, kept_as, name_of
-from coopstreams.topology.dsl.old_values import ask_for_old_values
 from coopstreams.topology.dsl.repartition import keyed
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.aggregate_nodes import CogroupMerge, TableAggregate, TableGroup

@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any
 
 from coopstreams.topology.dsl.attach import TableFlow
+from coopstreams.topology.dsl.attach_views import ask_for_old_values, materialize
 from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.dsl.materialized import StoreOption, kept_as, name_of
-from coopstreams.topology.dsl.old_values import ask_for_old_values, materialize
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.foreign_keys import ANSWERS, SUBSCRIBERS, SUBSCRIPTION
 from coopstreams.topology.graph.graph import Flow, Graph, Repartition

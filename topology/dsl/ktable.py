@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from coopstreams.topology.dsl.attach import TableFlow, late
 from coopstreams.topology.dsl.attach_aggregates import group_table
 from coopstreams.topology.dsl.attach_joins import join_tables, joined_tables
-from coopstreams.topology.dsl.attach_suppress import suppress
-from coopstreams.topology.dsl.attach_views import filter_rows, map_rows
+from coopstreams.topology.dsl.attach_views import filter_rows, map_rows, suppress
 from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.dsl.materialized import Materialized
 from coopstreams.topology.errors import TopologyError
