@@ -26,6 +26,7 @@ from coopstreams.group.connection import Connection
 from coopstreams.group.hanging import ENDING, ONGOING, SKIPPING_METADATA, Marker, TransactionDescription, believed, missing_markers, refusal
 from coopstreams.group.leadership import NO_LEADER
 from coopstreams.group.transaction_requests import Leaders, PartitionAnswers
+from coopstreams.log.log import UNKNOWN_FOR_S
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 
@@ -33,8 +34,6 @@ log = logging.getLogger(__name__)
 
 OFFSETS_TOPIC = "__consumer_offsets"
 PAUSE_S = 0.01
-UNKNOWN_FOR_S = 3.0
-"""How long a partition may be unknown before it is taken for deleted: a broker that has just started may not know all."""
 SLICE_MS, GLANCE_MS = 3000, 1000
 """How long a broker may take for its answer: where everybody must give one, and where whoever does not is left out."""
 LOOK_AGAIN_S = 10.0

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from coopstreams.common.config import Config
 from coopstreams.common.host import SYSTEM, Host
-from coopstreams.log.log import Log
+from coopstreams.log.log import UNKNOWN_FOR_S, Log
 from coopstreams.tasks.events import Event, Failed, Matched
 from coopstreams.tasks.resolved_topology import ResolvedTopology, resolve_topology
 from coopstreams.topology.errors import LogError, UnknownTopicError
@@ -27,8 +27,6 @@ AGAIN_S = 0.5
 """How soon to look again if there may be something new."""
 HURRY_S = 10.0
 """For how long."""
-UNKNOWN_FOR_S = 3.0
-"""How long a topic may be unknown before it is gone."""
 
 
 class PatternSubscription:

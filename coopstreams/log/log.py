@@ -22,6 +22,8 @@ from coopstreams.topology.keys import KeyRange
 
 NO_STREAM_TIME = -1
 """The stream time of a partition of which nothing has been read."""
+UNKNOWN_FOR_S = 3.0
+"""How long a topic may be unknown before it is gone: a broker learns late of a new one, and of all when it has just started."""
 
 
 @dataclass(slots=True)

@@ -134,10 +134,10 @@ class Opener:
         if not self._positions.sources(task):
             return TaskWait("topics that match a pattern: this process has not seen them yet")
         trouble = f", which failed and is done again: {self._trouble}" if self._trouble else ""
-        if opening is None or opening.barrier is None:
-            return TaskWait(f"its turn with the opener{trouble}")
         if unreadable := self._follower.trouble:
             return TaskWait(f"the group's progress to be readable: {unreadable}")
+        if opening is None or opening.barrier is None:
+            return TaskWait(f"its turn with the opener{trouble}")
         if not self._follower.passed(opening.barrier):
             return TaskWait(f"the barrier: offset {opening.barrier} of {self._follower.partition}, known up to {self._follower.tail}{trouble}")
         if opening.progress is None:

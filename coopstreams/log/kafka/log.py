@@ -28,12 +28,10 @@ from coopstreams.log.kafka.patience import ATTEMPT_S, RETRY_S, Patience
 from coopstreams.log.kafka.reader import KafkaReader
 from coopstreams.log.kafka.settings import ClientErrors, client_settings, consumer_settings, make_client, producer_settings
 from coopstreams.log.kafka.writer import KafkaWriter
-from coopstreams.log.log import TopicSpec
+from coopstreams.log.log import UNKNOWN_FOR_S, TopicSpec
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import GroupError, LogError, UnknownTopicError
 
-UNKNOWN_FOR_S = 3.0
-"""How long a topic may be unknown before it is an error: a new one may not be known everywhere yet."""
 LOOK_S = 1.0
 GLANCE_S = 3.0
 """How long, at most, a leader may take to say where a partition ends, before it is asked who leads it now."""
