@@ -218,7 +218,7 @@ class GroupCoordinator:
         """Have the group keep offsets."""
         self._ask(requests.commit_offsets(fence, offsets), timeout_ms)
 
-    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> requests.Fetched:
+    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> requests.FetchedOffset:
         """Return the group's offsets.
 
         A coordinator that stood still and wakes may tell old ones, until it hears of its successor. That costs work, and no result:

@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # t
 from confluent_kafka.cimpl import NewTopic
 
 from coopstreams.group.admin import connected
-from coopstreams.group.ends import Ends, Told
+from coopstreams.group.ends import Ends, EndsAnswer
 from coopstreams.group.transactions import Transactions
 from coopstreams.log.kafka.errors import UNKNOWN, away, error_of, heals, translated, unknown_topic
 from coopstreams.log.kafka.patience import ATTEMPT_S, RETRY_S, Patience
@@ -248,7 +248,7 @@ class KafkaLog:
             if where is not None:
                 self._look_again()
 
-    def _wait_for_end(self, patience: Patience, what: str, partition: TopicPartition, told: Told) -> None:
+    def _wait_for_end(self, patience: Patience, what: str, partition: TopicPartition, told: EndsAnswer) -> None:
         """Wait a moment before it is asked again where a partition ends.
 
         Raises:
