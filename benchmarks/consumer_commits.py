@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coopstreams.commit.record import CommitKey, CommitValue, Segment, encode_key, encode_value
-from coopstreams.commit.view import View
+from coopstreams.commit.view import CommitView
 from coopstreams.consumer import ConsumerRecord, CooperativeConsumer
 from coopstreams.consumer.inflight import InFlight
 from coopstreams.dev.broker import KafkaBroker
@@ -97,7 +97,7 @@ def memory() -> tuple[float, float, float]:
     plain = encode_value(CommitValue("orders-0", (segment_of(0),)))
     keys = [encode_key(CommitKey("orders", "orders", partition, WHOLE, 1, 1)) for partition in range(count)]
     large = encode_value(CommitValue("orders-0", (segment_of(count),)))
-    views = View("orders"), View("orders")
+    views = CommitView("orders"), CommitView("orders")
 
     def entries() -> None:
         for key in keys:

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coopstreams.commit.record import CommitKey, CommitValue, Segment, encode_key, encode_value
-from coopstreams.commit.view import View
+from coopstreams.commit.view import CommitView
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import KeyRange
 
@@ -53,9 +53,9 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def filled(entries: int, topics: int, pieces: int) -> View:
+def filled(entries: int, topics: int, pieces: int) -> CommitView:
     """Return a view that has read so many entries."""
-    view = View("accounting")
+    view = CommitView("accounting")
     for key, value in records(entries, topics, pieces):
         view.apply(key, value)
     return view

@@ -31,8 +31,8 @@ from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
 from coopstreams.opening.restoring import Restoring
 from coopstreams.state.database import Database
-from coopstreams.state.pickup import Snapshots
 from coopstreams.state.rocks import Rocks
+from coopstreams.state.snapshot_restore import Snapshots
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.task_id import TaskId
 
@@ -124,8 +124,8 @@ def main() -> None:
     for column in ("", "replay s", "pick-up s", "ratio"):
         table.add_column(column, justify="right" if column else "left")
     for name in cases:
-        replay, picked_up = (statistics.median(seconds[name, way]) for way in ("replay", "pick-up"))
-        table.add_row(name, f"{replay:.2f}", f"{picked_up:.2f}", f"{replay / picked_up:.0f}")
+        replay, restored_from_snapshot = (statistics.median(seconds[name, way]) for way in ("replay", "pick-up"))
+        table.add_row(name, f"{replay:.2f}", f"{restored_from_snapshot:.2f}", f"{replay / restored_from_snapshot:.0f}")
     Console().print(table)
 
 

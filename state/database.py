@@ -3,7 +3,7 @@
 Sibling tasks share it, each with key groups of its own, from several threads; so do restores and queries. What they write comes with the
 checkpoint it stands for, in one batch.
 
-Stores may be in several engines. Each of these is a `Shelf`, with the checkpoints of its own stores: what is in memory is restored from
+Stores may be in several engines. Each of these is an `EngineStores`, with the checkpoints of its own stores: what is in memory is restored from
 the beginning of its changelog at every start, while its neighbour on disk goes on from where it stands.
 
 Invariant: state and checkpoint of a key group change together or not at all.
@@ -24,7 +24,7 @@ from typing import Any
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import Checkpoint, Checkpoints
 from coopstreams.state.engine import Change, Engine, Getter, Rows
-from coopstreams.state.shelf import Shelf
+from coopstreams.state.engine_stores import EngineStores
 from coopstreams.topology.stores import StoreSpec
 
 _NONE: Mapping[str, Engine] = MappingProxyType({})
@@ -43,13 +43,13 @@ class Database:
         self.siblings: dict[str, Any] = {}
         """What operators of all tasks share, by name. Nothing of it outlives the object."""
         self.specs: dict[str, StoreSpec] = {spec.name: spec for spec in specs}
-        self._shelves: list[Shelf] = []
-        self._of: dict[str, Shelf] = {}
+        self._engine_stores: list[EngineStores] = []
+        self._of: dict[str, EngineStores] = {}
         for each in {id(each): each for each in (engine, *apart.values())}.values():
             stores = [spec for spec in self.specs.values() if apart.get(spec.name, engine) is each]
-            shelf = Shelf(each, stores)
-            self._shelves.append(shelf)
-            self._of |= {spec.name: shelf for spec in stores}
+            engine_stores = EngineStores(each, stores)
+            self._engine_stores.append(engine_stores)
+            self._of |= {spec.name: engine_stores for spec in stores}
 
     def getter(self, store: str) -> Getter:
         """Return the function that reads a database key of a key-value store."""
@@ -87,14 +87,14 @@ class Database:
         Raises:
             StateError: nothing was written; of stores in several engines, some may be written, with their checkpoints, and others not.
         """
-        if len(self._shelves) == 1:
-            self._shelves[0].write(changes, checkpoints)
+        if len(self._engine_stores) == 1:
+            self._engine_stores[0].write(changes, checkpoints)
             return
-        for shelf in self._shelves:
-            here = [change for change in changes if self._of[layout.store_of(change.family)] is shelf]
-            at = {store: each for store, each in checkpoints.items() if self._of[store] is shelf}
+        for engine_stores in self._engine_stores:
+            here = [change for change in changes if self._of[layout.store_of(change.family)] is engine_stores]
+            at = {store: each for store, each in checkpoints.items() if self._of[store] is engine_stores}
             if here or at:
-                shelf.write(here, at)
+                engine_stores.write(here, at)
 
     def rows(self, store: str, first: int, last: int) -> list[tuple[str, Rows]]:
         """Return what the groups first..last of a store have in each of its families, by database key, as of now."""
@@ -110,8 +110,8 @@ class Database:
 
     def drop(self, first: int, last: int) -> None:
         """Forget the key groups first..last of all stores: keys and checkpoints, in one batch of each engine."""
-        for shelf in self._shelves:
-            shelf.drop(first, last)
+        for engine_stores in self._engine_stores:
+            engine_stores.drop(first, last)
 
     def wipe(self, store: str, checkpoint: Checkpoint) -> None:
         """Remove all keys of a store in the groups of the checkpoint, which is where they stand now."""
@@ -123,7 +123,7 @@ class Database:
 
     def is_empty(self) -> bool:
         """Whether there is neither a key nor a checkpoint."""
-        return all(shelf.is_empty() for shelf in self._shelves)
+        return all(engine_stores.is_empty() for engine_stores in self._engine_stores)
 
     def count(self, store: str) -> int:
         """Return about how many keys a store has."""
@@ -132,5 +132,5 @@ class Database:
     def close(self) -> None:
         """Let go of the files. Idempotent."""
         with ExitStack() as closing:  # whatever happens to one of them, the others are closed
-            for shelf in self._shelves:
-                closing.callback(shelf.close)
+            for engine_stores in self._engine_stores:
+                closing.callback(engine_stores.close)

@@ -20,7 +20,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,9 +31,12 @@ from coopstreams.state.database import Database
 from coopstreams.state.engine import Engine
 from coopstreams.state.engines import folder_of, open_database, open_engine
 from coopstreams.state.layout import groups_of
+from coopstreams.state.task_state import TaskState
 from coopstreams.topology.errors import StateCorruptError, StateError, StateLockedError
+from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.stores import ROCKS_DB, StoreSpec
+from coopstreams.topology.task_id import TaskId
 
 log = logging.getLogger(__name__)
 
@@ -194,6 +197,43 @@ class StateDirectory:
             log.warning("%s. What it has not kept, the changelogs restore.", error)
         for folder in self._folders(at) if empty else ():
             _remove(folder)
+
+
+class Databases:
+    """The databases of an instance, one for each (sub-topology, partition), shared by sibling tasks. Any thread.
+
+    A database is opened with the first task that enters it and closed with the last that leaves.
+
+    Units: `cache_bytes` bounds the buffers of one task.
+    """
+
+    def __init__(self, directory: StateDirectory, subtopologies: Mapping[int, SubTopology], cache_bytes: int) -> None:
+        self._directory = directory
+        self._subtopologies = subtopologies
+        self._cache_bytes = cache_bytes
+
+    def subtopology(self, task: TaskId) -> SubTopology:
+        """Return what a task runs."""
+        return self._subtopologies[task.subtopology]
+
+    def enter(self, task: TaskId) -> Database:
+        """Return the database of a task's partition; `leave` it once. One that is corrupt is made anew: the changelogs restore it."""
+        return self._directory.open(task.subtopology, task.partition, self.subtopology(task).stores, wipe_corrupt=True)
+
+    def state(self, task: TaskId, database: Database) -> TaskState:
+        """Return the state of a task over its database, after the restore."""
+        return TaskState(database, self.subtopology(task).stores, task.range, self._cache_bytes)
+
+    def leave(self, task: TaskId) -> None:
+        """Close the database if nobody else is in it."""
+        self._directory.release(task.subtopology, task.partition)
+
+    def moved_away(self, task: TaskId, wanted: Iterable[TaskId]) -> None:
+        """Delete what was a task's and is none of ours any more: a moved range leaves no key behind."""
+        kept = [other.range for other in wanted if other.conflicts(task)]
+        gone, stores = task.range.minus(kept), self.subtopology(task).stores
+        if gone and stores:
+            self._directory.drop(task.subtopology, task.partition, gone, stores)
 
 
 def instance_folders(root: Path, application_id: str) -> list[Path]:

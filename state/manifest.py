@@ -1,8 +1,8 @@
 """What a snapshot is made of: its manifest, a value.
 
-    <place>/<application>/CURRENT                 the run whose manifest counts
-    <place>/<application>/<run>/manifest.json     written last, never changed
-    <place>/<application>/<run>/<store>/…sst      the state, sorted files of RocksDB
+    <storage>/<application>/CURRENT                 the run whose manifest counts
+    <storage>/<application>/<run>/manifest.json     written last, never changed
+    <storage>/<application>/<run>/<store>/…sst      the state, sorted files of RocksDB
 
 A *slice* is a run of key groups of one store and partition, with the files of these groups alone: a task takes the slices of its range and
 leaves the others where they are. Each slice says where it stands in the changelog, so a manifest may hold slices of several runs.
@@ -69,7 +69,7 @@ class Slice:
     files: tuple[File, ...] = ()
 
     def checkpoint(self, topic_id: str) -> Checkpoint:
-        """Return where the groups of the slice stand once they are picked up, in the changelog of that id."""
+        """Return where the groups of the slice stand once they are restored, in the changelog of that id."""
         return Checkpoint(self.first, self.last, self.offset, self.observed, self.true_ms, topic_id)
 
 

@@ -24,8 +24,8 @@ from coopstreams.state.checkpoints import Checkpoint
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Rows
 from coopstreams.state.manifest import File, Manifest, Slice, cut
-from coopstreams.state.places import Heard, Place, nobody
 from coopstreams.state.sst import read_sst, sha256_of, write_sst
+from coopstreams.state.storage import Heard, Storage, nobody
 from coopstreams.topology.errors import SnapshotError, StateCorruptError
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.stores import StoreSpec
@@ -45,13 +45,13 @@ class SnapshotWriter:
     """Writes slices of a run. Made of three words, so that a Spark task makes its own.
 
     Raises:
-        SnapshotError: the place does not take it.
+        SnapshotError: the storage does not take it.
     """
 
     def __init__(self, url: str, application: str, run: str) -> None:
         if not _RUN.fullmatch(run):
             raise SnapshotError(f'"{run}" is no name for a run: letters, digits, and . _ - behind the first')
-        self._place = Place(url)
+        self._storage = Storage(url)
         self._application = application
         self._run = run
 
@@ -80,24 +80,24 @@ class SnapshotWriter:
             # Unique for each attempt: one that was given up may still be writing.
             name = f"{self._run}/{store}/{partition}/{at.first:03}-{at.last:03}-{uuid.uuid4().hex}.sst"
             file = File(family, name, local.stat().st_size, written.entries, sha256_of(local), written.first_key.hex(), written.last_key.hex())
-            self._place.upload(local, f"{self._application}/{name}")
+            self._storage.upload(local, f"{self._application}/{name}")
             return file
 
 
 def store_manifest(url: str, manifest: Manifest) -> None:
     """Write the manifest of a run; it counts once it is published."""
-    Place(url).write(f"{manifest.application}/{manifest.run}/{MANIFEST}", manifest.to_json())
+    Storage(url).write(f"{manifest.application}/{manifest.run}/{MANIFEST}", manifest.to_json())
 
 
 def publish(url: str, manifest: Manifest) -> None:
     """Write a manifest and let it count from now on, in the place of the one before."""
     store_manifest(url, manifest)
-    Place(url).write(f"{manifest.application}/{CURRENT}", manifest.run.encode() + b"\n")
+    Storage(url).write(f"{manifest.application}/{CURRENT}", manifest.run.encode() + b"\n")
 
 
 def current_run(url: str, application: str) -> str | None:
     """Return the run that counts; None if nothing was ever published."""
-    found = Place(url).read(f"{application}/{CURRENT}")
+    found = Storage(url).read(f"{application}/{CURRENT}")
     return None if found is None else found.decode(errors="replace").strip()
 
 
@@ -111,7 +111,7 @@ def load(url: str, application: str, run: str | None = None) -> Manifest | None:
     if wanted is None:
         return None
     where = f'snapshot "{wanted}" of {application} at {url}'
-    data = Place(url).read(f"{application}/{wanted}/{MANIFEST}") if _RUN.fullmatch(wanted) else None
+    data = Storage(url).read(f"{application}/{wanted}/{MANIFEST}") if _RUN.fullmatch(wanted) else None
     if data is None:
         raise SnapshotError(f"{where}: it has no manifest; `coopstreams snapshots ls` lists what is there")
     try:
@@ -125,19 +125,19 @@ def load(url: str, application: str, run: str | None = None) -> Manifest | None:
 
 def runs(url: str, application: str) -> list[str]:
     """Return the runs that have any file, ascending: by time."""
-    names = (name.split("/") for name in Place(url).names(application))
+    names = (name.split("/") for name in Storage(url).names(application))
     return sorted({parts[1] for parts in names if len(parts) > 2})
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchedFile:
     """A file of a snapshot on this machine, as it was written."""
 
     file: File
     path: Path
 
 
-def fetch(place: Place, application: str, file: File, folder: Path, heard: Heard = nobody) -> Fetched:
+def fetch(storage: Storage, application: str, file: File, folder: Path, heard: Heard = nobody) -> FetchedFile:
     """Copy a file of a snapshot into a folder and check it.
 
     Raises:
@@ -145,9 +145,9 @@ def fetch(place: Place, application: str, file: File, folder: Path, heard: Heard
         SnapshotError: it is gone, or its bytes are not those that were written. RocksDB itself reads past a flipped byte without a word (seen).
     """
     path = folder / f"{uuid.uuid4().hex}.sst"
-    where = f'"{application}/{file.name}" at {place.url}'
+    where = f'"{application}/{file.name}" at {storage.url}'
     try:
-        found = place.download(f"{application}/{file.name}", path, heard)
+        found = storage.download(f"{application}/{file.name}", path, heard)
     except SnapshotError:
         path.unlink(missing_ok=True)
         raise
@@ -157,27 +157,27 @@ def fetch(place: Place, application: str, file: File, folder: Path, heard: Heard
     if size != file.bytes or sha256_of(path) != file.sha256:
         path.unlink()
         raise SnapshotError(f"{where} is damaged: {size} bytes, {file.bytes} were written, or their SHA-256 differs")
-    return Fetched(file, path)
+    return FetchedFile(file, path)
 
 
 def verify(url: str, manifest: Manifest) -> Iterator[tuple[File, str]]:
     """Yield every file, and what is wrong with it, empty if nothing is: its bytes, its count, and each key of it.
 
-    `coopstreams snapshots verify` prints it. A task that picks up checks the bytes alone: the rest follows from them.
+    `coopstreams snapshots verify` prints it. A task that restores from it checks the bytes alone: the rest follows from them.
     """
-    place = Place(url)
+    storage = Storage(url)
     for name, store in manifest.stores.items():
         for each in store.slices:
             for file in each.files:
                 with tempfile.TemporaryDirectory(prefix="coopstreams-verify-") as folder:
                     try:
-                        fetched = fetch(place, manifest.application, file, Path(folder))
+                        fetched = fetch(storage, manifest.application, file, Path(folder))
                         yield file, _wrong(fetched, name, each)
                     except (SnapshotError, StateCorruptError) as error:
                         yield file, str(error)
 
 
-def _wrong(fetched: Fetched, store: str, of: Slice) -> str:
+def _wrong(fetched: FetchedFile, store: str, of: Slice) -> str:
     keys = [key for key, _ in read_sst(fetched.path)]
     file = fetched.file
     if file.family != layout.family_of(store) and (layout.parse_segment_family(file.family) or ("", 0))[0] != store:
@@ -197,21 +197,21 @@ def sweep(url: str, application: str, *, keep: int = 1, doing: bool = True) -> l
     What the kept manifests mention stays, whatever run it is of. A run without a manifest may be at work: it stays while it is
     newer than what counts. `doing` False: only say what would go.
     """
-    place = Place(url)
+    storage = Storage(url)
     counts = current_run(url, application)
     known = runs(url, application)
-    complete = [run for run in known if place.read(f"{application}/{run}/{MANIFEST}") is not None]
+    complete = [run for run in known if storage.read(f"{application}/{run}/{MANIFEST}") is not None]
     kept = {*complete[max(0, len(complete) - keep) :], *(run for run in complete if run == counts)}
     working = {run for run in known if run not in complete and (counts is None or run > counts)}
     mentioned = {file.name for run in kept for file in _loaded(url, application, run).files()} | {f"{run}/{MANIFEST}" for run in kept}
     doomed = [
         name
-        for name in (full.removeprefix(f"{application}/") for full in place.names(application))
+        for name in (full.removeprefix(f"{application}/") for full in storage.names(application))
         if name != CURRENT and name not in mentioned and name.partition("/")[0] not in working
     ]
     if doing:
         for name in doomed:
-            place.delete(f"{application}/{name}")
+            storage.delete(f"{application}/{name}")
     return doomed
 
 

@@ -21,7 +21,7 @@ _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenFile:
     """A file that was written: how many rows, between which keys (both inclusive)."""
 
     entries: int
@@ -29,7 +29,7 @@ class Written:
     last_key: bytes
 
 
-def write_sst(file: Path, rows: Rows) -> Written | None:
+def write_sst(file: Path, rows: Rows) -> WrittenFile | None:
     """Write rows to a file; None and no file if there are none: RocksDB knows no empty ones.
 
     Raises:
@@ -52,7 +52,7 @@ def write_sst(file: Path, rows: Rows) -> Written | None:
         raise
     except Exception as error:
         raise SnapshotError(f"cannot write {file}, at key {key.hex()}: {error}") from error
-    return Written(entries, first[0], key)
+    return WrittenFile(entries, first[0], key)
 
 
 def read_sst(file: Path) -> Iterator[tuple[bytes, bytes]]:

@@ -18,9 +18,8 @@ from dataclasses import replace
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import NEVER_TRUE, NO_TOPIC, Checkpoint
 from coopstreams.state.database import Database
-from coopstreams.state.session_table import SessionTable
 from coopstreams.state.table import ChangelogBatch, Table
-from coopstreams.state.window_table import WindowTable
+from coopstreams.state.window_table import SessionTable, WindowTable
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.stores import StoreKind, StoreSpec
 

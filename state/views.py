@@ -23,7 +23,7 @@ _EVER = -(1 << 63)
 _LATEST = (1 << 63) - 1
 
 
-class Row(NamedTuple):
+class StoredRow(NamedTuple):
     """An entry of a store. Shape: window stores have window keys. Units: ms."""
 
     key: bytes
@@ -48,7 +48,7 @@ class Session(NamedTuple):
     timestamp: int
 
 
-class StoreView:
+class KeyRangeView:
     """Some key ranges of a store."""
 
     def __init__(self, database: Database, spec: StoreSpec, ranges: Sequence[KeyRange]) -> None:
@@ -85,7 +85,7 @@ class StoreView:
         prefix: bytes | None = None,
         reverse: bool = False,
         limit: int | None = None,
-    ) -> Iterator[Row]:
+    ) -> Iterator[StoredRow]:
         """Return the entries with first <= key <= last that begin with the prefix, in the order of their bytes; lazily."""
         start, end = first, None if last is None else layout.after(last)
         if prefix:
@@ -94,7 +94,7 @@ class StoreView:
             end = behind if end is None else end if behind is None else min(end, behind)
         return islice(self._rows(start, end, reverse=reverse), limit)
 
-    def all(self, *, reverse: bool = False, limit: int | None = None) -> Iterator[Row]:
+    def all(self, *, reverse: bool = False, limit: int | None = None) -> Iterator[StoredRow]:
         """Return all entries in the order of their keys; lazily."""
         return self.range(reverse=reverse, limit=limit)
 
@@ -134,15 +134,17 @@ class StoreView:
         kept = sum(run.last - run.first + 1 for run in self._database.checkpoints(self.spec.name))
         return self._database.count(self.spec.name) * len(self._groups) // max(kept, len(self._groups), 1)
 
-    def _rows(self, start: bytes | None, end: bytes | None, *, reverse: bool) -> Iterator[Row]:
+    def _rows(self, start: bytes | None, end: bytes | None, *, reverse: bool) -> Iterator[StoredRow]:
         rows = self._database.scan(self.spec.name, self._groups, start, end, reverse=reverse)
         if self.spec.kind not in layout.SEGMENTED:
-            return (Row(key, *layout.unpack(data)) for key, data in rows)
+            return (StoredRow(key, *layout.unpack(data)) for key, data in rows)
         horizons, kind, suffix = self._horizons(), self.spec.kind, layout.suffix_bytes(self.spec)
         if len(set(horizons)) == 1:
             horizon = horizons[0]
-            return (Row(key, *layout.unpack(data)) for key, data in rows if layout.time_of(kind, key) >= horizon)
-        return (Row(key, *layout.unpack(data)) for key, data in rows if layout.time_of(kind, key) >= horizons[key_group(key_hash(key[:-suffix]))])
+            return (StoredRow(key, *layout.unpack(data)) for key, data in rows if layout.time_of(kind, key) >= horizon)
+        return (
+            StoredRow(key, *layout.unpack(data)) for key, data in rows if layout.time_of(kind, key) >= horizons[key_group(key_hash(key[:-suffix]))]
+        )
 
     def _horizons(self) -> list[int]:
         """The first visible window start of each key group: siblings need not stand at the same time."""
@@ -164,10 +166,12 @@ class GlobalView:
         entry = self._rows.load(key)
         return None if entry.stored is None else (entry.stored, entry.timestamp)
 
-    def range(self, first: bytes | None = None, last: bytes | None = None, *, prefix: bytes | None = None, reverse: bool = False) -> Iterator[Row]:
+    def range(
+        self, first: bytes | None = None, last: bytes | None = None, *, prefix: bytes | None = None, reverse: bool = False
+    ) -> Iterator[StoredRow]:
         """Return the entries with first <= key <= last that begin with the prefix, in the order of their bytes, of one moment."""
         found = [row for row in self._rows.scan(first, None if last is None else layout.after(last)) if row[0].startswith(prefix or b"")]
-        return (Row(key, entry.stored or b"", entry.timestamp) for key, entry in (reversed(found) if reverse else found))
+        return (StoredRow(key, entry.stored or b"", entry.timestamp) for key, entry in (reversed(found) if reverse else found))
 
     def approximate_count(self) -> int:
         """Return how many entries there are."""

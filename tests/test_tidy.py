@@ -19,7 +19,7 @@ FUNCTION_LINES = 50
 
 MAY_IMPORT = {
     "confluent_kafka": ("coopstreams/log/kafka/*.py",),
-    "fsspec": ("state/places.py",),
+    "fsspec": ("state/storage.py",),
     "kafka": tuple(
         f"coopstreams/group/{name}.py"
         for name in ("codec", "connection", "coordinator", "end_requests", "ends", "requests", "transaction_requests", "transactions")

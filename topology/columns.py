@@ -46,8 +46,8 @@ class Columns:
     """Running maximum of the timestamps over ALL records of the partition, also those of other key ranges."""
     headers: Sequence[Headers | None] | None = None
     """None: no record of this batch has any, which is the usual case and costs nothing."""
-    clocks: Sequence[Int64s] = ()
-    """Where tasks share the partition: for each clock of the program, what it shows before each record; see `clocks`."""
+    operator_times: Sequence[Int64s] = ()
+    """Where tasks share the partition: for each operator time of the program, what it is before each record; see `operator_times`."""
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -61,7 +61,7 @@ class Columns:
             self.offsets[start:stop],
             self.stream_times[start:stop],
             None if self.headers is None else self.headers[start:stop],
-            [clock[start:stop] for clock in self.clocks],
+            [operator_time[start:stop] for operator_time in self.operator_times],
         )
 
     def pick(self, indexes: list[int]) -> Columns:
@@ -79,7 +79,7 @@ class Columns:
             [offsets[i] for i in indexes],
             [times[i] for i in indexes],
             headers if headers is not None and any(headers) else None,
-            [[clock[i] for i in indexes] for clock in self.clocks],
+            [[operator_time[i] for i in indexes] for operator_time in self.operator_times],
         )
 
 
@@ -102,5 +102,5 @@ def joined(some: Iterable[Columns]) -> Columns:
         [offset for part in parts for offset in part.offsets],
         [time for part in parts for time in part.stream_times],
         headers,
-        [list(chain.from_iterable(clocks)) for clocks in zip(*(part.clocks for part in parts), strict=True)],
+        [list(chain.from_iterable(operator_times)) for operator_times in zip(*(part.operator_times for part in parts), strict=True)],
     )

@@ -31,7 +31,7 @@ _LENGTH = Struct(">i")
 _HASH_BYTES = 16
 
 
-class Subscription(NamedTuple):
+class ForeignKeySubscription(NamedTuple):
     """What a left row tells the right side. `hash`: of its value, None if it is deleted."""
 
     instruction: int
@@ -60,7 +60,7 @@ def questions(
     value: Any,
     data: bytes | None,
     old: Any,
-) -> list[tuple[bytes | None, Subscription]]:
+) -> list[tuple[bytes | None, ForeignKeySubscription]]:
     """Return what a change of a left row (`old` to `value`, which is `data`) asks the right side, with the foreign keys it goes to.
 
     `left`: rows without a right row have a result too, so each change needs an answer, from a null key if the row names none.
@@ -71,8 +71,8 @@ def questions(
     was = None if before is None else serialize(before)
     now = None if after is None else serialize(after)
 
-    def ask(foreign_key: bytes | None, instruction: Instruction) -> tuple[bytes | None, Subscription]:
-        return foreign_key, Subscription(instruction, hash_, primary_key)
+    def ask(foreign_key: bytes | None, instruction: Instruction) -> tuple[bytes | None, ForeignKeySubscription]:
+        return foreign_key, ForeignKeySubscription(instruction, hash_, primary_key)
 
     if left:
         if value is None and old is None:
@@ -85,7 +85,7 @@ def questions(
     return [ask(was, UNSUBSCRIBE), ask(now, ANSWER)]
 
 
-def subscribe(subscribers: dict[bytes, bytes] | None, asked: Subscription) -> dict[bytes, bytes] | None:
+def subscribe(subscribers: dict[bytes, bytes] | None, asked: ForeignKeySubscription) -> dict[bytes, bytes] | None:
     """Return the subscribers of a right row, by primary key with their hashes, after a subscription; None if there are none."""
     after = dict(subscribers or {})
     if asked.hash is None or asked.instruction in (UNSUBSCRIBE, UNSUBSCRIBE_AND_ANSWER):
@@ -95,7 +95,7 @@ def subscribe(subscribers: dict[bytes, bytes] | None, asked: Subscription) -> di
     return after or None
 
 
-def answer_to(asked: Subscription, value: bytes | None) -> Answer | None:
+def answer_to(asked: ForeignKeySubscription, value: bytes | None) -> Answer | None:
     """Return the answer to a subscription, None if none is due."""
     if asked.instruction == UNSUBSCRIBE or (asked.instruction == ANSWER_IF_FOUND and value is None):
         return None
@@ -110,12 +110,12 @@ def _hash_and_rest(data: bytes) -> tuple[bytes | None, bytes]:
     return (None, data[1:]) if data[0] == 0 else (data[1 : 1 + _HASH_BYTES], data[1 + _HASH_BYTES :])
 
 
-def _write_subscription(asked: Subscription) -> bytes:
+def _write_subscription(asked: ForeignKeySubscription) -> bytes:
     return bytes([asked.instruction]) + _optional(asked.hash) + asked.primary_key
 
 
-def _read_subscription(data: bytes) -> Subscription:
-    return Subscription(data[0], *_hash_and_rest(data[1:]))
+def _read_subscription(data: bytes) -> ForeignKeySubscription:
+    return ForeignKeySubscription(data[0], *_hash_and_rest(data[1:]))
 
 
 def _write_answer(answer: Answer) -> bytes:
@@ -141,7 +141,7 @@ def _read_subscribers(data: bytes) -> dict[bytes, bytes]:
     return subscribers
 
 
-SUBSCRIPTION: Serde[Subscription] = Serde("subscription", _write_subscription, _read_subscription)
+SUBSCRIPTION: Serde[ForeignKeySubscription] = Serde("subscription", _write_subscription, _read_subscription)
 """Instruction (1 byte), whether there is a hash (1), hash (16), primary key."""
 
 ANSWERS: Serde[Answer] = Serde("answer", _write_answer, _read_answer)

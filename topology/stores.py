@@ -134,7 +134,7 @@ class TableStore(Protocol):
         """Let stream time reach this value: windows older than the retention become invisible and are dropped with the next commit."""
 
 
-class WindowStore(TableStore, Protocol):
+class WindowTableStore(TableStore, Protocol):
     """A store of windows in which those of a key can be found by time. Change it by `put` alone."""
 
     def put(self, key: bytes, value: Any, timestamp: int) -> None:
@@ -150,7 +150,7 @@ class WindowStore(TableStore, Protocol):
         ...
 
 
-class SessionStore(TableStore, Protocol):
+class SessionTableStore(TableStore, Protocol):
     """A store of sessions in which those of a key can be found by time. Change it by `put` alone."""
 
     def put(self, key: bytes, value: Any, timestamp: int) -> None:

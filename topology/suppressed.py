@@ -59,7 +59,7 @@ def _suppressed(wait_ms: int | None, max_records: int | None, max_bytes: int | N
     return Suppressed(wait_ms, max_records, max_bytes, when_full)
 
 
-class Held(NamedTuple):
+class SuppressedUpdate(NamedTuple):
     """An update in the buffer of a suppression.
 
     Shape: `place` is the time that orders the buffer; `before` is the value that was forwarded last for the row, None if there was none
@@ -73,7 +73,7 @@ class Held(NamedTuple):
     headers: Headers | None
 
 
-_decode = msgspec.msgpack.Decoder(Held).decode
+_decode = msgspec.msgpack.Decoder(SuppressedUpdate).decode
 
-held: Serde[Held] = Serde("held", msgspec.msgpack.Encoder().encode, _decode)
+held: Serde[SuppressedUpdate] = Serde("held", msgspec.msgpack.Encoder().encode, _decode)
 """MessagePack."""

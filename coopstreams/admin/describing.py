@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from coopstreams.commit.offsets import OffsetAndRanges, group_offsets, individual_commits
 from coopstreams.commit.ranges import Runs
 from coopstreams.commit.record import Segment
-from coopstreams.consumer.dealing import topic_number
+from coopstreams.consumer.group_assignment import topic_number
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.group.codec import decode_assignment, decode_subscription
 from coopstreams.group.members import Assignment, MemberState

@@ -4,7 +4,7 @@
     Rebuilder   a piece: an empty database, the published snapshot into it, the changelog's tail behind it, slices out of it
     assembled   the manifest: the new slices, and what the published one has besides
 
-Invariant: state at offset X of a changelog is right at X whoever writes meanwhile; whoever picks it up replays from X.
+Invariant: state at offset X of a changelog is right at X whoever writes meanwhile; whoever restores from it replays from X.
 Invariant: what is published names the changelogs that it was read from: one that was made anew meanwhile is not given the other's slices.
 Turned down: copying the files of a running instance (they are one moment of all ranges, of which a task wants its own).
 """
@@ -24,10 +24,10 @@ from coopstreams.opening.restoring import Restoring
 from coopstreams.state import snapshot
 from coopstreams.state.database import Database
 from coopstreams.state.manifest import Manifest, Slice, StoreSlices, merged, shape_of, whole_slices
-from coopstreams.state.pickup import Changelog, Snapshots, misfit
 from coopstreams.state.restore import RestoreProgress
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot import SnapshotWriter
+from coopstreams.state.snapshot_restore import Changelog, Snapshots, misfit
 from coopstreams.topology.errors import ConfigError, LogError, SnapshotError, UnknownTopicError
 from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.graph.partitions import check_partitions
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 PATIENCE_S = 120.0
 """How long a changelog may not move before a rebuild gives up: brokers that are away, or a transaction that nobody ends."""
 
-OnProgress = Callable[["Piece", Sequence[RestoreProgress]], None]
+OnProgress = Callable[["RebuiltPartition", Sequence[RestoreProgress]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,14 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class RebuiltPartition:
     """One partition of a sub-topology, with the stores to be rebuilt there."""
 
     task: TaskId
     stores: tuple[str, ...]
 
 
-def pieces(topology: Topology, tasks: Sequence[int], wanted: Wanted) -> list[Piece]:
+def pieces(topology: Topology, tasks: Sequence[int], wanted: Wanted) -> list[RebuiltPartition]:
     """Return what there is to do, given the number of partitions of each sub-topology.
 
     Raises:
@@ -80,7 +80,7 @@ def pieces(topology: Topology, tasks: Sequence[int], wanted: Wanted) -> list[Pie
     for subtopology in topology.subtopologies:
         stores = tuple(spec.name for spec in subtopology.stores if spec.logged and (wanted.stores is None or spec.name in wanted.stores))
         partitions = [number for number in range(tasks[subtopology.id]) if wanted.partitions is None or number in wanted.partitions]
-        result += [Piece(TaskId(subtopology.id, number, whole_slices(wanted.key_range)), stores) for number in partitions if stores]
+        result += [RebuiltPartition(TaskId(subtopology.id, number, whole_slices(wanted.key_range)), stores) for number in partitions if stores]
     return result
 
 
@@ -105,7 +105,7 @@ def assembled(
 
 
 class Rebuilder:
-    """Makes a snapshot of an application at a place. One thread.
+    """Makes a snapshot of an application in a storage. One thread.
 
     `afresh`: read the changelogs from their beginning; else the published snapshot is taken and only what came since is read. `run`: the
     name of the run, for those that share one.
@@ -122,7 +122,7 @@ class Rebuilder:
         self._ids: dict[str, str] = {}
         """Of the changelogs that are rebuilt, before anything of them was read."""
 
-    def pieces(self, wanted: Wanted) -> list[Piece]:
+    def pieces(self, wanted: Wanted) -> list[RebuiltPartition]:
         """Return what there is to do.
 
         Raises:
@@ -137,12 +137,12 @@ class Rebuilder:
         self._ids = {topic: self._log.topic_id(topic) for topic in needed}
         return result
 
-    def rebuild(self, piece: Piece, on_progress: OnProgress) -> dict[str, list[Slice]]:
-        """Return the slices of a piece, by store; they are at the place, and nobody sees them before `publish`.
+    def rebuild(self, piece: RebuiltPartition, on_progress: OnProgress) -> dict[str, list[Slice]]:
+        """Return the slices of a piece, by store; they are in the storage, and nobody sees them before `publish`.
 
         Raises:
             LogError: a changelog did not move for two minutes.
-            SnapshotError: the place does not take them.
+            SnapshotError: the storage does not take them.
         """
         subtopology = self._subtopology(piece)
         writer = SnapshotWriter(self._url, self._application, self.run)
@@ -176,7 +176,7 @@ class Rebuilder:
         snapshot.publish(self._url, manifest)
         return manifest
 
-    def _restore(self, piece: Piece, subtopology: SubTopology, database: Database, folder: Path, on_progress: OnProgress) -> None:
+    def _restore(self, piece: RebuiltPartition, subtopology: SubTopology, database: Database, folder: Path, on_progress: OnProgress) -> None:
         snapshots = None if self._afresh else Snapshots(self._url, self._application, folder / "snapshots")
         restoring = Restoring(self._log, self._changelog, snapshots)
         try:
@@ -185,7 +185,7 @@ class Rebuilder:
         finally:
             restoring.close()
 
-    def _subtopology(self, piece: Piece) -> SubTopology:
+    def _subtopology(self, piece: RebuiltPartition) -> SubTopology:
         whole = next(each for each in self._topology.subtopologies if each.id == piece.task.subtopology)
         return replace(whole, stores=tuple(spec for spec in whole.stores if spec.name in piece.stores))
 

@@ -32,7 +32,7 @@ Results: TypeAlias = Annotated[
     str, typer.Option(metavar="none|topic|table", help="Whether results are written: to the topics of the topology, or as Parquet.")
 ]
 Snapshots: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="URL", help="Where the state goes besides the changelogs, for tasks to pick it up.")
+    str | None, typer.Option(metavar="URL", help="Where the state goes besides the changelogs, for tasks to restore from it.")
 ]
 Work: TypeAlias = Annotated[str, typer.Option(metavar="FOLDER", help="What goes from one stage to the next, and what --resume needs.")]
 Remote: TypeAlias = Annotated[

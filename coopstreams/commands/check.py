@@ -9,14 +9,13 @@ from typing import Annotated
 import orjson
 import typer
 
-from coopstreams.commands.connecting import Brokers, ConfigFile, cluster
 from coopstreams.commands.loading import load_topology
-from coopstreams.commands.settings import configure_logging, flags
+from coopstreams.commands.settings import Brokers, ConfigFile, cluster, configure_logging, flags
 from coopstreams.common.config import Config, settings_of
 from coopstreams.instance.deployed import ACCEPT, Deployed
-from coopstreams.tasks.reading import as_it_runs
+from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.topology.errors import ConfigError
-from coopstreams.topology.graph.changes import Change, changes, severity, weighed, word_of
+from coopstreams.topology.graph.changes import TopologyChange, changes, severity, weighed, word_of
 from coopstreams.topology.graph.outline import Outline, outline, read_outline
 from coopstreams.topology.graph.topology import Topology
 
@@ -50,7 +49,7 @@ def check(
     raise typer.Exit(severity(found))
 
 
-def _on_cluster(topology: Topology, settings: dict[str, object]) -> tuple[list[Change], str]:
+def _on_cluster(topology: Topology, settings: dict[str, object]) -> tuple[list[TopologyChange], str]:
     """Return the changes since the version that ran last, weighed by what the topics hold, and the word for them.
 
     Raises:
@@ -81,7 +80,7 @@ def _outline(target: str, optimization: str) -> Outline:
         raise ConfigError(f"--optimization {optimization}: must be {error}") from None
 
 
-def _print(found: list[Change], word: str, *, json: bool) -> None:
+def _print(found: list[TopologyChange], word: str, *, json: bool) -> None:
     worst = severity(found)
     if json:
         rows = [{"what": c.what, "name": c.name, "verdict": c.verdict, "why": c.why, "cure": c.cure} for c in found]

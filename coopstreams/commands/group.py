@@ -11,9 +11,9 @@ from rich.table import Table
 
 from coopstreams.admin.describing import GroupReport, MemberReport, describe_group
 from coopstreams.admin.group_reset import reset_offsets
-from coopstreams.commands.connecting import Brokers, ConfigFile, cluster, connection
+from coopstreams.commands.settings import Brokers, ConfigFile, cluster, connection
 from coopstreams.commit.ranges import Runs
-from coopstreams.consumer.dealing import topic_number
+from coopstreams.consumer.group_assignment import topic_number
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.group.versions import short, version_of
 from coopstreams.log.log import Log

@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from coopstreams.commands.connecting import Brokers, ConfigFile, connection
+from coopstreams.commands.settings import Brokers, ConfigFile, connection
 from coopstreams.consumer.policy import CLUSTER, TOPICS, Policy, read_policy, set_policy
 from coopstreams.topology.errors import ConfigError
 

@@ -22,7 +22,7 @@ _COLOURS = {"running": "green", "starting": "dim", "ended": "red", "draining": "
 
 
 @dataclass(slots=True)
-class Process:
+class WorkerProcess:
     """What is known of a worker. `word` is what its supervisor knows better than itself: `starting`, `draining`, `ended`; empty: nothing."""
 
     number: int
@@ -38,7 +38,7 @@ class Process:
     """When it is started again then."""
 
 
-def processes_table(application: str, processes: Iterable[Process], now: float) -> Table:
+def processes_table(application: str, processes: Iterable[WorkerProcess], now: float) -> Table:
     """Return a row for each process and one for all together: state, tasks with key ranges, records/s, lag. `now` as `again_at`."""
     table = Table(title=application, title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False, show_footer=True, padding=(0, 1, 0, 0))
     known = list(processes)
@@ -60,12 +60,12 @@ def _figures(tasks: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     return *map(number, sums), lag(tasks), behind(tasks)
 
 
-def _tasks(process: Process) -> Sequence[Mapping[str, Any]]:
+def _tasks(process: WorkerProcess) -> Sequence[Mapping[str, Any]]:
     """The tasks of a process; one that has ended has none any more."""
     return () if process.report is None or process.word == "ended" or process.last_end else process.report["tasks"]
 
 
-def _state(process: Process, now: float) -> Text:
+def _state(process: WorkerProcess, now: float) -> Text:
     """A word for how it is, why if it is not well, and how often it was started again."""
     if process.last_end and process.word != "draining":
         return Text(f"again in {max(0.0, process.again_at - now):.0f} s: {process.last_end}"[:MOST_SAID], "red")
@@ -73,7 +73,7 @@ def _state(process: Process, now: float) -> Text:
     return state.append(f", {process.restarts} restart{'s' * (process.restarts != 1)}") if process.restarts else state
 
 
-def _word(process: Process) -> Text:
+def _word(process: WorkerProcess) -> Text:
     word = process.word or (process.report or {}).get("state", "starting")
     reasons = list(dict.fromkeys(reason["code"] for reason in (process.report or {}).get("reasons", ())))
     if process.word or not reasons or process.report is None:

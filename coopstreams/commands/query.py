@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from coopstreams.commands.connecting import say_waiting
+from coopstreams.commands.settings import say_waiting
 from coopstreams.query.extra import need_http
 from coopstreams.topology.errors import QueryError
 

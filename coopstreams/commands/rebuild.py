@@ -1,30 +1,35 @@
-"""`coopstreams rebuild`: a snapshot from the changelogs, for tasks to begin with; or changelogs from the source topics."""
+"""`coopstreams rebuild`: a snapshot from the changelogs, for tasks to begin with; or, `--from source`, changelogs from the source topics."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from coopstreams.admin.rebuild import Piece, Rebuilder, Wanted
+from coopstreams.admin.rebuild import Rebuilder, RebuiltPartition, Wanted
 from coopstreams.commands.loading import load_topology
 from coopstreams.commands.settings import configure_logging, flags
 from coopstreams.commands.snapshots import megabytes
-from coopstreams.commands.source_rebuild import Request, from_source
+from coopstreams.commands.task_bars import TaskBars
 from coopstreams.common.config import Config, settings_of
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.state.manifest import Manifest, Slice
 from coopstreams.state.restore import RestoreProgress
-from coopstreams.tasks.reading import as_it_runs
+from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import GROUPS, KeyRange
+
+if TYPE_CHECKING:
+    from coopstreams.spark.plan import Stage
+    from coopstreams.spark.source_rebuild import RebuiltFromSource
 
 From: TypeAlias = Annotated[
     str, typer.Option("--from", metavar="changelog|source", help="What the state comes from; source: the application must be stopped.")
@@ -75,7 +80,9 @@ def rebuild(
         if afresh:
             raise ConfigError("--afresh is for a rebuild from the changelogs; from the source there is no other")
         from_source(
-            topology, checked, Request(wanted, ranges or 4, dry_run=dry_run, incomplete=incomplete, work=work, resume=resume, cores=cores or "*")
+            topology,
+            checked,
+            SourceRebuildRequest(wanted, ranges or 4, dry_run=dry_run, incomplete=incomplete, work=work, resume=resume, cores=cores or "*"),
         )
         return
     if (ranges, work, resume) != (None, None, None) or dry_run or incomplete:
@@ -106,7 +113,7 @@ def _in_spark(topology: Topology, config: Config, wanted: Wanted, cores: str, *,
         return rebuild_in_spark(topology, config, spark=spark, wanted=wanted, afresh=afresh)
 
 
-def _rebuilt(rebuilder: Rebuilder, pieces: Iterable[Piece]) -> dict[str, list[Slice]]:
+def _rebuilt(rebuilder: Rebuilder, pieces: Iterable[RebuiltPartition]) -> dict[str, list[Slice]]:
     """Rebuild the pieces, one after the other, with a bar for each."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     found: dict[str, list[Slice]] = {}
@@ -114,7 +121,7 @@ def _rebuilt(rebuilder: Rebuilder, pieces: Iterable[Piece]) -> dict[str, list[Sl
         for piece in pieces:
             bar = bars.add_task(f"{piece.task} {', '.join(piece.stores)}", total=None)
 
-            def show(_: Piece, stores: Sequence[RestoreProgress], bar: object = bar) -> None:
+            def show(_: RebuiltPartition, stores: Sequence[RestoreProgress], bar: object = bar) -> None:
                 bars.update(bar, total=sum(one.target for one in stores) or None, completed=sum(one.position for one in stores))  # type: ignore[arg-type]
 
             for name, slices in rebuilder.rebuild(piece, show).items():
@@ -142,3 +149,57 @@ def _key_range(text: str) -> KeyRange:
     if not (first.isdecimal() and last.isdecimal() and 0 <= int(first) <= int(last) < GROUPS):
         raise ConfigError(f"--groups {text}: write FIRST-LAST within 0-{GROUPS - 1}")
     return KeyRange.of_groups(int(first), int(last))
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRebuildRequest:
+    """What was typed."""
+
+    wanted: Wanted
+    ranges: int
+    dry_run: bool
+    incomplete: bool
+    work: str | None
+    resume: str | None
+    cores: str
+
+
+def from_source(topology: Topology, config: Config, request: SourceRebuildRequest) -> None:
+    """Make the changelogs what the source topics say, and print how they differed.
+
+    Raises:
+        ConfigError: there is no Spark; or see `rebuild_from_source`.
+    """
+    try:
+        from coopstreams.spark.session import session_or_local
+        from coopstreams.spark.source_rebuild import WORK, carry_out_rebuild, plan_rebuild
+    except ImportError as error:
+        raise ConfigError(f'--from source needs Spark: pip install "coopstreams[spark]" ({error})') from error
+    work = request.work or WORK
+    plan = plan_rebuild(
+        topology,
+        config,
+        request.wanted,
+        ranges=request.ranges,
+        dry_run=request.dry_run,
+        incomplete=request.incomplete,
+        work=work,
+        resume=request.resume,
+    )
+    typer.echo(str(plan))
+    with session_or_local(None, f"rebuild of {plan.application}", cores=request.cores) as spark, TaskBars(Console()) as bars:
+        done = carry_out_rebuild(spark, topology, config, plan, work, _say, bars.show)
+    _report(done)
+
+
+def _say(stage: Stage) -> None:
+    typer.echo(f"{stage.name}: {len(stage.running)} tasks")
+
+
+def _report(done: RebuiltFromSource) -> None:
+    for store, differences in done.stores.items():
+        typer.echo(f"store {store}: {differences}")
+    if not done.plan.seed:
+        typer.echo("a dry run: nothing was written")
+    elif done.plan.snapshots is not None:
+        typer.echo(f"snapshot {done.plan.run} is published")

@@ -12,15 +12,14 @@ from typing import Annotated
 import typer
 
 from coopstreams.admin.application_reset import Reset, carry_out, check_stopped, plan_reset
-from coopstreams.commands.connecting import Brokers, ConfigFile, cluster
 from coopstreams.commands.loading import load_topology
-from coopstreams.commands.settings import configure_logging, flags
+from coopstreams.commands.settings import Brokers, ConfigFile, cluster, configure_logging, flags
 from coopstreams.common.config import Config, settings_of
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka.offsets import KafkaOffsets
 from coopstreams.log.log import Log
 from coopstreams.state.directory import instance_folders
-from coopstreams.tasks.reading import as_it_runs
+from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
 

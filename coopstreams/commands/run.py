@@ -21,7 +21,7 @@ from coopstreams.commands.supervisor import Supervisor
 from coopstreams.commands.worker import end_with_supervisor, past
 from coopstreams.common.config import Config, settings_of
 from coopstreams.common.interrupts import drain_by, end
-from coopstreams.common.memory import settle
+from coopstreams.common.memory import tune_memory
 from coopstreams.instance.app import CoopStreams
 
 log = logging.getLogger("coopstreams")
@@ -63,7 +63,7 @@ def run(
     Settings are taken from --config, then from the environment (COOPSTREAMS_COMMIT_INTERVAL_MS=100), then from these options; the later wins.
     """
     configure_logging(verbose)
-    settle()
+    tune_memory()
     named = {"bootstrap.servers": bootstrap_servers, "num.stream.threads": threads, "http.listen": http, "state.dir": state_dir, "instance": instance}
     typed = flags(set_, named)
     settings = settings_of(config, os.environ, typed)

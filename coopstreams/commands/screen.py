@@ -22,7 +22,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from coopstreams.commands.processes import Process, processes_table
+from coopstreams.commands.processes import WorkerProcess, processes_table
 from coopstreams.instance.app import CoopStreams
 
 REPORTS = "_COOPSTREAMS_REPORTS"
@@ -38,7 +38,7 @@ class Screen:
     def __init__(self, console: Console, application: str) -> None:
         self._console = console
         self._application = application
-        self._processes: dict[int, Process] = {}
+        self._processes: dict[int, WorkerProcess] = {}
         self._readers: list[threading.Thread] = []
         self._live = Live(console=console, get_renderable=self._table, refresh_per_second=4, redirect_stdout=False, redirect_stderr=False)
 
@@ -70,7 +70,7 @@ class Screen:
         finally:
             os.close(descriptor)
         before = self._processes.get(number)
-        process = self._processes[number] = Process(number, worker.pid, restarts=0 if before is None else before.restarts + 1)
+        process = self._processes[number] = WorkerProcess(number, worker.pid, restarts=0 if before is None else before.restarts + 1)
         assert worker.stdout is not None
         self._read(self._lines, worker.stdout, process)
         self._read(self._reports, os.fdopen(reports, "rb"), process)
@@ -99,19 +99,19 @@ class Screen:
     def _table(self) -> Table:
         return processes_table(self._application, [process for _, process in sorted(dict(self._processes).items())], time.monotonic())
 
-    def _read(self, read: Any, stream: IO[bytes], process: Process) -> None:
+    def _read(self, read: Any, stream: IO[bytes], process: WorkerProcess) -> None:
         self._readers = [reader for reader in self._readers if reader.is_alive()]
         self._readers.append(threading.Thread(target=read, args=(stream, process), name=f"worker {process.number}", daemon=True))
         self._readers[-1].start()
 
-    def _lines(self, stream: IO[bytes], process: Process) -> None:
+    def _lines(self, stream: IO[bytes], process: WorkerProcess) -> None:
         with stream:
             for line in stream:
                 self.print(line.decode(errors="backslashreplace").rstrip("\n"))
         process.word = "ended"
 
     @staticmethod
-    def _reports(stream: IO[bytes], process: Process) -> None:
+    def _reports(stream: IO[bytes], process: WorkerProcess) -> None:
         with stream:
             for line in stream:
                 process.report = orjson.loads(line)

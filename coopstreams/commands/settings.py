@@ -1,13 +1,21 @@
-"""What commands that contact Kafka have in common: their settings, from a file, the environment and what is typed, and their log lines."""
+"""What commands that contact Kafka have in common: their settings, from a file, the environment and what is typed; where it is; their log lines."""
 
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import sys
-from collections.abc import Iterable, Mapping
-from typing import Any, TextIO
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, TextIO
 
-from coopstreams.topology.errors import ConfigError
+import typer
+
+from coopstreams.common.config import Config, settings_of
+from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.topology.errors import ConfigError, QueryError
 
 
 def flags(pairs: Iterable[str] | None, named: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,3 +52,50 @@ def _pair(text: str) -> tuple[str, str]:
     if not equals:
         raise ConfigError(f"--set {text}: write NAME=VALUE")
     return name.strip(), value.strip()
+
+
+Brokers = Annotated[str | None, typer.Option("--bootstrap-servers", metavar="HOST:PORT,...", help="The Kafka brokers.")]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE.toml", help="Settings in a TOML file: how to connect, with which identity.")
+]
+
+
+def connection(brokers: str | None, config: Path | None) -> Mapping[str, Any]:
+    """Return the settings of connections, in librdkafka's names: from the file, the environment, and what was typed.
+
+    Raises:
+        ConfigError: no brokers, or a setting that is none.
+    """
+    return Config.of(settings_of(config, os.environ, {"bootstrap.servers": brokers})).client
+
+
+def say_waiting(seconds: float, error: QueryError) -> None:
+    """Say at once why an application has not answered a question, and that it is asked again for so long."""
+    typer.echo(f"{error} Trying again for {seconds:g} s; Ctrl-C ends it.", err=True)
+
+
+def refusals(servers: str, timeout_s: float = 1.0) -> list[str]:
+    """Return what each of these addresses said, if none takes a connection; else nothing."""
+    said = []
+    for server in servers.split(","):
+        host, _, port = server.rpartition("://")[2].strip().rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
+        except (OSError, ValueError) as error:
+            said.append(f"{server.strip()}: {getattr(error, 'strerror', None) or error}")
+        else:
+            return []
+    return said
+
+
+@contextmanager
+def cluster(settings: Mapping[str, Any]) -> Iterator[KafkaLog]:
+    """Have a cluster to ask and to write to, for as long as the command takes. Say at once if nobody is there, and try all the same."""
+    if said := refusals(settings.get("bootstrap.servers", "")):
+        cure = "Is it running (`coopstreams dev` starts one here), is bootstrap.servers right? Trying on for a while; Ctrl-C ends it."
+        typer.echo(f"no Kafka broker answers at {'; '.join(said)}. {cure}", err=True)
+    log = KafkaLog(settings)
+    try:
+        yield log
+    finally:
+        log.close()

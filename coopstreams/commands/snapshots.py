@@ -1,4 +1,4 @@
-"""`coopstreams snapshots`: what lies at a place, whether it is whole, which one counts, and what may go."""
+"""`coopstreams snapshots`: what a storage holds, whether it is whole, which one counts, and what may go."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.table import Table
 
 from coopstreams.state import snapshot
 from coopstreams.state.manifest import File, Manifest
-from coopstreams.state.places import Place
+from coopstreams.state.storage import Storage
 from coopstreams.topology.errors import SnapshotError
 
 PIPE_WIDTH = 160
@@ -26,8 +26,8 @@ Application = Annotated[str, typer.Argument(metavar="APPLICATION", help="The app
 
 @app.command("ls")
 def list_(url: Url) -> None:
-    """Print the applications at a place with their runs; the published one has a star."""
-    names = sorted({name.partition("/")[0] for name in Place(url).names() if "/" in name})
+    """Print the applications in a storage with their runs; the published one has a star."""
+    names = sorted({name.partition("/")[0] for name in Storage(url).names() if "/" in name})
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for column in ("application", "run", "kind", "made", "stores", "keys", "size"):
         # A run is copied into other commands: it is never cut short, however narrow the terminal is.
@@ -91,7 +91,7 @@ def megabytes(files: Sequence[File]) -> str:
 
 def _described(url: str, application: str, run: str) -> tuple[str, str, str, str, str]:
     """Return what a row says of a run; one without a manifest is at work, or was given up."""
-    if Place(url).read(f"{application}/{run}/{snapshot.MANIFEST}") is None:
+    if Storage(url).read(f"{application}/{run}/{snapshot.MANIFEST}") is None:
         return "unfinished", "", "", "", ""
     try:
         manifest = _loaded(url, application, run)

@@ -12,8 +12,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from coopstreams.commands.connecting import say_waiting
 from coopstreams.commands.figures import behind, dropped, lag, number, written
+from coopstreams.commands.settings import say_waiting
 from coopstreams.query.extra import need_http
 
 
@@ -64,7 +64,7 @@ def status_table(report: dict[str, Any]) -> Table:
 
 def _task(task: dict[str, Any]) -> tuple[str, ...]:
     waits = [f"{store['store']} {store['remaining']:,} to go" for store in task.get("restore", ())]
-    waits += [f"{store['store']} {_megabytes(store['fetched_bytes'])} of {_megabytes(store['total_bytes'])} MB" for store in task.get("pick_up", ())]
+    waits += [f"{store['store']} {_megabytes(store['fetched_bytes'])} of {_megabytes(store['total_bytes'])} MB" for store in task.get("download", ())]
     state = task["state"] or "unknown"
     told = f"{state} ({', '.join(waits)})" if waits else state
     figures = number(task.get("processed")), number(task.get("rate")), number(written(task)), number(dropped(task)), lag([task]), behind([task])

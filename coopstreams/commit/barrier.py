@@ -46,13 +46,13 @@ class Group(Protocol):
         """See `GroupMember.end_transaction`."""
 
 
-class Waiting(Protocol):
+class Waiter(Protocol):
     """Somebody who waits. `barrier` is None until it is taken."""
 
     barrier: int | None
 
 
-W = TypeVar("W", bound=Waiting)
+W = TypeVar("W", bound=Waiter)
 
 
 class Barrier:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from threading import Lock
 
 from coopstreams.commit.record import PARTITIONS, VERSION, Committed, Segment, decode_key, decode_value, encode_text, partition_of, topic_spec
-from coopstreams.commit.view import Hole, Opening, Said, Spoken, View
+from coopstreams.commit.view import CommitView, Hole, LiveCommit, PartitionStart, Winner
 from coopstreams.log.log import Log, Position, Reader
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, LogError
@@ -64,7 +64,7 @@ class Follower:
         self.group = group
         self.partition = TopicPartition(COMMIT_TOPIC, partition_of(group, self.partitions))
         self._lock = Lock()
-        self._view = View(group)
+        self._view = CommitView(group)
         self._unreadable: dict[bytes, Unreadable] = {}
         self._tail = log.start_offset(self.partition)
         self._reader: Reader = log.reader()
@@ -128,13 +128,13 @@ class Follower:
             LogError: the partition cannot be read.
         """
         before = self._tail
-        for run in self._reader.fetch(_BATCH, timeout_s):
-            columns = run.columns
+        for batch in self._reader.fetch(_BATCH, timeout_s):
+            columns = batch.columns
             with self._lock:
                 for key, value, offset in zip(columns.keys, columns.values, columns.offsets, strict=True):
                     if key is not None:
                         self._take(key, value, offset)
-                self._tail = max(self._tail, run.next_offset)
+                self._tail = max(self._tail, batch.next_offset)
         return self._tail > before
 
     def wake(self) -> None:
@@ -204,57 +204,57 @@ class Follower:
             reader.assign({self.partition: Position(at)})
             while at < barrier and tries:
                 tries -= 1
-                for run in reader.fetch(_BATCH, 0.1):
-                    at = max(at, run.next_offset)
-                    for key, value in zip(run.columns.keys, run.columns.values, strict=True):
+                for batch in reader.fetch(_BATCH, 0.1):
+                    at = max(at, batch.next_offset)
+                    for key, value in zip(batch.columns.keys, batch.columns.values, strict=True):
                         if key and value and key.startswith(name, 1):
                             ids |= _writer(key, value)
         finally:
             reader.close()
         return ids
 
-    def open(self, partition: TopicPartition, covered: KeyRange, committed: Committed | None, reset: Position) -> Opening:
-        """See `View.open`: only when `passed` the barrier, with the plain offset fetched after it."""
+    def open(self, partition: TopicPartition, covered: KeyRange, committed: Committed | None, reset: Position) -> PartitionStart:
+        """See `CommitView.open`: only when `passed` the barrier, with the plain offset fetched after it."""
         with self._lock:
             return self._view.open(partition, covered, committed, reset)
 
     def stable(self, partition: TopicPartition, committed: Committed | None, own: Sequence[Segment] = ()) -> Position | None:
-        """See `View.stable`."""
+        """See `CommitView.stable`."""
         with self._lock:
             return self._view.stable(partition, committed, own)
 
-    def resolve(self, partition: TopicPartition, covered: KeyRange) -> list[Spoken | Hole]:
-        """See `View.resolve`."""
+    def resolve(self, partition: TopicPartition, covered: KeyRange) -> list[Winner | Hole]:
+        """See `CommitView.resolve`."""
         with self._lock:
             return self._view.resolve(partition, covered)
 
     def mirror(self, partition: TopicPartition, committed: Committed | None) -> Committed | None:
-        """See `View.mirror`; None as well while a record cannot be read."""
+        """See `CommitView.mirror`; None as well while a record cannot be read."""
         with self._lock:
             return None if self._unreadable else self._view.mirror(partition, committed)
 
     def garbage(self, partition: TopicPartition, mine: Sequence[KeyRange]) -> list[bytes]:
-        """See `View.garbage`; nothing while a record cannot be read."""
+        """See `CommitView.garbage`; nothing while a record cannot be read."""
         with self._lock:
             return [] if self._unreadable else self._view.garbage(partition, mine)
 
     def sources(self) -> list[TopicPartition]:
-        """See `View.sources`."""
+        """See `CommitView.sources`."""
         with self._lock:
             return self._view.sources()
 
     def lacks(self, partition: TopicPartition, committed: Committed | None) -> bool:
-        """See `View.lacks`."""
+        """See `CommitView.lacks`."""
         with self._lock:
             return self._view.lacks(partition, committed)
 
     def next_term(self, partition: TopicPartition, committed: Committed | None) -> int:
-        """See `View.next_term`."""
+        """See `CommitView.next_term`."""
         with self._lock:
             return self._view.next_term(partition, committed)
 
-    def live(self, partition: TopicPartition) -> list[Said]:
-        """See `View.live`."""
+    def live(self, partition: TopicPartition) -> list[LiveCommit]:
+        """See `CommitView.live`."""
         with self._lock:
             return self._view.live(partition)
 

@@ -15,9 +15,9 @@ from typing import Protocol, TypeAlias
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.progress import Author, Progress
 from coopstreams.commit.record import Committed
-from coopstreams.commit.view import Opening
+from coopstreams.commit.view import PartitionStart
 from coopstreams.common.host import SYSTEM, Host
-from coopstreams.group.requests import Fetched, Offsets
+from coopstreams.group.requests import FetchedOffset, Offsets
 from coopstreams.log.log import Log, Position
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, LogError, OffsetOutOfRangeError
@@ -29,10 +29,10 @@ DOUBT_S = 10.0
 Sources: TypeAlias = Callable[[TaskId], tuple[TopicPartition, ...]]
 
 
-class Coordinator(Protocol):
+class OffsetStore(Protocol):
     """Who keeps the plain offsets: a member of the group, or an administrator."""
 
-    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> Fetched:
+    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:
         """See `GroupMember.fetch_offsets`."""
         ...
 
@@ -59,7 +59,7 @@ class Asking(Protocol):
 class Begun(Protocol):
     """Who knows whether a task has ever begun: `tasks.begun.Begun`."""
 
-    def check(self, task: TaskId, openings: Mapping[TopicPartition, Opening], individual: Callable[[], Iterable[TopicPartition]]) -> None:
+    def check(self, task: TaskId, openings: Mapping[TopicPartition, PartitionStart], individual: Callable[[], Iterable[TopicPartition]]) -> None:
         """See `tasks.begun.Begun.check`."""
 
 
@@ -80,7 +80,7 @@ def check_beside(follower: Follower, committed: Mapping[TopicPartition, Committe
             )
 
 
-def check_named(group: str, openings: Mapping[TopicPartition, Opening], ids: Mapping[str, str]) -> None:
+def check_named(group: str, openings: Mapping[TopicPartition, PartitionStart], ids: Mapping[str, str]) -> None:
     """Do nothing if the individual commits are of the topics that have these ids now. Commits of older versions name none.
 
     Raises:
@@ -107,7 +107,7 @@ class Positions:
     def __init__(
         self,
         log: Log,
-        coordinator: Coordinator,
+        coordinator: OffsetStore,
         follower: Follower,
         sources: Sources,
         reset: str,

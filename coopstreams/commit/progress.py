@@ -2,7 +2,7 @@
 
 A consumer that finishes records out of order keeps count of them itself (`consumer.inflight`) and says where it stands with `stand`.
 
-A task opens with segments (`view.Opening`): parts of its range may be further than others, after a merge of ranges. The reader begins at the
+A task opens with segments (`view.PartitionStart`): parts of its range may be further than others, after a merge of ranges. The reader begins at the
 lowest; `unseen` drops what is done already; once the reader is past the highest, there is one segment and `unseen` costs one comparison.
 
 `plan` turns the tasks of one stream thread into one commit: records first, offsets to fence with last.
@@ -21,7 +21,7 @@ from typing import Protocol
 
 from coopstreams.commit.ranges import above, contains
 from coopstreams.commit.record import CommitKey, Committed, CommitValue, Segment, encode_key, encode_value
-from coopstreams.commit.view import Opening, join
+from coopstreams.commit.view import PartitionStart, join
 from coopstreams.log.log import NO_STREAM_TIME, Position
 from coopstreams.topology.columns import Columns, TopicPartition, joined
 from coopstreams.topology.keys import KeyRange, key_hashes
@@ -100,7 +100,7 @@ class Progress:
     """How far one task is on each of its source partitions. Belongs to its stream thread; no I/O."""
 
     def __init__(
-        self, covered: KeyRange, openings: Mapping[TopicPartition, Opening], author: Author, topic_ids: Mapping[str, str] | None = None
+        self, covered: KeyRange, openings: Mapping[TopicPartition, PartitionStart], author: Author, topic_ids: Mapping[str, str] | None = None
     ) -> None:
         self.range = covered
         self.author = author
@@ -127,7 +127,7 @@ class Progress:
     def beginning(covered: KeyRange, positions: Mapping[TopicPartition, Position]) -> Progress:
         """Return the progress of a task that begins at these positions, and whose commits no group hears of."""
         segments = {source: (Segment(covered, at.offset, at.stream_time),) for source, at in positions.items()}
-        return Progress(covered, {source: Opening(0, at, None, claim=False) for source, at in segments.items()}, Author("", 0, ""))
+        return Progress(covered, {source: PartitionStart(0, at, None, claim=False) for source, at in segments.items()}, Author("", 0, ""))
 
     @property
     def partitions(self) -> list[TopicPartition]:
@@ -257,7 +257,7 @@ class Progress:
         """Return the lowest committed position of the task: what its lag is measured from. Any thread."""
         return min(segment.position for segment in self._sources[partition].durable)
 
-    def standing(self, partition: TopicPartition) -> dict[KeyRange, int]:
+    def committed_positions(self, partition: TopicPartition) -> dict[KeyRange, int]:
         """Return the parts of the range, each with the offset below which all its records are done.
 
         Raises:

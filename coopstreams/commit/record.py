@@ -205,7 +205,7 @@ def decode_value(data: bytes, covered: KeyRange) -> CommitValue:
         raise _damaged("value", data, problem) from problem
 
 
-def said_of(data: bytes, covered: KeyRange) -> bytes:
+def payload_of(data: bytes, covered: KeyRange) -> bytes:
     """Return what follows the writer in a value that can be decoded: the same whoever wrote it.
 
     Raises:
@@ -216,8 +216,8 @@ def said_of(data: bytes, covered: KeyRange) -> bytes:
     return data[at + length :]
 
 
-def decode_said(said: bytes, covered: KeyRange) -> tuple[tuple[Segment, ...], str]:
-    """Return the segments and the metadata of a value, of which `said_of` is here."""
+def decode_payload(said: bytes, covered: KeyRange) -> tuple[tuple[Segment, ...], str]:
+    """Return the segments and the metadata of a value, of which `payload_of` is here."""
     return _read_said(said, 0, covered)
 
 

@@ -91,11 +91,11 @@ from coopstreams.commit.record import (
     Committed,
     Segment,
     decode_key,
-    decode_said,
+    decode_payload,
     encode_key,
     encode_text,
     key_of,
-    said_of,
+    payload_of,
     tail_of,
 )
 from coopstreams.log.log import Position
@@ -109,7 +109,7 @@ class Hole(NamedTuple):
     range: KeyRange
 
 
-class Spoken(NamedTuple):
+class Winner(NamedTuple):
     """A segment, and the term of the record it stands in."""
 
     segment: Segment
@@ -122,7 +122,7 @@ class Spoken(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class PartitionStart:
     """Where a task begins on one source partition.
 
     Shape: `segments` tile the range. `committed` is the plain offset found, its term filled in. `claim`: under at-least-once these segments
@@ -140,7 +140,7 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class LiveCommit:
     """What one record says, and under which key. Who wrote it is not kept: only `Follower.blockers` asks, which reads the log."""
 
     key: CommitKey
@@ -161,7 +161,7 @@ TILINGS = 64
 """Tilings that are kept at most: of the partitions that this process commits, and so asks about again and again."""
 
 
-class View:
+class CommitView:
     """The individual commits of one group, as far as they were read. Not thread-safe: `follower.Follower` guards one.
 
     They are kept as they were written, packed, and decoded when they are asked for: 50 bytes a key range instead of 990 (measured).
@@ -191,7 +191,7 @@ class View:
         self._mirrors.clear()
         live = self._live.setdefault(parsed.topic, Packed(TAIL_BYTES))
         tail = tail_of(parsed)
-        changed = live.remove(tail) if value is None else live.put(tail, said_of(value, parsed.range))
+        changed = live.remove(tail) if value is None else live.put(tail, payload_of(value, parsed.range))
         if changed:
             self._tilings.pop(TopicPartition(parsed.topic, parsed.partition), None)
 
@@ -200,13 +200,13 @@ class View:
         found = {(topic, *PARTITION.unpack_from(tail)) for topic, live in self._live.items() for tail, _ in live.items()}
         return sorted(TopicPartition(*at) for at in found)
 
-    def live(self, partition: TopicPartition) -> list[Said]:
+    def live(self, partition: TopicPartition) -> list[LiveCommit]:
         """Return every record that is neither tombstoned nor replaced, highest rank last."""
-        return sorted((Said(key, *decode_said(said, key.range)) for key, said in self._entries(partition)), key=lambda said: _rank(said.key))
+        return sorted((LiveCommit(key, *decode_payload(said, key.range)) for key, said in self._entries(partition)), key=lambda said: _rank(said.key))
 
-    def resolve(self, partition: TopicPartition, covered: KeyRange) -> list[Spoken | Hole]:
+    def resolve(self, partition: TopicPartition, covered: KeyRange) -> list[Winner | Hole]:
         """Return what the individual commits say about a range: pieces that tile it, ascending."""
-        pieces: list[Spoken | Hole] = []
+        pieces: list[Winner | Hole] = []
         for tile, key in self._tiling(partition).tiles:
             part = tile.intersect(covered)
             if part is None:
@@ -215,10 +215,10 @@ class View:
             if key is None or said is None:
                 pieces.append(Hole(part))
                 continue
-            for segment in decode_said(said, key.range)[0]:
+            for segment in decode_payload(said, key.range)[0]:
                 common = segment.range.intersect(part)
                 if common is not None:
-                    pieces.append(Spoken(segment if common == segment.range else replace(segment, range=common), key.term))
+                    pieces.append(Winner(segment if common == segment.range else replace(segment, range=common), key.term))
         return pieces
 
     def next_term(self, partition: TopicPartition, committed: Committed | None) -> int:
@@ -234,13 +234,13 @@ class View:
         """Whether individual commits went away on which this plain offset rests: their topic was made anew, or its records were deleted."""
         return committed is not None and committed.beside >= max(1, committed.term or 0) and self.highest(partition) < committed.beside
 
-    def open(self, partition: TopicPartition, covered: KeyRange, committed: Committed | None, reset: Position) -> Opening:
+    def open(self, partition: TopicPartition, covered: KeyRange, committed: Committed | None, reset: Position) -> PartitionStart:
         """Return where a task with this range begins. Only behind the barrier, with the plain offset fetched after it."""
         pieces = self.resolve(partition, covered)
         segments = combine(pieces, committed, reset)
         claim = not covered.is_whole or any(self._entries(partition))
         begins = committed is None and any(isinstance(piece, Hole) for piece in pieces)
-        return Opening(self.next_term(partition, committed), tuple(segments), committed, claim, begins, self._named(partition, covered))
+        return PartitionStart(self.next_term(partition, committed), tuple(segments), committed, claim, begins, self._named(partition, covered))
 
     def stable(self, partition: TopicPartition, committed: Committed | None, own: Sequence[Segment] = ()) -> Position | None:
         """Return the position below which everything is done over the whole hash space; None while some hash never committed.
@@ -282,7 +282,7 @@ class View:
     def _named(self, partition: TopicPartition, covered: KeyRange) -> frozenset[str]:
         """Return the metadata of the records that speak for some of these hashes."""
         keys = {key for tile, key in self._tiling(partition).tiles if key and tile.overlaps(covered)}
-        return frozenset(metadata for key, said in self._entries(partition) if key in keys and (metadata := decode_said(said, key.range)[1]))
+        return frozenset(metadata for key, said in self._entries(partition) if key in keys and (metadata := decode_payload(said, key.range)[1]))
 
     def _entries(self, partition: TopicPartition) -> Iterator[tuple[CommitKey, bytes]]:
         """What is live of a partition, as it was said."""
@@ -327,7 +327,7 @@ def _rank(key: CommitKey) -> tuple[int, int, KeyRange]:
     return key.term, key.generation, key.range
 
 
-def combine(pieces: Sequence[Spoken | Hole], committed: Committed | None, reset: Position) -> list[Segment]:
+def combine(pieces: Sequence[Winner | Hole], committed: Committed | None, reset: Position) -> list[Segment]:
     """Return where each piece stands, the plain offset taken into account; equal neighbours are joined."""
     return join([_combined(piece, committed, reset) for piece in pieces])
 
@@ -345,7 +345,7 @@ def join(segments: Sequence[Segment]) -> list[Segment]:
     return joined
 
 
-def _combined(piece: Spoken | Hole, committed: Committed | None, reset: Position) -> Segment:
+def _combined(piece: Winner | Hole, committed: Committed | None, reset: Position) -> Segment:
     if isinstance(piece, Hole):
         if committed is None:
             return Segment(piece.range, reset.offset, reset.stream_time)

@@ -25,7 +25,7 @@ from queue import Empty
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["SYSTEM", "Condition", "Empty", "Host", "Inbox", "Signal", "System", "Timed", "Worker"]
+__all__ = ["SYSTEM", "Condition", "Empty", "Host", "HostThread", "Inbox", "Signal", "System", "Timed"]
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """Linux has the first. The second goes on during a sleep on macOS, where `time.monotonic` does not."""
@@ -89,7 +89,7 @@ class Condition(Protocol):
         """Have everybody who waits look again."""
 
 
-class Worker(Protocol):
+class HostThread(Protocol):
     """A thread."""
 
     def start(self) -> None:
@@ -129,7 +129,7 @@ class Host(Protocol):
         """Return a name that nobody else has: 32 hexadecimal digits."""
         ...
 
-    def thread(self, body: Callable[[], None], name: str) -> Worker:
+    def thread(self, body: Callable[[], None], name: str) -> HostThread:
         """Return a thread, not yet started; it does not keep the process from ending."""
         ...
 
@@ -171,7 +171,7 @@ class System:
         """Return a random name."""
         return uuid.uuid4().hex
 
-    def thread(self, body: Callable[[], None], name: str) -> Worker:
+    def thread(self, body: Callable[[], None], name: str) -> HostThread:
         """Return a thread, not yet started."""
         return threading.Thread(target=body, name=name, daemon=True)
 

@@ -16,7 +16,7 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD = -1, -2
 """Source: glibc `malloc.h`."""
 
 
-def settle() -> None:
+def tune_memory() -> None:
     """Collect less often, and keep freed memory: a third of the time of a keyed count, and most of a JSON encoder's (measured)."""
     gc.collect()
     gc.freeze()

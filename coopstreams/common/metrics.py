@@ -74,8 +74,8 @@ class Metrics:
         self._dead_letters = self._counter("dead_letters", "Records that failed and went to the dead-letter topic.", "subtopology")
         self._restored = self._counter("restored_records", "Changelog records read to restore a store.", "subtopology", "store")
         self._fetched = self._counter("fetched_bytes", "Bytes of snapshots that have come.", "subtopology", "store")
-        self._to_fetch = self._gauge("fetch_remaining_bytes", "Bytes of a snapshot yet to come until it can be picked up.", "task", "store")
-        self._picked_up = self._counter("picked_up_keys", "Keys that came from a snapshot instead of a changelog.", "subtopology", "store")
+        self._to_fetch = self._gauge("fetch_remaining_bytes", "Bytes of a snapshot yet to come until it can be restored.", "task", "store")
+        self._snapshot_keys = self._counter("snapshot_keys", "Keys that came from a snapshot instead of a changelog.", "subtopology", "store")
         says = "Records between what a task has committed and the end of its partition, those of other key ranges included."
         self._lag = self._gauge("lag_records", says, "task", "topic")
         self._remaining = self._gauge("restore_remaining_records", "Changelog records yet to be read until a store is restored.", "task", "store")
@@ -134,9 +134,9 @@ class Metrics:
         self._fetched.of(task.subtopology, store).inc(bytes_)
         self._to_fetch.of(task, store).set(remaining)
 
-    def picked_up(self, task: TaskId, store: str, keys: int) -> None:
+    def restored_from_snapshot(self, task: TaskId, store: str, keys: int) -> None:
         """Count keys that came from a snapshot."""
-        self._picked_up.of(task.subtopology, store).inc(keys)
+        self._snapshot_keys.of(task.subtopology, store).inc(keys)
 
     def committed(self, thread: int, seconds: float) -> None:
         """Count a commit and how long it took."""

@@ -1,6 +1,6 @@
 """Which consumer of a group reads which key ranges of which partitions: pure functions, run by the group's leader.
 
-Where the members of a group that opt into sharing outnumber the partitions of a topic, its partitions are cut and dealt to them (the
+Where the members of a group that opt into sharing outnumber the partitions of a topic, its partitions are cut and assigned to them (the
 proposal's *reverse-assign*: members are assigned to partitions, not partitions to members). Elsewhere partitions stay whole.
 
     key_range_round_robin   member after member takes the next partition                       `roundrobin`
@@ -55,24 +55,24 @@ Assignor: TypeAlias = Callable[[Mapping[str, int], Members, Collection[str]], Ma
 
 
 def key_range_round_robin(partitions: Mapping[str, int], members: Members, shareable: Collection[str]) -> Mapping[str, Held]:
-    """Return each member's key ranges, dealt in turn: sharers of a topic over its partitions, whole partitions over the members.
+    """Return each member's key ranges, assigned in turn: sharers of a topic over its partitions, whole partitions over the members.
 
-    Shape: the order of the members' ids. Whole partitions of all topics are dealt in one circle, those of a shared topic in their own.
+    Shape: the order of the members' ids. Whole partitions of all topics are assigned in one circle, those of a shared topic in their own.
 
     Raises:
         AssignmentError: a bug here.
     """
-    dealt = _Deal(members)
+    assigned = _Assigned(members)
     circle = cycle(sorted(members))
     for topic, readers, share in _topics(partitions, members, shareable):
         count = partitions[topic]
         if share:
             for partition in range(count):
-                dealt.share(topic, partition, readers[partition::count])
+                assigned.share(topic, partition, readers[partition::count])
         else:
             for partition in range(count):
-                dealt.give(topic, partition, next(member for member in circle if member in readers))
-    return checked(partitions, members, shareable, dealt.ranges())
+                assigned.give(topic, partition, next(member for member in circle if member in readers))
+    return checked(partitions, members, shareable, assigned.ranges())
 
 
 def key_range_range(partitions: Mapping[str, int], members: Members, shareable: Collection[str]) -> Mapping[str, Held]:
@@ -83,17 +83,17 @@ def key_range_range(partitions: Mapping[str, int], members: Members, shareable: 
     Raises:
         AssignmentError: a bug here.
     """
-    dealt = _Deal(members)
+    assigned = _Assigned(members)
     for topic, readers, share in _topics(partitions, members, shareable):
         count = partitions[topic]
         if share:
             for partition, (first, end) in enumerate(_blocks(len(readers), count)):
-                dealt.share(topic, partition, readers[first:end])
+                assigned.share(topic, partition, readers[first:end])
         else:
             for member, (first, end) in zip(readers, _blocks(count, len(readers)), strict=True):
                 for partition in range(first, end):
-                    dealt.give(topic, partition, member)
-    return checked(partitions, members, shareable, dealt.ranges())
+                    assigned.give(topic, partition, member)
+    return checked(partitions, members, shareable, assigned.ranges())
 
 
 def sticky(partitions: Mapping[str, int], members: Members, shareable: Collection[str]) -> Mapping[str, Held]:
@@ -108,29 +108,29 @@ def sticky(partitions: Mapping[str, int], members: Members, shareable: Collectio
     claims = claims_of({id_: MemberState(MemberInfo(id_), _tasks(member.held, index), member.generation) for id_, member in members.items()})
     promised = {id_: _tasks(member.promised, index) for id_, member in members.items()}
     load = dict.fromkeys(members, Fraction(0))
-    dealt = _Deal(members)
+    assigned = _Assigned(members)
     for topic, readers, share in _topics(partitions, members, shareable):
         layout = Layout(partitions[topic], dict.fromkeys(readers, 1), share=share)
         for member, tasks in settle(layout, index[topic], promised, claims, load).items():
             for task in tasks:
-                dealt.give(topic, task.partition, member, task.range)
-    return checked(partitions, members, shareable, dealt.ranges())
+                assigned.give(topic, task.partition, member, task.range)
+    return checked(partitions, members, shareable, assigned.ranges())
 
 
 ASSIGNORS: Mapping[str, Assignor] = {"cooperative-sticky": sticky, "range": key_range_range, "roundrobin": key_range_round_robin}
 """By librdkafka's names in `partition.assignment.strategy`."""
 
 
-def checked(partitions: Mapping[str, int], members: Members, shareable: Collection[str], dealt: Mapping[str, Held]) -> Mapping[str, Held]:
-    """Return what was dealt, looked at by someone else: also for an assignor of the user's.
+def checked(partitions: Mapping[str, int], members: Members, shareable: Collection[str], assigned: Mapping[str, Held]) -> Mapping[str, Held]:
+    """Return what was assigned, looked at by someone else: also for an assignor of the user's.
 
     Raises:
         AssignmentError: an overlap, a hole, a stranger, a topic that the member did not subscribe to, a part where sharing is not allowed.
     """
     owned: dict[tuple[str, int], list[KeyRange]] = {}
-    for member, held in dealt.items():
+    for member, held in assigned.items():
         if member not in members:
-            raise AssignmentError(f"the assignor deals to {member}, which is no member")
+            raise AssignmentError(f"the assignor assigns to {member}, which is no member")
         for topic, pieces in held.items():
             for partition, piece in pieces:
                 _check_piece(topic, partition, piece, member, members[member], partitions, shareable)
@@ -138,22 +138,24 @@ def checked(partitions: Mapping[str, int], members: Members, shareable: Collecti
     for topic, _, _ in _topics(partitions, members, shareable):
         for partition in range(partitions[topic]):
             check_tiling(owned.get((topic, partition), []), f"{topic}/{partition}")
-    return dealt
+    return assigned
 
 
 def _check_piece(
     topic: str, partition: int, piece: KeyRange, id_: str, member: Subscription, partitions: Mapping[str, int], shareable: Collection[str]
 ) -> None:
     if topic not in member.topics:
-        raise AssignmentError(f"{id_} is dealt {topic}/{partition}, and did not subscribe to {topic}")
+        raise AssignmentError(f"{id_} is assigned {topic}/{partition}, and did not subscribe to {topic}")
     if not 0 <= partition < partitions.get(topic, 0):
-        raise AssignmentError(f"{id_} is dealt {topic}/{partition}; {topic} has {partitions.get(topic, 0)} partitions")
+        raise AssignmentError(f"{id_} is assigned {topic}/{partition}; {topic} has {partitions.get(topic, 0)} partitions")
     if not piece.is_whole and not (topic in shareable and member.allow_key_share):
-        raise AssignmentError(f"{id_} is dealt the part {piece} of {topic}/{partition}, and {'it' if topic in shareable else topic} does not share")
+        raise AssignmentError(
+            f"{id_} is assigned the part {piece} of {topic}/{partition}, and {'it' if topic in shareable else topic} does not share"
+        )
 
 
-class _Deal:
-    """What was dealt so far."""
+class _Assigned:
+    """What was assigned so far."""
 
     def __init__(self, members: Iterable[str]) -> None:
         self._of: dict[str, dict[str, list[tuple[int, KeyRange]]]] = {member: {} for member in members}

@@ -16,12 +16,12 @@ from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions
 from coopstreams.consumer.assignors import Assignor
 from coopstreams.consumer.committing import Committing
-from coopstreams.consumer.dealing import deal, topic_number, topic_numbers
 from coopstreams.consumer.fetching import Fetching
 from coopstreams.consumer.filters import Filter
+from coopstreams.consumer.group_assignment import assign_consumers, topic_number, topic_numbers
 from coopstreams.consumer.ownership import Alone, Openings, Shared
-from coopstreams.consumer.policies import Policies
-from coopstreams.consumer.session import Session, Told
+from coopstreams.consumer.policy import Policies
+from coopstreams.consumer.session import ConsumerSession, RangesCallback
 from coopstreams.consumer.settings import ConsumerConfig
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.group.coordinator import connector
@@ -44,7 +44,7 @@ def transactional_ids(group: str) -> tuple[str, str]:
     return f"{group}-consumer-{life}", f"{group}-consumer-{life}-commit"
 
 
-def alone(config: ConsumerConfig, log: KafkaLog, wanted: Mapping[TopicPartition, tuple[KeyRange, ...]], filter_: Filter | None) -> Session:
+def alone(config: ConsumerConfig, log: KafkaLog, wanted: Mapping[TopicPartition, tuple[KeyRange, ...]], filter_: Filter | None) -> ConsumerSession:
     """Return a session for these key ranges; see `CooperativeConsumer.assign`."""
     policies = Policies(log, config["replication.factor"])
     _check(config, log, policies, wanted)
@@ -68,10 +68,10 @@ def shared(
     topics: Sequence[str],
     transactional: tuple[str, str],
     filter_: Filter | None,
-    listeners: Mapping[str, Told | None],
+    listeners: Mapping[str, RangesCallback | None],
     *,
     parts: bool,
-) -> Session:
+) -> ConsumerSession:
     """Return a session of a member that joins the group; see `CooperativeConsumer.subscribe`."""
     group = config["group.id"]
     policies = Policies(log, config["replication.factor"])
@@ -85,7 +85,7 @@ def shared(
 
     def assign(states: Mapping[str, MemberState]) -> Mapping[str, Assignment]:
         partitions, shareable = policies.for_leader({topic for state in states.values() for topic in state.topics})
-        return deal(assignor, partitions, shareable, states)
+        return assign_consumers(assignor, partitions, shareable, states)
 
     timings = Timings(
         session=config["session.timeout.ms"],
@@ -121,12 +121,12 @@ def _session(
     transactional_id: str,
     filter_: Filter | None,
     policies: Policies,
-    listeners: Mapping[str, Told | None],
+    listeners: Mapping[str, RangesCallback | None],
     inbox: queue.SimpleQueue[GroupEvent],
     *,
     parts: bool,
     follower: Follower | None = None,
-) -> Session:
+) -> ConsumerSession:
     follower = follower or Follower(log, config["group.id"], replication=config["replication.factor"])
     follower.check_policy()
 
@@ -147,7 +147,7 @@ def _session(
     log.timeout_s = timeout_s  # for the writer's life: brokers have been found by now
     committing = Committing(log, follower, transactional_id, timeout_s, in_offset_order=in_offset_order)
     log.timeout_s = STEADY_S
-    return Session(config, ownership, follower, openings, fetching, committing, policies, inbox, listeners, parts=parts)
+    return ConsumerSession(config, ownership, follower, openings, fetching, committing, policies, inbox, listeners, parts=parts)
 
 
 def _check(config: ConsumerConfig, log: KafkaLog, policies: Policies, wanted: Mapping[TopicPartition, tuple[KeyRange, ...]]) -> None:

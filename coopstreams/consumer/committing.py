@@ -6,8 +6,17 @@ The proposal's commit id and number of records, by which a reader tells a torn c
 epoch name it, its marker completes it, readers of committed records never see a torn one, and compaction does not let it replace what
 was complete. So nothing has to be restored or committed again.
 
+`commit_order="offset"` is the proposal's purgatory ("Look into the future: Transactional Support"). The transaction markers of Kafka know the
+order of a partition only. Who needs results to become visible in the order of the input has its transactional commit wait until the stable
+offset of the partition has reached its first offset; the next one then waits for this one.
+
+    stable 40;  B commits [45,49] -> waits;  A commits [40,44] -> proceeds, stable 45 -> B proceeds
+
+The queue is the commit topic: each consumer reads there how far the others are, so nobody has to be told that it may proceed.
+
 Invariant: records first, fence last (`tasks/committer`). After a failure what is in flight stays as it is, and the next commit says it all again:
 the writer is aborted first, so whether the failed one counted is decided by then, and positions only grow.
+Turned down: making every transaction wait (the default is free of order: per key there is one anyway).
 """
 
 from __future__ import annotations
@@ -15,13 +24,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.progress import plan
 from coopstreams.commit.ranges import Runs, normalise
 from coopstreams.commit.record import Segment
 from coopstreams.consumer.ownership import Ownership, Transaction
-from coopstreams.consumer.purgatory import behind
 from coopstreams.consumer.share import Share
 from coopstreams.log.log import Log, Writer
 from coopstreams.topology.columns import TopicPartition
@@ -171,3 +180,14 @@ def _news(shares: Sequence[Share]) -> dict[TopicPartition, Runs]:
     for share in shares:
         news.setdefault(share.at, []).extend(share.inflight.news())
     return {at: normalise(runs) for at, runs in news.items()}
+
+
+P = TypeVar("P")
+
+
+def behind(first: Mapping[P, int], stable: Mapping[P, int | None]) -> dict[P, int | None]:
+    """Return the partitions in which somebody is not done with what comes before a commit; empty: it may proceed.
+
+    Shape: `first` is the first offset that it commits, of each partition; `stable` the first offset that is not done there, None: not known.
+    """
+    return {at: stable.get(at) for at, offset in first.items() if (reached := stable.get(at)) is None or reached < offset}

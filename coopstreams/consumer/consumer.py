@@ -2,7 +2,7 @@
 
     subscribe | assign  ->  consume  ->  (your work, any thread)  ->  done  ->  commit  ->  close
 
-The methods below check what they are given and hand it to the `Session`. They belong to one thread at a time (a second one waits); `done`
+The methods below check what they are given and hand it to the `ConsumerSession`. They belong to one thread at a time (a second one waits); `done`
 may be called from any, at any time.
 
 Invariant: what is committed was `done` (or named as done); a record that is not done is handed out again, to whoever has its key range next.
@@ -25,7 +25,7 @@ from coopstreams.consumer.building import alone, shared, transactional_ids
 from coopstreams.consumer.committing import CommitResult
 from coopstreams.consumer.filters import Filter
 from coopstreams.consumer.ownership import Shared
-from coopstreams.consumer.session import Ranges, Session, Told, by_partition
+from coopstreams.consumer.session import ConsumerSession, Ranges, RangesCallback, by_partition
 from coopstreams.consumer.settings import ConsumerConfig
 from coopstreams.consumer.share import ConsumerRecord, Share
 from coopstreams.log.kafka.log import KafkaLog
@@ -63,7 +63,7 @@ class CooperativeConsumer:
         self._log = KafkaLog(self._config.client, timeout_s=self._config["connect.timeout.ms"] / 1000)
         self._lock = threading.RLock()
         self._ids = transactional_ids(self._config["group.id"])
-        self._running: Session | None = None
+        self._running: ConsumerSession | None = None
         self._in_transaction = False
 
     # --- what to read ---
@@ -73,11 +73,11 @@ class CooperativeConsumer:
         topics: Sequence[str],
         *,
         allow_key_share: bool = True,
-        on_assign: Told | None = None,
-        on_revoke: Told | None = None,
-        on_lost: Told | None = None,
+        on_assign: RangesCallback | None = None,
+        on_revoke: RangesCallback | None = None,
+        on_lost: RangesCallback | None = None,
     ) -> None:
-        """Join the group, and read what it deals to this member; with `allow_key_share`, parts of partitions, too.
+        """Join the group, and read what it assigns to this member; with `allow_key_share`, parts of partitions, too.
 
         Shape: the callbacks get key ranges by partition, from within `consume`: when they are open; before they are given up (their last
         commit follows); when they are lost.
@@ -297,14 +297,14 @@ class CooperativeConsumer:
         self.close()
 
     @property
-    def _free(self) -> Session:
+    def _free(self) -> ConsumerSession:
         """The session, for what commits by itself."""
         if self._in_transaction:
             raise GroupError("a transaction is open: end it before you consume or commit, or records would be committed outside of it")
         return self._session
 
     @property
-    def _session(self) -> Session:
+    def _session(self) -> ConsumerSession:
         session = self._running
         if session is None:
             raise GroupError("this consumer reads nothing: call subscribe or assign first (and nothing after close)")

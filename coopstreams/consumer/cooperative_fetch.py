@@ -1,7 +1,7 @@
-"""Work without order: records are dealt to whoever asks, key or no key, and nobody owns a range.
+"""Work without order: records are delivered to whoever asks, key or no key, and nobody owns a range.
 
-The broker does it: a share group (KIP-932) keeps the marker that the proposal asks for, deals runs of offsets to the members in turn, knows
-each by id and epoch (zombies and retries), and deals again what was not finished within `max.gap.wait.ms`. So nothing is kept in the
+The broker does it: a share group (KIP-932) keeps the marker that the proposal asks for, delivers runs of offsets to the members in turn, knows
+each by id and epoch (zombies and retries), and delivers again what was not finished within `max.gap.wait.ms`. So nothing is kept in the
 commit topic: stable offset and gaps are the broker's.
 
     poll -> waiting -> consume -> out -> done | release -> commit -> the next poll
@@ -9,7 +9,7 @@ commit topic: stable offset and gaps are the broker's.
 Invariant: a record is handed out once a delivery; nothing is polled while something of the last batch is out and still this process's.
 What that costs: a record that takes long holds up its own consumer, for `max.gap.wait.ms` at most, and no other.
 At least once, but not for ever: after five deliveries in vain (`group.share.delivery.count.limit`) the broker gives a record up.
-Turned down: dealing offset ranges over the group's leader (a second marker, session and re-dealing beside the broker's own).
+Turned down: assigning offset ranges over the group's leader (a second marker, session and re-assignment beside the broker's own).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _OF_THE_GROUP = {
 """Our settings that the broker keeps for the whole group: its name, and our default."""
 
 
-class Dealt:
+class Acquired:
     """The records of one batch: which wait, which are out, which are finished. Any thread may finish one. No I/O."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Dealt:
             return records
 
     def finish(self, record: AcquiredRecord, *, done: bool) -> bool:
-        """Note that a record is done, or is to be dealt again; return False if it is not this process's any more."""
+        """Note that a record is done, or is to be delivered again; return False if it is not this process's any more."""
         with self._changed:
             if self._out.get(record.id) is not record:
                 return False
@@ -126,12 +126,12 @@ class CooperativeFetch:
         self._gap_s = int(said["max.gap.wait.ms"]) / 1000
         self._log = KafkaLog(client)
         self._client = KafkaShare(client, settings["group.id"], {name: said[ours] for ours, (name, _) in _OF_THE_GROUP.items()})
-        self._dealt = Dealt()
+        self._acquired = Acquired()
         self._until = 0.0
         """Until when the records of the batch are this process's."""
 
     def subscribe(self, topics: Sequence[str]) -> None:
-        """Be dealt records of these topics, instead of those before.
+        """Be given records of these topics, instead of those before.
 
         Raises:
             UnknownTopicError: a topic does not exist.
@@ -156,19 +156,19 @@ class CooperativeFetch:
         give_up = time.monotonic() + timeout_s
         while True:
             self._let_go_of_what_expired()
-            if records := self._dealt.hand_out(num_records):
+            if records := self._acquired.hand_out(num_records):
                 return records
-            self._dealt.wait(max(0.0, min(give_up, self._until) - time.monotonic()))
-            if self._dealt.empty:
+            self._acquired.wait(max(0.0, min(give_up, self._until) - time.monotonic()))
+            if self._acquired.empty:
                 self.commit()
                 now = time.monotonic()
-                self._dealt.take(self._client.poll(max(0.0, min(give_up - now, _POLL_S))))
+                self._acquired.take(self._client.poll(max(0.0, min(give_up - now, _POLL_S))))
                 self._until = now + self._gap_s
-            if self._dealt.idle and time.monotonic() >= give_up:
+            if self._acquired.idle and time.monotonic() >= give_up:
                 return []
 
     def done(self, record: AcquiredRecord) -> bool:
-        """Note that a record is done; return False if that was too late: it was dealt to somebody else. Any thread."""
+        """Note that a record is done; return False if that was too late: it was delivered to somebody else. Any thread."""
         return self._finish(record, done=True)
 
     def release(self, record: AcquiredRecord) -> bool:
@@ -181,7 +181,7 @@ class CooperativeFetch:
         Raises:
             LogError: no answer: what was done since the last commit may be done again.
         """
-        finished = self._dealt.finished()
+        finished = self._acquired.finished()
         if not finished:
             return {}
         for record, done in finished:
@@ -199,19 +199,19 @@ class CooperativeFetch:
         self._log.close()
 
     def _finish(self, record: AcquiredRecord, *, done: bool) -> bool:
-        counts = self._dealt.finish(record, done=done)
+        counts = self._acquired.finish(record, done=done)
         if not counts:
-            log.warning("%s-%d, offset %d: finished after it was dealt again; it is done twice", *record.id)
+            log.warning("%s-%d, offset %d: finished after it was delivered again; it is done twice", *record.id)
         return counts
 
     def _let_go_of_what_expired(self) -> None:
-        if time.monotonic() >= self._until and not self._dealt.empty:
+        if time.monotonic() >= self._until and not self._acquired.empty:
             left = self._release_left()
-            log.warning("%d records were not finished within max.gap.wait.ms; they are dealt again", left)
+            log.warning("%d records were not finished within max.gap.wait.ms; they are delivered again", left)
 
     def _release_left(self) -> int:
         """Acknowledge what is not finished as given back: the client polls again only then."""
-        left = self._dealt.give_up()
+        left = self._acquired.give_up()
         for record in left:
             self._client.acknowledge(record, done=False)
         return len(left)

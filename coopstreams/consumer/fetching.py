@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from coopstreams.consumer.filters import Filter
-from coopstreams.consumer.refetching import Refetching, Request
+from coopstreams.consumer.refetching import Refetch, Refetching
 from coopstreams.consumer.share import ConsumerRecord, Share
 from coopstreams.log.log import Position, Reader
 from coopstreams.topology.columns import TopicPartition
@@ -67,15 +67,15 @@ class Fetching:
         self.catch_up()
         for share in self._shares():
             if (offsets := share.ask()) is not None:
-                self._again.ask(Request(share.at, offsets, share.waiting))
-        runs = self._reader.fetch(most, 0.0 if self._again else timeout_s)
-        for run in runs:
-            partition = self._partitions.get(run.partition)
+                self._again.ask(Refetch(share.at, offsets, share.waiting))
+        batches = self._reader.fetch(most, 0.0 if self._again else timeout_s)
+        for batch in batches:
+            partition = self._partitions.get(batch.partition)
             if partition is not None:
-                partition.at = run.next_offset
-                columns = run.columns if self._filter is None else self._filter.columns(run.columns)
-                partition.shares[run.slot].take(columns, run.next_offset, self._room, values=self._reserves(run.partition.topic))
-        self._again.fetch(0.0 if runs else timeout_s)
+                partition.at = batch.next_offset
+                columns = batch.columns if self._filter is None else self._filter.columns(batch.columns)
+                partition.shares[batch.slot].take(columns, batch.next_offset, self._room, values=self._reserves(batch.partition.topic))
+        self._again.fetch(0.0 if batches else timeout_s)
 
     def records(self, most: int) -> list[ConsumerRecord]:
         """Return what can be handed out now."""

@@ -1,8 +1,8 @@
 """How a consumer comes to have key ranges: alone, by what it is told to read, or as a member of a group. And what it may commit.
 
     wanted -> barrier -> positions -> opened           `Openings`, for both
-    Alone          nobody deals anything; a later opener of the same hashes speaks louder (a higher term)
-    Shared         the group deals; what it wants back stays held until it is released
+    Alone          nobody assigns anything; a later opener of the same hashes speaks louder (a higher term)
+    Shared         the group assigns; what it wants back stays held until it is released
 
 Invariant: of one partition, nothing is opened that overlaps what this consumer still holds.
 Invariant: alone or not, a range is opened behind the barrier, at a term above all that was seen.
@@ -24,7 +24,7 @@ from coopstreams.commit.record import Committed
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.group.holdings import Assigned
 from coopstreams.group.membership import GroupMember
-from coopstreams.group.requests import Fetched
+from coopstreams.group.requests import FetchedOffset
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.task_id import TaskId
@@ -163,7 +163,7 @@ class Alone:
         """Return the plain offset and metadata of each partition."""
         return self._admin.committed(partitions)
 
-    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> Fetched:
+    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:
         """Return what is known of these partitions now."""
         return self._admin.fetch_offsets(partitions, stable=stable)
 
@@ -191,7 +191,7 @@ class Shared:
         """Return the plain offset and metadata of each partition."""
         return self.member.committed(partitions)
 
-    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> Fetched:
+    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:
         """Return what is known of these partitions now."""
         return self.member.fetch_offsets(partitions, stable=stable)
 

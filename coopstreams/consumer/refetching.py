@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from coopstreams.consumer.waiting import Waiting
+from coopstreams.consumer.waiting import WaitingRecords
 from coopstreams.log.log import Position, Reader
 from coopstreams.topology.columns import Columns, TopicPartition, joined
 from coopstreams.topology.errors import LogError
@@ -26,12 +26,12 @@ JUMP = 5000
 
 
 @dataclass(slots=True)
-class Request:
+class Refetch:
     """Records to read again. Shape: `offsets` ascend, and are what `waiting` has asked for."""
 
     at: TopicPartition
     offsets: Sequence[int]
-    waiting: Waiting
+    waiting: WaitingRecords
     next: int = 0
     """The first offset that was not looked at."""
     found: list[Columns] = field(default_factory=list)
@@ -51,12 +51,12 @@ class Refetching:
         self._reader: Reader | None = None
         self._reading: tuple[TopicPartition, int] | None = None
         """What the reader reads, and where it stands."""
-        self._requests: deque[Request] = deque()
+        self._requests: deque[Refetch] = deque()
 
     def __bool__(self) -> bool:
         return bool(self._requests)
 
-    def ask(self, request: Request) -> None:
+    def ask(self, request: Refetch) -> None:
         """Read this when all that was asked for before is read."""
         self._requests.append(request)
 
@@ -80,7 +80,7 @@ class Refetching:
         if self._reader is not None:
             self._reader.close()
 
-    def _read(self, request: Request, timeout_s: float) -> None:
+    def _read(self, request: Refetch, timeout_s: float) -> None:
         self._reader = self._reader or self._make_reader()
         first, last = span(request.offsets, request.next)
         if self._reading is None or self._reading[0] != request.at or not 0 <= first - self._reading[1] <= JUMP:
@@ -88,14 +88,14 @@ class Refetching:
             self._reading = request.at, first
         try:
             # Not one record more than that: the next request goes on from there.
-            runs = self._reader.fetch(last + 1 - self._reading[1], timeout_s)
+            batches = self._reader.fetch(last + 1 - self._reading[1], timeout_s)
         except LogError:
             self._reading = None
             raise
-        for run in runs:
-            self._reading = request.at, run.next_offset
-            request.next = run.next_offset
-            request.found.append(run.columns.pick(_indexes(run.columns.offsets, request.offsets)))
+        for batch in batches:
+            self._reading = request.at, batch.next_offset
+            request.next = batch.next_offset
+            request.found.append(batch.columns.pick(_indexes(batch.columns.offsets, request.offsets)))
         if request.next > request.offsets[-1]:
             self._requests.popleft()
             request.waiting.fill(joined(request.found))

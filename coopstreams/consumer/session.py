@@ -18,11 +18,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.progress import Progress
-from coopstreams.commit.view import Spoken
+from coopstreams.commit.view import Winner
 from coopstreams.consumer.committing import CommitResult, Committing
 from coopstreams.consumer.fetching import Fetching
 from coopstreams.consumer.ownership import Alone, Opening, Openings, Shared
-from coopstreams.consumer.policies import Policies
+from coopstreams.consumer.policy import Policies
 from coopstreams.consumer.revocation import Revocations
 from coopstreams.consumer.settings import ConsumerConfig
 from coopstreams.consumer.share import ConsumerRecord, Share
@@ -51,10 +51,10 @@ MOST_IN_VAIN = 5
 """How often a commit is repeated that the group refused because it has a new generation."""
 
 Ranges = dict[TopicPartition, tuple[KeyRange, ...]]
-Told = Callable[[Ranges], object]
+RangesCallback = Callable[[Ranges], object]
 
 
-class Session:
+class ConsumerSession:
     """The key ranges of a consumer. The parts are made by the consumer; this is how they work together."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Session:
         committing: Committing,
         policies: Policies,
         inbox: queue.SimpleQueue[GroupEvent],
-        listeners: Mapping[str, Told | None],
+        listeners: Mapping[str, RangesCallback | None],
         *,
         parts: bool,
     ) -> None:
@@ -163,7 +163,7 @@ class Session:
             louder = [key for key in keys if key.range.overlaps(share.id.range) and (key.term, key.generation) > rank]
             if louder:
                 pieces = self.follower.resolve(share.at, share.id.range)
-                stable = min(piece.segment.position for piece in pieces if isinstance(piece, Spoken))
+                stable = min(piece.segment.position for piece in pieces if isinstance(piece, Winner))
                 self.fetching.close([share])
                 del self.shares[share.id]
                 self.openings.want([share.id], share.epoch)

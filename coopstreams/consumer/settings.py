@@ -24,7 +24,7 @@ SETTINGS: Mapping[str, tuple[Callable[[Any], Any], Any, str]] = {
     "partition.assignment.strategy": (
         one_of("cooperative-sticky", "range", "roundrobin"),
         "cooperative-sticky",
-        "How the leader deals partitions and key ranges.",
+        "How the leader assigns partitions and key ranges.",
     ),
     "allow.individual.commit": (
         boolean,

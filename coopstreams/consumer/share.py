@@ -18,7 +18,7 @@ from coopstreams.commit.progress import Progress
 from coopstreams.commit.ranges import Runs, above, common
 from coopstreams.commit.record import Segment
 from coopstreams.consumer.inflight import InFlight
-from coopstreams.consumer.waiting import Waiting
+from coopstreams.consumer.waiting import WaitingRecords
 from coopstreams.topology.columns import Columns, Headers
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.task_id import TaskId
@@ -63,7 +63,7 @@ class Share:
         """Whether the group wants it back: nothing more is handed out."""
         self.live = True
         """Whether it is still this consumer's."""
-        self.waiting = Waiting()
+        self.waiting = WaitingRecords()
 
     def __str__(self) -> str:
         return f"{self.at}[{self.id.range}]"

@@ -38,7 +38,7 @@ class _Batch:
     """What counts: nothing while it is about to be handed out."""
 
 
-class Waiting:
+class WaitingRecords:
     """A queue. Belongs to the thread that has the consumer."""
 
     def __init__(self) -> None:

@@ -73,7 +73,7 @@ class Answers:
         return {carrier: Delay.together(delays) for carrier, delays in hours.items()}
 
 
-class Tally:
+class DepartureTally:
     """Counts departures as they come: the right answers so far are in `answers`."""
 
     def __init__(self, airlines: Iterable[Airline], planes: Iterable[Plane]) -> None:

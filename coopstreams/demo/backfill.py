@@ -21,12 +21,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from coopstreams.commands.loading import load_topology
-from coopstreams.demo.answers import Tally
+from coopstreams.demo.answers import DepartureTally
 from coopstreams.demo.data import create_topics, write_departures
 from coopstreams.demo.flights import DEPARTURES, Departure, FlightsData, flights_data
 from coopstreams.demo.run import Run
 from coopstreams.demo.scenes import alone, example
-from coopstreams.demo.screen import Screen
+from coopstreams.demo.screen import DemoScreen
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.dev.cache import cache_folder
 from coopstreams.instance.app import CoopStreams
@@ -79,7 +79,7 @@ class BackfillDemo:
         self._folder = folder
         self._most = most
         self._topology = load_topology(str(example()))
-        self._screen = Screen(console)
+        self._screen = DemoScreen(console)
 
     def run(self, *, once: bool) -> bool:
         """Return whether all answers are right. Without `once`, answer queries until Ctrl-C first."""
@@ -154,7 +154,7 @@ class BackfillDemo:
                 time.sleep(LOOK_EVERY_S)
 
     def _compare(self, url: str, data: FlightsData, rows: list[Departure]) -> bool:
-        tally = Tally(data.airlines(), data.planes())
+        tally = DepartureTally(data.airlines(), data.planes())
         for row in rows:
             tally.add(row)
         return self._screen.compare(url, tally)

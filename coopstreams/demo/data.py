@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from coopstreams.demo.answers import Tally
+from coopstreams.demo.answers import DepartureTally
 from coopstreams.demo.flights import Airline, Departure, FlightsData, Plane
 from coopstreams.log.log import Log, TopicSpec, Writer
 
@@ -28,13 +28,13 @@ def create_topics(log: Log) -> None:
     log.create_topics([TopicSpec(topic, 1, {"retention.ms": "-1"}) for topic in TOPICS])
 
 
-def load(log: Log, data: FlightsData, most: int | None, progress: Callable[[int], None]) -> Tally:
+def load(log: Log, data: FlightsData, most: int | None, progress: Callable[[int], None]) -> DepartureTally:
     """Write airlines, planes and departures (the first `most`); return the right answers, counted on the way.
 
     `progress` is called with the number of departures written since the last call.
     """
     airlines, planes = list(data.airlines()), list(data.planes())
-    tally = Tally(airlines, planes)
+    tally = DepartureTally(airlines, planes)
     writer = log.writer()
     try:
         _write(writer, "airlines", [(airline.carrier, airline_value(airline), BEFORE_ALL_FLIGHTS_MS) for airline in airlines])

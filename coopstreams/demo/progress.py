@@ -17,7 +17,7 @@ Report = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RunningRange:
     """A task that a process runs: a run of the key groups of a sub-topology, both ends inclusive."""
 
     subtopology: int
@@ -35,7 +35,7 @@ class Part:
 
 
 @dataclass(slots=True)
-class Positions:
+class HighestPositions:
     """The highest committed position of each key group, by sub-topology and source topic."""
 
     _committed: dict[tuple[int, str], list[int]] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Positions:
         return all(min(self._committed.get((subtopology, topic), [-1])) >= end for topic, end in ends.items())
 
 
-def owned(report: Report) -> dict[str, list[Part]]:
+def owned(report: Report) -> dict[str, list[RunningRange]]:
     """Return what each process has, by its url; a process that does not answer has nothing."""
     return {
         str(instance["url"]): [_part(task) for task in instance["tasks"]] if instance["state"] != "unreachable" else []
@@ -66,7 +66,7 @@ def owned(report: Report) -> dict[str, list[Part]]:
     }
 
 
-def shared(parts: Mapping[str, list[Part]], urls: Iterable[str], subtopologies: Iterable[int]) -> bool:
+def shared(parts: Mapping[str, list[RunningRange]], urls: Iterable[str], subtopologies: Iterable[int]) -> bool:
     """Whether each of these processes runs a part of each sub-topology, and together they run all of it."""
     mine = [[part for part in parts.get(url, ()) if part.state == "running"] for url in urls]
     return all(
@@ -81,6 +81,6 @@ def _tasks(report: Report) -> Iterator[Mapping[str, Any]]:
         yield from instance["tasks"]
 
 
-def _part(task: Mapping[str, Any]) -> Part:
+def _part(task: Mapping[str, Any]) -> RunningRange:
     first, _, last = task["key_range"].partition("..")
-    return Part(task["subtopology"], int(first), int(last), task["state"] or "unknown")
+    return RunningRange(task["subtopology"], int(first), int(last), task["state"] or "unknown")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from coopstreams.demo.answers import Answers, Delay
-from coopstreams.demo.progress import Part, Positions, owned
+from coopstreams.demo.progress import HighestPositions, RunningRange, owned
 from coopstreams.log.log import Log
 from coopstreams.query.client import QueryClient
 from coopstreams.topology.columns import TopicPartition
@@ -27,10 +27,10 @@ class Run:
 
     log: Log
     total: dict[int, int]
-    parts: dict[str, list[Part]] = field(default_factory=dict)
+    parts: dict[str, list[RunningRange]] = field(default_factory=dict)
     """What each process has, by its url."""
     finished: set[int] = field(default_factory=set)
-    _positions: Positions = field(default_factory=Positions)
+    _positions: HighestPositions = field(default_factory=HighestPositions)
     _moved: tuple[float, float] | None = None
 
     def look(self, queries: QueryClient, now: float) -> None:

@@ -25,12 +25,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from coopstreams.common.java import find_java
-from coopstreams.demo.answers import Tally
+from coopstreams.demo.answers import DepartureTally
 from coopstreams.demo.data import create_topics, load
 from coopstreams.demo.flights import DEPARTURES, FlightsData, flights_data
-from coopstreams.demo.progress import Part, shared
+from coopstreams.demo.progress import RunningRange, shared
 from coopstreams.demo.run import STAGES, Run
-from coopstreams.demo.screen import Processing, Screen, bars, owners
+from coopstreams.demo.screen import DemoScreen, LiveScreen, bars, owners
 from coopstreams.demo.workers import SESSION_MS, Workers, interrupt_on_signals, interrupts_ignored, interrupts_wait
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.dev.cache import cache_folder
@@ -90,10 +90,10 @@ class Demo:
     folder: Path
     program: Path
     most: int | None
-    _screen: Screen = field(init=False)
+    _screen: DemoScreen = field(init=False)
 
     def __post_init__(self) -> None:
-        self._screen = Screen(self.console)
+        self._screen = DemoScreen(self.console)
 
     def run(self, *, once: bool) -> bool:
         """Return whether all answers are right. Without `once`, answer queries until Ctrl-C first."""
@@ -130,14 +130,14 @@ class Demo:
                     log.close()
                 broker.stop()
 
-    def _load(self, log: KafkaLog, data: FlightsData) -> Tally:
+    def _load(self, log: KafkaLog, data: FlightsData) -> DepartureTally:
         create_topics(log)
         total = min(self.most or DEPARTURES, DEPARTURES)
         with bars(self.console) as progress:
             bar = progress.add_task("loading departures", total=total)
             return load(log, data, self.most, lambda count: progress.advance(bar, count))
 
-    def _process(self, log: KafkaLog, workers: Workers, tally: Tally) -> dict[str, list[Part]]:
+    def _process(self, log: KafkaLog, workers: Workers, tally: DepartureTally) -> dict[str, list[RunningRange]]:
         """Start the processes, kill one half-way; return who has what when every record is processed."""
         total = {0: log.end_offset(TopicPartition("flights", 0)), 1: tally.departed}
         for _ in range(PROCESSES):
@@ -146,7 +146,7 @@ class Demo:
         run = Run(log, total)
         story = self._story(run, workers)
         with (
-            Processing(self.console, {number: (label, total[number]) for number, label in STAGES.items()}) as screen,
+            LiveScreen(self.console, {number: (label, total[number]) for number, label in STAGES.items()}) as screen,
             QueryClient(workers.all[0].url, deadline_s=0.0) as queries,
         ):
             ended = False

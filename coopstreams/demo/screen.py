@@ -13,8 +13,8 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from coopstreams.demo.answers import Answers, Delay, Tally, differences
-from coopstreams.demo.progress import Part
+from coopstreams.demo.answers import Answers, Delay, DepartureTally, differences
+from coopstreams.demo.progress import RunningRange
 from coopstreams.demo.run import fetch
 from coopstreams.demo.workers import Worker
 from coopstreams.topology.keys import GROUPS
@@ -27,7 +27,7 @@ MOST_DIFFERENCES = 20
 K = TypeVar("K")
 
 
-class Screen:
+class DemoScreen:
     """What a demo says, how long its parts take, and what comes out of it in the end."""
 
     def __init__(self, console: Console) -> None:
@@ -49,7 +49,7 @@ class Screen:
         """Print how long each part took."""
         self.say("\nTime: " + ", ".join(f"{what} {seconds:.1f} s" for what, seconds in self._took.items()))
 
-    def compare(self, url: str, tally: Tally) -> bool:
+    def compare(self, url: str, tally: DepartureTally) -> bool:
         """Print all answers of the application beside the expected ones; return whether they are equal."""
         with self.timed("answers"), self._console.status(f"asking {url} for every answer"):
             found = fetch(url, sorted(tally.carriers))
@@ -70,7 +70,7 @@ def bars(console: Console) -> Progress:
     )
 
 
-class Processing:
+class LiveScreen:
     """Bars and the table of the processes, redrawn in place on a terminal; the bars remain, and anywhere else they are all that is printed."""
 
     def __init__(self, console: Console, stages: Mapping[int, tuple[str, int]]) -> None:
@@ -91,14 +91,14 @@ class Processing:
         if not self._console.is_terminal:
             self._console.line()
 
-    def show(self, done: Mapping[int, float], workers: Iterable[Worker], parts: Mapping[str, Sequence[Part]]) -> None:
+    def show(self, done: Mapping[int, float], workers: Iterable[Worker], parts: Mapping[str, Sequence[RunningRange]]) -> None:
         """Show how many records of each stage are done, and who has what."""
         for number, records in done.items():
             self._bars.update(self._tasks[number], completed=records)
         self._live.update(Group(self._bars, "", owners(workers, parts, self._names, ascii_only=self._ascii), ""))
 
 
-def owners(workers: Iterable[Worker], parts: Mapping[str, Sequence[Part]], stages: Mapping[int, str], *, ascii_only: bool = False) -> Table:
+def owners(workers: Iterable[Worker], parts: Mapping[str, Sequence[RunningRange]], stages: Mapping[int, str], *, ascii_only: bool = False) -> Table:
     """Return which process has which key groups of each stage, as a picture and in numbers."""
     table = Table(box=None, pad_edge=False)
     table.add_column("")
@@ -113,7 +113,7 @@ def owners(workers: Iterable[Worker], parts: Mapping[str, Sequence[Part]], stage
     return table
 
 
-def _cell(parts: Sequence[Part], ascii_only: bool) -> str:
+def _cell(parts: Sequence[RunningRange], ascii_only: bool) -> str:
     full, empty = ("#", ".") if ascii_only else ("█", "·")
     strip = ""
     for place in range(STRIP):

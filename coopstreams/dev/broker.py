@@ -24,7 +24,7 @@ from rich.console import Console
 from coopstreams.common.java import Java, find_java
 from coopstreams.dev.cache import locked
 from coopstreams.dev.jars import KAFKA, kafka_jars
-from coopstreams.dev.process import Running, answers, free_port, paused, port_is_free, record, recorded, running, wait_until
+from coopstreams.dev.process import BrokerProcess, answers, free_port, paused, port_is_free, record, recorded, running, wait_until
 from coopstreams.dev.settings import broker_settings, properties_text
 from coopstreams.topology.errors import DevError
 
@@ -77,7 +77,7 @@ class KafkaBroker:
         self.stop()
 
     @property
-    def running(self) -> Running | None:
+    def running(self) -> BrokerProcess | None:
         """The broker process on this folder, whoever started it; None when there is none."""
         ended = self._process is not None and self._process.poll() is not None  # takes the exit code of a dead child
         if self._starting and not ended:
@@ -173,7 +173,7 @@ class KafkaBroker:
                 cwd=self.folder,
                 start_new_session=True,  # Ctrl-C in the terminal ends the caller, not the broker
             )
-        broker = Running(self._process.pid, port, controller_port)
+        broker = BrokerProcess(self._process.pid, port, controller_port)
         record(self.folder, broker)
         self._starting = True
         try:
@@ -206,7 +206,7 @@ class KafkaBroker:
         if done.returncode != 0:
             raise DevError(f"Kafka {self._version} cannot use the folder {self.folder}: {(done.stderr or done.stdout).strip()}")
 
-    def _await_answer(self, broker: Running, log_beginning: int = 0) -> None:
+    def _await_answer(self, broker: BrokerProcess, log_beginning: int = 0) -> None:
         with self._console.status(f"waiting for Kafka {self._version} at 127.0.0.1:{broker.port}"):
             answered = wait_until(lambda: self.running is None or answers(broker.port), START_TIMEOUT_S)
         if self.running is None:

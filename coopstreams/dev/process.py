@@ -20,7 +20,7 @@ _PORTS = range(15_000, 32_768)
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class BrokerProcess:
     """A broker process."""
 
     pid: int
@@ -28,21 +28,21 @@ class Running:
     controller_port: int
 
 
-def recorded(folder: Path) -> Running | None:
+def recorded(folder: Path) -> BrokerProcess | None:
     """Return the broker that was last started on the folder, alive or not."""
     try:
-        return Running(**orjson.loads((folder / _FILE).read_bytes()))
+        return BrokerProcess(**orjson.loads((folder / _FILE).read_bytes()))
     except (FileNotFoundError, ValueError, TypeError):
         return None
 
 
-def running(folder: Path) -> Running | None:
+def running(folder: Path) -> BrokerProcess | None:
     """Return the broker that runs on the folder now; a record of one that is gone does not count."""
     last = recorded(folder)
     return last if last is not None and str(folder / "server.properties") in command_line(last.pid) else None
 
 
-def record(folder: Path, broker: Running) -> None:
+def record(folder: Path, broker: BrokerProcess) -> None:
     """Write down that this broker was started on the folder."""
     partial = folder / f"{_FILE}.partial"
     partial.write_bytes(orjson.dumps(broker))

@@ -56,7 +56,7 @@ class GroupAdmin:
         """
         return settled_offsets(self.fetch_offsets, self.group, partitions, self._timeout_s)
 
-    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> requests.Fetched:
+    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> requests.FetchedOffset:
         """Return what is known of these partitions now (of all: None). `stable`: but for those that an open transaction may still change.
 
         Raises:

@@ -1,7 +1,7 @@
 """The leader's decision: which member gets which shared tasks. A pure function of what the members say.
 
     claims   who rightly holds what                         claims.py
-    target   what everybody shall have in the end           the last one while it still fits, else deal.py
+    target   what everybody shall have in the end           the last one while it still fits, else balance.py
     grant    the part of the target that is free now        the rest follows when it was released
 
 Each member reports the target it was promised. While these promises fit the members there are, they are the target: so nothing
@@ -18,8 +18,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from fractions import Fraction
 
+from coopstreams.group.balance import balance
 from coopstreams.group.claims import Claims, check_granted, claims_of, grant
-from coopstreams.group.deal import deal
 from coopstreams.group.members import Assignment, Cluster, Member, MemberState
 from coopstreams.group.slots import Layout
 from coopstreams.topology.errors import AssignmentError
@@ -76,7 +76,7 @@ def _target(
 def settle(
     layout: Layout, subtopology: int, promised: Mapping[str, Iterable[TaskId]], claims: Claims, load: dict[str, Fraction]
 ) -> dict[str, list[TaskId]]:
-    """Return what each member of the layout shall have of one sub-topology: what was promised while it still fits, else dealt anew.
+    """Return what each member of the layout shall have of one sub-topology: what was promised while it still fits, else balanced anew.
 
     Shape: adds to `load` what each gets. Units: partitions.
 
@@ -85,7 +85,7 @@ def settle(
     """
     tasks = {member: [task for task in promised.get(member, ()) if task.subtopology == subtopology] for member in layout.threads}
     if problem_of(layout, subtopology, tasks):
-        tasks = _deal(layout, subtopology, claims, load)
+        tasks = _balanced(layout, subtopology, claims, load)
         if problem := problem_of(layout, subtopology, tasks):
             raise AssignmentError(f"sub-topology {subtopology}: {problem}")
     pieces = _pieces(tasks)
@@ -94,16 +94,18 @@ def settle(
     return tasks
 
 
-def _deal(layout: Layout, subtopology: int, claims: Claims, load: Mapping[str, Fraction]) -> dict[str, list[TaskId]]:
+def _balanced(layout: Layout, subtopology: int, claims: Claims, load: Mapping[str, Fraction]) -> dict[str, list[TaskId]]:
     held = {
         member: {
-            place.partition: ranges for place, ranges in mine.items() if place.subtopology == subtopology and place.partition < layout.partitions
+            task_partition.partition: ranges
+            for task_partition, ranges in mine.items()
+            if task_partition.subtopology == subtopology and task_partition.partition < layout.partitions
         }
         for member, mine in claims.items()
         if member in layout.threads
     }
-    dealt = deal(layout, held, load)
-    return {member: [TaskId(subtopology, cell.partition, piece) for cell in cells for piece in cell.ranges] for member, cells in dealt.items()}
+    balanced = balance(layout, held, load)
+    return {member: [TaskId(subtopology, cell.partition, piece) for cell in cells for piece in cell.ranges] for member, cells in balanced.items()}
 
 
 def _pieces(tasks: Mapping[str, Iterable[TaskId]]) -> dict[int, int]:

@@ -12,18 +12,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
-from coopstreams.group.members import MemberState, Place
+from coopstreams.group.members import MemberState, TaskPartition
 from coopstreams.topology.errors import AssignmentError
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.task_id import TaskId
 
-Claims: TypeAlias = Mapping[str, Mapping[Place, list[KeyRange]]]
+Claims: TypeAlias = Mapping[str, Mapping[TaskPartition, list[KeyRange]]]
 """What each member rightly holds of each partition: disjoint ranges, ascending, none touching the next."""
 
 
-def place_of(task: TaskId) -> Place:
+def task_partition_of(task: TaskId) -> TaskPartition:
     """Return the partition of a task."""
-    return Place(task.subtopology, task.partition)
+    return TaskPartition(task.subtopology, task.partition)
 
 
 def merge(ranges: Iterable[KeyRange]) -> list[KeyRange]:
@@ -45,29 +45,29 @@ def common(ranges: Iterable[KeyRange], span: KeyRange) -> int:
 
 def claims_of(members: Mapping[str, MemberState]) -> Claims:
     """Return what each member rightly holds; among equal generations the smaller member id is believed."""
-    taken: dict[Place, list[KeyRange]] = {}
-    claims: dict[str, dict[Place, list[KeyRange]]] = {}
+    taken: dict[TaskPartition, list[KeyRange]] = {}
+    claims: dict[str, dict[TaskPartition, list[KeyRange]]] = {}
     for member in sorted(members, key=lambda id_: (-members[id_].generation, id_)):
-        held: dict[Place, list[KeyRange]] = {}
+        held: dict[TaskPartition, list[KeyRange]] = {}
         for task in members[member].tasks:
-            held.setdefault(place_of(task), []).extend(task.range.minus(taken.get(place_of(task), ())))
-        claims[member] = {place: merge(pieces) for place, pieces in held.items() if pieces}
-        for place, pieces in claims[member].items():
-            taken.setdefault(place, []).extend(pieces)
+            held.setdefault(task_partition_of(task), []).extend(task.range.minus(taken.get(task_partition_of(task), ())))
+        claims[member] = {task_partition: merge(pieces) for task_partition, pieces in held.items() if pieces}
+        for task_partition, pieces in claims[member].items():
+            taken.setdefault(task_partition, []).extend(pieces)
     return claims
 
 
 def grant(target: Mapping[str, Iterable[TaskId]], claims: Claims) -> dict[str, tuple[TaskId, ...]]:
     """Return the part of each member's target that nobody else holds. A task of which others hold some is granted in pieces."""
-    holders: dict[Place, list[tuple[str, KeyRange]]] = {}
+    holders: dict[TaskPartition, list[tuple[str, KeyRange]]] = {}
     for member, held in claims.items():
-        for place, pieces in held.items():
-            holders.setdefault(place, []).extend((member, piece) for piece in pieces)
+        for task_partition, pieces in held.items():
+            holders.setdefault(task_partition, []).extend((member, piece) for piece in pieces)
     granted: dict[str, tuple[TaskId, ...]] = {}
     for member, tasks in target.items():
         pieces_of: list[TaskId] = []
         for task in tasks:
-            others = [piece for other, piece in holders.get(place_of(task), ()) if other != member]
+            others = [piece for other, piece in holders.get(task_partition_of(task), ()) if other != member]
             pieces_of += [TaskId(task.subtopology, task.partition, piece) for piece in task.range.minus(others)]
         granted[member] = tuple(sorted(pieces_of))
     return granted
@@ -79,21 +79,21 @@ def check_granted(granted: Mapping[str, Iterable[TaskId]], claims: Claims) -> No
     Raises:
         AssignmentError: two members would own the same hashes; names both.
     """
-    owners: dict[Place, list[tuple[KeyRange, str]]] = {}
+    owners: dict[TaskPartition, list[tuple[KeyRange, str]]] = {}
     for member, tasks in granted.items():
         for task in tasks:
-            owners.setdefault(place_of(task), []).append((task.range, member))
+            owners.setdefault(task_partition_of(task), []).append((task.range, member))
     for member, held in claims.items():
-        for place, pieces in held.items():
-            owners.setdefault(place, []).extend((piece, member) for piece in pieces)
-    for place, entries in owners.items():
-        _check_disjoint(place, entries)
+        for task_partition, pieces in held.items():
+            owners.setdefault(task_partition, []).extend((piece, member) for piece in pieces)
+    for task_partition, entries in owners.items():
+        _check_disjoint(task_partition, entries)
 
 
-def _check_disjoint(place: Place, entries: list[tuple[KeyRange, str]]) -> None:
+def _check_disjoint(task_partition: TaskPartition, entries: list[tuple[KeyRange, str]]) -> None:
     reach: dict[str, int] = {}
     for piece, member in sorted(entries):
         for other, end in reach.items():
             if other != member and end >= piece.start:
-                raise AssignmentError(f"{place}: members {other} and {member} would both own hashes of key range {piece}")
+                raise AssignmentError(f"{task_partition}: members {other} and {member} would both own hashes of key range {piece}")
         reach[member] = max(reach.get(member, -1), piece.end)

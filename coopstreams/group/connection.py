@@ -26,6 +26,7 @@ from kafka.net.wakeup_notifier import WakeupNotifier
 
 from coopstreams.group import requests
 from coopstreams.group.requests import Exchange
+from coopstreams.log.log import UNKNOWN_FOR_S
 from coopstreams.topology.errors import GroupError, LogError
 
 log = logging.getLogger(__name__)
@@ -147,16 +148,21 @@ class Connection:
 
         Raises:
             MembershipLostError: the request came from a member that is none, or not in this generation.
+            UnknownTopicError: it is about a topic that the broker does not know, for `UNKNOWN_FOR_S`.
             LogError: refused, or no answer in time.
         """
         timeout_s = (timeout_ms or self._request_ms) / 1000
         give_up = time.monotonic() + timeout_s
         answer: errors.KafkaError | None = None
+        unknown_until = 0.0
         while True:
             try:
                 return await self.once(exchange, await node(), min(_SLICE_MS, max(100.0, 1000 * (give_up - time.monotonic()))))
             except errors.KafkaError as error:
-                if not requests.passes(error):
+                unknown = isinstance(error, errors.UnknownTopicOrPartitionError)
+                if unknown:  # the coordinator may not have heard yet of what its controller has made
+                    unknown_until = unknown_until or time.monotonic() + UNKNOWN_FOR_S
+                if time.monotonic() > unknown_until if unknown else not requests.passes(error):
                     raise requests.translated(exchange.what, error) from error
                 if answer is None or not isinstance(error, errors.KafkaTimeoutError):  # no answer says less than the one before it
                     answer = error

@@ -218,8 +218,13 @@ class GroupCoordinator:
         """Have the group keep offsets."""
         self._ask(requests.commit_offsets(fence, offsets), timeout_ms)
 
-    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> requests.Fetched:
-        """Return the group's offsets."""
+    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> requests.FetchedOffset:
+        """Return the group's offsets.
+
+        A coordinator that stood still and wakes may tell old ones, until it hears of its successor. That costs work, and no result:
+        only a later generation can have moved them, and a commit of this one is refused by the successor, while the stale
+        coordinator has no replicas that would acknowledge it.
+        """
         return self._ask(requests.fetch_offsets(self._group, partitions, stable=stable))
 
     def _ask(self, exchange: Exchange[_T], timeout_ms: int | None = None) -> _T:

@@ -17,7 +17,7 @@ from kafka.protocol.admin import DescribeConfigsRequest
 from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.protocol.metadata import MetadataRequest
 
-from coopstreams.group.leadership import View
+from coopstreams.group.leadership import BrokerView
 from coopstreams.group.requests import Exchange
 from coopstreams.topology.columns import TopicPartition
 
@@ -31,7 +31,7 @@ _MIN_ISR = "min.insync.replicas"
 class Views:
     """Partitions as one broker knows them, the brokers that it knows, and the topics that this principal may not see."""
 
-    of: Mapping[TopicPartition, View]
+    of: Mapping[TopicPartition, BrokerView]
     brokers: frozenset[int]
     hidden: frozenset[str]
 
@@ -52,7 +52,7 @@ def find_views(topics: Collection[str]) -> Exchange[Views]:
 
     def read(response: Any) -> Views:
         views = {
-            TopicPartition(topic.name, partition.partition_index): View(
+            TopicPartition(topic.name, partition.partition_index): BrokerView(
                 int(partition.leader_id),
                 int(partition.leader_epoch),
                 frozenset(partition.replica_nodes),

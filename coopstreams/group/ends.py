@@ -21,7 +21,7 @@ from kafka import errors
 from coopstreams.group import end_requests, requests
 from coopstreams.group.connection import Connection
 from coopstreams.group.end_requests import EndsThere, Views
-from coopstreams.group.leadership import Choice, View, choose
+from coopstreams.group.leadership import BrokerView, Choice, choose
 from coopstreams.topology.columns import TopicPartition
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ NOT_TOLD = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class EndsAnswer:
     """What came of one question.
 
     Shape: `reasons` say why an end is not known. `unknown` are partitions that no broker knows. `heard`: some broker
@@ -56,7 +56,7 @@ class Ends:
         self._old = False
         """Whether it was said that brokers tell no epochs."""
 
-    def ask(self, partitions: Collection[TopicPartition], timeout_s: float) -> Told:
+    def ask(self, partitions: Collection[TopicPartition], timeout_s: float) -> EndsAnswer:
         """Return where these partitions end, as far as that can be known within this time. One try: leaders may be moving.
 
         Raises:
@@ -64,7 +64,7 @@ class Ends:
         """
         return self._connection.run(self._ask, frozenset(partitions), time.monotonic() + timeout_s)
 
-    async def _ask(self, partitions: frozenset[TopicPartition], give_up: float) -> Told:
+    async def _ask(self, partitions: frozenset[TopicPartition], give_up: float) -> EndsAnswer:
         topics = {at.topic for at in partitions}
         await self._learn_min_isr(topics, give_up)
         views = await self._views(partitions, topics, give_up)
@@ -73,7 +73,7 @@ class Ends:
         reasons = {at: choice.why_not for at, choice in choices.items() if choice is not None and choice.why_not}
         chosen = {at: choice for at, choice in choices.items() if choice is not None and not choice.why_not}
         ends, refused = await self._ends(chosen, give_up)
-        return Told(ends, reasons | refused, unknown if views else frozenset(), bool(views))
+        return EndsAnswer(ends, reasons | refused, unknown if views else frozenset(), bool(views))
 
     async def _views(self, partitions: frozenset[TopicPartition], topics: set[str], give_up: float) -> dict[int, Views]:
         """Return what the brokers know, by broker, as soon as that is enough for all of these partitions."""
@@ -90,7 +90,7 @@ class Ends:
         return answers
 
     def _choose(self, answers: Mapping[int, Views], at: TopicPartition) -> Choice | None:
-        views: dict[int, View | None] = {broker: known.of.get(at) for broker, known in answers.items()}
+        views: dict[int, BrokerView | None] = {broker: known.of.get(at) for broker, known in answers.items()}
         return choose(views, self._min_isr.get(at.topic, (NOT_TOLD, 0.0))[0])
 
     async def _ends(self, chosen: Mapping[TopicPartition, Choice], give_up: float) -> tuple[dict[TopicPartition, int], dict[TopicPartition, str]]:

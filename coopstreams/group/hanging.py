@@ -37,7 +37,7 @@ SKIPPING_METADATA = range(30, 32)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class TransactionDescription:
     """What the coordinator says of a transactional id.
 
     Shape: `state` is Kafka's word; `partitions` are those in the transaction of now.
@@ -70,7 +70,7 @@ class Marker:
     commit: bool
 
 
-def missing_markers(told: Told, open_: Mapping[TopicPartition, Sequence[Open]]) -> dict[TopicPartition, Marker]:
+def missing_markers(told: TransactionDescription, open_: Mapping[TopicPartition, Sequence[Open]]) -> dict[TopicPartition, Marker]:
     """Return the marker that each partition lacks. The coordinator was asked before the partitions, and says the same after them.
 
     Of a newer epoch than the coordinator's nothing is said: it has gone on in between.
@@ -96,7 +96,11 @@ def believed(told_by: int | None, named: Collection[int], *, alone: bool) -> boo
 
 
 def refusal(
-    transactional_id: str, told: Told, missing: Mapping[TopicPartition, Marker], open_: Mapping[TopicPartition, Sequence[Open]], why: str
+    transactional_id: str,
+    told: TransactionDescription,
+    missing: Mapping[TopicPartition, Marker],
+    open_: Mapping[TopicPartition, Sequence[Open]],
+    why: str,
 ) -> str:
     """Return what is wrong, what it would cost to go on, and the cure, for people."""
     starts = {at: min(one.start_offset for one in open_[at] if one.producer == told.producer) for at in missing}
@@ -115,5 +119,5 @@ def refusal(
     return f"{text} Or, for each of these partitions: `{command}`."
 
 
-def _danger(told: Told) -> str:
+def _danger(told: TransactionDescription) -> str:
     return "abort it there, and lose its records" if told.state == COMMITTED else "commit it there, and double its records"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from coopstreams.group.requests import Fetched
+from coopstreams.group.requests import FetchedOffset
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import GroupError
@@ -116,7 +116,7 @@ class Coordinator(Protocol):
             LogError: it refused, or did not answer in time; says what and why.
         """
 
-    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> Fetched:
+    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:
         """Return the group's offsets (all: None). `stable`: but for those that an open transaction may still change.
 
         Raises:

@@ -40,7 +40,7 @@ NO_LEADER = -1
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class BrokerView:
     """A partition as one broker knows it. `epoch` -1: this broker tells none. `offline`: of the replicas."""
 
     leader: int
@@ -59,7 +59,7 @@ class Choice:
     why_not: str = ""
 
 
-def choose(answers: Mapping[int, View | None], min_isr: int) -> Choice | None:
+def choose(answers: Mapping[int, BrokerView | None], min_isr: int) -> Choice | None:
     """Return who leads a partition, by what brokers answered (None: it knows no such partition); None: no broker does.
 
     Views of one epoch may differ in their replicas while these are reassigned, or in who is offline: each of them must
@@ -80,7 +80,7 @@ def choose(answers: Mapping[int, View | None], min_isr: int) -> Choice | None:
     return Choice(leader, epoch, "it has no leader" if leader == NO_LEADER else "")
 
 
-def missing_answers(view: View, answered: Collection[int], min_isr: int) -> frozenset[int]:
+def missing_answers(view: BrokerView, answered: Collection[int], min_isr: int) -> frozenset[int]:
     """Return the replicas of the newest view whose answers are waited for; none: enough have answered."""
     silent = view.replicas.difference(answered)
     if len(silent) < min(min_isr, len(view.replicas)):

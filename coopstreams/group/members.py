@@ -20,7 +20,7 @@ NO_GENERATION = -1
 """The generation of a member that holds nothing from any assignment."""
 
 
-class Place(NamedTuple):
+class TaskPartition(NamedTuple):
     """A partition of a sub-topology: what siblings share, and where a store is."""
 
     subtopology: int

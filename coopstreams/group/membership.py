@@ -3,9 +3,14 @@
     Kafka -> coordinator.py (I/O thread) -> holdings.py (what it means) -> events -> the instance's control thread
     control thread -> released -> join again;   stream threads -> fence -> commit
 
+A commit names a generation. When the group moves on in the middle of it, a rightful owner is refused and does its work again.
+So whoever joins waits until nobody commits, and whoever commits waits while this member joins (`CommitGate`): both only for a while, because
+neither a dead member that the group waits for nor a hanging commit may stop the other for long.
+
 Invariant: a task that was revoked is held until `released`, so nobody else can open it before its last commit here.
 Invariant: work names the epoch it began under. `fence` refuses another one, and takes the identity before it looks at the epoch: a
 member that was lost and came back cannot lend its new identity to old work. No identity, no commit: brokers do not fence it.
+Invariant: the gate is courtesy, not safety. The broker checks every commit's generation; past the gate a refusal is only likelier.
 Turned down: a thread that drives the membership beside the I/O thread (two more hand-overs, nothing gained).
 """
 
@@ -19,7 +24,6 @@ from contextlib import contextmanager
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.group import requests
 from coopstreams.group.codec import decode_assignment, decode_subscription, encode_assignments, encode_subscription
-from coopstreams.group.gate import Gate
 from coopstreams.group.holdings import Assigned, GroupEvent, Holdings, Lost, Refused
 from coopstreams.group.joining import Connector, Timings
 from coopstreams.group.members import Assignment, Cluster, MemberInfo, MemberState
@@ -84,7 +88,7 @@ class GroupMember:
         self._assign = assign
         self._on_event = on_event
         self._alive = alive
-        self._gate = Gate(host)
+        self._gate = CommitGate(host)
         self._lock = threading.RLock()
         self._holdings = Holdings(info().process)
         self._closed = False
@@ -215,7 +219,7 @@ class GroupMember:
         """
         return settled_offsets(self.fetch_offsets, self.group, partitions, (timeout_ms or self._timings.request) / 1000, self._host)
 
-    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> requests.Fetched:
+    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> requests.FetchedOffset:
         """Return what is known of these partitions now (of all: None). `stable`: but for those that an open transaction may still change.
 
         Raises:
@@ -253,7 +257,7 @@ class _Hooks:
         return encode_subscription(state, nonce, member._topics, member._sources)
 
     def assignments(self, subscriptions: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Deal tasks to our members. Somebody else's process in the group gets none: it must not stop everybody."""
+        """Assign tasks to our members. Somebody else's process in the group gets none: it must not stop everybody."""
         member = self._of
         states: dict[str, MemberState] = {}
         strangers: dict[str, GroupError] = {}
@@ -310,3 +314,37 @@ class _Hooks:
         """In the order in which things happened: with the lock held."""
         if not self._of._closed:
             self._of._on_event(event)
+
+
+class CommitGate:
+    """Any number of commits, or one join."""
+
+    def __init__(self, host: Host = SYSTEM) -> None:
+        self._changed = host.condition()
+        self._committing = 0
+        self._joining = False
+
+    def enter(self, patience_s: float) -> bool:
+        """Begin a commit; return whether no join was in the way in the end. Every `enter` needs a `leave`."""
+        with self._changed:
+            clear = self._changed.wait_for(lambda: not self._joining, patience_s)
+            self._committing += 1
+            return clear
+
+    def leave(self) -> None:
+        """End a commit."""
+        with self._changed:
+            self._committing -= 1
+            self._changed.notify_all()
+
+    def close(self) -> bool:
+        """Let no new commits begin, as far as they are patient; return whether none is under way. Never waits."""
+        with self._changed:
+            self._joining = True
+            return self._committing == 0
+
+    def open(self) -> None:
+        """The join is over."""
+        with self._changed:
+            self._joining = False
+            self._changed.notify_all()

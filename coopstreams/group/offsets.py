@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 
 from coopstreams.common.host import SYSTEM, Host
-from coopstreams.group.requests import Fetched, Offsets
+from coopstreams.group.requests import FetchedOffset, Offsets
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 from coopstreams.topology.naming import COMMIT_TOPIC
@@ -18,7 +18,7 @@ PAUSE_S = 0.02
 
 
 def settled_offsets(
-    fetch: Callable[[Iterable[TopicPartition] | None], Fetched],
+    fetch: Callable[[Iterable[TopicPartition] | None], FetchedOffset],
     group: str,
     partitions: Iterable[TopicPartition] | None,
     timeout_s: float,

@@ -29,7 +29,7 @@ Offsets = dict[TopicPartition, tuple[int, str] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchedOffset:
     """One answer about a group's offsets. `unstable`: an open transaction may still change these; the offset is not told, ask again."""
 
     offsets: Offsets
@@ -109,7 +109,7 @@ def commit_offsets(fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int
     return Exchange(f"committing offsets of group {fence.group}", request, read)
 
 
-def fetch_offsets(group: str, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> Exchange[Fetched]:
+def fetch_offsets(group: str, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> Exchange[FetchedOffset]:
     """Ask the group coordinator for offsets (all: None). `stable`: tell none that an open transaction may still change."""
     group_type = OffsetFetchRequest.OffsetFetchRequestGroup
     by_topic: dict[str, list[int]] = {}
@@ -122,7 +122,7 @@ def fetch_offsets(group: str, partitions: Iterable[TopicPartition] | None, *, st
     )
     request = OffsetFetchRequest(min_version=8, max_version=8, groups=[group_type(group_id=group, topics=topics)], require_stable=stable)
 
-    def read(response: Any) -> Fetched:
+    def read(response: Any) -> FetchedOffset:
         answer = response.groups[0]
         _raise(answer.error_code, group)
         offsets: Offsets = {}
@@ -137,7 +137,7 @@ def fetch_offsets(group: str, partitions: Iterable[TopicPartition] | None, *, st
                 # librdkafka appends a NUL to the metadata of transactional commits.
                 metadata = (entry.metadata or "").rstrip("\0")
                 offsets[partition] = (entry.committed_offset, metadata) if entry.committed_offset >= 0 else None
-        return Fetched(offsets, frozenset(unstable))
+        return FetchedOffset(offsets, frozenset(unstable))
 
     return Exchange(f"reading offsets of group {group}", request, read)
 

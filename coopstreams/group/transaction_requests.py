@@ -19,7 +19,7 @@ from kafka.protocol.metadata import ApiVersionsRequest
 from kafka.protocol.producer import WriteTxnMarkersRequest
 
 from coopstreams.group.end_requests import find_views
-from coopstreams.group.hanging import ENDED, Marker, Open, Told
+from coopstreams.group.hanging import ENDED, Marker, Open, TransactionDescription
 from coopstreams.group.requests import Exchange
 from coopstreams.topology.columns import TopicPartition
 
@@ -34,17 +34,17 @@ class Leaders:
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class PartitionAnswers:
     """What a broker says of partitions: who has a transaction open in each, or the error in its place."""
 
     open: Mapping[TopicPartition, tuple[Open, ...]]
     errors: Mapping[TopicPartition, errors.KafkaError]
 
 
-def describe_transaction(transactional_id: str) -> Exchange[Told | None]:
+def describe_transaction(transactional_id: str) -> Exchange[TransactionDescription | None]:
     """Ask the transaction's coordinator what it knows; None: it knows no such transactional id."""
 
-    def read(response: Any) -> Told | None:
+    def read(response: Any) -> TransactionDescription | None:
         found = response.transaction_states[0]
         kind = errors.for_code(found.error_code)
         if kind is errors.TransactionalIdNotFoundError:
@@ -52,7 +52,7 @@ def describe_transaction(transactional_id: str) -> Exchange[Told | None]:
         if kind is not errors.NoError:
             raise kind(transactional_id)
         partitions = frozenset(TopicPartition(topic.topic, partition) for topic in found.topics for partition in topic.partitions)
-        return Told(found.transaction_state, found.producer_id, found.producer_epoch, found.transaction_start_time_ms, partitions)
+        return TransactionDescription(found.transaction_state, found.producer_id, found.producer_epoch, found.transaction_start_time_ms, partitions)
 
     request = DescribeTransactionsRequest(transactional_ids=[transactional_id])
     return Exchange(f"asking for the state of transaction {transactional_id}", request, read)
@@ -82,11 +82,11 @@ def list_ended() -> Exchange[dict[int, str]]:
     return Exchange("listing transactions that have ended", request, read)
 
 
-def describe_producers(partitions: Iterable[TopicPartition]) -> Exchange[Answers]:
+def describe_producers(partitions: Iterable[TopicPartition]) -> Exchange[PartitionAnswers]:
     """Ask a broker who has a transaction open in partitions that it leads."""
     topics = [DescribeProducersRequest.TopicRequest(name=topic, partition_indexes=numbers) for topic, numbers in _by_topic(partitions).items()]
 
-    def read(response: Any) -> Answers:
+    def read(response: Any) -> PartitionAnswers:
         found: dict[TopicPartition, tuple[Open, ...]] = {}
         refused: dict[TopicPartition, errors.KafkaError] = {}
         for topic in response.topics:
@@ -100,7 +100,7 @@ def describe_producers(partitions: Iterable[TopicPartition]) -> Exchange[Answers
                         for one in partition.active_producers
                         if one.current_txn_start_offset >= 0
                     )
-        return Answers(found, refused)
+        return PartitionAnswers(found, refused)
 
     return Exchange("asking for open transactions", DescribeProducersRequest(topics=topics), read)
 

@@ -23,9 +23,10 @@ from kafka import errors
 
 from coopstreams.group import requests, transaction_requests
 from coopstreams.group.connection import Connection
-from coopstreams.group.hanging import ENDING, ONGOING, SKIPPING_METADATA, Marker, Told, believed, missing_markers, refusal
+from coopstreams.group.hanging import ENDING, ONGOING, SKIPPING_METADATA, Marker, TransactionDescription, believed, missing_markers, refusal
 from coopstreams.group.leadership import NO_LEADER
-from coopstreams.group.transaction_requests import Answers, Leaders
+from coopstreams.group.transaction_requests import Leaders, PartitionAnswers
+from coopstreams.log.log import UNKNOWN_FOR_S
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 
@@ -33,8 +34,6 @@ log = logging.getLogger(__name__)
 
 OFFSETS_TOPIC = "__consumer_offsets"
 PAUSE_S = 0.01
-UNKNOWN_FOR_S = 3.0
-"""How long a partition may be unknown before it is taken for deleted: a broker that has just started may not know all."""
 SLICE_MS, GLANCE_MS = 3000, 1000
 """How long a broker may take for its answer: where everybody must give one, and where whoever does not is left out."""
 LOOK_AGAIN_S = 10.0
@@ -162,12 +161,12 @@ class Transactions:
             self._skips[transactional_id] = skips, time.monotonic() + LOOK_AGAIN_S
         return skips
 
-    async def _told(self, transactional_id: str, give_up: float) -> Told | None:
+    async def _told(self, transactional_id: str, give_up: float) -> TransactionDescription | None:
         return await self._ask_coordinator(transactional_id, transaction_requests.describe_transaction(transactional_id), give_up)
 
-    async def _producers(self, partitions: Iterable[TopicPartition], give_up: float, *, everywhere: bool) -> Answers:
+    async def _producers(self, partitions: Iterable[TopicPartition], give_up: float, *, everywhere: bool) -> PartitionAnswers:
         """Return who has a transaction open in these partitions, once all that exist have answered; not `everywhere`: who answers at once."""
-        left, found = set(partitions) - self._unseen, Answers({}, {})
+        left, found = set(partitions) - self._unseen, PartitionAnswers({}, {})
         reasons: Mapping[TopicPartition, object] = {}
         unknown_until = time.monotonic() + UNKNOWN_FOR_S
         while left:
@@ -186,7 +185,7 @@ class Transactions:
                         raise requests.translated("asking for open transactions", error) from error
                     reasons |= dict.fromkeys(theirs, error)
                     continue
-                found = Answers({**found.open, **answers.open}, {})
+                found = PartitionAnswers({**found.open, **answers.open}, {})
                 self._hide(answers)
                 left -= answers.open.keys() | self._unseen
                 reasons |= {at: error for at, error in answers.errors.items() if at in left}
@@ -201,7 +200,7 @@ class Transactions:
                 await self._connection.sleep(PAUSE_S)
         return found
 
-    def _hide(self, answers: Answers) -> None:
+    def _hide(self, answers: PartitionAnswers) -> None:
         """Ask no more for partitions that this principal may not be told about."""
         hidden = {at for at, error in answers.errors.items() if isinstance(error, errors.AuthorizationError)}
         self._unseen |= hidden
@@ -212,7 +211,9 @@ class Transactions:
             self._hidden |= new
             log.warning("hanging transactions cannot be seen in %s: allow READ on it (kafka-acls)", ", ".join(sorted(new)))
 
-    async def _write(self, transactional_id: str, told: Told, missing: Mapping[TopicPartition, Marker], answers: Answers, give_up: float) -> None:
+    async def _write(
+        self, transactional_id: str, told: TransactionDescription, missing: Mapping[TopicPartition, Marker], answers: PartitionAnswers, give_up: float
+    ) -> None:
         """Write what is missing where there is a leader; `settled` looks again."""
         leaders = (await self._ask(transaction_requests.find_leaders({at.topic for at in missing}), give_up)).of
         last: errors.KafkaError | None = None

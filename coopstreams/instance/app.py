@@ -11,8 +11,8 @@ from typing import Any, Self
 
 from coopstreams.common.config import Config
 from coopstreams.common.interrupts import listening
+from coopstreams.instance.components import Components
 from coopstreams.instance.instance import Instance
-from coopstreams.instance.parts import Parts
 from coopstreams.instance.serving import Serving
 from coopstreams.query import reports
 from coopstreams.query.extra import need_http
@@ -152,8 +152,8 @@ class CoopStreams:
     def _run_instance(self) -> None:
         if self.config["http.listen"]:
             need_http("the query server", ', or turn it off with http.listen=""')
-        with Parts.build(self.topology, self.config) as parts:
-            instance = self._instance = Instance(parts, self._lifecycle)
+        with Components.build(self.topology, self.config) as components:
+            instance = self._instance = Instance(components, self._lifecycle)
             self._serving = Serving(instance, self.details)
             server = self._serve(instance, self._serving)
             self._started.set()
@@ -170,7 +170,7 @@ class CoopStreams:
             return None
         server = QueryServer(self.config["http.listen"], self.config["application.server"])
         self.url = instance.url = server.url
-        server.start(serving, instance.parts.metrics)
+        server.start(serving, instance.components.metrics)
         log.info("queries are answered at %s", server.url)
         return server
 

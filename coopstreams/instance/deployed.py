@@ -26,10 +26,10 @@ from coopstreams.commit.offsets import group_offsets, individual_commits
 from coopstreams.common.config import Config
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.group.admin import GroupAdmin
-from coopstreams.log.log import Log, Position, Run, TopicSpec
+from coopstreams.log.log import Log, Position, RecordBatch, TopicSpec
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError, TopologyChangedError
-from coopstreams.topology.graph.changes import Change, Verdict, changes, weighed, word_of
+from coopstreams.topology.graph.changes import TopologyChange, Verdict, changes, weighed, word_of
 from coopstreams.topology.graph.outline import Outline, outline, read_outline
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.naming import topology_topic
@@ -71,8 +71,8 @@ class Deployed:
             return None
         at = TopicPartition(self.topic, 0)
         told: bytes | None = None
-        for run in self._to_end({at: self._log.start_offset(at)}):
-            told = next((value for value in reversed(run.columns.values) if value is not None), told)
+        for batch in self._to_end({at: self._log.start_offset(at)}):
+            told = next((value for value in reversed(batch.columns.values) if value is not None), told)
         if told is None:
             return None
         last = read_outline(told)
@@ -123,13 +123,13 @@ class Deployed:
             writer.append(self.topic, [_KEY], [told], [self._host.wall_ms()], partitions=0)
             writer.flush(_TIMEOUT_S)
 
-    def holds(self, change: Change) -> bool:
+    def holds(self, change: TopologyChange) -> bool:
         """Whether there is anything in the topic of a change; in a repartition topic: anything that was not processed."""
         assert change.topic is not None
         partitions = [TopicPartition(change.topic, number) for number in range(self._log.partitions([change.topic]).get(change.topic, 0))]
         if change.what != "repartition topic":
             return any(self._log.end_offset(at) > self._log.start_offset(at) for at in partitions)
-        return any(len(run.columns.offsets) for run in self._to_end(self._unprocessed(partitions)))
+        return any(len(batch.columns.offsets) for batch in self._to_end(self._unprocessed(partitions)))
 
     def _unprocessed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return from where on a topic has what not all key ranges have processed."""
@@ -139,7 +139,7 @@ class Deployed:
         starts = {at: self._log.start_offset(at) for at in stand}
         return {at: start if (known := stand[at]) is None else max(start, known.offset) for at, start in starts.items()}
 
-    def _to_end(self, starts: Mapping[TopicPartition, int]) -> Iterator[Run]:
+    def _to_end(self, starts: Mapping[TopicPartition, int]) -> Iterator[RecordBatch]:
         """Yield what is committed of these partitions from these offsets on, up to their ends.
 
         Raises:
@@ -151,13 +151,13 @@ class Deployed:
             while left:
                 if self._host.now() > give_up:
                     raise LogError(f"{', '.join(map(str, sorted(left)))} could not be read to the end in {_TIMEOUT_S:.0f} s", retryable=True)
-                for run in reader.fetch(_BATCH, 0.2):
-                    yield run
-                    if run.at_end:
-                        left.discard(run.partition)
+                for batch in reader.fetch(_BATCH, 0.2):
+                    yield batch
+                    if batch.at_end:
+                        left.discard(batch.partition)
 
 
-def refusal(application: str, refused: Iterable[Change], word: str) -> str:
+def refusal(application: str, refused: Iterable[TopologyChange], word: str) -> str:
     """Return why a version does not start, as a sentence or two for each thing, and how to insist."""
     told = "".join(f"\n  {change.what} {change.name} {_is(change.verdict)}: {change.why}.\n    Cure: {change.cure}." for change in refused)
     return (

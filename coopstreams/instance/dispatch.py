@@ -13,11 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from coopstreams.common.metrics import Metrics
-from coopstreams.log.log import NO_STREAM_TIME, Position, Reader, Run
+from coopstreams.log.log import NO_STREAM_TIME, Position, Reader, RecordBatch
 from coopstreams.tasks.task import Task
 from coopstreams.tasks.thread import StreamThread
 from coopstreams.topology.columns import Columns, TopicPartition
-from coopstreams.topology.compile.clocks import ClockColumns
+from coopstreams.topology.compile.operator_time import OperatorTimeColumns
 from coopstreams.topology.compile.program import TimestampColumn
 from coopstreams.topology.keys import WHOLE
 
@@ -57,13 +57,13 @@ class Dispatcher:
         self,
         reader: Reader,
         timestamp_of: Callable[[str], TimestampColumn | None],
-        clocks_of: Callable[[str], ClockColumns | None],
+        operator_times_of: Callable[[str], OperatorTimeColumns | None],
         most_bytes: int,
         metrics: Metrics,
     ) -> None:
         self._reader = reader
         self._timestamp_of = timestamp_of
-        self._clocks_of = clocks_of
+        self._operator_times_of = operator_times_of
         self._most_bytes = most_bytes
         self._metrics = metrics
         self._partitions: dict[TopicPartition, _Partition] = {}
@@ -93,19 +93,19 @@ class Dispatcher:
         self._hold()
         moved = 0
         held = any(partition.held for partition in self._partitions.values())
-        for run in self._reader.fetch(FETCH_RECORDS, min(timeout_s, HELD_WAIT_S) if held else timeout_s):
-            partition = self._partitions.get(run.partition)
+        for batch in self._reader.fetch(FETCH_RECORDS, min(timeout_s, HELD_WAIT_S) if held else timeout_s):
+            partition = self._partitions.get(batch.partition)
             if partition is None:
                 continue
-            partition.at, partition.at_end = Position(run.next_offset, run.stream_time), run.at_end
-            route = partition.routes[run.slot]
-            if run.next_offset > route.next.offset:
+            partition.at, partition.at_end = Position(batch.next_offset, batch.stream_time), batch.at_end
+            route = partition.routes[batch.slot]
+            if batch.next_offset > route.next.offset:
                 route.next = partition.at
-            if len(run.columns):
-                moved += len(run.columns)
-                partition.record_bytes = _record_bytes(run.columns)
-                self._metrics.consumed(route.task.id, run.partition.topic, len(run.columns))
-            route.thread.deliver(route.task, run)
+            if len(batch.columns):
+                moved += len(batch.columns)
+                partition.record_bytes = _record_bytes(batch.columns)
+                self._metrics.consumed(route.task.id, batch.partition.topic, len(batch.columns))
+            route.thread.deliver(route.task, batch)
         return moved
 
     def wake(self) -> None:
@@ -139,11 +139,11 @@ class Dispatcher:
             ranges = [route.task.id.range for route in partition.routes]
             for route in partition.routes:
                 route.task.program.elsewhere = bool(WHOLE.minus(ranges))
-            clocks = self._clocks_of(source.topic) if any(route.task.program.shared for route in partition.routes) else None
-            self._reader.route(source, ranges, self._timestamp_of(source.topic), clocks)
+            operator_times = self._operator_times_of(source.topic) if any(route.task.program.shared for route in partition.routes) else None
+            self._reader.route(source, ranges, self._timestamp_of(source.topic), operator_times)
             if partition.at_end and partition.at is not None:
                 for slot, route in enumerate(partition.routes):
-                    route.thread.deliver(route.task, Run.ended(source, slot, partition.at))
+                    route.thread.deliver(route.task, RecordBatch.ended(source, slot, partition.at))
 
     def _hold(self) -> None:
         for source, partition in self._partitions.items():

@@ -3,7 +3,7 @@
     reader -> dispatch -> stream threads (tasks, commits)          this file decides who opens and closes
     group member ----^        ^---- opener (barrier, positions, restore)
 
-The control thread owns the reader and the roster; everybody else sends it events. It never blocks for longer than one fetch.
+The control thread owns the reader and the task registry; everybody else sends it events. It never blocks for longer than one fetch.
 
 Invariant: a task reaches a stream thread only through the opener, and the group hears `released` only after `Closed`.
 """
@@ -17,9 +17,9 @@ from contextlib import suppress
 from coopstreams.common.backoff import BackOff
 from coopstreams.common.host import Empty, Inbox
 from coopstreams.group.holdings import Assigned, Lost, Refused
+from coopstreams.instance.components import Components
 from coopstreams.instance.dispatch import Dispatcher
-from coopstreams.instance.parts import Parts
-from coopstreams.instance.roster import Action, Do, Roster, State
+from coopstreams.instance.task_registry import Action, Do, State, TaskRegistry
 from coopstreams.tasks.doubt import Doubts
 from coopstreams.tasks.events import Aborted, Cancelled, Closed, Event, Failed, Matched, Opened, Stopping
 from coopstreams.tasks.lifecycle import Lifecycle, Response, StreamsState
@@ -41,14 +41,14 @@ ENDING_CHARACTERS = 500
 class Instance:
     """The control thread of a process, as an object: `run` until `stop`."""
 
-    def __init__(self, parts: Parts, lifecycle: Lifecycle) -> None:
-        self.parts = parts
-        self._host = parts.host
+    def __init__(self, components: Components, lifecycle: Lifecycle) -> None:
+        self.components = components
+        self._host = components.host
         self._lifecycle = lifecycle
         self._ending = ""
         """Why all instances are to stop, as the others are told."""
         self._inbox: Inbox[Event] = self._host.inbox()
-        self.roster = Roster()
+        self.registry = TaskRegistry()
         self.tasks: dict[TaskId, Task] = {}
         self._homes: dict[TaskId, StreamThread] = {}
         self._opened: dict[TaskId, Incarnation] = {}
@@ -59,18 +59,18 @@ class Instance:
         self.url: str | None = None
         """Where this instance answers queries; to be set before `run`, so that the group learns it."""
         self.began = self._host.now()
-        self.member = parts.member(self._tell, self._alive, lambda: self.url, lambda: self._ending)
+        self.member = components.member(self._tell, self._alive, lambda: self.url, lambda: self._ending)
         self._doubts = Doubts()
         self._back_off = BackOff()
         self._resting: dict[int, tuple[float, str]] = {}
         """Until when the successor of a stream thread rests, and of what that one has died."""
-        self._threads = [parts.thread(number, self.member, self._tell) for number in range(parts.config["num.stream.threads"])]
-        self.opener = parts.opener(self.member, self._tell, self._follower_moved, lifecycle.restore_listener)
-        most_bytes = parts.config["max.bytes.key.range.cache"]
-        self._dispatcher = Dispatcher(parts.log.reader(), parts.timestamp_of, parts.clocks_of, most_bytes, parts.metrics)
-        self._subscription = parts.subscription(self._tell)
-        self._watcher = parts.watcher(self.roster, self.tasks, self._tell)
-        self.watch = self._watcher.watch
+        self._threads = [components.thread(number, self.member, self._tell) for number in range(components.config["num.stream.threads"])]
+        self.opener = components.opener(self.member, self._tell, self._follower_moved, lifecycle.restore_listener)
+        most_bytes = components.config["max.bytes.key.range.cache"]
+        self._dispatcher = Dispatcher(components.log.reader(), components.timestamp_of, components.operator_times_of, most_bytes, components.metrics)
+        self._subscription = components.subscription(self._tell)
+        self._watcher = components.watcher(self.registry, self.tasks, self._tell)
+        self.stall_detector = self._watcher.stall_detector
 
     def run(self) -> None:
         """Be a member of the group until `stop`; then drain, commit, leave.
@@ -79,11 +79,11 @@ class Instance:
             ProcessingError: a record failed and the handler says `fail`.
             CoopStreamsError: something that does not heal by itself; says what and where.
         """
-        self.parts.globals.load(self._stop.is_set)
+        self.components.globals.load(self._stop.is_set)
         self.begun = True
         if self._stop.is_set():  # after `begun`: either this thread sees that it is to stop, or `stop` says that there is something to drain
             return
-        self.parts.globals.follow(lambda error: self._tell(Failed(error, "global tables")))
+        self.components.globals.follow(lambda error: self._tell(Failed(error, "global tables")))
         self.opener.start()
         for thread in self._threads:
             thread.start()
@@ -203,43 +203,43 @@ class Instance:
         match event:
             case Failed(thread=thread):
                 if thread is not None:
-                    self.parts.metrics.thread_failed(thread)
+                    self.components.metrics.thread_failed(thread)
                 return event
             case Assigned():
                 self._say_why(event.waits)
                 self._assigned, self._doubts.epoch = event, event.epoch
                 if (ended := next((member.info for member in event.cluster.members if member.info.ending), None)) is not None:
                     return Failed(ApplicationStoppedError(f"{ended.process} on {ended.host} has all instances stop: {ended.ending}"), "group")
-                self.parts.metrics.rebalanced(event.generation)
-                self.parts.directory.note_member(self.member.id)
+                self.components.metrics.rebalanced(event.generation)
+                self.components.directory.note_member(self.member.id)
                 self.opener.follow_generation(event)
-                self._do(self.roster.assigned(event.added, event.revoked))
-                if not all(self.parts.sources(task) for task in event.added):
+                self._do(self.registry.assigned(event.added, event.revoked))
+                if not all(self.components.sources(task) for task in event.added):
                     self._subscription.hurry()
-            case Matched(reading):
-                before, self.parts.reading = self.parts.reading, reading
-                self.member.subscribe(self.parts.subscribed, self.parts.source_topics)
-                self._do(self.roster.reopen(reading.changed(before)))
+            case Matched(resolved):
+                before, self.components.resolved = self.components.resolved, resolved
+                self.member.subscribe(self.components.subscribed, self.components.source_topics)
+                self._do(self.registry.reopen(resolved.changed(before)))
             case Refused(error):
                 return Failed(error, "group")
             case Lost(epoch):
                 self._doubts.epoch = epoch
                 log.warning("the group went on without this process; what was not committed is done again")
-                self._do(self.roster.lost())
+                self._do(self.registry.lost())
             case Opened(incarnation):
                 self._opened[incarnation.id] = incarnation
-                self._do(self.roster.opened(incarnation.id))
+                self._do(self.registry.opened(incarnation.id))
             case Closed(task) if self.tasks.get(task.id) is task:
                 self._forget([task])
-                self._do(self.roster.closed(task.id))
+                self._do(self.registry.closed(task.id))
             case Aborted(tasks):
                 mine = [task for task in tasks if self.tasks.get(task.id) is task]
                 self._forget(mine)
                 self._subscription.hurry()
-                self._do(self.roster.aborted([task.id for task in mine]))
+                self._do(self.registry.aborted([task.id for task in mine]))
             case Cancelled(task_id):
-                self.parts.metrics.task_closed(task_id)
-                self._do(self.roster.closed(task_id))
+                self.components.metrics.task_closed(task_id)
+                self._do(self.registry.closed(task_id))
             case _:
                 pass  # a task of an earlier incarnation: it was already given up
         return None
@@ -254,7 +254,7 @@ class Instance:
 
     def _settled(self) -> bool:
         """Whether this is a member of the group, with every task open that it was given; and is not kept waiting."""
-        return self._assigned is not None and not self.waits and all(state is State.RUNNING for state in self.roster.states.values())
+        return self._assigned is not None and not self.waits and all(state is State.RUNNING for state in self.registry.states.values())
 
     def _replace(self, failure: Failed) -> None:
         """Let a new stream thread go on in place of one that has died; its tasks are opened again from the log."""
@@ -270,12 +270,12 @@ class Instance:
         for task in tasks:
             task.discard()  # the dead thread has not, where it was never told of it
         self._forget(tasks)
-        self._do(self.roster.aborted([task.id for task in tasks]))
+        self._do(self.registry.aborted([task.id for task in tasks]))
 
     def _end_application(self, error: BaseException) -> None:
         """Have every instance stop: what this one says of itself reaches all with the next assignment."""
         self._ending = f"{type(error).__name__}: {error}"[:ENDING_CHARACTERS]
-        give_up = self._host.now() + self.parts.config["session.timeout.ms"] / 1000
+        give_up = self._host.now() + self.components.config["session.timeout.ms"] / 1000
         self.member.rejoin()
         while (left := give_up - self._host.now()) > 0:
             try:
@@ -301,15 +301,15 @@ class Instance:
                     self._start(self._opened.pop(action.task))
                 case Do.DROP:
                     del self._opened[action.task]
-                    self.parts.rooms.leave(action.task)
-                    self.parts.metrics.task_closed(action.task)
+                    self.components.databases.leave(action.task)
+                    self.components.metrics.task_closed(action.task)
                 case Do.CLOSE | Do.CLOSE_DIRTY:
                     dirty = action.do is Do.CLOSE_DIRTY
                     task = self.tasks[action.task]
                     self._dispatcher.close(task)
                     closing.setdefault(self._homes[action.task], []).append(task)
                 case Do.RELEASE:
-                    self.parts.rooms.moved_away(action.task, self.roster.wanted)
+                    self.components.databases.moved_away(action.task, self.registry.wanted)
                     released.append(action.task)
         for thread, tasks in closing.items():
             thread.close(tuple(tasks), clean=not dirty)
@@ -319,7 +319,7 @@ class Instance:
 
     def _start(self, incarnation: Incarnation) -> None:
         home = min(self._threads, key=lambda thread: (self._load(thread, incarnation.id.subtopology), thread.number))
-        task = self.parts.task(incarnation, home.committer)
+        task = self.components.task(incarnation, home.committer)
         self.tasks[task.id], self._homes[task.id] = task, home
         home.open(task)
         self._dispatcher.open(task, home)
@@ -340,18 +340,18 @@ class Instance:
         for task in tasks:
             self._dispatcher.close(task)
             del self.tasks[task.id], self._homes[task.id]
-            self.parts.closed(task)
+            self.components.closed(task)
 
     def _alive(self) -> bool:
         """Whether every stream thread has moved lately; if not, the group gets its tasks (`max.poll.interval.ms`)."""
-        limit = self.parts.config["max.poll.interval.ms"] / 1000
+        limit = self.components.config["max.poll.interval.ms"] / 1000
         return all(self._host.now() - thread.moved_at < limit for thread in self._threads)
 
     def _close(self, *, clean: bool) -> None:
         """Give up everything, in order: stop reading, commit, leave the group, close the state."""
         if clean:
-            self._do(self.roster.stop())
-        deadline = self._host.now() + self.parts.config["transaction.timeout.ms"] / 1000
+            self._do(self.registry.stop())
+        deadline = self._host.now() + self.components.config["transaction.timeout.ms"] / 1000
         for thread in self._threads:
             if not thread.stop(max(0.1, deadline - self._host.now())):
                 log.error("stream thread %d did not stop in time; what it has not committed is done again elsewhere", thread.number)

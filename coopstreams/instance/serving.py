@@ -1,4 +1,4 @@
-"""What an instance shows of itself: the query server's `Backend` over the roster, the open tasks and the last assignment.
+"""What an instance shows of itself: the query server's `Backend` over the task registry, the open tasks and the last assignment.
 
 Invariant: a view counts as owned only while its very task (this opening of it) runs here and the group has lately answered a
 heartbeat: a process that was stopped and wakes up owns nothing until it has heard from the group.
@@ -13,14 +13,15 @@ from typing import Self
 
 from coopstreams.group.versions import short
 from coopstreams.instance.instance import Instance
-from coopstreams.instance.roster import State
+from coopstreams.instance.task_registry import State
 from coopstreams.log.log import NO_STREAM_TIME
-from coopstreams.opening.opener import Waiting
+from coopstreams.opening.opener import TaskWait
 from coopstreams.query.backend import (
+    DownloadStatus,
     Health,
     NotOpen,
     OpenView,
-    PickUpStatus,
+    Peer,
     Placement,
     Reason,
     RestoreStatus,
@@ -30,10 +31,9 @@ from coopstreams.query.backend import (
     TaskState,
     TaskStatus,
 )
-from coopstreams.query.backend import Instance as Peer
 from coopstreams.query.catalog import stores_of
 from coopstreams.state.database import Database
-from coopstreams.state.views import GlobalView, StoreView
+from coopstreams.state.views import GlobalView, KeyRangeView
 from coopstreams.tasks.tally import dropped
 from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import TopicPartition
@@ -52,7 +52,7 @@ class TaskView:
         self._serving = serving
         self._opened = task
         self._database: Database = serving.pin(task.id)
-        self.store = StoreView(self._database, spec, [task.id.range])
+        self.store = KeyRangeView(self._database, spec, [task.id.range])
 
     def stream_time(self, topic: str) -> int:
         """Return how far stream time is in a topic of the task, for what was read before."""
@@ -76,19 +76,19 @@ class Serving:
     def __init__(self, instance: Instance, details: Mapping[str, str | int | float]) -> None:
         self._instance = instance
         self._details = details
-        self._parts = instance.parts
-        self._placement: tuple[object, Placement] = (None, Placement(-1, instance.parts.process, ()))
-        self._specs = {store.name: store for subtopology in instance.parts.topology.subtopologies for store in subtopology.stores}
+        self._components = instance.components
+        self._placement: tuple[object, Placement] = (None, Placement(-1, instance.components.process, ()))
+        self._specs = {store.name: store for subtopology in instance.components.topology.subtopologies for store in subtopology.stores}
         self._stores: tuple[object, dict[str, StoreInfo]] = (None, {})
 
     @property
     def application(self) -> str:
         """The application id."""
-        return self._parts.application
+        return self._components.application
 
     def stores(self) -> Mapping[str, StoreInfo]:
         """Return every store of the topology."""
-        topology, topics = self._parts.topology, self._parts.topics
+        topology, topics = self._components.topology, self._components.topics
         if self._stores[0] is not topics:
             self._stores = (topics, stores_of(topology, topics.tasks, topics.partitions))
         return self._stores[1]
@@ -100,13 +100,13 @@ class Serving:
             # Tasks of another version of the topology are not those that this process knows by the same numbers.
             members, foreign = assigned.cluster.members, bool(assigned.waits)
             peers = tuple(Peer(member.info.process, member.info.endpoint, () if foreign else member.tasks) for member in members)
-            self._placement = (assigned, Placement(assigned.generation, self._parts.process, peers, assigned.waits))
+            self._placement = (assigned, Placement(assigned.generation, self._components.process, peers, assigned.waits))
         return self._placement[1]
 
     def view(self, store: str, partition: int, hash_: int) -> OpenView | NotOpen:
         """Return an open view of the local task that holds this key hash, or why there is none."""
         subtopology = self.stores()[store].subtopology
-        for task, state in list(self._instance.roster.states.items()):
+        for task, state in list(self._instance.registry.states.items()):
             if task.subtopology == subtopology and task.partition == partition and hash_ in task.range:
                 return self._open(store, task, state)
         return NotOpen("not owned", f"this instance has no task for partition {partition} and key hash {hash_}", partition)
@@ -114,61 +114,61 @@ class Serving:
     def views(self, store: str) -> Sequence[OpenView | NotOpen]:
         """Return a view for each task of this instance that keeps a part of a store."""
         subtopology = self.stores()[store].subtopology
-        return [self._open(store, task, state) for task, state in list(self._instance.roster.states.items()) if task.subtopology == subtopology]
+        return [self._open(store, task, state) for task, state in list(self._instance.registry.states.items()) if task.subtopology == subtopology]
 
     def global_view(self, store: str) -> GlobalView | None:
         """Return a global table of this instance; None while it is still being read."""
-        return GlobalView(self._parts.globals.rows[store]) if self._parts.globals.loaded else None
+        return GlobalView(self._components.globals.rows[store]) if self._components.globals.loaded else None
 
     def health(self) -> Health:
         """Return whether the instance is well, and why not."""
-        now = self._parts.host.now()
-        reasons = [Reason("no-progress", message, task) for task, message in self._instance.watch.stalled(now).items()]
+        now = self._components.host.now()
+        reasons = [Reason("no-progress", message, task) for task, message in self._instance.stall_detector.stalled(now).items()]
         live = not reasons
-        slow = [Reason("slow", message + self._instance.waiting_for(task), task) for task, message in self._instance.watch.slow(now).items()]
+        slow = [Reason("slow", message + self._instance.waiting_for(task), task) for task, message in self._instance.stall_detector.slow(now).items()]
         if self._instance.assigned is None or not self._instance.member.sure(self._instance.member.epoch):
             reasons.append(Reason("not-a-member", self._instance.member.problem or "the group has not answered this process lately"))
         reasons += [Reason("asking-the-group", message) for message in self._instance.doubts()]
         if self._instance.waits:
             reasons.append(Reason("another-version", self._instance.waits))
-        reasons += [Reason("changelog-made-anew", message, task) for task, message in self._instance.watch.made_anew.items()]
+        reasons += [Reason("changelog-made-anew", message, task) for task, message in self._instance.stall_detector.made_anew.items()]
         reasons += [Reason("resting", message) for message in self._instance.resting()]
-        if trouble := self._parts.follower.trouble:
+        if trouble := self._components.follower.trouble:
             reasons.append(Reason("unreadable-commit", trouble))
-        for task, state in list(self._instance.roster.states.items()):
+        for task, state in list(self._instance.registry.states.items()):
             if state is not State.RUNNING:
                 reasons.append(Reason(state.value, self._why(task, state), task))
         return Health(live, not reasons, (*reasons, *slow))
 
     def status(self) -> Status:
         """Return what the instance is doing."""
-        states = dict(self._instance.roster.states)
+        states = dict(self._instance.registry.states)
         settled = all(state is State.RUNNING for state in states.values())
         running = "waiting" if self._instance.waits and not states else "running" if settled else "rebalancing"
         state = "joining" if self._instance.assigned is None else running
         tasks = tuple(self._task(task, states[task]) for task in sorted(states))
-        details = {**self._details, "version": short(tuple(part.fingerprint for part in self._parts.reading.announced))}
-        return Status(self.application, state, self.health(), tasks, self._parts.host.now() - self._instance.began, details)
+        details = {**self._details, "version": short(tuple(part.fingerprint for part in self._components.resolved.announced))}
+        return Status(self.application, state, self.health(), tasks, self._components.host.now() - self._instance.began, details)
 
     def owns(self, task: Task) -> bool:
         """Whether this very opening of a task runs here now."""
-        here = self._instance.tasks.get(task.id) is task and self._instance.roster.states.get(task.id) is State.RUNNING
+        here = self._instance.tasks.get(task.id) is task and self._instance.registry.states.get(task.id) is State.RUNNING
         return here and not task.closed and self._instance.member.sure(task.epoch)
 
     def pin(self, task: TaskId) -> Database:
         """Keep a task's database open until `unpin`."""
-        return self._parts.rooms.enter(task)
+        return self._components.databases.enter(task)
 
     def unpin(self, task: TaskId) -> None:
         """Let go of a database."""
-        self._parts.rooms.leave(task)
+        self._components.databases.leave(task)
 
     def _open(self, store: str, id_: TaskId, state: State) -> OpenView | NotOpen:
         task = self._instance.tasks.get(id_)
         if state is not State.RUNNING or task is None or not self.owns(task):
             return self._not_open(id_, state)
-        sight = self._instance.watch.sights.get(id_)
-        return TaskView(self, task, self._specs[store], sight.lag if sight is not None else None)
+        sample = self._instance.stall_detector.samples.get(id_)
+        return TaskView(self, task, self._specs[store], sample.lag if sample is not None else None)
 
     def _not_open(self, task: TaskId, state: State) -> NotOpen:
         range_: KeyRange = task.range
@@ -187,17 +187,17 @@ class Serving:
 
     def _task(self, id_: TaskId, state: State) -> TaskStatus:
         word: TaskState = {State.WAITING: "waiting", State.OPENING: "restoring", State.RUNNING: "running", State.CLOSING: "closing"}[state]  # type: ignore[assignment]
-        task, sight = self._instance.tasks.get(id_), self._instance.watch.sights.get(id_)
-        waits = self._instance.opener.waits_for(id_) if state is State.OPENING else Waiting("")
+        task, sample = self._instance.tasks.get(id_), self._instance.stall_detector.samples.get(id_)
+        waits = self._instance.opener.waits_for(id_) if state is State.OPENING else TaskWait("")
         restore = tuple(RestoreStatus(r.store, r.read, r.remaining, r.rate, r.eta_s) for r in waits.restores)
-        pick_up = tuple(PickUpStatus(p.store, p.fetched_bytes, p.total_bytes, p.rate, p.eta_s) for p in waits.pick_ups)
+        download = tuple(DownloadStatus(p.store, p.fetched_bytes, p.total_bytes, p.rate, p.eta_s) for p in waits.downloads)
         if task is None:
-            return TaskStatus(id_, word, -1, restore=restore, pick_up=pick_up)
-        rate, ends = (sight.rate, sight.ends) if sight is not None else (0.0, {})
+            return TaskStatus(id_, word, -1, restore=restore, download=download)
+        rate, ends = (sample.rate, sample.ends) if sample is not None else (0.0, {})
         # Positions as of now; ends as of the last look, which asks the brokers.
         sources = tuple(self._source(task, source, ends.get(source)) for source in task.sources)
-        status = TaskStatus(id_, word, task.progress.author.generation, task.processed, rate, sources, restore, pick_up)
-        behind_ms = None if status.stream_time is None else self._parts.host.wall_ms() - status.stream_time
+        status = TaskStatus(id_, word, task.progress.author.generation, task.processed, rate, sources, restore, download)
+        behind_ms = None if status.stream_time is None else self._components.host.wall_ms() - status.stream_time
         tally = task.tally
         return replace(status, written=dict(tally.written), dropped=dropped(task), dead_letters=tally.dead_letters, behind_ms=behind_ms)
 

@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 from coopstreams.common.config import Config
 from coopstreams.common.host import SYSTEM, Host
-from coopstreams.log.log import Log
+from coopstreams.log.log import UNKNOWN_FOR_S, Log
 from coopstreams.tasks.events import Event, Failed, Matched
-from coopstreams.tasks.reading import Reading, look_up
+from coopstreams.tasks.resolved_topology import ResolvedTopology, resolve_topology
 from coopstreams.topology.errors import LogError, UnknownTopicError
 from coopstreams.topology.graph.patterns import matched, unmatched
 from coopstreams.topology.graph.topology import Topology
@@ -27,16 +27,16 @@ AGAIN_S = 0.5
 """How soon to look again if there may be something new."""
 HURRY_S = 10.0
 """For how long."""
-UNKNOWN_FOR_S = 3.0
-"""How long a topic may be unknown before it is gone."""
 
 
-class Subscription:
+class PatternSubscription:
     """Looks, and emits `Matched` for what is new."""
 
-    def __init__(self, cluster: Log, built: Topology, config: Config, reading: Reading, emit: Callable[[Event], None], host: Host = SYSTEM) -> None:
+    def __init__(
+        self, cluster: Log, built: Topology, config: Config, resolved: ResolvedTopology, emit: Callable[[Event], None], host: Host = SYSTEM
+    ) -> None:
         self._host = host
-        self._log, self._built, self._config, self._reading, self._emit = cluster, built, config, reading, emit
+        self._log, self._built, self._config, self._resolved, self._emit = cluster, built, config, resolved, emit
         self._every_s = config["metadata.max.age.ms"] / 1000
         self._wake = host.signal()
         self._hurried_until = 0.0
@@ -49,7 +49,7 @@ class Subscription:
         """Begin to look, if there is a pattern."""
         if not self._built.has_patterns:
             return
-        for pattern in unmatched(self._reading.topology):
+        for pattern in unmatched(self._resolved.topology):
             log.warning('no topic matches "%s" yet: nothing is read by it until one is made; looking every %g s', pattern, self._every_s)
         self._thread.start()
 
@@ -79,7 +79,7 @@ class Subscription:
             self._emit(Failed(error, "subscription"))
 
     def _look(self) -> None:
-        known = set(self._reading.topology.source_topics)
+        known = set(self._resolved.topology.source_topics)
         try:
             there = set(matched(self._built, self._log.partitions()).source_topics)
             now, new = self._host.now(), there - known
@@ -89,10 +89,10 @@ class Subscription:
                 self._hurried_until = now + HURRY_S
             if not new and not gone:
                 return
-            reading = look_up(self._log, self._built, self._config, known - gone)
+            resolved = resolve_topology(self._log, self._built, self._config, known - gone)
         except (LogError, UnknownTopicError) as error:
             log.warning("looking for topics: %s; trying again", error)
             return
         log.info("topics that match a pattern: %s are new, %s are gone", ", ".join(sorted(new)) or "none", ", ".join(sorted(gone)) or "none")
-        self._reading = reading
-        self._emit(Matched(reading))
+        self._resolved = resolved
+        self._emit(Matched(resolved))

@@ -5,7 +5,11 @@ State whose changelog was deleted is right as long as its task runs, and nowhere
 is said, and the tasks go on. (Turned down: opening them again at once. It would lose today what may be rebuilt from the source, or is made
 anyway, before anybody must restore.)
 
+Slow is not dead, and dead is never silent: after some seconds `/health` says what a task waits for, and after half a minute it turns red.
+
+Invariant: `StallDetector` decides from numbers it is given (positions, ends, a clock); the `Watcher` collects them.
 Invariant: it only reads what the other threads publish; it never makes them wait.
+Turned down: a time-out that restarts things by itself (it hides the reason, and a slow call looks like a dead one).
 """
 
 from __future__ import annotations
@@ -13,12 +17,12 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from coopstreams.commit.positions import made_anew
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
-from coopstreams.instance.roster import Roster, State
-from coopstreams.instance.watchdog import SLOW_S, STALLED_S, Watch
+from coopstreams.instance.task_registry import State, TaskRegistry
 from coopstreams.log.kafka import outage
 from coopstreams.log.log import Log
 from coopstreams.state.checkpoints import NO_TOPIC
@@ -39,6 +43,77 @@ MOST_S = 2.0
 COMPARE_EVERY_S = 60.0
 """Time between two looks whether changelogs are still the same topics."""
 
+STALLED_S = 30.0
+"""A task with records waiting that has not moved for so long is reported, unless it may rest for longer: until a commit, for another source."""
+SLOW_S = 3.0
+"""A task that waits for so long says what for. It is not ill for that: brokers that move leaders take longer."""
+
+
+@dataclass(slots=True)
+class LagSample:
+    """What was seen of a task when it was last looked at."""
+
+    committed: dict[TopicPartition, int]
+    ends: dict[TopicPartition, int]
+    processed: int
+    at: float
+    rate: float = 0.0
+    """Records/s, smoothed over the last looks."""
+    moved_at: float = 0.0
+
+    @property
+    def lag(self) -> int:
+        """Records between what is committed and the ends of the sources."""
+        return sum(max(0, self.ends.get(source, position) - position) for source, position in self.committed.items())
+
+
+@dataclass(slots=True)
+class StallDetector:
+    """What is known of each running task over time."""
+
+    stalled_s: float = STALLED_S
+    slow_s: float = SLOW_S
+    samples: dict[TaskId, LagSample] = field(default_factory=dict)
+    unanswered: dict[TopicPartition, float] = field(default_factory=dict)
+    """Sources whose leader does not say where they end, and since when it does not."""
+    made_anew: dict[TaskId, str] = field(default_factory=dict)
+    """Running tasks whose changelog is another topic now than the one that their state came from, in words."""
+
+    def look(
+        self, task: TaskId, now: float, committed: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], processed: int
+    ) -> LagSample:
+        """Take in what a task has done; return what that means."""
+        sample = LagSample(dict(committed), dict(ends), processed, now, moved_at=now)
+        before = self.samples.get(task)
+        if before is not None and now > before.at:
+            fresh = (processed - before.processed) / (now - before.at)
+            sample.rate = 0.5 * before.rate + 0.5 * max(0.0, fresh)
+            if before.committed == sample.committed and before.lag > 0:
+                sample.moved_at = before.moved_at
+        self.samples[task] = sample
+        return sample
+
+    def keep(self, tasks: set[TaskId]) -> None:
+        """Forget the tasks that are not here any more."""
+        for task in self.samples.keys() - tasks:
+            del self.samples[task]
+
+    def stalled(self, now: float) -> dict[TaskId, str]:
+        """Return the tasks that have records waiting and do not move, each with the place where it stands."""
+        return {task: _where(sample, now) for task, sample in self.samples.items() if sample.lag > 0 and now - sample.moved_at > self.stalled_s}
+
+    def slow(self, now: float) -> dict[TaskId, str]:
+        """Return the tasks that have not committed for longer than they should, or cannot be read, each with what is known of why."""
+        said = {}
+        for task, sample in list(self.samples.items()):
+            since = {source: at for source in sample.committed if (at := self.unanswered.get(source, now)) < now - SLOW_S}
+            waited = now - sample.moved_at
+            if since:
+                said[task] = ", ".join(f"the leader of {source} has not answered for {now - at:.0f} s" for source, at in since.items())
+            elif sample.lag > 0 and self.slow_s < waited <= self.stalled_s:
+                said[task] = f"no commit for {waited:.0f} s with {sample.lag} records waiting"
+        return said
+
 
 class Watcher:
     """Looks once a second."""
@@ -49,7 +124,7 @@ class Watcher:
         metrics: Metrics,
         tallies: Tallies,
         sayings: Sayings,
-        roster: Roster,
+        registry: TaskRegistry,
         tasks: dict[TaskId, Task],
         purged: frozenset[str],
         purge_every_s: float,
@@ -59,14 +134,14 @@ class Watcher:
         host: Host = SYSTEM,
     ) -> None:
         self._host = host
-        self.watch = Watch(max(STALLED_S, 3 * rests_s), max(SLOW_S, 3 * rests_s))
+        self.stall_detector = StallDetector(max(STALLED_S, 3 * rests_s), max(SLOW_S, 3 * rests_s))
         self._ends: dict[TopicPartition, int] = {}
         """As far as they were heard of."""
         self._log = cluster
         self._metrics = metrics
         self._tallies = tallies
         self._sayings = sayings
-        self._roster = roster
+        self._registry = registry
         self._tasks = tasks
         self._purged = purged
         self._purge_every_s = purge_every_s
@@ -106,11 +181,11 @@ class Watcher:
         # Before the brokers are asked, who may take long: a task is seen to stand still from now on.
         committed = {id_: {source: task.progress.durable(source) for source in task.sources} for id_, task in tasks.items()}
         self._measure(sources)
-        if sources and not self.watch.unanswered:
+        if sources and not self.stall_detector.unanswered:
             outage.answered(asked_at)
         self._watch_tasks(tasks, committed, self._ends, asked_at)
         now = self._host.now()
-        states = Counter(state.value for state in dict(self._roster.states).values())
+        states = Counter(state.value for state in dict(self._registry.states).values())
         self._metrics.tasks(states)
         if now >= self._purge_at:
             self._purge_at = now + self._purge_every_s
@@ -141,9 +216,9 @@ class Watcher:
                     ids[topic] = self._id_of(topic)
                 if topic_id not in (NO_TOPIC, ids[topic]):
                     found[id_] = f'{topic} was deleted{" and made anew" if ids[topic] else ""}: what store "{store}" had before is only on this host'
-        for id_ in found.keys() - self.watch.made_anew.keys():
+        for id_ in found.keys() - self.stall_detector.made_anew.keys():
             log.error("task %s: %s, until the task is opened again. Stop all instances and rebuild it from the source.", id_, found[id_])
-        self.watch.made_anew = found
+        self.stall_detector.made_anew = found
 
     def _id_of(self, topic: str) -> str:
         try:
@@ -153,7 +228,7 @@ class Watcher:
 
     def _measure(self, sources: set[TopicPartition]) -> None:
         """Ask where these end. A leader that does not answer keeps nobody from hearing of the others."""
-        unanswered, give_up = self.watch.unanswered, self._host.now() + MOST_S
+        unanswered, give_up = self.stall_detector.unanswered, self._host.now() + MOST_S
         for source in sorted(sources, key=lambda source: unanswered.get(source, 0.0)):
             if source in unanswered and self._host.now() > give_up:
                 break
@@ -171,15 +246,17 @@ class Watcher:
         self, tasks: dict[TaskId, Task], committed: Mapping[TaskId, Mapping[TopicPartition, int]], ends: Mapping[TopicPartition, int], now: float
     ) -> None:
         for id_, task in tasks.items():
-            if self._roster.states.get(id_) is not State.RUNNING:
+            if self._registry.states.get(id_) is not State.RUNNING:
                 continue
-            self.watch.look(id_, now, committed[id_], {source: ends.get(source, at) for source, at in committed[id_].items()}, task.processed)
+            self.stall_detector.look(
+                id_, now, committed[id_], {source: ends.get(source, at) for source, at in committed[id_].items()}, task.processed
+            )
             for source, at in committed[id_].items():
                 self._metrics.lag(id_, source.topic, max(0, ends.get(source, at) - at))
             self._tallies.look(task)
         for gone in tasks.keys() - self._tasks.keys():
             self._metrics.task_closed(gone)  # it was closed while it was looked at, and its series may have come back
-        self.watch.keep(set(tasks))
+        self.stall_detector.keep(set(tasks))
 
     def _purge(self, tasks: dict[TaskId, Task]) -> None:
         """Repartition topics keep their records for ever; whoever owns hash 0 deletes what everybody has done with."""
@@ -189,3 +266,8 @@ class Watcher:
                 if stable is not None and stable > self._deleted.get(source, 0):
                     self._log.delete_before(source, stable)
                     self._deleted[source] = stable
+
+
+def _where(sample: LagSample, now: float) -> str:
+    places = [f"{source} at offset {at} of {sample.ends[source]}" for source, at in sample.committed.items() if sample.ends.get(source, at) > at]
+    return f"no progress for {now - sample.moved_at:.0f} s with {sample.lag} records waiting: {', '.join(places)}"

@@ -2,7 +2,7 @@
 
 Two implementations: `KafkaLog` (confluent-kafka) and `MemoryLog`; one contract suite (`tests/log/`) holds both to this page, and the
 simulated cluster of the tests, which is a `MemoryLog` with faults (`tests/simulation/kafka/`).
-It speaks in columns, in runs of one (partition, slot), and has no callback per record: that is what lets a native reader and
+It speaks in columns, in batches of one (partition, slot), and has no callback per record: that is what lets a native reader and
 writer come later without a change above.
 
 Invariant: a reader and a writer belong to the one thread that uses them; a `Log` itself may be called from any thread.
@@ -15,17 +15,19 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from coopstreams.topology.columns import Columns, Headers, Int64s, TopicPartition
-from coopstreams.topology.compile.clocks import ClockColumns
+from coopstreams.topology.compile.operator_time import OperatorTimeColumns
 from coopstreams.topology.compile.program import TimestampColumn
 from coopstreams.topology.errors import FencedError
 from coopstreams.topology.keys import KeyRange
 
 NO_STREAM_TIME = -1
 """The stream time of a partition of which nothing has been read."""
+UNKNOWN_FOR_S = 3.0
+"""How long a topic may be unknown before it is gone: a broker learns late of a new one, and of all when it has just started."""
 
 
 @dataclass(slots=True)
-class Run:
+class RecordBatch:
     """What one fetch gives for one (partition, slot).
 
     Shape: `next_offset` is the first offset this reader has not looked at: past dropped, compacted and control records.
@@ -37,20 +39,20 @@ class Run:
     columns: Columns
     next_offset: int
     stream_time: int
-    """The partition's stream time after this run, `NO_STREAM_TIME` if nothing was ever read. Units: ms."""
+    """The partition's stream time after this batch, `NO_STREAM_TIME` if nothing was ever read. Units: ms."""
     at_end: bool
     """The reader had read everything the log would give (the last stable offset, for read_committed) when this was made."""
-    clocks: Sequence[int] = ()
-    """What the clocks of the partition show after this run; see `route`."""
+    operator_times: Sequence[int] = ()
+    """The operator times of the partition after this batch; see `route`."""
 
-    def behind(self, before: Run) -> Run:
-        """Return what this run and the one before it say together, if neither has records: where the partition stands now."""
-        return self if self.clocks else replace(self, clocks=before.clocks)
+    def behind(self, before: RecordBatch) -> RecordBatch:
+        """Return what this batch and the one before it say together, if neither has records: where the partition stands now."""
+        return self if self.operator_times else replace(self, operator_times=before.operator_times)
 
     @staticmethod
-    def ended(partition: TopicPartition, slot: int, at: Position) -> Run:
-        """Return a run without records that says: at this position, the partition was read to its end."""
-        return Run(partition, slot, Columns((), (), (), (), ()), at.offset, at.stream_time, at_end=True)
+    def ended(partition: TopicPartition, slot: int, at: Position) -> RecordBatch:
+        """Return a batch without records that says: at this position, the partition was read to its end."""
+        return RecordBatch(partition, slot, Columns((), (), (), (), ()), at.offset, at.stream_time, at_end=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,21 +80,21 @@ class Reader(Protocol):
         partition: TopicPartition,
         ranges: Sequence[KeyRange],
         timestamps: TimestampColumn | None = None,
-        clocks: ClockColumns | None = None,
+        operator_times: OperatorTimeColumns | None = None,
     ) -> None:
         """Give each record to the slot (index) of the range that holds its key hash; drop what lies outside all of them.
 
         Takes effect from the next fetch. Without routes a partition has the one slot 0, and nothing is hashed.
         A record without a key has the hash of its offset. May be called before the partition is assigned.
         `timestamps` replaces the timestamps of ALL records, before any is dropped and before stream times are computed from them.
-        `clocks` looks at ALL records, too: the columns of a slot say what the clocks were before each of its records.
+        `operator_times` looks at ALL records, too: the columns of a slot say what the operator times were before each of its records.
         """
 
-    def fetch(self, max_records: int, timeout_s: float) -> list[Run]:
+    def fetch(self, max_records: int, timeout_s: float) -> list[RecordBatch]:
         """Return what is there; wait only for the first record, never to fill up.
 
-        With routes, each slot of a fetched partition gets a run, empty or not, so that every position moves.
-        When the end of a partition is reached, a run with `at_end` says so, once per end.
+        With routes, each slot of a fetched partition gets a batch, empty or not, so that every position moves.
+        When the end of a partition is reached, a batch with `at_end` says so, once per end.
 
         Shape: a record without a timestamp has -1. `max_records` bounds what is handed out; no record is ever given twice or left out.
 

@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from coopstreams.commit.positions import Coordinator
-from coopstreams.commit.view import Opening
+from coopstreams.commit.positions import OffsetStore
+from coopstreams.commit.view import PartitionStart
 from coopstreams.log.log import Log
-from coopstreams.tasks.reading import Reading
+from coopstreams.tasks.resolved_topology import ResolvedTopology
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.keys import WHOLE
@@ -34,14 +34,14 @@ class Begun:
 
     group: str
     log: Log
-    coordinator: Coordinator
-    reading: Callable[[], Reading]
+    coordinator: OffsetStore
+    resolved: Callable[[], ResolvedTopology]
     changelog: Callable[[StoreSpec], str]
     new: Callable[[], Collection[str]] = frozenset
     """The repartition topics that only this version of the topology reads: a store that it feeds them into had its positions in others."""
     _looked: bool = field(default=False, init=False)
 
-    def check(self, task: TaskId, openings: Mapping[TopicPartition, Opening], individual: Callable[[], Iterable[TopicPartition]]) -> None:
+    def check(self, task: TaskId, openings: Mapping[TopicPartition, PartitionStart], individual: Callable[[], Iterable[TopicPartition]]) -> None:
         """Do nothing if a task has a position, or has never begun. `individual`: the partitions of which there are individual commits.
 
         Raises:
@@ -55,18 +55,18 @@ class Begun:
                 )
         if len(beginning) < len(openings):
             return
-        reading = self.reading()
+        resolved = self.resolved()
         numbers = [(task.subtopology, task.partition)]
         if not self._looked:
-            numbers = [(number, partition) for number in reading.programs for partition in range(reading.topics.tasks[number] or 0)]
-        self._look(reading, numbers, individual)
+            numbers = [(number, partition) for number in resolved.programs for partition in range(resolved.topics.tasks[number] or 0)]
+        self._look(resolved, numbers, individual)
         self._looked = True
 
-    def _look(self, reading: Reading, numbers: Iterable[tuple[int, int]], individual: Callable[[], Iterable[TopicPartition]]) -> None:
+    def _look(self, resolved: ResolvedTopology, numbers: Iterable[tuple[int, int]], individual: Callable[[], Iterable[TopicPartition]]) -> None:
         read_by = {
-            TopicPartition(self.changelog(store), partition): reading.sources(TaskId(number, partition, WHOLE))
+            TopicPartition(self.changelog(store), partition): resolved.sources(TaskId(number, partition, WHOLE))
             for number, partition in numbers
-            for store in reading.programs[number].subtopology.stores
+            for store in resolved.programs[number].subtopology.stores
             if store.logged
         }
         written = {changelog: read_by[changelog] for changelog, end in self.log.end_offsets(read_by.keys()).items() if end > 0}

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 
 from coopstreams.common.host import SYSTEM
 from coopstreams.log.log import Log
-from coopstreams.state.pickup import Changelog
 from coopstreams.state.restore import NO_STOPS, TRUSTED_MS, Bounds, trusted_ms
+from coopstreams.state.snapshot_restore import Changelog
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 from coopstreams.topology.keys import KeyRange

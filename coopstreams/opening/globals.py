@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from coopstreams.common.config import Config
-from coopstreams.common.host import SYSTEM, Host, Worker
+from coopstreams.common.host import SYSTEM, Host, HostThread
 from coopstreams.log.log import Log, Position, Writer
 from coopstreams.state.global_table import GlobalRows
 from coopstreams.state.global_updates import rows_of
@@ -63,7 +63,7 @@ class Globals:
         self._timeout_s = config["transaction.timeout.ms"] / 1000
         self._on_failure = handler(None, config, count, self._dead_letter, sayings)
         self._stopped = host.signal()
-        self._thread: Worker | None = None
+        self._thread: HostThread | None = None
 
     def load(self, cancelled: Callable[[], bool]) -> None:
         """Read the topics to the ends they have now, or until it is cancelled.
@@ -116,10 +116,10 @@ class Globals:
         """Read on once; return how far the partitions are of which something came."""
         assert self._reader is not None
         reached: dict[TopicPartition, int] = {}
-        for run in self._reader.fetch(_BATCH, _WAIT_S):
-            for rows in self._of[run.partition]:
-                rows.apply(run.partition, run.columns, self._on_failure)
-            reached[run.partition] = run.next_offset
+        for batch in self._reader.fetch(_BATCH, _WAIT_S):
+            for rows in self._of[batch.partition]:
+                rows.apply(batch.partition, batch.columns, self._on_failure)
+            reached[batch.partition] = batch.next_offset
         self._deliver()
         return reached
 

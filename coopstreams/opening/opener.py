@@ -22,12 +22,12 @@ from coopstreams.common.host import SYSTEM, Empty, Host, Inbox
 from coopstreams.group.holdings import Assigned
 from coopstreams.group.membership import GroupMember
 from coopstreams.opening.restoring import Restoring
-from coopstreams.opening.rooms import Rooms
 from coopstreams.state.database import Database
-from coopstreams.state.incoming import PickUpProgress
+from coopstreams.state.directory import Databases
 from coopstreams.state.restore import RestoreProgress
+from coopstreams.state.snapshot_download import DownloadProgress
 from coopstreams.tasks.events import Cancelled, Event, Failed, Opened
-from coopstreams.tasks.task import Incarnation, standings
+from coopstreams.tasks.task import Incarnation, committed_positions
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import GroupError, LogError, OffsetOutOfRangeError
 from coopstreams.topology.task_id import TaskId
@@ -45,12 +45,12 @@ RETRY_S = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class TaskWait:
     """What a task that is not yet open waits for, in words; and how far each store is that is restored, or comes from a snapshot."""
 
     why: str
     restores: Sequence[RestoreProgress] = ()
-    pick_ups: Sequence[PickUpProgress] = ()
+    downloads: Sequence[DownloadProgress] = ()
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class _Opening:
     progress: Progress | None = None
     """Known once the barrier is passed."""
     database: Database | None = None
-    """Open once the barrier is passed; the state is being picked up and restored from then on."""
+    """Open once the barrier is passed; the state is being restored, first from a snapshot, from then on."""
 
 
 class Opener:
@@ -77,7 +77,7 @@ class Opener:
         follower: Follower,
         positions: Positions,
         restoring: Restoring,
-        rooms: Rooms,
+        databases: Databases,
         ours: Callable[[str], bool],
         settle: Callable[[Callable[[str], bool]], None],
         take_over: Callable[[], None],
@@ -98,7 +98,7 @@ class Opener:
         self._take_over = take_over
         self._taken: int | None = None
         """Under which epoch it is this version of the topology that has tasks; None: another one may have had them since."""
-        self._rooms = rooms
+        self._databases = databases
         self._emit = emit
         self._requests: Inbox[_Opening | TaskId | Assigned | None] = host.inbox()
         self._openings: dict[TaskId, _Opening] = {}
@@ -128,22 +128,22 @@ class Opener:
         if self._thread.is_alive():
             self._thread.join(10)
 
-    def waits_for(self, task: TaskId) -> Waiting:
+    def waits_for(self, task: TaskId) -> TaskWait:
         """Return what a task that is not yet open waits for. Any thread."""
         opening = self._openings.get(task)
         if not self._positions.sources(task):
-            return Waiting("topics that match a pattern: this process has not seen them yet")
+            return TaskWait("topics that match a pattern: this process has not seen them yet")
         trouble = f", which failed and is done again: {self._trouble}" if self._trouble else ""
-        if opening is None or opening.barrier is None:
-            return Waiting(f"its turn with the opener{trouble}")
         if unreadable := self._follower.trouble:
-            return Waiting(f"the group's progress to be readable: {unreadable}")
+            return TaskWait(f"the group's progress to be readable: {unreadable}")
+        if opening is None or opening.barrier is None:
+            return TaskWait(f"its turn with the opener{trouble}")
         if not self._follower.passed(opening.barrier):
-            return Waiting(f"the barrier: offset {opening.barrier} of {self._follower.partition}, known up to {self._follower.tail}{trouble}")
+            return TaskWait(f"the barrier: offset {opening.barrier} of {self._follower.partition}, known up to {self._follower.tail}{trouble}")
         if opening.progress is None:
-            return Waiting(f"{self._positions.waits_for(task)}{trouble}")
-        restores, pick_ups = self._restoring.progress(task), self._restoring.picking_up(task)
-        return Waiting("its state to be picked up from a snapshot" if pick_ups else "its state to be restored", restores, pick_ups)
+            return TaskWait(f"{self._positions.waits_for(task)}{trouble}")
+        restores, downloads = self._restoring.progress(task), self._restoring.downloading(task)
+        return TaskWait("its state to be restored from a snapshot" if downloads else "its state to be restored", restores, downloads)
 
     def _run(self) -> None:
         try:
@@ -219,7 +219,7 @@ class Opener:
             opening = self._openings.pop(id_)
             assert opening.progress is not None
             assert opening.database is not None
-            state = self._rooms.state(id_, opening.database)
+            state = self._databases.state(id_, opening.database)
             self._emit(Opened(Incarnation(id_, self._positions.sources(id_), state, opening.progress, opening.epoch)))
 
     def _wait_s(self) -> float:
@@ -240,13 +240,13 @@ class Opener:
         for id_, progress in opened.items():
             opening = passed[id_]
             if opening.database is None:
-                opening.database = self._rooms.enter(id_)
-            stores = self._rooms.subtopology(id_).stores
-            self._restoring.add(id_, stores, opening.database, standings(id_, stores, progress))
+                opening.database = self._databases.enter(id_)
+            stores = self._databases.subtopology(id_).stores
+            self._restoring.add(id_, stores, opening.database, committed_positions(id_, stores, progress))
             opening.progress = progress  # last: if the brokers did not answer, everything is asked again
         if len(opened) < len(waiting) or self._restoring.stuck():
             self._barrier.hunt_later()
 
     def _leave(self, opening: _Opening) -> None:
         if opening.database is not None:
-            self._rooms.leave(opening.id)
+            self._databases.leave(opening.id)

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from coopstreams.common.host import SYSTEM, Host
-from coopstreams.log.log import Log, Position, Run
+from coopstreams.log.log import Log, Position, RecordBatch
 from coopstreams.opening.changelogs import Changelogs
 from coopstreams.state.database import Database
-from coopstreams.state.incoming import Downloads, Incoming, PickUpProgress
-from coopstreams.state.pickup import Changelog, Snapshots
 from coopstreams.state.restore import NO_STOPS, Bounds, Restore, RestoreProgress, lacking
+from coopstreams.state.snapshot_download import DownloadProgress, Downloads, SnapshotDownload
+from coopstreams.state.snapshot_restore import Changelog, Snapshots
 from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import OffsetOutOfRangeError
@@ -39,7 +39,7 @@ PATIENCE_S = 0.3
 COMPARE_S = 1.0
 """Time between two looks whether the changelog of such a one is still the same."""
 LOOK_S = 0.005
-"""How long a step waits for what it reads, or picks up."""
+"""How long a step waits for what it reads or downloads."""
 
 
 class Counts(Protocol):
@@ -51,7 +51,7 @@ class Counts(Protocol):
     def fetched(self, task: TaskId, store: str, bytes_: int, remaining: int) -> None:
         """So many bytes of a snapshot have come, and as many are to come."""
 
-    def picked_up(self, task: TaskId, store: str, keys: int) -> None:
+    def restored_from_snapshot(self, task: TaskId, store: str, keys: int) -> None:
         """So many keys came from a snapshot."""
 
 
@@ -64,15 +64,15 @@ class Uncounted:
     def fetched(self, task: TaskId, store: str, bytes_: int, remaining: int) -> None:
         """Nobody wants to know."""
 
-    def picked_up(self, task: TaskId, store: str, keys: int) -> None:
+    def restored_from_snapshot(self, task: TaskId, store: str, keys: int) -> None:
         """Nobody wants to know."""
 
 
 @dataclass(slots=True)
-class _PickUp:
+class _SnapshotRestore:
     """One store that a task takes from a snapshot, and what follows then."""
 
-    incoming: Incoming
+    download: SnapshotDownload
     spec: StoreSpec
     database: Database
     bytes: int = 0
@@ -130,7 +130,7 @@ class Restoring:
         self._downloads = Downloads(host.now)
         self._reader = log.reader()
         self._jobs: dict[TopicPartition, _Job] = {}
-        self._pick_ups: dict[tuple[TaskId, TopicPartition], _PickUp] = {}
+        self._snapshot_restores: dict[tuple[TaskId, TopicPartition], _SnapshotRestore] = {}
         self._waiting: dict[TaskId, set[TopicPartition]] = {}
         self._compare_at = 0.0
         """When changelogs that do not move are to be looked at: `Host.now`."""
@@ -160,9 +160,9 @@ class Restoring:
     def cancel(self, task: TaskId) -> None:
         """Stop restoring for a task; what is in the database stays, with its checkpoint."""
         for changelog in self._waiting.pop(task, set()):
-            pick_up = self._pick_ups.pop((task, changelog), None)
-            if pick_up is not None:
-                pick_up.incoming.give_up()
+            from_snapshot = self._snapshot_restores.pop((task, changelog), None)
+            if from_snapshot is not None:
+                from_snapshot.download.give_up()
                 continue
             job = self._jobs[changelog]
             del job.tasks[task]
@@ -182,43 +182,43 @@ class Restoring:
             StateError: a database does not take what came from a snapshot.
         """
         self._changelogs.forget()
-        if self._pick_ups:
+        if self._snapshot_restores:
             if not self._jobs:
                 self._downloads.ended.wait(LOOK_S)
             self._look()
         if self._jobs:
             self._read()
         self._changelogs.forget()
-        return bool(self._jobs or self._pick_ups)
+        return bool(self._jobs or self._snapshot_restores)
 
     def _read(self) -> None:
-        for run in self._fetch():
-            job = self._jobs.get(run.partition)
+        for batch in self._fetch():
+            job = self._jobs.get(batch.partition)
             if job is None:
                 continue
             before = job.restore.position
-            job.restore.feed(run.columns, run.next_offset)
+            job.restore.feed(batch.columns, batch.next_offset)
             if job.restore.position > before:
                 job.moved_at = self._host.now()
             progress = job.restore.progress()
-            if len(run.columns):
-                self._listener.on_batch_restored(run.partition, progress.store, progress.position, len(run.columns))
+            if len(batch.columns):
+                self._listener.on_batch_restored(batch.partition, progress.store, progress.position, len(batch.columns))
             for task in job.tasks:
-                self._counts.restored(task, progress.store, len(run.columns), progress.remaining)
+                self._counts.restored(task, progress.store, len(batch.columns), progress.remaining)
         self._complete()
 
-    def _fetch(self) -> list[Run]:
+    def _fetch(self) -> list[RecordBatch]:
         """Return what comes of the changelogs. Those that have no such offset any more, or end before the target, may be others than before."""
         try:
-            runs = self._reader.fetch(BATCH, LOOK_S)
+            batches = self._reader.fetch(BATCH, LOOK_S)
         except OffsetOutOfRangeError:
             if not self._changed():
                 raise
             return []
-        if not runs and self.stuck() and self._host.now() >= self._compare_at:
+        if not batches and self.stuck() and self._host.now() >= self._compare_at:
             self._compare_at = self._host.now() + COMPARE_S
             self._changed()
-        return runs
+        return batches
 
     def _changed(self) -> bool:
         """Begin anew where a changelog is another topic now, or has lost what is read next; return whether there was one."""
@@ -247,16 +247,16 @@ class Restoring:
         jobs = [self._jobs.get(changelog) for changelog in list(self._waiting.get(task, ()))]
         return [job.restore.progress() for job in jobs if job is not None]
 
-    def picking_up(self, task: TaskId) -> list[PickUpProgress]:
+    def downloading(self, task: TaskId) -> list[DownloadProgress]:
         """Return how far each store is that a task takes from a snapshot."""
-        pick_ups = [self._pick_ups.get((task, changelog)) for changelog in list(self._waiting.get(task, ()))]
-        return [pick_up.incoming.progress() for pick_up in pick_ups if pick_up is not None]
+        from_snapshots = [self._snapshot_restores.get((task, changelog)) for changelog in list(self._waiting.get(task, ()))]
+        return [from_snapshot.download.progress() for from_snapshot in from_snapshots if from_snapshot is not None]
 
     def close(self) -> None:
         """Stop reading, and give up what is on its way."""
-        for pick_up in self._pick_ups.values():
-            pick_up.incoming.give_up()
-        self._pick_ups.clear()
+        for from_snapshot in self._snapshot_restores.values():
+            from_snapshot.download.give_up()
+        self._snapshot_restores.clear()
         self._reader.close()
 
     def _join(
@@ -294,23 +294,23 @@ class Restoring:
     ) -> None:
         """Have a store fetched; what the snapshot does not have is restored behind that."""
         assert self._snapshots is not None
-        incoming = Incoming(self._downloads, self._snapshots, database, spec, changelog.partition, known, groups, bounds)
-        self._pick_ups[task, changelog] = _PickUp(incoming, spec, database)
+        download = SnapshotDownload(self._downloads, self._snapshots, database, spec, changelog.partition, known, groups, bounds)
+        self._snapshot_restores[task, changelog] = _SnapshotRestore(download, spec, database)
         self._waiting[task].add(changelog)
 
     def _look(self) -> None:
         """Restore behind the pick-ups that have ended."""
         self._downloads.ended.clear()
-        for (task, changelog), pick_up in list(self._pick_ups.items()):
-            ended, progress = pick_up.incoming.look(), pick_up.incoming.progress()
-            self._counts.fetched(task, progress.store, progress.fetched_bytes - pick_up.bytes, progress.total_bytes - progress.fetched_bytes)
-            pick_up.bytes = progress.fetched_bytes
+        for (task, changelog), from_snapshot in list(self._snapshot_restores.items()):
+            ended, progress = from_snapshot.download.look(), from_snapshot.download.progress()
+            self._counts.fetched(task, progress.store, progress.fetched_bytes - from_snapshot.bytes, progress.total_bytes - progress.fetched_bytes)
+            from_snapshot.bytes = progress.fetched_bytes
             if ended:
                 bounds = self._changelogs.bounds(changelog)  # that took its time; if the brokers do not answer, it is asked again
-                self._counts.picked_up(task, progress.store, pick_up.incoming.keys)
-                del self._pick_ups[task, changelog]
+                self._counts.restored_from_snapshot(task, progress.store, from_snapshot.download.keys)
+                del self._snapshot_restores[task, changelog]
                 self._waiting[task].discard(changelog)
-                self._join(task, changelog, pick_up.spec, pick_up.database, bounds, NO_STOPS)
+                self._join(task, changelog, from_snapshot.spec, from_snapshot.database, bounds, NO_STOPS)
                 self._go_on(task)
 
     def _go_on(self, task: TaskId) -> None:

@@ -41,7 +41,7 @@ from coopstreams.query.pages import Page, Query
 from coopstreams.query.peers import FORWARDED, INSTANCE, PART_TYPE, Peers, check_hop
 from coopstreams.query.problems import body_of, timed_out
 from coopstreams.query.router import Asked
-from coopstreams.query.service import Limits, QueryService
+from coopstreams.query.service import QueryService, RequestLimits
 from coopstreams.topology.errors import QueryError
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ Answer: TypeAlias = Callable[[Request], Awaitable[Response]]
 class QueryApp:
     """The routes of one instance."""
 
-    def __init__(self, backend: Backend, metrics: Metrics, limits: Limits) -> None:
+    def __init__(self, backend: Backend, metrics: Metrics, limits: RequestLimits) -> None:
         self._backend = backend
         self._metrics = metrics
         self._limits = limits

@@ -18,7 +18,7 @@ from coopstreams.query.formats import parse_key, parse_prefix
 from coopstreams.query.pages import Query, cursor_of
 from coopstreams.query.problems import bad_request
 from coopstreams.query.router import Asked
-from coopstreams.query.service import Limits
+from coopstreams.query.service import RequestLimits
 
 FAR = (1 << 63) - 1
 """The last timestamp there is."""
@@ -142,6 +142,6 @@ def version_times(parameters: Parameters) -> tuple[int, int]:
     return moment, moment
 
 
-def limit_of(parameters: Parameters, limits: Limits) -> int:
+def limit_of(parameters: Parameters, limits: RequestLimits) -> int:
     """Return how many entries are asked for."""
     return parameters.number("limit", min(limits.entries, limits.max_entries), 1, limits.max_entries)

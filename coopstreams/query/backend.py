@@ -16,7 +16,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, Literal, Protocol
 
-from coopstreams.state.views import GlobalView, StoreView
+from coopstreams.state.views import GlobalView, KeyRangeView
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.serdes import Serde, Windowed
@@ -58,7 +58,7 @@ class StoreInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
+class Peer:
     """A member of the group. `url` (no slash at the end) is None while it has not said where it serves, or does not serve.
 
     `id` names one life of one process: an instance that starts again has another, so that nobody takes it for the one before.
@@ -75,7 +75,7 @@ class Instance:
 class Owner:
     """Who has a task."""
 
-    instance: Instance
+    instance: Peer
     task: TaskId
 
 
@@ -85,7 +85,7 @@ class Placement:
 
     generation: int
     here: str
-    instances: tuple[Instance, ...]
+    instances: tuple[Peer, ...]
     waits: str = ""
     """Why this instance knows nobody's tasks; empty: it knows them."""
 
@@ -118,7 +118,7 @@ class OpenView(Protocol):
         ...
 
     @property
-    def store(self) -> StoreView:
+    def store(self) -> KeyRangeView:
         """The committed state. Reads block on the disk."""
         ...
 
@@ -192,7 +192,7 @@ class RestoreStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class PickUpStatus:
+class DownloadStatus:
     """How far a store has come from a snapshot. Units: bytes, bytes/s, seconds."""
 
     store: str
@@ -216,7 +216,7 @@ class TaskStatus:
     rate: float = 0.0
     sources: tuple[SourceStatus, ...] = ()
     restore: tuple[RestoreStatus, ...] = ()
-    pick_up: tuple[PickUpStatus, ...] = ()
+    download: tuple[DownloadStatus, ...] = ()
     written: Mapping[str, int] = field(default_factory=dict)
     dropped: Mapping[tuple[str, str], int] = field(default_factory=dict)
     dead_letters: int = 0

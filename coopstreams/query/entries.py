@@ -11,14 +11,14 @@ from coopstreams.query.backend import StoreInfo
 from coopstreams.query.formats import show_key, show_value, to_json
 from coopstreams.query.problems import unreadable
 from coopstreams.query.scan import plain_key
-from coopstreams.state.views import Row
+from coopstreams.state.views import StoredRow
 from coopstreams.topology import serdes
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.versions import Version, latest_value, versions_of
 from coopstreams.topology.windows import FOREVER_MS
 
 
-def shown(store: StoreInfo, row: Row, partition: int) -> bytes | None:
+def shown(store: StoreInfo, row: StoredRow, partition: int) -> bytes | None:
     """Return a row as JSON; None if it is none: the latest version is a deletion.
 
     Raises:

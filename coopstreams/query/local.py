@@ -14,24 +14,24 @@ from typing import Any, TypeAlias
 from coopstreams.query.backend import Backend, NotOpen, OpenView, StoreInfo
 from coopstreams.query.entries import history_of, row_value, shown, window_of
 from coopstreams.query.formats import show_key, show_value, to_json
-from coopstreams.query.pages import Cover, Entry, Part, Query, in_order
+from coopstreams.query.pages import Cover, Entry, PartialPage, Query, in_order
 from coopstreams.query.problems import forgotten, key_not_found, moving, timed_out
-from coopstreams.query.router import Place
+from coopstreams.query.router import KeyLocation
 from coopstreams.query.scan import rows
-from coopstreams.state.views import GlobalView, Row
+from coopstreams.state.views import GlobalView, StoredRow
 from coopstreams.topology.stores import session_key, window_key
 from coopstreams.topology.versions import versions_within
 
 CHECK_EVERY = 256
 """Rows between two looks at the clock."""
 
-Wanted: TypeAlias = tuple[str, bytes, Place]
+Wanted: TypeAlias = tuple[str, bytes, KeyLocation]
 """A key as it was given, its bytes, and where it lies."""
 
 Times: TypeAlias = tuple[int, int]
 """The first and the last moment (ms) that are asked for, both inclusive."""
 
-_Rows: TypeAlias = Iterable[tuple[bytes, int, Row]]
+_Rows: TypeAlias = Iterable[tuple[bytes, int, StoredRow]]
 
 
 class LocalReader:
@@ -63,7 +63,7 @@ class LocalReader:
         """Return the JSON of a key's windows that start within `times`, ascending; `more` if the limit cut them off."""
         text, key, at = wanted
         with self._reading(store, at) as view:
-            found = [Row(window_key(key, one.start), one.value, one.timestamp) for one in view.store.fetch(key, *times, limit=limit + 1)]
+            found = [StoredRow(window_key(key, one.start), one.value, one.timestamp) for one in view.store.fetch(key, *times, limit=limit + 1)]
             about = self._about(view)
         return _timed(store, text, key, "windows", found, limit, about)
 
@@ -71,7 +71,9 @@ class LocalReader:
         """Return the JSON of a key's sessions that overlap `times`, ascending; `more` if the limit cut them off."""
         text, key, at = wanted
         with self._reading(store, at) as view:
-            found = [Row(session_key(key, one.start, one.end), one.value, one.timestamp) for one in view.store.sessions(key, *times, limit=limit + 1)]
+            found = [
+                StoredRow(session_key(key, one.start, one.end), one.value, one.timestamp) for one in view.store.sessions(key, *times, limit=limit + 1)
+            ]
             about = self._about(view)
         return _timed(store, text, key, "sessions", found, limit, about)
 
@@ -95,7 +97,7 @@ class LocalReader:
         versions = [{"since": one.since, "until": one.until, "value": show_value(store.value, one.value, where)} for one in held]
         return to_json({"store": store.name, "key": show_key(store.key, key), "versions": versions, "known_since": oldest} | about, where)
 
-    def part(self, store: StoreInfo, query: Query, timeout_s: float) -> Part:
+    def part(self, store: StoreInfo, query: Query, timeout_s: float) -> PartialPage:
         """Return what this instance has for a range query: the first `limit` entries of all its open ranges.
 
         Ranges that are not open are missing from `covers`: whoever puts the parts together sees the hole.
@@ -142,7 +144,7 @@ class LocalReader:
         return table
 
     @contextmanager
-    def _reading(self, store: StoreInfo, at: Place) -> Iterator[OpenView]:
+    def _reading(self, store: StoreInfo, at: KeyLocation) -> Iterator[OpenView]:
         view = self._backend.view(store.name, at.partition, at.hash)
         if isinstance(view, NotOpen):
             raise moving(f"partition {at.partition} of {store.name} is not open on the owner of the key: {view.message}", view.retry_after_ms)
@@ -191,12 +193,12 @@ def _check_owned(views: Sequence[OpenView]) -> None:
             raise moving(f"task {view.task} was given up while it was read")
 
 
-def _scan(view: OpenView, store: StoreInfo, query: Query) -> Iterator[tuple[bytes, int, Row]]:
+def _scan(view: OpenView, store: StoreInfo, query: Query) -> Iterator[tuple[bytes, int, StoredRow]]:
     partition = view.task.partition
     return ((row.key, partition, row) for row in rows(view.store, store.kind, partition, query))
 
 
-def _collected(store: StoreInfo, query: Query, timeout_s: float, covers: list[Cover], found: _Rows) -> Part:
+def _collected(store: StoreInfo, query: Query, timeout_s: float, covers: list[Cover], found: _Rows) -> PartialPage:
     """Return the first `limit` entries of these rows."""
     deadline = time.monotonic() + timeout_s
     entries: list[Entry] = []
@@ -207,12 +209,12 @@ def _collected(store: StoreInfo, query: Query, timeout_s: float, covers: list[Co
         if entry is None:
             continue
         if len(entries) == query.limit:
-            return Part(covers, entries, True)
+            return PartialPage(covers, entries, True)
         entries.append((stored, partition, entry))
-    return Part(covers, entries, False)
+    return PartialPage(covers, entries, False)
 
 
-def _timed(store: StoreInfo, text: str, key: bytes, name: str, found: Sequence[Row], limit: int, about: dict[str, Any]) -> bytes:
+def _timed(store: StoreInfo, text: str, key: bytes, name: str, found: Sequence[StoredRow], limit: int, about: dict[str, Any]) -> bytes:
     """Return the JSON of windows or sessions of a key; one more than the limit says that there are more."""
     where = _where(store, text)
     shown = [

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, get_args
 from coopstreams.query.backend import Kind
 
 if TYPE_CHECKING:
-    from coopstreams.query.service import Limits
+    from coopstreams.query.service import RequestLimits
 
 Schema = dict[str, Any]
 
 _RETRY = "Nobody can answer now: a task moves or is restored, or its owner does not answer. Ask again after `retry_after_ms`."
 
 
-def description(limits: Limits) -> Schema:
+def description(limits: RequestLimits) -> Schema:
     """Return the OpenAPI document."""
     return {
         "openapi": "3.1.0",
@@ -31,7 +31,7 @@ def description(limits: Limits) -> Schema:
     }
 
 
-def _paths(limits: Limits) -> Schema:
+def _paths(limits: RequestLimits) -> Schema:
     store, key, local = _path("store", "Name of a store."), _path("key", _KEY), _query("local", _BOOLEAN, "Answer from this instance only.")
     limit = _query("limit", {**_WHOLE, "minimum": 1, "maximum": limits.max_entries, "default": limits.entries}, "Most entries in an answer.")
     return {
@@ -174,7 +174,7 @@ def _status(health: Schema, place: Schema) -> Schema:
     source = {"topic": _STRING, "partition": _WHOLE, "position": _WHOLE, "committed": _MAYBE_WHOLE, "end": _MAYBE_WHOLE, "lag": lag}
     source["stream_time"] = _MAYBE_WHOLE
     restore = {"store": _STRING, "restored": _WHOLE, "remaining": _WHOLE, "rate": _NUMBER, "eta_s": {"type": ["number", "null"]}}
-    pick_up = {"store": _STRING, "fetched_bytes": _WHOLE, "total_bytes": _WHOLE, "rate": _NUMBER, "eta_s": {"type": ["number", "null"]}}
+    download = {"store": _STRING, "fetched_bytes": _WHOLE, "total_bytes": _WHOLE, "rate": _NUMBER, "eta_s": {"type": ["number", "null"]}}
     known = {
         "epoch": _WHOLE,
         "processed": _WHOLE,
@@ -188,7 +188,7 @@ def _status(health: Schema, place: Schema) -> Schema:
         "shared": {**_BOOLEAN, "description": "Whether other tasks have key ranges of its partitions: then `lag` counts their records, too."},
         "sources": _list(_object(source)),
         "restore": _list(_object(restore)),
-        "pick_up": _list(_object(pick_up)),
+        "download": _list(_object(download)),
     }
     task = _object({**place, "state": _MAYBE_STRING}, known)
     required = {"id": _STRING, "url": _MAYBE_STRING, "state": _STRING, **health, "tasks": _list(task)}

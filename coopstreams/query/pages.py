@@ -44,7 +44,7 @@ Entry: TypeAlias = tuple[bytes, int, bytes]
 """The stored key, the partition, and the entry as JSON."""
 
 
-class Part(msgspec.Struct, array_like=True):
+class PartialPage(msgspec.Struct, array_like=True):
     """What one instance knows: entries in order, and whether it has more behind them."""
 
     covers: list[Cover]
@@ -77,7 +77,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
         return (key, partition) < self.after if self.reverse else (key, partition) > self.after
 
 
-def page_of(parts: Sequence[Part], query: Query) -> Page:
+def page_of(parts: Sequence[PartialPage], query: Query) -> Page:
     """Return the first `limit` entries of all parts."""
     entries = list(islice(in_order((part.entries for part in parts), query.reverse), query.limit))
     more = any(part.more for part in parts) or sum(len(part.entries) for part in parts) > len(entries)

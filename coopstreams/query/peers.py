@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import httpx
 
-from coopstreams.query.backend import Backend, Instance, Placement
+from coopstreams.query.backend import Backend, Peer, Placement
 from coopstreams.query.problems import bad_request, error_of, moving
 
 FORWARDED = "x-coopstreams-forwarded"
@@ -34,7 +34,7 @@ class Peers:
         self._connect_s = connect_s
         self._client = httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_connections=200, max_keepalive_connections=50))
 
-    async def ask(self, target: Instance, path: str, timeout_s: float) -> bytes:
+    async def ask(self, target: Peer, path: str, timeout_s: float) -> bytes:
         """Return the body of an instance's answer to `GET path`.
 
         Raises:

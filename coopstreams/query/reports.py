@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from coopstreams.query.backend import Health, Instance, Owner, Placement, Reason, Status, StoreInfo, TaskStatus
+from coopstreams.query.backend import Health, Owner, Peer, Placement, Reason, Status, StoreInfo, TaskStatus
 from coopstreams.query.formats import show_key
-from coopstreams.query.router import Place, owner_of
+from coopstreams.query.router import KeyLocation, owner_of
 from coopstreams.topology.keys import key_group
 from coopstreams.topology.task_id import TaskId
 
@@ -19,7 +19,7 @@ def metadata(placement: Placement, stores: Mapping[str, StoreInfo], status: Stat
     own = {task.task: task for task in status.tasks}
     kept = _stores_by_subtopology(stores.values())
 
-    def task(instance: Instance, id_: TaskId) -> Report:
+    def task(instance: Peer, id_: TaskId) -> Report:
         known = own.get(id_) if instance.id == placement.here else None
         return _task_place(id_) | {
             "stores": kept.get(id_.subtopology, []),
@@ -38,7 +38,7 @@ def metadata(placement: Placement, stores: Mapping[str, StoreInfo], status: Stat
     }
 
 
-def key_metadata(placement: Placement, store: StoreInfo, key: bytes, at: Place) -> Report:
+def key_metadata(placement: Placement, store: StoreInfo, key: bytes, at: KeyLocation) -> Report:
     """Return where a key lies and who owns it; `owner` is null while nobody does."""
     owner = owner_of(placement, store, at)
     return {
@@ -91,7 +91,7 @@ def instance_status(placement: Placement, url: str | None, status: Status) -> Re
     }
 
 
-def unreachable_status(instance: Instance, error: Exception) -> Report:
+def unreachable_status(instance: Peer, error: Exception) -> Report:
     """Return what is known of an instance that does not answer: what the last assignment says."""
     return {
         "id": instance.id,
@@ -139,15 +139,15 @@ def _task(status: TaskStatus) -> Report:
             }
             for restore in status.restore
         ],
-        "pick_up": [
+        "download": [
             {
-                "store": pick_up.store,
-                "fetched_bytes": pick_up.fetched_bytes,
-                "total_bytes": pick_up.total_bytes,
-                "rate": round(pick_up.rate, 1),
-                "eta_s": pick_up.eta_s,
+                "store": download.store,
+                "fetched_bytes": download.fetched_bytes,
+                "total_bytes": download.total_bytes,
+                "rate": round(download.rate, 1),
+                "eta_s": download.eta_s,
             }
-            for pick_up in status.pick_up
+            for download in status.download
         ],
     }
 

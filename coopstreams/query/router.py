@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from coopstreams.query.backend import Instance, Owner, Placement, StoreInfo
+from coopstreams.query.backend import Owner, Peer, Placement, StoreInfo
 from coopstreams.topology.errors import AssignmentError
 from coopstreams.topology.keys import KeyRange, check_tiling, key_hash, partition_of
 from coopstreams.topology.task_id import TaskId
@@ -24,7 +24,7 @@ Asked: TypeAlias = Literal["any", "local", "forwarded"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class KeyLocation:
     """Where a key lies in a store."""
 
     partition: int
@@ -64,18 +64,18 @@ class Moving:
 Route: TypeAlias = Here | There | Elsewhere | Moving
 
 
-def place(store: StoreInfo, key: bytes) -> Place:
+def locate(store: StoreInfo, key: bytes) -> KeyLocation:
     """Return where a serialised key lies: the partition as Java's producers choose it, and the key hash."""
-    return Place(partition_of(key, store.partitions), key_hash(key))
+    return KeyLocation(partition_of(key, store.partitions), key_hash(key))
 
 
-def owner_of(placement: Placement, store: StoreInfo, at: Place) -> Owner | None:
+def owner_of(placement: Placement, store: StoreInfo, at: KeyLocation) -> Owner | None:
     """Return who owns a key, or None if nobody or more than one does."""
     claims = [owner for owner in _owners(placement, store, at.partition) if at.hash in owner.task.range]
     return claims[0] if len(claims) == 1 else None
 
 
-def route(placement: Placement, store: StoreInfo, at: Place, asked: Asked = "any") -> Route:
+def route(placement: Placement, store: StoreInfo, at: KeyLocation, asked: Asked = "any") -> Route:
     """Return where a query by key goes."""
     owner = owner_of(placement, store, at)
     if placement.waits:
@@ -93,7 +93,7 @@ def route(placement: Placement, store: StoreInfo, at: Place, asked: Asked = "any
     return Elsewhere(owner, owner.instance.url) if asked == "local" else There(owner, owner.instance.url)
 
 
-def scatter(placement: Placement, store: StoreInfo) -> Sequence[Instance] | Moving:
+def scatter(placement: Placement, store: StoreInfo) -> Sequence[Peer] | Moving:
     """Return the instances that together own a store, this one first."""
     owners = [owner for partition in range(store.partitions) for owner in _owners(placement, store, partition)]
     missing = coverage_gap(store, ((owner.task.partition, owner.task.range) for owner in owners))

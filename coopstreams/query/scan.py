@@ -15,7 +15,7 @@ from itertools import chain
 from coopstreams.query.backend import Kind
 from coopstreams.query.pages import Query
 from coopstreams.state.layout import SESSION_BYTES, START_BYTES
-from coopstreams.state.views import GlobalView, Row, StoreView
+from coopstreams.state.views import GlobalView, KeyRangeView, StoredRow
 from coopstreams.topology.stores import session_key, window_key
 
 _LATEST = (1 << 63) - 1
@@ -23,9 +23,9 @@ _TIMES: Mapping[Kind, int] = {"window": START_BYTES, "session": SESSION_BYTES}
 """How many bytes of times follow the key in a stored key."""
 
 
-def rows(view: StoreView | GlobalView, kind: Kind, partition: int, query: Query) -> Iterator[Row]:
+def rows(view: KeyRangeView | GlobalView, kind: Kind, partition: int, query: Query) -> Iterator[StoredRow]:
     """Return the rows of a view that a query asks for, lazily; the limit is for the caller."""
-    found = _timed_rows(view, query, _TIMES[kind]) if kind in _TIMES and isinstance(view, StoreView) else _sought(view, query, query.last)
+    found = _timed_rows(view, query, _TIMES[kind]) if kind in _TIMES and isinstance(view, KeyRangeView) else _sought(view, query, query.last)
     return (row for row in found if query.is_after(row.key, partition))
 
 
@@ -34,7 +34,7 @@ def plain_key(kind: Kind, stored: bytes) -> bytes:
     return stored[: -_TIMES[kind]] if kind in _TIMES else stored
 
 
-def _sought(view: StoreView | GlobalView, query: Query, last: bytes | None) -> Iterator[Row]:
+def _sought(view: KeyRangeView | GlobalView, query: Query, last: bytes | None) -> Iterator[StoredRow]:
     """Begin at the cursor; an entry at the cursor itself may be one of another partition."""
     first = query.first
     if query.after is not None:
@@ -47,7 +47,7 @@ def _sought(view: StoreView | GlobalView, query: Query, last: bytes | None) -> I
     return view.range(first, last, prefix=query.prefix, reverse=query.reverse)
 
 
-def _timed_rows(view: StoreView, query: Query, times: int) -> Iterator[Row]:
+def _timed_rows(view: KeyRangeView, query: Query, times: int) -> Iterator[StoredRow]:
     if query.last is None:
         return (row for row in _sought(view, query, None) if _within(query, row.key[:-times]))
     bound = query.last + b"\xff" * times  # behind all times that are not negative
@@ -56,7 +56,7 @@ def _timed_rows(view: StoreView, query: Query, times: int) -> Iterator[Row]:
     return chain(stragglers, most) if query.reverse else chain(most, stragglers)
 
 
-def _stragglers(view: StoreView, query: Query, last: bytes, bound: bytes) -> Iterator[Row]:
+def _stragglers(view: KeyRangeView, query: Query, last: bytes, bound: bytes) -> Iterator[StoredRow]:
     """Yield the rows behind the bound whose keys are within it: those of keys that the last key continues."""
     for length in range(len(last)):
         key = last[:length]
@@ -64,11 +64,11 @@ def _stragglers(view: StoreView, query: Query, last: bytes, bound: bytes) -> Ite
             yield from (row for row in _rows_of(view, key) if row.key > bound)
 
 
-def _rows_of(view: StoreView, key: bytes) -> Iterator[Row]:
+def _rows_of(view: KeyRangeView, key: bytes) -> Iterator[StoredRow]:
     """Return all rows of a key."""
     if view.spec.kind == "session":
-        return (Row(session_key(key, one.start, one.end), one.value, one.timestamp) for one in view.sessions(key, 0, _LATEST))
-    return (Row(window_key(key, one.start), one.value, one.timestamp) for one in view.fetch(key, 0, _LATEST))
+        return (StoredRow(session_key(key, one.start, one.end), one.value, one.timestamp) for one in view.sessions(key, 0, _LATEST))
+    return (StoredRow(window_key(key, one.start), one.value, one.timestamp) for one in view.fetch(key, 0, _LATEST))
 
 
 def _within(query: Query, key: bytes) -> bool:

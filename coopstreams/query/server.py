@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import uvicorn
 
     from coopstreams.common.metrics import Metrics
-    from coopstreams.query.service import Limits
+    from coopstreams.query.service import RequestLimits
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class QueryServer:
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
 
-    def start(self, backend: Backend, metrics: Metrics, limits: Limits | None = None) -> None:
+    def start(self, backend: Backend, metrics: Metrics, limits: RequestLimits | None = None) -> None:
         """Serve, on a thread of its own; returns when requests are answered.
 
         Raises:
@@ -56,9 +56,9 @@ class QueryServer:
         import uvicorn
 
         from coopstreams.query.app import QueryApp
-        from coopstreams.query.service import Limits
+        from coopstreams.query.service import RequestLimits
 
-        app = QueryApp(backend, metrics, limits or Limits()).starlette()
+        app = QueryApp(backend, metrics, limits or RequestLimits()).starlette()
         config = uvicorn.Config(
             app,
             access_log=False,

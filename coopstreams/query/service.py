@@ -21,14 +21,14 @@ import msgspec
 import orjson
 
 from coopstreams.query import reports
-from coopstreams.query.backend import Backend, Instance, Kind, StoreInfo
+from coopstreams.query.backend import Backend, Kind, Peer, StoreInfo
 from coopstreams.query.formats import parse_key
 from coopstreams.query.local import LocalReader, Times
-from coopstreams.query.pages import Page, Part, Query, page_of
+from coopstreams.query.pages import Page, PartialPage, Query, page_of
 from coopstreams.query.paths import key_batches, piece, store_path
 from coopstreams.query.peers import Peers
 from coopstreams.query.problems import bad_request, moving, not_owner, unknown_store
-from coopstreams.query.router import Asked, Elsewhere, Here, Moving, Place, There, coverage_gap, place, route, scatter
+from coopstreams.query.router import Asked, Elsewhere, Here, KeyLocation, Moving, There, coverage_gap, locate, route, scatter
 from coopstreams.topology.errors import QueryError
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ WITH_VALUES: Collection[Kind] = ("key_value", "versioned", "global")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """What a request may take. Units: entries, keys, seconds."""
 
     entries: int = 1000
@@ -64,7 +64,7 @@ class QueryService:
     Scans have threads of their own, so that they never delay a read by key.
     """
 
-    def __init__(self, backend: Backend, peers: Peers, limits: Limits) -> None:
+    def __init__(self, backend: Backend, peers: Peers, limits: RequestLimits) -> None:
         self.backend = backend
         self.limits = limits
         self._peers = peers
@@ -88,7 +88,7 @@ class QueryService:
         _expect(store, *WITH_VALUES)
         key = parse_key(store.key, text)
         path = store_path(store.name, f"keys/{piece(text)}")
-        at = place(store, key)
+        at = locate(store, key)
         return await self._by_key(store, at, asked, path, lambda: self._local.point(store, (text, key, at)))
 
     async def windows(self, store: StoreInfo, text: str, times: Times, limit: int, asked: Asked) -> bytes:
@@ -96,7 +96,7 @@ class QueryService:
         _expect(store, "window")
         key = parse_key(store.key, text)
         path = store_path(store.name, f"windows/{piece(text)}?from={times[0]}&to={times[1]}&limit={limit}")
-        at = place(store, key)
+        at = locate(store, key)
         return await self._by_key(store, at, asked, path, lambda: self._local.windows(store, (text, key, at), times, limit))
 
     async def sessions(self, store: StoreInfo, text: str, times: Times, limit: int, asked: Asked) -> bytes:
@@ -104,7 +104,7 @@ class QueryService:
         _expect(store, "session")
         key = parse_key(store.key, text)
         path = store_path(store.name, f"sessions/{piece(text)}?from={times[0]}&to={times[1]}&limit={limit}")
-        at = place(store, key)
+        at = locate(store, key)
         return await self._by_key(store, at, asked, path, lambda: self._local.sessions(store, (text, key, at), times, limit))
 
     async def versions(self, store: StoreInfo, text: str, times: Times, asked: Asked) -> bytes:
@@ -112,7 +112,7 @@ class QueryService:
         _expect(store, "versioned")
         key = parse_key(store.key, text)
         path = store_path(store.name, f"versions/{piece(text)}?from={times[0]}&to={times[1]}")
-        at = place(store, key)
+        at = locate(store, key)
         return await self._by_key(store, at, asked, path, lambda: self._local.versions(store, (text, key, at), times))
 
     async def points(self, store: StoreInfo, texts: Sequence[str], asked: Asked) -> bytes:
@@ -121,17 +121,17 @@ class QueryService:
         if not 1 <= len(texts) <= self.limits.max_keys:
             raise bad_request("BAD_PARAMETER", f"give 1 to {self.limits.max_keys} keys as ?key=a&key=b, not {len(texts)}")
         keys = [parse_key(store.key, text) for text in texts]
-        places = [place(store, key) for key in keys]
+        locations = [locate(store, key) for key in keys]
 
         async def attempt() -> bytes:
-            here, there = self._split(store, places, asked)
+            here, there = self._split(store, locations, asked)
             entries: list[Any] = [None] * len(texts)
 
             async def fill(indices: list[int], found: Awaitable[list[Any]]) -> None:
                 for index, entry in zip(indices, await found, strict=True):
                     entries[index] = orjson.Fragment(entry) if isinstance(entry, bytes) else entry
 
-            wanted = [(texts[i], keys[i], places[i]) for i in here]
+            wanted = [(texts[i], keys[i], locations[i]) for i in here]
             fills = [fill(here, self._run(self._gets, lambda: self._local.points(store, wanted)))] if here else []
             fills += [fill(indices, self._ask_points(store, owner, [texts[i] for i in indices])) for owner, indices in there]
             await asyncio.gather(*fills)
@@ -149,7 +149,7 @@ class QueryService:
                 raise moving(instances.reason)
             path = _part_path(store, query)
 
-            async def part(instance: Instance) -> Part | bytes:
+            async def part(instance: Peer) -> PartialPage | bytes:
                 if instance.id == placement.here:
                     return await self._part(store, query)
                 return await self._peers.ask(instance, path, self.limits.request_s)
@@ -203,14 +203,14 @@ class QueryService:
         if store.kind == "global":
             raise bad_request("WRONG_KIND", f"{store.name} is a global table: every instance has all of it")
         key = parse_key(store.key, text)
-        return orjson.dumps(reports.key_metadata(self.backend.placement(), store, key, place(store, key)))
+        return orjson.dumps(reports.key_metadata(self.backend.placement(), store, key, locate(store, key)))
 
     def close(self) -> None:
         """Let go of the threads once what they read is read."""
         self._gets.shutdown(cancel_futures=True)
         self._scans.shutdown(cancel_futures=True)
 
-    async def _by_key(self, store: StoreInfo, at: Place, asked: Asked, path: str, read: Callable[[], bytes]) -> bytes:
+    async def _by_key(self, store: StoreInfo, at: KeyLocation, asked: Asked, path: str, read: Callable[[], bytes]) -> bytes:
         async def attempt() -> bytes:
             decision = None if store.kind == "global" else self._decide(store, at, asked)
             if decision is None or isinstance(decision, Here):
@@ -219,7 +219,7 @@ class QueryService:
 
         return await self._settled(attempt, asked)
 
-    def _decide(self, store: StoreInfo, at: Place, asked: Asked) -> Here | There:
+    def _decide(self, store: StoreInfo, at: KeyLocation, asked: Asked) -> Here | There:
         decision = route(self.backend.placement(), store, at, asked)
         if isinstance(decision, Moving):
             raise moving(decision.reason)
@@ -227,13 +227,13 @@ class QueryService:
             raise not_owner(decision.owner.instance.id, decision.url)
         return decision
 
-    def _split(self, store: StoreInfo, places: Sequence[Place], asked: Asked) -> tuple[list[int], list[tuple[Instance, list[int]]]]:
+    def _split(self, store: StoreInfo, locations: Sequence[KeyLocation], asked: Asked) -> tuple[list[int], list[tuple[Peer, list[int]]]]:
         """Return the indices of the keys that are here, and of those with each other owner."""
         if store.kind == "global":
-            return list(range(len(places))), []
+            return list(range(len(locations))), []
         here: list[int] = []
-        there: dict[str, tuple[Instance, list[int]]] = {}
-        for index, at in enumerate(places):
+        there: dict[str, tuple[Peer, list[int]]] = {}
+        for index, at in enumerate(locations):
             decision = self._decide(store, at, asked)
             if isinstance(decision, Here):
                 here.append(index)
@@ -255,20 +255,20 @@ class QueryService:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    async def _ask_points(self, store: StoreInfo, owner: Instance, texts: Sequence[str]) -> list[Any]:
+    async def _ask_points(self, store: StoreInfo, owner: Peer, texts: Sequence[str]) -> list[Any]:
         entries: list[Any] = []
         for query in key_batches(texts):
             answer = await self._peers.ask(owner, store_path(store.name, f"keys?{query}"), self.limits.forward_s)
             entries += orjson.loads(answer)["entries"]
         return entries
 
-    async def _part(self, store: StoreInfo, query: Query) -> Part:
+    async def _part(self, store: StoreInfo, query: Query) -> PartialPage:
         return await self._run(self._scans, lambda: self._local.part(store, query, self.limits.request_s))
 
-    async def _ask_all(self, path: str) -> list[tuple[Instance, Mapping[str, Any] | QueryError]]:
+    async def _ask_all(self, path: str) -> list[tuple[Peer, Mapping[str, Any] | QueryError]]:
         placement = self.backend.placement()
 
-        async def ask(instance: Instance) -> tuple[Instance, Mapping[str, Any] | QueryError]:
+        async def ask(instance: Peer) -> tuple[Peer, Mapping[str, Any] | QueryError]:
             try:
                 if instance.url is None:
                     raise moving(f"instance {instance.id} serves no queries (yet)")
@@ -283,13 +283,13 @@ class QueryService:
         return await asyncio.get_running_loop().run_in_executor(pool, read)
 
 
-def _put_together(store: StoreInfo, query: Query, answers: Sequence[Part | bytes]) -> Page:
+def _put_together(store: StoreInfo, query: Query, answers: Sequence[PartialPage | bytes]) -> Page:
     """Return the page of these parts; takes a while when they are large.
 
     Raises:
         QueryError: TASK_MOVING: together they do not cover the store, or two have the same range.
     """
-    parts = [msgspec.msgpack.decode(answer, type=Part) if isinstance(answer, bytes) else answer for answer in answers]
+    parts = [msgspec.msgpack.decode(answer, type=PartialPage) if isinstance(answer, bytes) else answer for answer in answers]
     gap = coverage_gap(store, ((cover.partition, cover.range) for part in parts for cover in part.covers))
     if gap is not None:
         raise moving(f"{gap}: moving or being restored")

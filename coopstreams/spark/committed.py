@@ -53,7 +53,7 @@ class Rebuild:
         return self.key_range.intersect(task.range)
 
 
-class Piece(NamedTuple):
+class SegmentRange(NamedTuple):
     """Hashes of one task and one segment. `slot` is the number of the task's range."""
 
     range: KeyRange
@@ -84,11 +84,11 @@ def aligned(wanted: int, stands: Iterable[Sequence[Segment]]) -> int | None:
 
 
 class Now(NamedTuple):
-    """What time it is: of the order in which a task takes records, of the stream, and on the clocks."""
+    """What time it is: of the order in which a task takes records, of the stream, and of its operators."""
 
     time: int
     stream_time: int
-    clocks: list[int]
+    operator_times: list[int]
 
 
 class Cut:
@@ -96,7 +96,7 @@ class Cut:
 
     def __init__(self, ranges: Sequence[KeyRange], segments: Sequence[Segment]) -> None:
         self.pieces = [
-            Piece(common, slot, segment)
+            SegmentRange(common, slot, segment)
             for slot, key_range in enumerate(ranges)
             for segment in segments
             if (common := key_range.intersect(segment.range)) is not None

@@ -47,12 +47,12 @@ _ROW: Final = (1 << 33) - 1
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a task is told besides rows. Shape: `dropped` by "node: reason"; `clocks` by store: the stream time that its operator met."""
+    """What a task is told besides rows. Shape: `dropped` by "node: reason"; `operator_times` by store: the stream time that its operator met."""
 
     read: int
     stream_time: int
     dropped: dict[str, int]
-    clocks: dict[str, int]
+    operator_times: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,14 +175,14 @@ def facts(told: Sequence[Row], aggregations: Sequence[Aggregation], stage: Stage
         rows = [row for row in told if row["task"] // stage.ranges == partition]
         newest = max(row["newest"] for row in rows)
         # Each operator has a time of its own: that of the records which its filters let through.
-        clocks = {
+        operator_times = {
             stage.stores[store]: max((row["clock"] for row in rows if row["store"] == store and row["clock"] is not None), default=-1)
             for store in node_of
         }
         for task in range(partition * stage.ranges, (partition + 1) * stage.ranges):
             own = [row for row in rows if row["task"] == task]
             dropped = {f"{node_of[row['store']]}: {why}": row[why] for row in own for why in _DROPS if row[why]}
-            result[task] = Facts(own[0]["read"] if own else 0, newest, dropped, clocks)
+            result[task] = Facts(own[0]["read"] if own else 0, newest, dropped, operator_times)
     return result
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from coopstreams.spark.native_frames import Facts
-from coopstreams.spark.task import Running, TaskWork, attempt
+from coopstreams.spark.task import TaskAttempt, TaskWork, attempt
 from coopstreams.topology.stores import window_key
 
 
@@ -27,11 +27,11 @@ class NativeWork:
         """Yield how the task went."""
         return attempt(batches, self._begin)
 
-    def _begin(self, number: int, closing: ExitStack) -> Running:
+    def _begin(self, number: int, closing: ExitStack) -> TaskAttempt:
         return _Folded(self.work, number, closing, self.facts.get(number))
 
 
-class _Folded(Running):
+class _Folded(TaskAttempt):
     """One attempt of one task."""
 
     def __init__(self, work: TaskWork, number: int, closing: ExitStack, facts: Facts | None) -> None:
@@ -43,7 +43,7 @@ class _Folded(Running):
             self._read[source.topic] = facts.read
         self._stream_times[source.topic] = facts.stream_time
         self._dropped.update(facts.dropped)
-        for store, clock in facts.clocks.items():
+        for store, clock in facts.operator_times.items():
             # First, so that windows which are over by then are never written.
             self._state.stores[store].advance(clock)
 

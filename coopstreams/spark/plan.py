@@ -16,7 +16,7 @@ import msgspec
 
 from coopstreams.spark.committed import Rebuild
 from coopstreams.spark.native import translated
-from coopstreams.spark.rounds import turns
+from coopstreams.spark.rounds import rounds_of
 from coopstreams.state.manifest import shape_of
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.nodes import Source
@@ -168,7 +168,7 @@ def check(topology: Topology) -> None:
         raise TopologyError(
             f"no topic matches {patterns}: there is no history. Correct the pattern, or start the application live, where it waits for one"
         )
-    turns(topology)
+    rounds_of(topology)
 
 
 def stages(topology: Topology, partitions: Mapping[str, int], ranges: int, *, native: bool = False, outputs: Outputs = "none") -> tuple[Stage, ...]:
@@ -177,24 +177,24 @@ def stages(topology: Topology, partitions: Mapping[str, int], ranges: int, *, na
     One that reads nothing has no tasks, and is no stage: no topic matches its pattern yet.
     """
     result, first = list[Stage](), 0
-    for turn in turns(topology):
-        part = turn.part
+    for round_ in rounds_of(topology):
+        part = round_.part
         count = max((partitions[topic] for topic in part.topics), default=0)
         if not count:
             continue
-        found = translated(part, outputs) if native and turn.rounds == 1 else ("it runs in rounds" if native else "")
+        found = translated(part, outputs) if native and round_.rounds == 1 else ("it runs in rounds" if native else "")
         stage = Stage(
             part.id,
             count,
             ranges if part.divisible else 1,
             first,
             part.topics,
-            tuple((topic, partitions[topic]) for topic in turn.forwards),
+            tuple((topic, partitions[topic]) for topic in round_.forwards),
             tuple(store.name for store in part.stores),
             native=not isinstance(found, str),
             why=found if isinstance(found, str) else "",
-            round=turn.round,
-            rounds=turn.rounds,
+            round=round_.round,
+            rounds=round_.rounds,
         )
         result.append(stage)
         first += stage.tasks
@@ -205,11 +205,11 @@ def leading_to(topology: Topology, stores: Collection[str]) -> dict[int, bool]:
     """Return the sub-topologies that have some of these stores, and all whose records come there; with whether another one needs its records."""
     found: dict[int, bool] = {}
     wanted: set[str] = set()
-    for turn in reversed(turns(topology)):
-        needed = found.get(turn.part.id, False) or bool(wanted.intersection(turn.forwards))
-        if needed or any(store.name in stores for store in turn.part.stores):
-            found[turn.part.id] = needed
-            wanted.update(turn.part.topics)
+    for round_ in reversed(rounds_of(topology)):
+        needed = found.get(round_.part.id, False) or bool(wanted.intersection(round_.forwards))
+        if needed or any(store.name in stores for store in round_.part.stores):
+            found[round_.part.id] = needed
+            wanted.update(round_.part.topics)
     return found
 
 

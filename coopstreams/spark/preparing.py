@@ -23,9 +23,9 @@ from coopstreams.spark.outbox import announce, cluster_of
 from coopstreams.spark.plan import Connector, Outputs, Plan
 from coopstreams.spark.table_outputs import absolute
 from coopstreams.spark.unchanged import ids_of
-from coopstreams.state.places import Place
 from coopstreams.state.snapshot import new_run
-from coopstreams.tasks.reading import as_it_runs
+from coopstreams.state.storage import Storage
+from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.tasks.topics import check_topics, prepare_topics
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
@@ -44,7 +44,7 @@ class Options:
     """What a run is asked to do.
 
     `ranges`: key ranges of each partition, and so tasks. `seed`: the state goes to the changelogs; False is a trial that writes nothing to Kafka
-    and cannot be published. `snapshots`: the state goes to this place, too, from where tasks pick it up faster. `outputs`: `none`; `topic`:
+    and cannot be published. `snapshots`: the state goes to this storage, too, from where tasks restore it faster. `outputs`: `none`; `topic`:
     results are written where a live application would; or `table`: `Backfilled.outputs` hands them back, and they lie at `table` (a URL of
     Spark's) as Parquet, if that is given. `work`: a folder that driver and workers share, for what goes from one stage to the next, and for
     `resume`. `connector`: what reads Kafka, `python`, or `jvm` in a session that has the connector of Spark. `native`: Spark SQL folds what it
@@ -65,7 +65,7 @@ class Options:
 def begin(topology: Topology, config: Config, histories: Mapping[str, History], options: Options) -> Plan:
     """Return the plan of a new run, written down in its folder; from now on it is known in Kafka, and no other can begin."""
     plan = make_plan(topology, config, histories, options)
-    Place(options.work).write(f"{plan.run}/plan.json", plan.to_json())
+    Storage(options.work).write(f"{plan.run}/plan.json", plan.to_json())
     if plan.seed:
         announce(config, plan.run, plan.tasks)
     return plan
@@ -77,7 +77,7 @@ def load_plan(work: str, run: str, topology: Topology, config: Config, *, rebuil
     Raises:
         ConfigError: there is no such run here, it is of the other kind, or of another topology.
     """
-    data = Place(work).read(f"{run}/plan.json")
+    data = Storage(work).read(f"{run}/plan.json")
     if data is None:
         raise ConfigError(f'there is no run "{run}" in {work}')
     plan = Plan.from_json(data)
@@ -109,14 +109,14 @@ def make_plan(built: Topology, config: Config, histories: Mapping[str, History],
     Raises:
         TopologyError: a backfill cannot run this topology, or the topics do not fit it.
         ConfigError: a history is of no source, or cannot be one, or the application has run before.
-        SnapshotError: the place for snapshots is none.
+        SnapshotError: the storage for snapshots is none.
     """
     if options.outputs == "topic" and not options.seed:
         raise ConfigError("a trial writes nothing to Kafka: outputs must be none or table")
     if options.table is not None and options.outputs != "table":
         raise ConfigError(f'a place for a table, {options.table}, but outputs are "{options.outputs}": say outputs="table"')
     if options.snapshots is not None:
-        Place(options.snapshots)  # a driver that is missing is found now, not by the tasks
+        Storage(options.snapshots)  # a driver that is missing is found now, not by the tasks
     cluster = KafkaLog(config.client, timeout_s=config["connect.timeout.ms"] / 1000)
     offsets = KafkaOffsets(config.client, config["application.id"])
     try:

@@ -17,13 +17,13 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from coopstreams.admin.rebuild import Piece, Rebuilder, Wanted
+from coopstreams.admin.rebuild import Rebuilder, RebuiltPartition, Wanted
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.spark.session import session_or_local
 from coopstreams.spark.workers.shipping import ship, unship
 from coopstreams.state.manifest import Manifest, Slice
-from coopstreams.tasks.reading import as_it_runs
+from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.topology import Topology
 
@@ -69,7 +69,7 @@ class _Work:
     config: Config
     run: str
     afresh: bool
-    pieces: tuple[Piece, ...]
+    pieces: tuple[RebuiltPartition, ...]
 
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
         """Rebuild the pieces that these rows name; yield a row for each."""

@@ -26,9 +26,9 @@ from coopstreams.common.config import Config
 from coopstreams.opening.restoring import Restoring
 from coopstreams.spark.changelog_rows import record_of, visible
 from coopstreams.spark.committed import Rebuild
+from coopstreams.spark.committed_positions import check_stopped
 from coopstreams.spark.outbox import Outbox, Seeds, cluster_of
 from coopstreams.spark.plan import Stage
-from coopstreams.spark.standing import check_stopped
 from coopstreams.state import layout
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Rows

@@ -25,7 +25,7 @@ from coopstreams.topology.graph.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Round:
     """What runs at a time: a sub-topology, or as much of it as a round needs.
 
     `forwards` are the internal topics that it writes; `placed` are those of them, and of the topics it reads, whose records are placed.
@@ -43,34 +43,34 @@ class Turn:
         return self.round == self.rounds
 
 
-def turns(topology: Topology) -> list[Turn]:
+def rounds_of(topology: Topology) -> list[Round]:
     """Return what runs, one after the other, each after those whose records it reads.
 
     Raises:
         TopologyError: a topic is written because of its own records, so that it would have no end.
     """
     leads = {topic: _leading(part, (topic,)) for part in topology.subtopologies for topic in forwarded(part)}
-    waiting, written, taken = list(topology.subtopologies), set[str](), list[Turn]()
+    waiting, written, taken = list(topology.subtopologies), set[str](), list[Round]()
     while waiting:
         open_ = leads.keys() - written
         ready = [part for part in waiting if open_.isdisjoint(part.topics)]
         chosen = [_last(part, written) for part in ready] or [_asking(waiting, leads, written)]
-        written.update(topic for turn in chosen for topic in turn.forwards)
+        written.update(topic for round_ in chosen for topic in round_.forwards)
         waiting = [part for part in waiting if part not in ready]
         taken += chosen
-    counts = {part.id: sum(turn.part.id == part.id for turn in taken) for part in topology.subtopologies}
+    counts = {part.id: sum(round_.part.id == part.id for round_ in taken) for part in topology.subtopologies}
     placed = _placed(topology, leads, taken, counts)
-    result, seen = list[Turn](), dict.fromkeys(counts, 0)
-    for turn in taken:
-        seen[turn.part.id] += 1
-        touched = placed.intersection((*turn.part.topics, *turn.forwards))
-        result.append(replace(turn, round=seen[turn.part.id], rounds=counts[turn.part.id], placed=touched))
+    result, seen = list[Round](), dict.fromkeys(counts, 0)
+    for round_ in taken:
+        seen[round_.part.id] += 1
+        touched = placed.intersection((*round_.part.topics, *round_.forwards))
+        result.append(replace(round_, round=seen[round_.part.id], rounds=counts[round_.part.id], placed=touched))
     return result
 
 
-def turn_of(topology: Topology, subtopology: int, round_: int) -> Turn:
+def round_of(topology: Topology, subtopology: int, number: int) -> Round:
     """Return a round of a sub-topology."""
-    return next(turn for turn in turns(topology) if (turn.part.id, turn.round) == (subtopology, round_))
+    return next(round_ for round_ in rounds_of(topology) if (round_.part.id, round_.round) == (subtopology, number))
 
 
 def forwarded(part: SubTopology) -> tuple[str, ...]:
@@ -78,7 +78,7 @@ def forwarded(part: SubTopology) -> tuple[str, ...]:
     return tuple(dict.fromkeys(node.topic for node in part.nodes if isinstance(node, Sink) and node.internal))
 
 
-def _asking(waiting: Sequence[SubTopology], leads: Mapping[str, frozenset[str]], written: set[str]) -> Turn:
+def _asking(waiting: Sequence[SubTopology], leads: Mapping[str, frozenset[str]], written: set[str]) -> Round:
     """Return the round that lets others go on: of a sub-topology that waits for what comes of it, if there is one."""
     able = [
         (part, topic)
@@ -95,24 +95,24 @@ def _asking(waiting: Sequence[SubTopology], leads: Mapping[str, frozenset[str]],
     chosen = back or able
     part = chosen[0][0]
     topics = tuple(topic for other, topic in chosen if other is part)
-    return Turn(_cut(part, _above(part, _sinks(part, topics))), topics)
+    return Round(_cut(part, _above(part, _sinks(part, topics))), topics)
 
 
-def _last(part: SubTopology, written: set[str]) -> Turn:
+def _last(part: SubTopology, written: set[str]) -> Round:
     """Return a sub-topology without what has forwarded all that it will."""
     done = [topic for topic in forwarded(part) if topic in written]
     gone = {node.name for node in _sinks(part, done)}
     gone |= {node.name for node in part.nodes if isinstance(node, ForeignKeyAsk) and any(node.name in other.parents for other in _sinks(part, done))}
-    return Turn(_cut(part, {node.name for node in part.nodes} - gone), tuple(topic for topic in forwarded(part) if topic not in written))
+    return Round(_cut(part, {node.name for node in part.nodes} - gone), tuple(topic for topic in forwarded(part) if topic not in written))
 
 
-def _placed(topology: Topology, leads: Mapping[str, frozenset[str]], taken: Iterable[Turn], counts: Mapping[int, int]) -> frozenset[str]:
+def _placed(topology: Topology, leads: Mapping[str, frozenset[str]], taken: Iterable[Round], counts: Mapping[int, int]) -> frozenset[str]:
     """Return the topics between a round and a later one of the same sub-topology."""
     found = set[str]()
-    for turn in taken:
-        if counts[turn.part.id] > 1:
-            own = topology.subtopologies[turn.part.id].topics
-            between = {each for topic in turn.forwards for each in (topic, *_beyond(topic, leads))}
+    for round_ in taken:
+        if counts[round_.part.id] > 1:
+            own = topology.subtopologies[round_.part.id].topics
+            between = {each for topic in round_.forwards for each in (topic, *_beyond(topic, leads))}
             found |= {topic for topic in between if topic in own or not _beyond(topic, leads).isdisjoint(own)}
     return frozenset(found)
 

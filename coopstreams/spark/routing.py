@@ -1,6 +1,6 @@
-"""From the history of a topic's partition to the rows of its tasks: timestamps, stream time, clocks, key ranges, as a live reader gives them.
+"""From the history of a topic's partition to the rows of its tasks: timestamps, stream time, operator times, key ranges, as a live reader gives them.
 
-A Spark partition holds the records of one topic partition in offset order. `make_runs`, which both readers of a log use, does the rest:
+A Spark partition holds the records of one topic partition in offset order. `make_batches`, which both readers of a log use, does the rest:
 so the rules cannot differ between a live run and a backfill.
 
 Invariant: within a source, the order by time and then offset is the order by offset; so sorting a task's rows by (time, source, offset), where
@@ -17,11 +17,11 @@ from typing import Any
 import pyarrow as pa
 
 from coopstreams.commit.record import Segment
+from coopstreams.log.batches import Routes, make_batches
 from coopstreams.log.log import NO_STREAM_TIME
-from coopstreams.log.runs import Routes, make_runs
 from coopstreams.spark.committed import ALL, Cut, Now
 from coopstreams.spark.history.rows import END, ROUTED, batch, columns_of, record_columns
-from coopstreams.spark.rounds import turn_of
+from coopstreams.spark.rounds import round_of
 from coopstreams.spark.workers.progress import Reporter
 from coopstreams.spark.workers.shipping import unship
 from coopstreams.topology.columns import Columns, TopicPartition
@@ -53,8 +53,8 @@ class Routing:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the tasks, and a last one for each of them that says what time it is."""
         topology = unship(self.shipped)
-        turn = turn_of(topology, self.subtopology, self.round)
-        program = compile_subtopology(topology, turn.part)
+        round_ = round_of(topology, self.subtopology, self.round)
+        program = compile_subtopology(topology, round_.part)
         source = program.subtopology.topics.index(self.topic)
         filled = (rows for rows in batches if rows.num_rows)
         first = next(filled, None)
@@ -62,8 +62,8 @@ class Routing:
             return
         partition, stream_time, next_offset = _only_partition(first), NO_STREAM_TIME, 0
         cut = Cut(KeyRange.split(self.ranges), ALL if self.committed is None else self.committed[partition.partition])
-        clocks = program.clocks_of(self.topic) if len(cut.pieces) > 1 else None
-        routes = Routes([piece.range for piece in cut.pieces], program.timestamp_of.get(self.topic), clocks)
+        operator_times = program.operator_times_of(self.topic) if len(cut.pieces) > 1 else None
+        routes = Routes([piece.range for piece in cut.pieces], program.timestamp_of.get(self.topic), operator_times)
         reporter = self._reporter(partition)
         for rows in chain([first], filled):
             if (at := _only_partition(rows)) != partition:
@@ -73,16 +73,16 @@ class Routing:
                 raise ValueError(f"{partition}: offset {offsets[0]} comes after {next_offset - 1}; a source must give a partition in offset order")
             next_offset = offsets[-1] + 1
             # What is placed has its time where others have their offset.
-            places = dict(zip(offsets, rows.column("offset").to_pylist(), strict=True)) if self.topic in turn.placed else None
+            places = dict(zip(offsets, rows.column("offset").to_pylist(), strict=True)) if self.topic in round_.placed else None
             for start, end in cut.spans(offsets):
                 columns = columns_of(rows.slice(start, end - start), offsets[start:end])
-                runs = make_runs(partition, columns, routes, stream_time, offsets[end - 1] + 1, at_end=False)
-                stream_time, last = runs[0].stream_time, offsets[end - 1]
+                batches = make_batches(partition, columns, routes, stream_time, offsets[end - 1] + 1, at_end=False)
+                stream_time, last = batches[0].stream_time, offsets[end - 1]
                 cut.tell(last, Now(stream_time if places is None else places[last], stream_time, routes.now))
-                for run in runs:
-                    counted = cut.committed(run.slot, run.columns)
+                for fetched in batches:
+                    counted = cut.committed(fetched.slot, fetched.columns)
                     if len(counted):
-                        yield self._records(source, partition.partition * self.ranges + cut.pieces[run.slot].slot, counted, places)
+                        yield self._records(source, partition.partition * self.ranges + cut.pieces[fetched.slot].slot, counted, places)
             reporter.took(0, rows.num_rows, next_offset)
         reporter.end()
         yield self._ends(source, partition.partition, cut)
@@ -92,16 +92,22 @@ class Routing:
 
     def _records(self, source: int, task: int, columns: Columns, places: Mapping[int, int] | None) -> pa.RecordBatch:
         count = len(columns)
-        clocks: Any = [list(row) for row in zip(*columns.clocks, strict=True)] if columns.clocks else pa.nulls(count, ROUTED.field("clocks").type)
+        operator_times: Any = (
+            [list(row) for row in zip(*columns.operator_times, strict=True)]
+            if columns.operator_times
+            else pa.nulls(count, ROUTED.field("operator_times").type)
+        )
         times = columns.stream_times if places is None else [places[offset] for offset in columns.offsets]
-        return batch(ROUTED, [[task] * count, [source] * count, times, columns.stream_times, columns.offsets, *record_columns(columns), clocks])
+        return batch(
+            ROUTED, [[task] * count, [source] * count, times, columns.stream_times, columns.offsets, *record_columns(columns), operator_times]
+        )
 
     def _ends(self, source: int, partition: int, cut: Cut) -> pa.RecordBatch:
         told = [(partition * self.ranges + slot, *now) for slot, now in enumerate(cut.ends) if now is not None]
         count = len(told)
         nothing = [pa.nulls(count, field.type) for field in list(ROUTED)[5:-1]]
-        tasks, times, stream_times, clocks = [list(column) for column in zip(*told, strict=True)] if told else [[], [], [], []]
-        return batch(ROUTED, [tasks, [source] * count, times, stream_times, [END] * count, *nothing, clocks])
+        tasks, times, stream_times, operator_times = [list(column) for column in zip(*told, strict=True)] if told else [[], [], [], []]
+        return batch(ROUTED, [tasks, [source] * count, times, stream_times, [END] * count, *nothing, operator_times])
 
 
 def _only_partition(rows: pa.RecordBatch) -> TopicPartition:

@@ -41,9 +41,9 @@ from coopstreams.spark.session import session_or_local
 from coopstreams.spark.table_outputs import absolute, stage_folder
 from coopstreams.spark.task import TaskResult, TaskWork
 from coopstreams.spark.unchanged import check_resumable
-from coopstreams.spark.workers.progress import TaskProgress, Watch
+from coopstreams.spark.workers.progress import ProgressWatcher, TaskProgress
 from coopstreams.spark.workers.shipping import ship
-from coopstreams.state.places import Place
+from coopstreams.state.storage import Storage
 from coopstreams.topology import errors
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.topology import Topology
@@ -133,11 +133,11 @@ def taken_up(topology: Topology, config: Config, work: str, run: str) -> Plan:
 
 def finished(plan: Plan, work: str) -> bool:
     """Return whether all stages of a plan have run."""
-    return all(_has_run(Place(work), plan, stage) for stage in plan.stages)
+    return all(_has_run(Storage(work), plan, stage) for stage in plan.stages)
 
 
-def _has_run(place: Place, plan: Plan, stage: Stage) -> bool:
-    return place.read(f"{stage_folder(plan.run, stage)}/_SUCCESS") is not None
+def _has_run(storage: Storage, plan: Plan, stage: Stage) -> bool:
+    return storage.read(f"{stage_folder(plan.run, stage)}/_SUCCESS") is not None
 
 
 def carry_out(
@@ -164,7 +164,7 @@ def carry_out(
         went = [(stage, run.stage(spark, stage, on_stage)) for stage in plan.stages]
         results = tuple(result for stage, each in went if stage.is_last for result in each)
         if plan.table is not None:
-            table_outputs.write(spark, plan, run.folder, Place(work))
+            table_outputs.write(spark, plan, run.folder, Storage(work))
         return Backfilled(plan, results, run.folder)
     except PySparkException as error:
         raise _ours(error) from error
@@ -182,7 +182,7 @@ class _Run:
         self._plan = plan
         self._histories = histories
         self._on_progress = on_progress
-        self._place = Place(work)
+        self._place = Storage(work)
         self._oldest_ms = oldest_ms(topology, config, plan) if plan.seed else ()
         self.folder = f"{absolute(work)}/{plan.run}"
 
@@ -211,7 +211,7 @@ class _Run:
             yield None
             return
         reports = f"{self.folder}/progress-{stage.subtopology}-{stage.round}-{uuid4().hex[:8]}"  # those of an earlier driver are not ours
-        with Watch(reports, partial(self._on_progress, stage)):
+        with ProgressWatcher(reports, partial(self._on_progress, stage)):
             yield reports
 
     def _work(self, stage: Stage, reports: str | None) -> TaskWork:

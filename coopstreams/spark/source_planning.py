@@ -18,17 +18,17 @@ from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.offsets import KafkaOffsets
 from coopstreams.spark import plan as planning
 from coopstreams.spark.committed import Rebuild, Stands, aligned, end_of
+from coopstreams.spark.committed_positions import check_stopped, committed, unread
 from coopstreams.spark.history.history import KafkaHistory, cut_of
 from coopstreams.spark.outbox import announce, cluster_of
 from coopstreams.spark.plan import Plan, Stage
 from coopstreams.spark.repairing import changelog_of
-from coopstreams.spark.standing import check_stopped, committed, unread
 from coopstreams.spark.table_outputs import absolute
 from coopstreams.spark.unchanged import ids_of
 from coopstreams.state.manifest import whole_slices
-from coopstreams.state.places import Place
 from coopstreams.state.snapshot import new_run
-from coopstreams.tasks.reading import as_it_runs
+from coopstreams.state.storage import Storage
+from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.tasks.topics import check_topics, prepare_topics
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, OffsetOutOfRangeError, TopologyError
@@ -84,7 +84,7 @@ def begin_rebuild(built: Topology, config: Config, wanted: Wanted, *, ranges: in
             rebuild=rebuild,
             ids=ids_of(cluster, topology),
         )
-    Place(work).write(f"{plan.run}/plan.json", plan.to_json())
+    Storage(work).write(f"{plan.run}/plan.json", plan.to_json())
     if plan.seed:
         announce(config, plan.run, plan.tasks)
     return plan

@@ -2,7 +2,7 @@
 
     plan      where each key range stands, and where the changelogs end (`source_planning.py`)
     stages    those of the stores that are wanted, and those before them, over the records that are committed; tasks write differences
-    end       nobody has run meanwhile; then a snapshot is published, if there is a place for one
+    end       nobody has run meanwhile; then a snapshot is published, if there is a storage for one
 
 No offset moves: the application goes on exactly where it stopped, under the same id.
 
@@ -24,6 +24,7 @@ from pyspark.sql import SparkSession
 from coopstreams.admin.rebuild import Rebuilder, Wanted
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.spark.committed_positions import check_stopped
 from coopstreams.spark.outbox import cluster_of, marks_topic
 from coopstreams.spark.plan import Plan, Stage
 from coopstreams.spark.preparing import as_planned, load_plan
@@ -31,7 +32,6 @@ from coopstreams.spark.repairing import Differences
 from coopstreams.spark.running import OnProgress, carry_out, finished
 from coopstreams.spark.session import session_or_local
 from coopstreams.spark.source_planning import begin_rebuild, stands
-from coopstreams.spark.standing import check_stopped
 from coopstreams.spark.task import TaskResult
 from coopstreams.spark.unchanged import check_resumable
 from coopstreams.state.manifest import Slice

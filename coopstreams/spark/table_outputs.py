@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
 from coopstreams.spark.plan import Plan, Stage
-from coopstreams.state.places import Place
+from coopstreams.state.storage import Storage
 from coopstreams.topology.errors import ConfigError
 
 _RECORD = ("topic", "key", "value", "timestamp", "headers")
@@ -50,7 +50,7 @@ def frame(spark: SparkSession, plan: Plan, folder: str) -> DataFrame:
     return rows.where(F.col("topic").isNotNull() & ~F.col("topic").isin(forwarded)).select(*_RECORD, *_ORDER)
 
 
-def write(spark: SparkSession, plan: Plan, folder: str, work: Place) -> None:
+def write(spark: SparkSession, plan: Plan, folder: str, work: Storage) -> None:
     """Write the outputs of a run to its table as Parquet, in a folder for each topic, unless that is done."""
     done = f"{plan.run}/table"
     if work.read(done) is None:

@@ -28,7 +28,7 @@ import pyarrow as pa
 from coopstreams.commit.progress import Progress
 from coopstreams.common.config import Config
 from coopstreams.common.host import Timed
-from coopstreams.log.log import Position, Run
+from coopstreams.log.log import Position, RecordBatch
 from coopstreams.spark.changelog_rows import record_of, visible
 from coopstreams.spark.history.global_tables import Cut, read_rows, tables_of
 from coopstreams.spark.history.rows import BEGIN, END, RESULTS, batch, columns_of, headers_column, runs_of
@@ -36,7 +36,7 @@ from coopstreams.spark.outbox import Outbox, Seeds, partitions_of
 from coopstreams.spark.placing import PlacedOutput
 from coopstreams.spark.plan import Outputs
 from coopstreams.spark.repairing import Differences, Rebuilt, Repair
-from coopstreams.spark.rounds import turn_of
+from coopstreams.spark.rounds import round_of
 from coopstreams.spark.workers.progress import Reporter
 from coopstreams.spark.workers.shipping import unship
 from coopstreams.state.database import Database
@@ -126,10 +126,10 @@ class TaskWork:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield what the task forwards, and how it went."""
-        return attempt(batches, partial(Running, self))
+        return attempt(batches, partial(TaskAttempt, self))
 
 
-def attempt(batches: Iterable[pa.RecordBatch], begin: Callable[[int, ExitStack], Running]) -> Iterator[pa.RecordBatch]:
+def attempt(batches: Iterable[pa.RecordBatch], begin: Callable[[int, ExitStack], TaskAttempt]) -> Iterator[pa.RecordBatch]:
     """Yield what a task makes of its rows; it is begun with its number and what its resources are to be closed with."""
     rows = (each for each in batches if each.num_rows)
     first = next(rows, None)
@@ -143,13 +143,13 @@ def attempt(batches: Iterable[pa.RecordBatch], begin: Callable[[int, ExitStack],
         yield from running.finish()
 
 
-class Running:
+class TaskAttempt:
     """One attempt of one task."""
 
     def __init__(self, work: TaskWork, number: int, closing: ExitStack) -> None:
         topology = unship(work.shipped)
-        turn = turn_of(topology, work.subtopology, work.round)
-        program = compile_subtopology(topology, turn.part)
+        round_ = round_of(topology, work.subtopology, work.round)
+        program = compile_subtopology(topology, round_.part)
         partition, slot = divmod(number, work.ranges)
         self._work, self._number = work, number
         self.id = TaskId(work.subtopology, partition, KeyRange.split(work.ranges)[slot])
@@ -175,7 +175,7 @@ class Running:
         tally = Tally()
         on_failure = handler(self.id, work.config, tally.failure, self._dead_letter, self._sayings, fates)
         # A question or answer that waits for a flush would meet other rows than those it is about.
-        caching = work.config["statestore.cache.max.bytes"] > 0 and not turn.placed
+        caching = work.config["statestore.cache.max.bytes"] > 0 and not round_.placed
         rows = read_rows(work.config.client, tables_of(topology, program.subtopology), work.global_tables, on_failure)
         for each in rows.values():
             closing.callback(each.close)
@@ -189,11 +189,11 @@ class Running:
             partitions=cache(self._partitions),
             max_idle_ms=-1,  # the rows come in the order in which it takes them
             global_tables=rows,
-            output=lambda topic: PlacedOutput(topic, self._time) if topic in turn.placed else Output(topic),
+            output=lambda topic: PlacedOutput(topic, self._time) if topic in round_.placed else Output(topic),
             host=Timed(lambda: 0),
         )
         closing.callback(self._task.program.close)
-        self._counts = turn.is_last
+        self._counts = round_.is_last
         bounds = [work.cut[topic].get(partition, (0, 0)) if topic in work.cut else None for topic in program.subtopology.topics]
         self._reporter = Reporter(work.reports, "task", str(number), str(self.id), bounds)
 
@@ -254,21 +254,21 @@ class Running:
         at, (offsets, times) = self._task.program.where(), self._at_hand
         return self._now if at is None else times[bisect_left(offsets, at.offset)]
 
-    def _run(self, source: TopicPartition, rows: pa.RecordBatch, offsets: list[int]) -> Run:
+    def _run(self, source: TopicPartition, rows: pa.RecordBatch, offsets: list[int]) -> RecordBatch:
         """Return records as a reader would."""
         columns = columns_of(rows, offsets)
         columns.stream_times = rows.column("stream_time").to_pylist()
-        clocks = rows.column("clocks")
-        if clocks.null_count == 0:
-            columns.clocks = [list(clock) for clock in zip(*clocks.to_pylist(), strict=True)]
+        operator_times = rows.column("operator_times")
+        if operator_times.null_count == 0:
+            columns.operator_times = [list(operator_time) for operator_time in zip(*operator_times.to_pylist(), strict=True)]
         self._read[source.topic] += len(columns)
-        return Run(source, 0, columns, offsets[-1] + 1, columns.stream_times[-1], at_end=False)
+        return RecordBatch(source, 0, columns, offsets[-1] + 1, columns.stream_times[-1], at_end=False)
 
-    def _end(self, source: TopicPartition, rows: pa.RecordBatch) -> Run:
+    def _end(self, source: TopicPartition, rows: pa.RecordBatch) -> RecordBatch:
         """Return what a reader would say of the end of a partition: what time it is there."""
         self._stream_times[source.topic] = stream_time = rows.column("stream_time")[0].as_py()
         at = self._task.queues.received(source)
-        return Run(source, 0, NO_RECORDS, at, stream_time, at_end=True, clocks=rows.column("clocks")[0].as_py() or ())
+        return RecordBatch(source, 0, NO_RECORDS, at, stream_time, at_end=True, operator_times=rows.column("operator_times")[0].as_py() or ())
 
     def _forward(self) -> Iterator[pa.RecordBatch]:
         for output in (*self._task.program.outputs.values(), self._dead_letters):

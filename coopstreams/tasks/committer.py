@@ -26,7 +26,7 @@ from coopstreams.commit.progress import CommitPlan, ask, plan
 from coopstreams.common.config import Config
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
-from coopstreams.log.log import GroupFence, Log, Writer
+from coopstreams.log.log import UNKNOWN_FOR_S, GroupFence, Log, Writer
 from coopstreams.tasks.refusals import Refusals, batch_bytes, batches
 from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import Headers, Int64s, TopicPartition
@@ -42,8 +42,6 @@ CONFIRM_S = 60.0
 """Time between two writes of that which says how long the state of tasks is true."""
 MOST_IN_VAIN = 5
 """Failures to abort that Kafka did not promise would pass."""
-UNKNOWN_FOR_S = 3.0
-"""How long a topic may be unknown before it is gone: a broker that has just started may not know all."""
 
 
 class Membership(Protocol):

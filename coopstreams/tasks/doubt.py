@@ -25,7 +25,7 @@ Confirmed: TypeAlias = Callable[[float, int], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class DoubtedFailure:
     """An error that may be explained by a lost membership."""
 
     failure: Failed
@@ -39,18 +39,18 @@ class Doubts:
 
     epoch: int = 0
     """Of the membership, as far as the control thread has heard."""
-    held: tuple[Held, ...] = field(default=())
+    held: tuple[DoubtedFailure, ...] = field(default=())
 
-    def hold(self, failure: Failed, now: float) -> Held:
+    def hold(self, failure: Failed, now: float) -> DoubtedFailure:
         """Hold an error; it happened under the epoch that it names, or else under the present one."""
-        held = Held(failure, self.epoch if failure.epoch is None else failure.epoch, now)
+        held = DoubtedFailure(failure, self.epoch if failure.epoch is None else failure.epoch, now)
         self.held = (*self.held, held)
         return held
 
     def settle(self, confirmed: Confirmed) -> tuple[Failed | None, list[Failed]]:
         """Return the first error that counts from now on, and all that are void; hold the others."""
         counts: Failed | None = None
-        void, held = list[Failed](), list[Held]()
+        void, held = list[Failed](), list[DoubtedFailure]()
         for one in self.held:
             if one.epoch < self.epoch:
                 void.append(one.failure)

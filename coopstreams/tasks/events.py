@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from coopstreams.group.holdings import Assigned, Lost, Refused
-from coopstreams.tasks.reading import Reading
+from coopstreams.tasks.resolved_topology import ResolvedTopology
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.topology.task_id import TaskId
 
@@ -59,7 +59,7 @@ class Failed:
 class Matched:
     """Other topics match a pattern: this is what the application reads from now on."""
 
-    reading: Reading
+    resolved: ResolvedTopology
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from coopstreams.log.log import Position, Run
+from coopstreams.log.log import Position, RecordBatch
 from coopstreams.topology.columns import Columns, TopicPartition
 
 
@@ -31,7 +31,7 @@ class _Source:
     stream_time: int
     at_end: bool = False
     waiting: deque[tuple[Columns, int, int, Sequence[int]]] = field(default_factory=deque)
-    """Batches with the position, stream time and clocks that hold once they are processed."""
+    """Batches with the position, stream time and operator times that hold once they are processed."""
     records: int = 0
     waited_for_until: float | None = None
     """While it has nothing and was read to its end: how long its producers may take. Units: seconds."""
@@ -45,14 +45,14 @@ class Step:
     columns: Columns
     next_offset: int
     stream_time: int
-    clocks: Sequence[int] = ()
+    operator_times: Sequence[int] = ()
 
     def singles(self) -> Iterator[Step]:
-        """Yield the step record by record. What others have done to time and clocks comes with the last."""
+        """Yield the step record by record. What others have done to stream time and operator times comes with the last."""
         columns, last = self.columns, len(self.columns) - 1
         for i in range(last):
             yield Step(self.source, columns.slice(i, i + 1), columns.offsets[i + 1], columns.stream_times[i])
-        yield Step(self.source, columns.slice(max(last, 0), last + 1), self.next_offset, self.stream_time, self.clocks)
+        yield Step(self.source, columns.slice(max(last, 0), last + 1), self.next_offset, self.stream_time, self.operator_times)
 
 
 class SourceQueues:
@@ -76,27 +76,27 @@ class SourceQueues:
         """Return how many records of a source were taken in but not handed out."""
         return self._sources[source].records
 
-    def add(self, run: Run) -> None:
-        """Take in a run of the reader, less what was taken in before the reader went back.
+    def add(self, batch: RecordBatch) -> None:
+        """Take in a batch of the reader, less what was taken in before the reader went back.
 
         One that says anew where the end is gets its turn: what waits for the time may be due by now although no time has passed.
         """
-        source, columns = self._sources[run.partition], run.columns
-        source.at_end = run.at_end
-        if run.next_offset < source.received or (run.next_offset == source.received and not run.at_end):
+        source, columns = self._sources[batch.partition], batch.columns
+        source.at_end = batch.at_end
+        if batch.next_offset < source.received or (batch.next_offset == source.received and not batch.at_end):
             return
         if len(columns) and columns.offsets[0] < source.received:
             columns = columns.slice(bisect_left(columns.offsets, source.received), len(columns))
-        source.received = run.next_offset
+        source.received = batch.next_offset
         source.records += len(columns)
         if len(columns):
             source.waited_for_until = None
         if source.waiting and not len(columns) and not len(source.waiting[-1][0]):
             # A source that waits for long while its siblings' records come would keep a batch of nothing for each fetch.
-            *_, clocks = source.waiting.pop()
-            source.waiting.append((columns, run.next_offset, run.stream_time, run.clocks or clocks))
+            *_, operator_times = source.waiting.pop()
+            source.waiting.append((columns, batch.next_offset, batch.stream_time, batch.operator_times or operator_times))
             return
-        source.waiting.append((columns, run.next_offset, run.stream_time, run.clocks))
+        source.waiting.append((columns, batch.next_offset, batch.stream_time, batch.operator_times))
 
     def steps(self, most: int, now: float) -> Iterator[Step]:
         """Yield what may be processed now, in order, at most so many records in each step; what must wait for another source stays.
@@ -153,7 +153,7 @@ class SourceQueues:
 
     @staticmethod
     def _take(name: TopicPartition, source: _Source, limit: int | None, most: int, ties: bool) -> Step:
-        columns, next_offset, stream_time, clocks = source.waiting[0]
+        columns, next_offset, stream_time, operator_times = source.waiting[0]
         count = len(columns)
         if limit is not None and count:
             cut = bisect_right if ties else bisect_left
@@ -163,10 +163,10 @@ class SourceQueues:
             source.waiting.popleft()
             source.records -= count
             source.stream_time = stream_time
-            return Step(name, columns, next_offset, stream_time, clocks)
+            return Step(name, columns, next_offset, stream_time, operator_times)
         taken, rest = columns.slice(0, count), columns.slice(count, len(columns))
         # What is left may be no record, but the time that siblings' records have reached: it, too, waits for its turn.
-        source.waiting[0] = (rest, next_offset, stream_time, clocks)
+        source.waiting[0] = (rest, next_offset, stream_time, operator_times)
         source.records -= count
         source.stream_time = taken.stream_times[-1]
         return Step(name, taken, rest.offsets[0] if len(rest) else taken.offsets[-1] + 1, source.stream_time)

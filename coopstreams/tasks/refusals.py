@@ -32,7 +32,7 @@ SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TopicLimits:
     """What the settings of a topic allow. None: anything."""
 
     batch_bytes: int | None = None
@@ -43,7 +43,7 @@ class Limits:
     compacted: bool = False
 
     @staticmethod
-    def of(topic: Mapping[str, str], *, compressed: bool) -> Limits:
+    def of(topic: Mapping[str, str], *, compressed: bool) -> TopicLimits:
         """Return the limits in a topic's configuration. `compressed`: the size that counts is not known before a record is sent."""
         timed = topic.get("message.timestamp.type") != "LogAppendTime"
 
@@ -51,7 +51,7 @@ class Limits:
             return int(topic[name]) if name in topic else None
 
         most = number("max.message.bytes")
-        return Limits(
+        return TopicLimits(
             most,
             None if compressed else most,
             number("message.timestamp.after.max.ms") if timed else None,
@@ -82,7 +82,7 @@ class Refusals:
     def __init__(self, log: Log, config: Config, host: Host = SYSTEM) -> None:
         self._host = host
         self._log = log
-        self._limits: dict[str, Limits] = {}
+        self._limits: dict[str, TopicLimits] = {}
         self._until = float("-inf")
         settings = {name.removeprefix("producer."): value for name, value in config.client.items()}
         self._compressed = str(settings.get("compression.type", settings.get("compression.codec", "none"))) != "none"
@@ -109,7 +109,7 @@ class Refusals:
         """
         limits = self._limits.get(topic)
         if limits is None:
-            limits = self._limits[topic] = Limits.of(self._log.topic_config(topic), compressed=self._compressed)
+            limits = self._limits[topic] = TopicLimits.of(self._log.topic_config(topic), compressed=self._compressed)
             if limits.batch_bytes is not None and limits.batch_bytes < self._client_batch:
                 self.narrow[topic] = limits.batch_bytes
         why = limits.reason(key, value, headers, timestamp, self._host.wall_ms())

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from coopstreams.commit.progress import Progress
 from coopstreams.common.host import SYSTEM, Host
-from coopstreams.log.log import Run
+from coopstreams.log.log import RecordBatch
 from coopstreams.state.checkpoints import NEVER_TRUE
 from coopstreams.state.task_state import ChangelogBatch, TaskState
 from coopstreams.tasks.queues import SourceQueues, Step
@@ -50,13 +50,13 @@ class Incarnation:
     """Of the membership under which it was opened: under another one, nothing it did may be committed."""
 
 
-def standings(task: TaskId, stores: Iterable[StoreSpec], progress: Progress) -> dict[str, dict[KeyRange, int]]:
+def committed_positions(task: TaskId, stores: Iterable[StoreSpec], progress: Progress) -> dict[str, dict[KeyRange, int]]:
     """Return, for each store that holds its source topic, how far the task has read that topic: the offset for each part of its range.
 
     A task may have no partition of the topic, which has fewer than others of the sub-topology.
     """
     sources = {store.name: TopicPartition(store.source, task.partition) for store in stores if store.source is not None}
-    return {name: progress.standing(source) for name, source in sources.items() if source in progress.partitions}
+    return {name: progress.committed_positions(source) for name, source in sources.items() if source in progress.partitions}
 
 
 class Task:
@@ -111,9 +111,9 @@ class Task:
         self._at: Step | None = None
         """What was processed last, if that is where the outputs come from."""
 
-    def add(self, run: Run) -> None:
+    def add(self, batch: RecordBatch) -> None:
         """Take in a run of the reader."""
-        self.queues.add(run)
+        self.queues.add(batch)
 
     def step(self, *, single: bool = False) -> bool:
         """Process what may be processed, for about `STEP_S`; return whether there may be more. Outputs wait in `program.outputs`.
@@ -131,7 +131,7 @@ class Task:
                 self.processed += len(columns)
                 if first_ms < 0:
                     first_ms = columns.timestamps[0]
-            self.program.advance(step.source, step.stream_time, step.clocks)
+            self.program.advance(step.source, step.stream_time, step.operator_times)
             self.progress.advance(step.source, step.next_offset, step.stream_time)
             before, now = now, self._host.now()
             self._pace(len(step.columns), now - before)
@@ -214,7 +214,7 @@ class Task:
 
     def commit(self, checkpoints: Mapping[str, int], true_ms: int = NEVER_TRUE) -> None:
         """What was processed is durable in the log: let the database have it, in one batch, and begin anew. `true_ms` as of `TaskState.commit`."""
-        self.state.commit(checkpoints, standings(self.id, [table.spec for table in self.state.stores.values()], self.progress), true_ms)
+        self.state.commit(checkpoints, committed_positions(self.id, [table.spec for table in self.state.stores.values()], self.progress), true_ms)
         self.progress.committed()
 
     def discard(self) -> None:

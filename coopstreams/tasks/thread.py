@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from coopstreams.common.host import SYSTEM, Empty, Host, Inbox
-from coopstreams.log.log import Run
+from coopstreams.log.log import RecordBatch
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.events import Aborted, Closed, Event, Failed
 from coopstreams.tasks.outlasting import Outlasting
@@ -50,7 +50,7 @@ class _Moved:
     """The partition of a task has moved, but had no records for it."""
 
     task: Task
-    run: Run
+    batch: RecordBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class _Look:
     """Siblings elsewhere may have committed."""
 
 
-_Message = _Open | _Close | _Moved | _Look | tuple[Task, Run] | None
+_Message = _Open | _Close | _Moved | _Look | tuple[Task, RecordBatch] | None
 
 
 class StreamThread:
@@ -117,20 +117,20 @@ class StreamThread:
         """Take over a task."""
         self._inbox.put(_Open(task))
 
-    def deliver(self, task: Task, run: Run) -> None:
-        """Queue a run of records for a task."""
-        message: _Message = (task, run)
+    def deliver(self, task: Task, batch: RecordBatch) -> None:
+        """Queue a batch of records for a task."""
+        message: _Message = (task, batch)
         with self._lock:
-            if len(run.columns):
-                self.backlog += len(run.columns)
+            if len(batch.columns):
+                self.backlog += len(batch.columns)
                 self._moved.pop(task, None)
             else:
                 waiting = self._moved.setdefault(task, {})
-                before = waiting.get(run.partition)
-                if before is not None and before.run.next_offset <= run.next_offset:
-                    before.run = run.behind(before.run)
+                before = waiting.get(batch.partition)
+                if before is not None and before.batch.next_offset <= batch.next_offset:
+                    before.batch = batch.behind(before.batch)
                     return
-                message = waiting[run.partition] = _Moved(task, run)
+                message = waiting[batch.partition] = _Moved(task, batch)
         self._inbox.put(message)
 
     def close(self, tasks: tuple[Task, ...], *, clean: bool) -> None:
@@ -217,25 +217,25 @@ class StreamThread:
             # All tasks: what the writer could not deliver may have been anybody's.
             self._abort(error)
 
-    def _taken(self, message: _Moved) -> Run:
+    def _taken(self, message: _Moved) -> RecordBatch:
         """Return what a message says; what comes from now on is another one."""
         with self._lock:
             waiting = self._moved.get(message.task, {})
-            if waiting.get(message.run.partition) is message:
-                del waiting[message.run.partition]
+            if waiting.get(message.batch.partition) is message:
+                del waiting[message.batch.partition]
                 if not waiting:
                     del self._moved[message.task]
-            return message.run
+            return message.batch
 
-    def _process(self, task: Task, run: Run) -> None:
+    def _process(self, task: Task, batch: RecordBatch) -> None:
         try:
-            task.add(run)
+            task.add(batch)
             self._step(task)
         except (LogError, MembershipLostError) as error:
             self._abort(error)
         finally:
             with self._lock:
-                self.backlog -= len(run.columns)
+                self.backlog -= len(batch.columns)
 
     def _step(self, task: Task) -> None:
         while not task.closed and not task.leaving:
@@ -248,7 +248,7 @@ class StreamThread:
             self.committer.write_outputs(task)
             if not more:
                 break
-            self._commit_if_due()  # a slow function: commits, heartbeats and revocations do not wait for the end of the run
+            self._commit_if_due()  # a slow function: commits, heartbeats and revocations do not wait for the end of the batch
 
     def _note_slow(self, seconds: float, call: str) -> None:
         """Remember a call for which the broker or the group may not have waited."""

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias, TypeVar, overload
 from coopstreams.commit.progress import Progress
 from coopstreams.common.config import Config
 from coopstreams.common.host import Timed
-from coopstreams.log.log import Position, Run, TopicSpec
+from coopstreams.log.log import Position, RecordBatch, TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.state.database import Database
 from coopstreams.state.engines import open_database, open_engine
@@ -241,7 +241,7 @@ class TopologyTestDriver:
             self._route(source)
         for source in (source for source, at in positions.items() if at.offset == self._log.end_offset(source)):
             for slot, task in enumerate(self._tasks[source]):  # the reader says it once, and may have said it to tasks that are no more
-                task.add(Run.ended(source, slot, positions[source]))
+                task.add(RecordBatch.ended(source, slot, positions[source]))
 
     def _create_topics(self, more: Sequence[str]) -> tuple[int, ...]:
         """Return how many partitions each sub-topology has."""
@@ -314,8 +314,8 @@ class TopologyTestDriver:
 
     def _route(self, source: TopicPartition) -> None:
         program, ranges = self._programs[self._tasks[source][0].id.subtopology], [task.id.range for task in self._tasks[source]]
-        clocks = program.clocks_of(source.topic) if self._tasks[source][0].program.shared else None
-        self._reader.route(source, ranges, program.timestamp_of.get(source.topic), clocks)
+        operator_times = program.operator_times_of(source.topic) if self._tasks[source][0].program.shared else None
+        self._reader.route(source, ranges, program.timestamp_of.get(source.topic), operator_times)
 
     def _all_tasks(self) -> Iterator[Task]:
         """Yield the tasks, those of earlier sub-topologies first."""

@@ -11,7 +11,7 @@ from coopstreams.admin.rebuild import Rebuilder, Wanted, assembled, logged, piec
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.state.manifest import Manifest, Slice, StoreSlices, shape_of
-from coopstreams.state.pickup import Changelog
+from coopstreams.state.snapshot_restore import Changelog
 from coopstreams.topology.errors import ConfigError, SnapshotError
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.serdes import Serde

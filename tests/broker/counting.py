@@ -96,13 +96,13 @@ def await_running(apps: Iterable[CoopStreams], timeout_s: float = 120) -> None:
 
     def ready() -> bool:
         instances = [instance_of(app) for app in apps]
-        states = [dict(instance.roster.states) for instance in instances]
+        states = [dict(instance.registry.states) for instance in instances]
         assigned = [instance.assigned for instance in instances]
         if any(one is None or len(one.cluster.members) != len(apps) for one in assigned) or not at_rest(instances):
             return False
         return all(mine and all(state.value == "running" for state in mine.values()) for mine in states) and _whole(states)
 
-    eventually(ready, timeout_s, lambda: str([{str(task): state.value for task, state in instance_of(app).roster.states.items()} for app in apps]))
+    eventually(ready, timeout_s, lambda: str([{str(task): state.value for task, state in instance_of(app).registry.states.items()} for app in apps]))
 
 
 def at_rest(instances: Iterable[Instance]) -> bool:
@@ -123,26 +123,26 @@ def _whole(states: list[dict[Any, Any]]) -> bool:
 def groups_on_disk(app: CoopStreams, store: str = "counts") -> Counter[int]:
     """Return how many keys of each key group are in the databases of an instance, whoever owns them."""
     instance, found = instance_of(app), Counter[int]()
-    for subtopology, partition in instance.parts.directory.partitions():
-        database = instance.parts.directory.open(subtopology, partition, instance.parts.subtopology(subtopology).stores)
+    for subtopology, partition in instance.components.directory.partitions():
+        database = instance.components.directory.open(subtopology, partition, instance.components.subtopology(subtopology).stores)
         try:
             if store in database.specs:
                 for group in range(256):
                     found[group] += sum(1 for _ in database.scan(store, [group], None, None))
         finally:
-            instance.parts.directory.release(subtopology, partition)
+            instance.components.directory.release(subtopology, partition)
     return +found
 
 
 def groups_owned(app: CoopStreams) -> set[int]:
     """Return the key groups of the tasks of an instance."""
-    tasks = list(instance_of(app).roster.states)
+    tasks = list(instance_of(app).registry.states)
     return {group for task in tasks for group in range(task.range.first_group, task.range.last_group + 1)}
 
 
 def metric(app: CoopStreams, name: str) -> float:
     """Return the sum of all series of a metric of an instance."""
-    lines = instance_of(app).parts.metrics.text().decode().splitlines()
+    lines = instance_of(app).components.metrics.text().decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
 
 

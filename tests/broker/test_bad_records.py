@@ -125,13 +125,13 @@ def test_a_handler_that_says_continue_counts_what_it_drops(kafka: Kafka, tmp_pat
     case.write()
     with case.app(tmp_path, guarantee, "continue") as app:
         case.await_outputs()
-        eventually(lambda: dropped(app, phase) == len(BAD), 120, lambda: instance_of(app).parts.metrics.text().decode())
+        eventually(lambda: dropped(app, phase) == len(BAD), 120, lambda: instance_of(app).components.metrics.text().decode())
     check_outputs(case)
     assert read_topic(kafka.bootstrap, case.dead) == []
 
 
 def dropped(app: CoopStreams, reason: str) -> float:
-    lines = instance_of(app).parts.metrics.text().decode().splitlines()
+    lines = instance_of(app).components.metrics.text().decode().splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("coopstreams_dropped_records_total") and f'reason="{reason}"' in line)
 
 
@@ -252,7 +252,9 @@ def test_records_of_all_kinds_pass_beside_bad_ones(kafka: Kafka, tmp_path: Path)
     }
     with CoopStreams(builder.build(), settings) as app:
         eventually(lambda: len(read_topic(kafka.bootstrap, sink)) >= 30 and len(read_topic(kafka.bootstrap, dead)) >= 10, 120, lambda: "not complete")
-        eventually(lambda: metric(app, "coopstreams_dropped_records_total") == 10 + 1, 120, lambda: instance_of(app).parts.metrics.text().decode())
+        eventually(
+            lambda: metric(app, "coopstreams_dropped_records_total") == 10 + 1, 120, lambda: instance_of(app).components.metrics.text().decode()
+        )
     joined = {key.decode(): values for key, values in by_key(read_topic(kafka.bootstrap, sink)).items()}
     assert joined == {f"key-{number}": [(2 * number).to_bytes(8, "big")] for number in range(40) if number % 4}
     assert len(read_topic(kafka.bootstrap, dead)) == 10

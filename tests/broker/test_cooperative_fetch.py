@@ -1,4 +1,4 @@
-"""Cooperative fetch on a real Kafka: records of one partition dealt to many, without keys or order; each done once unless somebody dies."""
+"""Cooperative fetch on a real Kafka: records of one partition delivered to many, without keys or order; each done once unless somebody dies."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write(bootstrap: str, topic: str, count: int) -> None:
 
 
 def workable(bootstrap: str, topic: str) -> None:
-    """Make a topic whose records may be dealt."""
+    """Make a topic whose records may be delivered."""
     log = KafkaLog({"bootstrap.servers": bootstrap})
     log.create_topics([TopicSpec(topic, 1, replication=1)])
     PolicyTopic(log).set("accept.range.fetch", True, topic)
@@ -104,7 +104,7 @@ def test_three_members_share_one_partition_and_each_record_is_done_once(kafka: K
     late.close()
 
 
-def test_what_a_dead_member_had_is_dealt_again_after_the_gap_wait(broker_of_own: Callable[..., KafkaBroker]) -> None:
+def test_what_a_dead_member_had_is_delivered_again_after_the_gap_wait(broker_of_own: Callable[..., KafkaBroker]) -> None:
     broker = broker_of_own(group_share_min_record_lock_duration_ms="1000")
     workable(broker.bootstrap, "work")
     write(broker.bootstrap, "work", 10)
@@ -132,7 +132,7 @@ def test_what_a_dead_member_had_is_dealt_again_after_the_gap_wait(broker_of_own:
         consumer.close()
 
 
-def test_a_record_that_is_released_is_dealt_again_and_one_that_is_out_holds_up_the_next_batch(kafka: Kafka, topic: str) -> None:
+def test_a_record_that_is_released_is_delivered_again_and_one_that_is_out_holds_up_the_next_batch(kafka: Kafka, topic: str) -> None:
     consumer = member(kafka.bootstrap, kafka.unique("share"), topic)
     write(kafka.bootstrap, topic, 2)
     some = first(consumer, most=1)

@@ -126,9 +126,9 @@ def test_progress_of_a_newer_version_is_waited_out_and_never_skipped(kafka: Kafk
         eventually(lambda: "unreadable-commit" in reasons(app), 90, lambda: str(reasons(app)))
         write(other, encode_key(CommitKey(other, counting.source, 0, WHOLE, 1, 1)), value)
         eventually(
-            lambda: instance_of(app).parts.follower.tail == log.end_offset(TopicPartition(COMMIT_TOPIC, at)), 60, lambda: "it does not read on"
+            lambda: instance_of(app).components.follower.tail == log.end_offset(TopicPartition(COMMIT_TOPIC, at)), 60, lambda: "it does not read on"
         )
-        assert {state.value for state in instance_of(app).roster.states.values()} == {"restoring"}
+        assert {state.value for state in instance_of(app).registry.states.values()} == {"restoring"}
         assert "upgrade this process" in reasons(app)["unreadable-commit"]
         assert "upgrade this process" in reasons(app)["restoring"]
         write(counting.application, bad[0], None)

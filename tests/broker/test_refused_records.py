@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 
 from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
 from coopstreams.log.kafka.log import KafkaLog
-from coopstreams.tasks.refusals import Limits, batch_bytes
+from coopstreams.tasks.refusals import TopicLimits, batch_bytes
 from coopstreams.topology.errors import DeliveryError, ProcessingError, RefusedError
 from tests.broker.counting import PATIENT, failure_of, metric
 from tests.broker.reading import by_key, read_topic
@@ -209,7 +209,7 @@ def test_limits_are_those_of_the_broker_to_the_byte_and_in_time(kafka: Kafka) ->
         ("time", None, b"", now + HOUR_MS + 60_000): False,
     }
     for (topic, key, value, timestamp), taken in cases.items():
-        limits = Limits.of(log.topic_config(names[topic]), compressed=False)
+        limits = TopicLimits.of(log.topic_config(names[topic]), compressed=False)
         assert (limits.reason(key, value, headers, timestamp, now) is None) == taken
         writer = log.writer()
         writer.append(names[topic], [key], [value], [timestamp], partitions=0, headers=[headers])

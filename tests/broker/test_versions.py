@@ -177,7 +177,7 @@ def test_the_earlier_version_waits_where_the_later_one_leads(program: Program, g
 @pytest.mark.slow
 @pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
 def test_the_majority_takes_over_from_a_leader_of_another_version_and_gives_back(program: Program, guarantee: str) -> None:
-    """The leader runs the second version all the time: it deals tasks that it does not know itself."""
+    """The leader runs the second version all the time: it assigns tasks that it does not know itself."""
     program.guarantee = guarantee
     leader = program.start("leader", "ab")
     await_works(leader, of=1)

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from coopstreams.commands.connecting import refusals, say_waiting
+from coopstreams.commands.settings import refusals, say_waiting
 from coopstreams.query.problems import moving
 
 

@@ -20,7 +20,7 @@ import pytest
 from confluent_kafka import Producer
 from rich.console import Console
 
-from coopstreams.commands.processes import Process, processes_table
+from coopstreams.commands.processes import WorkerProcess, processes_table
 from coopstreams.dev.process import wait_until
 
 APP = """
@@ -172,7 +172,7 @@ def test_without_a_terminal_there_are_log_lines_alone(kafka: Any, tmp_path: Path
     assert [line for line in lines if not re.match(r"\d\d:\d\d:\d\d [A-Z]+ +|loaded by", line)] == []
 
 
-def shown(*processes: Process, width: int = 100) -> list[str]:
+def shown(*processes: WorkerProcess, width: int = 100) -> list[str]:
     console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115 closed with the test
     console.print(processes_table("shop", processes, NOW))
     return [line.rstrip() for line in console.export_text().splitlines() if line.strip()]
@@ -188,8 +188,8 @@ def report(*tasks: dict[str, Any], state: str = "running", reasons: tuple[str, .
 
 
 def test_the_table_has_a_row_for_each_process_and_one_for_all() -> None:
-    one = Process(0, 100, "", report(task("0_0[0..127]", rate=1200.4, lag=7), task("1_0[0..255]", rate=0.0, lag=0)))
-    other = Process(1, 101, "", report(task("0_0[128..255]", rate=800.0, lag=2000)))
+    one = WorkerProcess(0, 100, "", report(task("0_0[0..127]", rate=1200.4, lag=7), task("1_0[0..255]", rate=0.0, lag=0)))
+    other = WorkerProcess(1, 101, "", report(task("0_0[128..255]", rate=800.0, lag=2000)))
     title, heading, _, *rows = shown(one, other)
     assert title == "shop"
     assert heading.split("  ")[0].strip() == "process"
@@ -202,28 +202,28 @@ def test_the_table_has_a_row_for_each_process_and_one_for_all() -> None:
 
 def test_what_is_not_known_is_not_a_figure() -> None:
     opening = {"id": "0_0[0..255]", "state": "restoring", "rate": 0.0, "lag": None}
-    rows = shown(Process(0, 100), Process(1, 101, "", report(opening, state="rebalancing")))
+    rows = shown(WorkerProcess(0, 100), WorkerProcess(1, 101, "", report(opening, state="rebalancing")))
     assert re.search(r"starting( +-){5}$", rows[3])
     assert re.search(r"rebalancing +0_0\[0\.\.255\] restoring +0 +- +- +- +-$", rows[4])
     assert re.search(r"together +1 task +0 +- +- +- +-$", rows[-1])
 
 
 def test_a_process_that_ended_has_no_tasks_any_more() -> None:
-    rows = shown(Process(0, 100, "ended", report(task("0_0[0..255]"))))
+    rows = shown(WorkerProcess(0, 100, "ended", report(task("0_0[0..255]"))))
     assert re.search(r"ended( +-){5}$", rows[3])
 
 
 def test_reasons_are_named_and_many_tasks_are_counted() -> None:
-    stalled = Process(0, 100, "", report(*(task(f"0_{n}[0..255]") for n in range(9)), reasons=("no-progress", "no-progress"), live=False))
+    stalled = WorkerProcess(0, 100, "", report(*(task(f"0_{n}[0..255]") for n in range(9)), reasons=("no-progress", "no-progress"), live=False))
     text = " ".join(shown(stalled, width=200))
     assert "running: no-progress " in text
     assert "0_5[0..255], and 3 more" in text
-    waiting = Process(1, 101, "", report(state="waiting", reasons=("another-version",)))
+    waiting = WorkerProcess(1, 101, "", report(state="waiting", reasons=("another-version",)))
     assert "waiting: another-version " in " ".join(shown(waiting, width=160))
 
 
 def test_a_process_that_is_started_again_says_when_and_why_and_how_often() -> None:
-    ended = Process(0, 100, "ended", report(task("0_0[0..255]")), restarts=2, last_end="ended with status 1: LogError: gone", again_at=NOW + 4)
-    rows = shown(ended, Process(1, 101, "", report(task("0_0[0..255]")), restarts=1), width=160)
+    ended = WorkerProcess(0, 100, "ended", report(task("0_0[0..255]")), restarts=2, last_end="ended with status 1: LogError: gone", again_at=NOW + 4)
+    rows = shown(ended, WorkerProcess(1, 101, "", report(task("0_0[0..255]")), restarts=1), width=160)
     assert re.search(r"again in 4 s: ended with status 1: LogError: gone( +-){5}$", rows[3])
     assert re.search(r"running, 1 restart +0_0", rows[4])

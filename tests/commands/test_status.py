@@ -6,7 +6,7 @@ from rich.console import Console
 
 from coopstreams.commands.status import done_lines, status_table
 from coopstreams.query import reports
-from coopstreams.query.backend import Health, PickUpStatus, Placement, RestoreStatus, SourceStatus, Status, TaskStatus
+from coopstreams.query.backend import DownloadStatus, Health, Placement, RestoreStatus, SourceStatus, Status, TaskStatus
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.task_id import TaskId
@@ -18,7 +18,7 @@ def test_a_task_that_opens_says_how_many_bytes_and_records_are_to_come() -> None
         "restoring",
         -1,
         restore=(RestoreStatus("totals", 50, 12_000, 25.0, 480.0),),
-        pick_up=(PickUpStatus("counts", 12_340_000, 2_000_000_000, 1e6, 1988.0),),
+        download=(DownloadStatus("counts", 12_340_000, 2_000_000_000, 1e6, 1988.0),),
     )
     status = Status("app", "rebalancing", Health(True, True), (opening,))
     report = {"application": "app", "generation": 1, "instances": [reports.instance_status(Placement(1, "a", ()), None, status)]}

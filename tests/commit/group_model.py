@@ -18,7 +18,7 @@ from typing import cast
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.progress import Author, CommitPlan, Progress, ask, plan
 from coopstreams.commit.record import Committed
-from coopstreams.commit.view import Hole, View, combine
+from coopstreams.commit.view import CommitView, Hole, combine
 from coopstreams.log.log import NO_STREAM_TIME, Log, Position
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.keys import MAX_HASH, WHOLE, KeyRange, key_hash
@@ -90,7 +90,7 @@ class World:
         self.upgraded: set[Follower] = set()
         self.spelled: dict[bytes, str] = {}
         self.plain: dict[TopicPartition, Committed] = {}
-        self.view = View(GROUP)
+        self.view = CommitView(GROUP)
         self.truth = {source: [0] * SLICES for source in self.sources}
         self.owner: list[Task | None] = [None] * SLICES
         self.outputs: Counter[tuple[TopicPartition, int]] = Counter()

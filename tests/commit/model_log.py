@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coopstreams.commit.record import PARTITIONS, VERSION, partition_of
-from coopstreams.log.log import NO_STREAM_TIME, Position, Run
+from coopstreams.log.log import NO_STREAM_TIME, Position, RecordBatch
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.naming import COMMIT_TOPIC
 
@@ -77,7 +77,7 @@ class ModelReader:
     def assign(self, positions: Mapping[TopicPartition, Position]) -> None:
         self._at = positions[COMMITS].offset
 
-    def fetch(self, max_records: int, timeout_s: float) -> list[Run]:
+    def fetch(self, max_records: int, timeout_s: float) -> list[RecordBatch]:
         assert max_records > len(self._log.entries)
         assert timeout_s == 0
         start, end = self._at, self._log.stable_end()
@@ -91,4 +91,4 @@ class ModelReader:
         ]
         offsets, keys, values = [list(column) for column in zip(*found, strict=True)] if found else ([], [], [])
         times = [0] * len(found)
-        return [Run(COMMITS, 0, Columns(keys, values, times, offsets, times), end, NO_STREAM_TIME, at_end=True)]
+        return [RecordBatch(COMMITS, 0, Columns(keys, values, times, offsets, times), end, NO_STREAM_TIME, at_end=True)]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coopstreams.commit.packed import LEAF_BYTES, Packed
 from coopstreams.commit.record import CommitKey, CommitValue, Segment, encode_key, encode_value
-from coopstreams.commit.view import TILINGS, View
+from coopstreams.commit.view import TILINGS, CommitView
 from coopstreams.log.log import Position
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import WHOLE, KeyRange
@@ -38,7 +38,7 @@ def test_it_is_a_dict_in_order(steps: list[tuple[bytes, bytes | None]], prefix: 
 @pytest.mark.parametrize(("topics", "pieces"), [(1, 1), (20, 1), (2, 256)])
 def test_an_entry_of_a_view_takes_no_more_than_64_bytes(topics: int, pieces: int) -> None:
     each = 2560 // topics // pieces
-    view = View("accounting")
+    view = CommitView("accounting")
     records = [
         (
             encode_key(CommitKey("accounting", f"topic-{topic}", partition, covered, 7, 12)),
@@ -58,7 +58,7 @@ def test_an_entry_of_a_view_takes_no_more_than_64_bytes(topics: int, pieces: int
 
 
 def test_asking_about_all_partitions_keeps_a_few_tilings_only() -> None:
-    view = View("g")
+    view = CommitView("g")
     some = [TopicPartition("orders", number) for number in range(2 * TILINGS)]
     for topic, number in some:
         view.apply(encode_key(CommitKey("g", topic, number, WHOLE, 1, 1)), encode_value(CommitValue("t", (Segment(WHOLE, number),))))

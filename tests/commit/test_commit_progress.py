@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from coopstreams.commit.progress import Author, Progress, plan
 from coopstreams.commit.ranges import normalise
 from coopstreams.commit.record import CommitKey, Committed, CommitValue, Segment, decode_key, decode_value, encode_key, encode_value
-from coopstreams.commit.view import Opening, View
+from coopstreams.commit.view import CommitView, PartitionStart
 from coopstreams.log.log import Position
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash, offset_hash
@@ -16,7 +16,7 @@ LEFT, RIGHT = KeyRange.split(2)
 AUTHOR = Author("g", 5, "app-0-1")
 
 
-class Known(View):
+class Known(CommitView):
     """A view that was read up to offset 42."""
 
     partition = COMMITS
@@ -37,7 +37,7 @@ def hash_of(offset: int) -> int:
 
 def opened(*segments: Segment, term: int = 1, committed: Committed | None = None, claim: bool = False) -> Progress:
     covered = KeyRange(segments[0].range.start, segments[-1].range.end)
-    return Progress(covered, {AT: Opening(term, segments, committed, claim)}, AUTHOR)
+    return Progress(covered, {AT: PartitionStart(term, segments, committed, claim)}, AUTHOR)
 
 
 def test_in_the_usual_case_a_batch_comes_back_as_it_is() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams.commit.record import CommitKey, Committed, CommitValue, Segment, decode_key, encode_key, encode_value
-from coopstreams.commit.view import Hole, Spoken, View, combine
+from coopstreams.commit.view import CommitView, Hole, Winner, combine
 from coopstreams.log.log import Position
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
@@ -31,20 +31,20 @@ def value(*segments: Segment) -> bytes:
     return encode_value(CommitValue("t", segments))
 
 
-def say(view: View, covered: KeyRange, term: int, position: int, generation: int = 1) -> None:
+def say(view: CommitView, covered: KeyRange, term: int, position: int, generation: int = 1) -> None:
     view.apply(key(covered, term, generation), value(Segment(covered, position)))
 
 
-def positions(view: View, covered: KeyRange = WHOLE, committed: Committed | None = None) -> list[tuple[KeyRange, int]]:
+def positions(view: CommitView, covered: KeyRange = WHOLE, committed: Committed | None = None) -> list[tuple[KeyRange, int]]:
     return [(segment.range, segment.position) for segment in view.open(AT, covered, committed, START).segments]
 
 
-def tombstones(view: View, *mine: KeyRange) -> list[tuple[KeyRange, int]]:
+def tombstones(view: CommitView, *mine: KeyRange) -> list[tuple[KeyRange, int]]:
     return [(decoded.range, decoded.term) for decoded in map(decode_key, view.garbage(AT, mine))]
 
 
 def test_after_a_split_the_parent_speaks_for_the_child_that_never_committed() -> None:
-    view = View("g")
+    view = CommitView("g")
     say(view, WHOLE, 1, 100)
     assert view.open(AT, LEFT, None, START).term == 2
     say(view, LEFT, 2, 150)
@@ -57,7 +57,7 @@ def test_after_a_split_the_parent_speaks_for_the_child_that_never_committed() ->
 
 
 def test_a_merge_inherits_segments_and_covers_the_old_records() -> None:
-    view = View("g")
+    view = CommitView("g")
     say(view, LEFT, 2, 150)
     say(view, RIGHT, 2, 130)
     opening = view.open(AT, WHOLE, None, START)
@@ -70,7 +70,7 @@ def test_a_merge_inherits_segments_and_covers_the_old_records() -> None:
 
 
 def test_merging_back_to_old_boundaries_is_another_key_so_a_late_tombstone_hits_nothing() -> None:
-    view = View("g")
+    view = CommitView("g")
     say(view, WHOLE, 1, 100)
     say(view, LEFT, 2, 150)
     say(view, RIGHT, 2, 150)
@@ -82,7 +82,7 @@ def test_merging_back_to_old_boundaries_is_another_key_so_a_late_tombstone_hits_
 
 
 def test_a_zombie_that_writes_late_under_an_old_term_changes_nothing() -> None:
-    view = View("g")
+    view = CommitView("g")
     say(view, LEFT, 2, 150)
     say(view, RIGHT, 2, 150)
     say(view, LEFT, 3, 150)
@@ -92,7 +92,7 @@ def test_a_zombie_that_writes_late_under_an_old_term_changes_nothing() -> None:
 
 
 def test_of_two_openers_with_the_same_term_the_later_generation_speaks_however_late_the_other_claims() -> None:
-    view = View("g")
+    view = CommitView("g")
     say(view, LEFT, 3, 200, generation=8)
     say(view, WHOLE, 3, 150, generation=7)
     assert positions(view) == [(LEFT, 200), (RIGHT, 150)]
@@ -102,7 +102,7 @@ def test_of_two_openers_with_the_same_term_the_later_generation_speaks_however_l
 
 
 def test_a_split_of_a_whole_range_task_goes_on_from_the_plain_offset_not_from_old_records() -> None:
-    view = View("g")
+    view = CommitView("g")
     say(view, LEFT, 1, 150)
     say(view, RIGHT, 1, 130)
     plain = Committed(1000, 77, 2)
@@ -116,7 +116,7 @@ def test_a_split_of_a_whole_range_task_goes_on_from_the_plain_offset_not_from_ol
 
 
 def test_while_a_whole_range_task_has_segments_the_larger_of_its_record_and_its_plain_offset_counts() -> None:
-    view = View("g")
+    view = CommitView("g")
     say(view, LEFT, 1, 150)
     say(view, RIGHT, 1, 130)
     view.apply(key(WHOLE, 2), value(Segment(LEFT, 150), Segment(RIGHT, 140)))
@@ -125,7 +125,7 @@ def test_while_a_whole_range_task_has_segments_the_larger_of_its_record_and_its_
 
 
 def test_a_zombies_position_that_leaked_into_the_mirror_does_not_count_for_a_claimed_range() -> None:
-    view, plain = View("g"), Committed(100, 5, 1)
+    view, plain = CommitView("g"), Committed(100, 5, 1)
     say(view, LEFT, 2, 200)
     say(view, RIGHT, 2, 180)  # the zombie, after its successor read 130
     leaked = view.mirror(AT, plain)
@@ -136,7 +136,7 @@ def test_a_zombies_position_that_leaked_into_the_mirror_does_not_count_for_a_cla
 
 
 def test_a_foreign_offset_counts_where_it_is_larger_and_is_mirrored_over_only_when_nothing_rests_upon_it() -> None:
-    view, foreign = View("g"), Committed(140)
+    view, foreign = CommitView("g"), Committed(140)
     assert positions(view, LEFT, foreign) == [(LEFT, 140)]
     say(view, LEFT, 1, 150)
     assert positions(view, WHOLE, foreign) == [(LEFT, 150), (RIGHT, 140)]
@@ -150,30 +150,30 @@ def test_a_foreign_offset_counts_where_it_is_larger_and_is_mirrored_over_only_wh
 
 def test_an_operators_reset_of_a_whole_range_application_is_obeyed_in_both_directions() -> None:
     for offset in (3, 5000):
-        opening = View("g").open(AT, WHOLE, Committed(offset), START)
+        opening = CommitView("g").open(AT, WHOLE, Committed(offset), START)
         assert (opening.segments, opening.claim) == ((Segment(WHOLE, offset),), False)
 
 
 def test_where_nobody_committed_the_reset_position_counts_and_nothing_is_stable() -> None:
-    view = View("g")
+    view = CommitView("g")
     assert view.open(AT, WHOLE, None, Position(7, 3)).segments == (Segment(WHOLE, 7, 3),)
     assert view.stable(AT, None) is None
     say(view, LEFT, 1, 150)
-    assert view.resolve(AT, WHOLE) == [Spoken(Segment(LEFT, 150), 1), Hole(RIGHT)]
+    assert view.resolve(AT, WHOLE) == [Winner(Segment(LEFT, 150), 1), Hole(RIGHT)]
     assert view.stable(AT, None) is None
     assert view.mirror(AT, None) is None
     assert view.stable(AT, Committed(100, 9, 0)) == Position(100, 9)
 
 
 def test_stable_is_the_lowest_position_with_the_stream_time_there() -> None:
-    view = View("g")
+    view = CommitView("g")
     view.apply(key(LEFT, 1), value(Segment(LEFT, 150, 60)))
     view.apply(key(RIGHT, 1), value(Segment(RIGHT, 130, 50)))
     assert view.stable(AT, None) == Position(130, 50)
 
 
 def test_only_a_whole_range_task_with_nothing_live_needs_no_claim() -> None:
-    view = View("g")
+    view = CommitView("g")
     assert not view.open(AT, WHOLE, Committed(5, 5, 5), START).claim
     assert view.open(AT, LEFT, None, START).claim
     say(view, LEFT, 1, 10)
@@ -181,7 +181,7 @@ def test_only_a_whole_range_task_with_nothing_live_needs_no_claim() -> None:
 
 
 def test_records_of_other_groups_are_ignored_whatever_their_version() -> None:
-    view = View("g")
+    view = CommitView("g")
     view.apply(key(LEFT, 1, group="gg"), value(Segment(LEFT, 10)))
     view.apply(b"\7" + key(LEFT, 1, group="h")[1:], b"\7...")
     view.apply(b"", b"")
@@ -191,7 +191,7 @@ def test_records_of_other_groups_are_ignored_whatever_their_version() -> None:
 
 
 def test_done_runs_below_a_larger_plain_offset_are_dropped() -> None:
-    spoken = Spoken(Segment(WHOLE, 10, 5, ((12, 14), (20, 30))), 3)
+    spoken = Winner(Segment(WHOLE, 10, 5, ((12, 14), (20, 30))), 3)
     assert combine([spoken], Committed(25, 8, 3), START) == [Segment(WHOLE, 25, 8, ((25, 30),))]
 
 
@@ -203,7 +203,7 @@ writes = st.lists(st.tuples(cuts, st.integers(1, 5), st.integers(1, 3), st.one_o
 def test_resolving_hash_by_hash_gives_the_highest_rank_and_garbage_is_what_speaks_for_none(
     some: list[tuple[tuple[int, int], int, int, int | None]], asked: tuple[int, int]
 ) -> None:
-    view, live = View("g"), dict[tuple[int, int, tuple[int, int]], int]()
+    view, live = CommitView("g"), dict[tuple[int, int, tuple[int, int]], int]()
     for cut, term, generation, position in some:
         covered = cents(cut[0] * 10, cut[1] * 10 + 9)
         view.apply(key(covered, term, generation), None if position is None else value(Segment(covered, position)))
@@ -218,7 +218,7 @@ def test_resolving_hash_by_hash_gives_the_highest_rank_and_garbage_is_what_speak
     for tenth in range(asked[0], asked[1] + 1):
         (piece,) = [piece for piece in pieces if tenth * 10 * CENT in piece.range]
         rank = speaker(tenth)
-        said = (piece.segment.position, piece.term) if isinstance(piece, Spoken) else None
+        said = (piece.segment.position, piece.term) if isinstance(piece, Winner) else None
         assert said == (None if rank is None else (live[rank], rank[0]))
     silent = set(live) - {speaker(tenth) for tenth in range(10)}
     assert {(decoded.term, decoded.generation, decoded.range) for decoded in map(decode_key, view.garbage(AT, [WHOLE]))} == {
@@ -227,13 +227,13 @@ def test_resolving_hash_by_hash_gives_the_highest_rank_and_garbage_is_what_speak
 
 
 def test_a_mirror_names_the_highest_individual_commit_and_terms_go_on_above_it_when_it_is_gone() -> None:
-    view = View("g")
+    view = CommitView("g")
     say(view, LEFT, 7, 150)
     say(view, RIGHT, 6, 130)
     mirror = view.mirror(AT, Committed(100, 5, 2))
     assert mirror == Committed(130, -1, 2, 7)
     assert not view.lacks(AT, mirror)
-    anew = View("g")
+    anew = CommitView("g")
     assert anew.lacks(AT, mirror)
     assert anew.next_term(AT, mirror) == 8
     say(anew, RIGHT, 6, 130)

@@ -14,7 +14,7 @@ from coopstreams.commit.follower import Follower
 from coopstreams.commit.offsets import OffsetAndRanges, catch_up, done_by_all, list_consumer_group_offsets
 from coopstreams.commit.ranges import contains
 from coopstreams.commit.record import PARTITIONS, CommitKey, Committed, CommitValue, Segment, encode_key, encode_value, partition_of
-from coopstreams.commit.view import View
+from coopstreams.commit.view import CommitView
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import Position
@@ -196,7 +196,7 @@ def test_no_commit_of_before_speaks_after_a_reset(
     before: Sequence[tuple[KeyRange, int]], mirrored: int | None, offset: int, stalled: KeyRange, expired: bool
 ) -> None:
     """Also not that of an opener who read all of them, stalled, and claims its range only now; also when the plain offset has expired."""
-    view = View("g")
+    view = CommitView("g")
     for term, (covered, position) in enumerate(before, 1):
         view.apply(encode_key(CommitKey("g", *AT, covered, term, 1)), encode_value(CommitValue("", (Segment(covered, position),))))
     plain = None if mirrored is None else Committed(mirrored, term=0)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions
 from coopstreams.commit.record import CommitKey, Committed, CommitValue, Segment, encode_key, encode_value
-from coopstreams.group.requests import Fetched
+from coopstreams.group.requests import FetchedOffset
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
@@ -40,12 +40,12 @@ class Busy:
     certain: float = 0.1
     told: set[TopicPartition] = field(default_factory=set)
 
-    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> Fetched:
+    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:
         asked = set(partitions or ())
         assert not asked & self.told, "what is certain is not asked for again"
         unstable = {at for at in asked if at.topic == COMMIT_TOPIC or self.rng.random() > self.certain} if stable else set()
         self.told |= {at for at in asked - unstable if at.topic != COMMIT_TOPIC}
-        return Fetched({at: (self.offsets[at], "ic -1 1") if at in self.offsets else None for at in asked - unstable}, frozenset(unstable))
+        return FetchedOffset({at: (self.offsets[at], "ic -1 1") if at in self.offsets else None for at in asked - unstable}, frozenset(unstable))
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 40))
@@ -70,8 +70,8 @@ def test_every_task_opens_when_each_of_its_partitions_was_certain_once(rng: Rand
 class Mirrored:
     """A coordinator that has one offset, which names an individual commit of term 2 beside it."""
 
-    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> Fetched:
-        return Fetched({at: None if at.topic == COMMIT_TOPIC else (5, "ic -1 1 2") for at in partitions or ()})
+    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:
+        return FetchedOffset({at: None if at.topic == COMMIT_TOPIC else (5, "ic -1 1 2") for at in partitions or ()})
 
 
 def test_an_offset_that_a_sibling_committed_behind_the_barrier_has_the_barrier_taken_again() -> None:

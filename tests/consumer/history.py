@@ -1,6 +1,6 @@
 """Histories of a group that commits out of order, on a model of the log, beside plain sets. Driven by `test_inflight_histories.py`.
 
-The real parts: `InFlight`, `Progress`, `plan`, the codec, `View`. Owners tile the hash space of one partition and are cut anew at any time.
+The real parts: `InFlight`, `Progress`, `plan`, the codec, `CommitView`. Owners tile the hash space of one partition and are cut anew at any time.
 A commit counts, or is torn off (a transaction that was aborted: nobody sees any of it), or counts without its author hearing of it.
 
     processed   offsets that some owner has finished, or named as done
@@ -17,7 +17,7 @@ from random import Random
 from coopstreams.commit.progress import Author, Progress, plan
 from coopstreams.commit.ranges import contains
 from coopstreams.commit.record import Committed, Segment
-from coopstreams.commit.view import View, combine
+from coopstreams.commit.view import CommitView, combine
 from coopstreams.consumer.inflight import InFlight
 from coopstreams.log.log import Position
 from coopstreams.topology.columns import TopicPartition
@@ -34,7 +34,7 @@ class Commits:
     """The group's commits as `plan` asks for them."""
 
     def __init__(self) -> None:
-        self.view = View("g")
+        self.view = CommitView("g")
         self.partition = TopicPartition(COMMIT_TOPIC, 3)
         self.tail = 0
 

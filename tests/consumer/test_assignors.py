@@ -122,21 +122,21 @@ def test_more_sharers_than_key_groups_leave_the_last_ones_idle(assignor: Assigno
 
 
 @pytest.mark.parametrize(
-    ("dealt", "problem"),
+    ("assigned", "problem"),
     [
         ({"a": {"t": ((0, LOW),)}, "b": {"t": ((0, WHOLE),)}}, "t/0: key range 128..255 overlaps|t/0: key range 0..255 overlaps"),
         ({"a": {"t": ((0, LOW),)}}, "t/0: nobody owns the hashes"),
         ({}, "t/0: nobody owns the hashes"),
-        ({"a": {"t": ((0, WHOLE),)}, "b": {"t": ((1, WHOLE),)}}, "b is dealt t/1; t has 1 partitions"),
+        ({"a": {"t": ((0, WHOLE),)}, "b": {"t": ((1, WHOLE),)}}, "b is assigned t/1; t has 1 partitions"),
         ({"x": {"t": ((0, WHOLE),)}}, "x, which is no member"),
-        ({"a": {"u": ((0, WHOLE),), "t": ((0, WHOLE),)}}, "a is dealt u/0, and did not subscribe to u"),
-        ({"a": {"t": ((0, LOW),)}, "alone": {"t": ((0, HIGH),)}}, "alone is dealt the part 128..255 of t/0, and it does not share"),
+        ({"a": {"u": ((0, WHOLE),), "t": ((0, WHOLE),)}}, "a is assigned u/0, and did not subscribe to u"),
+        ({"a": {"t": ((0, LOW),)}, "alone": {"t": ((0, HIGH),)}}, "alone is assigned the part 128..255 of t/0, and it does not share"),
     ],
 )
-def test_a_wrong_assignment_is_an_error_that_says_where(dealt: Mapping[str, Held], problem: str) -> None:
+def test_a_wrong_assignment_is_an_error_that_says_where(assigned: Mapping[str, Held], problem: str) -> None:
     members = group("a", "b") | group("alone", share=False)
     with pytest.raises(AssignmentError, match=problem):
-        checked({"t": 1, "u": 1}, members, {"t"}, dealt)
+        checked({"t": 1, "u": 1}, members, {"t"}, assigned)
 
 
 def test_a_part_of_a_topic_that_does_not_share_is_an_error() -> None:

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from coopstreams.commit.progress import Author, Progress
 from coopstreams.commit.record import Segment
-from coopstreams.commit.view import Opening
+from coopstreams.commit.view import PartitionStart
 from coopstreams.consumer.fetching import Fetching
 from coopstreams.consumer.refetching import JUMP, span
 from coopstreams.consumer.share import ConsumerRecord, Share
 from coopstreams.consumer.waiting import BARE_BYTES, RECORD_BYTES
-from coopstreams.log.log import Reader, Run, TopicSpec
+from coopstreams.log.log import Reader, RecordBatch, TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import OffsetOutOfRangeError
@@ -38,7 +38,7 @@ class Counted:
         self.fetches = 0
         self._fetch = reader.fetch
 
-    def fetch(self, max_records: int, timeout_s: float) -> list[Run]:
+    def fetch(self, max_records: int, timeout_s: float) -> list[RecordBatch]:
         self.fetches += 1
         return self._fetch(max_records, timeout_s)
 
@@ -60,7 +60,7 @@ class Scene:
         self.out: list[ConsumerRecord] = []
         self.shares = []
         for covered, position in zip(KeyRange.split(len(positions)), positions, strict=True):
-            opening = Opening(1, (Segment(covered, position),), None, claim=False)
+            opening = PartitionStart(1, (Segment(covered, position),), None, claim=False)
             share = Share(TaskId(0, 0, covered), Progress(covered, {AT: opening}, Author("g", 1, "t")), 1, in_flight)
             self.shares.append(share)
             self.fetching.open(share)

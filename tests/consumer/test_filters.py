@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from coopstreams.consumer.committing import behind
 from coopstreams.consumer.filters import Filter
-from coopstreams.consumer.purgatory import behind
 from coopstreams.topology.columns import Columns
 
 

@@ -18,10 +18,10 @@ from rich.console import Console
 
 from coopstreams.commands.loading import load_topology
 from coopstreams.demo import scenes as demo
-from coopstreams.demo.answers import HOUR_MS, Answers, Delay, Tally, differences
+from coopstreams.demo.answers import HOUR_MS, Answers, Delay, DepartureTally, differences
 from coopstreams.demo.data import airline_value, departure_value, plane_value
 from coopstreams.demo.flights import Airline, Departure, FlightsData, Plane, flights_data
-from coopstreams.demo.progress import Part, Positions, owned, shared
+from coopstreams.demo.progress import HighestPositions, RunningRange, owned, shared
 from coopstreams.demo.run import SOURCES
 from coopstreams.demo.screen import answers, verdict
 from coopstreams.testing import TopologyTestDriver
@@ -44,7 +44,7 @@ def departure(carrier: str, tail: str | None, minutes: float | None, time_ms: in
 
 
 def tallied(*departures: Departure) -> Answers:
-    tally = Tally(AIRLINES, PLANES)
+    tally = DepartureTally(AIRLINES, PLANES)
     for one in departures:
         tally.add(one)
     return tally.answers
@@ -107,7 +107,7 @@ def test_the_verdict_names_what_differs_and_on_which_side() -> None:
 @pytest.mark.parametrize("ranges", [1, 3])
 def test_the_example_computes_what_plain_loops_compute(data: FlightsData, ranges: int) -> None:
     departures = list(itertools.islice(data.departures(), 0, 336_000, 280))
-    tally = Tally(data.airlines(), data.planes())
+    tally = DepartureTally(data.airlines(), data.planes())
     with TopologyTestDriver(load_topology(str(demo.example())), ranges=ranges) as driver:
         airlines = driver.input("airlines", serdes.text, serdes.json)
         for airline in data.airlines():
@@ -148,7 +148,7 @@ def task(subtopology: int, range_: str, state: str | None = "running", **committ
 
 
 def test_a_stage_is_done_when_every_key_group_was_seen_at_the_end_whoever_had_it() -> None:
-    positions = Positions()
+    positions = HighestPositions()
     assert not positions.done(0, {"a": 0})
     positions.take(report({"tasks": [task(0, "0..127", a=100, b=3)]}, {"tasks": [task(0, "128..255", a=60, b=3)]}))
     assert positions.records(0, "a") == 80
@@ -160,7 +160,7 @@ def test_a_stage_is_done_when_every_key_group_was_seen_at_the_end_whoever_had_it
 
 
 def test_a_process_that_does_not_answer_has_nothing_and_takes_nothing_away() -> None:
-    positions = Positions()
+    positions = HighestPositions()
     positions.take(report({"tasks": [task(0, "0..255", a=10)]}))
     gone = report({"state": "unreachable", "tasks": [{"subtopology": 0, "key_range": "0..255", "state": None}]})
     positions.take(gone)
@@ -170,7 +170,7 @@ def test_a_process_that_does_not_answer_has_nothing_and_takes_nothing_away() -> 
 
 def test_a_partition_is_shared_when_all_processes_run_all_of_every_stage() -> None:
     parts = owned(report({"tasks": [task(0, "0..127"), task(1, "0..99")]}, {"tasks": [task(0, "128..255"), task(1, "100..255")]}))
-    assert parts["http://0"][0] == Part(0, 0, 127, "running")
+    assert parts["http://0"][0] == RunningRange(0, 0, 127, "running")
     assert shared(parts, ["http://0", "http://1"], [0, 1])
     assert not shared(parts, ["http://0"], [0, 1])
     assert not shared(parts, ["http://0", "http://1", "http://2"], [0, 1])

@@ -11,7 +11,7 @@ from confluent_kafka.cimpl import NewTopic
 from rich.console import Console
 
 from coopstreams.dev.broker import KafkaBroker, cluster_id
-from coopstreams.dev.process import Running, answers, record, recorded, wait_until
+from coopstreams.dev.process import BrokerProcess, answers, record, recorded, wait_until
 from coopstreams.topology.errors import DevError
 from tests.conftest import Kafka
 
@@ -81,7 +81,7 @@ def test_the_record_of_a_process_that_is_gone_does_not_count(broker_of_own: Brok
     assert left is not None
     broker.kill()
     # 1 is alive on every machine, and it is not a broker
-    record(broker.folder, Running(1, left.port, left.controller_port))
+    record(broker.folder, BrokerProcess(1, left.port, left.controller_port))
     assert broker.running is None
     assert broker.stop() is False
     assert broker.start() is True

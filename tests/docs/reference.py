@@ -16,7 +16,7 @@ from coopstreams.consumer import policy
 from coopstreams.consumer.settings import SETTINGS as CONSUMER_SETTINGS
 from coopstreams.instance.deployed import topic_spec as deployed_topic_spec
 from coopstreams.query.openapi import description
-from coopstreams.query.service import Limits
+from coopstreams.query.service import RequestLimits
 from coopstreams.topology.graph.nodes import InternalTopic
 from coopstreams.topology.graph.partitions import ADDITIONAL_RETENTION_MS, topic_config
 
@@ -57,7 +57,7 @@ def metrics() -> list[list[str]]:
 
 def paths() -> list[list[str]]:
     """Return a row for each path of the HTTP interface."""
-    return [[f"`{path}`", operations["get"]["summary"]] for path, operations in description(Limits())["paths"].items()]
+    return [[f"`{path}`", operations["get"]["summary"]] for path, operations in description(RequestLimits())["paths"].items()]
 
 
 def topics() -> list[list[str]]:

@@ -21,7 +21,7 @@ import typer.main
 from coopstreams.commands.cli import app
 from coopstreams.common.config import Config, settings_of
 from coopstreams.query.openapi import description
-from coopstreams.query.service import Limits
+from coopstreams.query.service import RequestLimits
 from tests.conftest import Kafka
 from tests.docs.pages import LANGUAGES, PAGES, ROOT, Block, Link, anchors, blocks, links
 
@@ -169,7 +169,7 @@ def statements(program: str) -> list[str]:
 def known_path(url: str) -> bool:
     """Whether the description of the HTTP interface has the path of a URL."""
     path = re.sub(r"^https?://[^/]+", "", url).partition("?")[0]
-    patterns = [re.sub(r"\{\w+\}", "[^/]+", known) for known in description(Limits())["paths"]]
+    patterns = [re.sub(r"\{\w+\}", "[^/]+", known) for known in description(RequestLimits())["paths"]]
     return any(re.fullmatch(pattern, path) for pattern in patterns)
 
 

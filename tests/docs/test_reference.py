@@ -10,7 +10,7 @@ import pytest
 import coopstreams
 from coopstreams import consumer, spark, testing
 from coopstreams.consumer import CooperativeConsumer, CooperativeFetch
-from coopstreams.instance.roster import State
+from coopstreams.instance.task_registry import State
 from coopstreams.query.client import QueryClient
 from coopstreams.topology import errors, serdes
 from coopstreams.topology.dsl.branches import BranchedKStream

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from coopstreams.group.assignor import assign, problem_of
 from coopstreams.group.claims import check_granted, claims_of, common, merge
-from coopstreams.group.members import Assignment, Cluster, MemberInfo, MemberState, Place
+from coopstreams.group.members import Assignment, Cluster, MemberInfo, MemberState, TaskPartition
 from coopstreams.group.slots import Layout
 from coopstreams.topology.errors import AssignmentError
 from coopstreams.topology.keys import GROUPS, MAX_HASH, WHOLE, KeyRange, check_tiling
@@ -203,7 +203,7 @@ def test_the_claim_of_the_highest_generation_wins() -> None:
 
 def test_a_zombie_is_believed_about_what_nobody_else_claims() -> None:
     claims = claims_of({"z": member("z", tasks=[task(0)], generation=5), "o": member("o", tasks=[task(0, 0, 99)], generation=7)})
-    assert claims["z"] == {Place(0, 0): [KeyRange.of_groups(100, 255)]}
+    assert claims["z"] == {TaskPartition(0, 0): [KeyRange.of_groups(100, 255)]}
 
 
 def test_two_owners_of_one_hash_are_an_error_that_names_them() -> None:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import threading
 
-from coopstreams.group.gate import Gate
+from coopstreams.group.membership import CommitGate
 
 LONG = 10.0
 SHORT = 0.01
 
 
 def test_commits_go_on_side_by_side() -> None:
-    gate = Gate()
+    gate = CommitGate()
     assert gate.enter(LONG)
     assert gate.enter(LONG)
 
 
 def test_a_join_waits_until_the_last_commit_is_over() -> None:
-    gate = Gate()
+    gate = CommitGate()
     gate.enter(LONG)
     gate.enter(LONG)
     assert not gate.close()
@@ -28,7 +28,7 @@ def test_a_join_waits_until_the_last_commit_is_over() -> None:
 
 
 def test_a_commit_waits_for_a_join_to_end() -> None:
-    gate = Gate()
+    gate = CommitGate()
     assert gate.close()
     entered: list[bool] = []
     committer = threading.Thread(target=lambda: entered.append(gate.enter(LONG)))
@@ -40,14 +40,14 @@ def test_a_commit_waits_for_a_join_to_end() -> None:
 
 
 def test_a_join_that_waits_keeps_new_commits_out_so_that_its_turn_comes() -> None:
-    gate = Gate()
+    gate = CommitGate()
     gate.enter(LONG)
     assert not gate.close()
     assert not gate.enter(SHORT)
 
 
 def test_an_impatient_commit_goes_on_beside_a_join_and_is_counted() -> None:
-    gate = Gate()
+    gate = CommitGate()
     assert gate.close()
     assert not gate.enter(SHORT)
     assert not gate.close()

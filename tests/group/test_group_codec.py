@@ -136,7 +136,7 @@ def test_another_version_is_told_apart_from_a_stranger() -> None:
 
 
 def test_what_a_member_of_the_version_before_holds_is_understood_and_its_leader_is_not_obeyed() -> None:
-    """It does not say which topology it runs; and dealt tasks by its own, whatever the others ran."""
+    """It does not say which topology it runs; and assigned tasks by its own, whatever the others ran."""
     old = b"CS1" + zlib.compress(b'{"process":"p","host":"h","threads":2,"tasks":[[0,1,0,127]],"target":[[0,1,0,127]],"nonce":3}')
     state = decode_subscription(subscription(old), "m")
     assert (state.tasks, state.info.topology) == ((TaskId(0, 1, KeyRange.of_groups(0, 127)),), ())

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.group.hanging import ENDED, ENDING, ONGOING, Marker, Open, Told, believed, missing_markers, refusal
+from coopstreams.group.hanging import ENDED, ENDING, ONGOING, Marker, Open, TransactionDescription, believed, missing_markers, refusal
 from coopstreams.topology.columns import TopicPartition
 
 HERE, THERE = TopicPartition("here", 0), TopicPartition("there", 1)
 
 
-def told(state: str, epoch: int = 3) -> Told:
-    return Told(state, 66, epoch, 1000)
+def told(state: str, epoch: int = 3) -> TransactionDescription:
+    return TransactionDescription(state, 66, epoch, 1000)
 
 
 @pytest.mark.parametrize(("state", "commit"), [("CompleteCommit", True), ("CompleteAbort", False), ("Empty", False)])

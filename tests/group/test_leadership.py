@@ -10,7 +10,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from coopstreams.group.leadership import NO_LEADER, View, choose
+from coopstreams.group.leadership import NO_LEADER, BrokerView, choose
 
 EVENTS, WEIGHTS = ("freeze", "wake", "fence", "back", "join"), (2, 1, 0.5, 2, 2)
 
@@ -105,9 +105,9 @@ class Cluster:
         alive = broker not in self.now.offline and broker not in self.seen(self.now.leader).offline
         return alive and broker not in self.now.isr and broker not in self.frozen and self.seen(broker).epoch == self.now.epoch
 
-    def view(self, broker: int) -> View:
+    def view(self, broker: int) -> BrokerView:
         state = self.seen(broker)
-        return View(state.leader, state.epoch, state.replicas, state.offline)
+        return BrokerView(state.leader, state.epoch, state.replicas, state.offline)
 
 
 def happen(cluster: Cluster, rng: Random, times: int) -> Iterator[int]:
@@ -134,7 +134,7 @@ def test_whoever_is_asked_leads_in_the_epoch_of_the_last_acknowledged_record_or_
     for broker in sorted(cluster.frozen):
         if rng.random() < 0.6:
             cluster.do("wake", broker)
-    answers: dict[int, View | None] = {}
+    answers: dict[int, BrokerView | None] = {}
     for broker in happen(cluster, rng, meanwhile):
         if broker not in cluster.frozen:
             answers.setdefault(broker, cluster.view(broker))
@@ -151,13 +151,13 @@ def test_those_that_live_are_enough(brokers: int, data: st.DataObject) -> None:
     min_isr = data.draw(st.integers(1, brokers))
     living = data.draw(st.sets(st.integers(0, brokers - 1), min_size=max(min_isr, brokers - min_isr + 1 if min_isr > 1 else 1)))
     everybody = frozenset(range(brokers))
-    view = View(min(living), 7, everybody, everybody - living)
+    view = BrokerView(min(living), 7, everybody, everybody - living)
     choice = choose(dict.fromkeys(living, view), min_isr)
     assert choice is not None
     assert (choice.leader, choice.epoch, choice.why_not) == (min(living), 7, "")
 
 
-OLD, NEW = View(1, 4, frozenset({1, 2, 3})), View(2, 5, frozenset({1, 2, 3}), frozenset({1}))
+OLD, NEW = BrokerView(1, 4, frozenset({1, 2, 3})), BrokerView(2, 5, frozenset({1, 2, 3}), frozenset({1}))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ OLD, NEW = View(1, 4, frozenset({1, 2, 3})), View(2, 5, frozenset({1, 2, 3}), fr
         ({2: replace(NEW, leader=NO_LEADER), 3: NEW}, 1, (2, 5)),
     ],
 )
-def test_whom_three_brokers_name(answers: dict[int, View | None], min_isr: int, asked: tuple[int, int] | None) -> None:
+def test_whom_three_brokers_name(answers: dict[int, BrokerView | None], min_isr: int, asked: tuple[int, int] | None) -> None:
     choice = choose(answers, min_isr)
     assert choice is not None
     assert ((choice.leader, choice.epoch) if not choice.why_not else None) == asked

@@ -173,11 +173,23 @@ def test_a_transaction_of_an_earlier_generation_is_refused_and_the_next_one_goes
     assert not a.heard(Lost)
 
 
-def test_a_commit_to_a_topic_that_does_not_exist_is_refused_at_once(app: Application) -> None:
+def test_a_commit_to_a_topic_that_does_not_exist_is_refused(app: Application) -> None:
     a = app.start("a")
     app.complete("a")
     with pytest.raises(UnknownTopicError, match="no-such-topic-0"):
         commit(a, TopicPartition("no-such-topic", 0), 1)
+
+
+def test_a_commit_waits_for_a_topic_that_the_coordinator_does_not_know_yet(app: Application, kafka: Kafka) -> None:
+    """A broker learns of a topic after its controller has made it: a commit that comes between the two ended an application."""
+    a = app.start("a")
+    app.complete("a")
+    partition = TopicPartition(kafka.unique("soon"), 0)
+    with ThreadPoolExecutor(1) as pool:
+        committed = pool.submit(commit, a, partition, 1)
+        kafka.create(partition.topic)
+        committed.result(PATIENCE_S)
+    assert a.member.committed([partition]) == {partition: (1, "")}
 
 
 def test_there_is_no_fence_before_the_first_assignment_nor_after_the_end(app: Application) -> None:

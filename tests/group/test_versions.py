@@ -66,7 +66,7 @@ def test_without_a_history_everybody_chooses_the_same() -> None:
 
 
 def test_a_leader_of_another_version_deals_the_tasks_of_the_active_one() -> None:
-    """What is dealt follows from what members announce; the leader's own topology is not asked."""
+    """What is assigned follows from what members announce; the leader's own topology is not asked."""
     given = assign_active({"a": member(OLD), "b": member(OLD), "leader": member(NEW)})
     assert {name: assignment.tasks for name, assignment in given.items()} == {"a": (task(0, 0),), "b": (task(0, 1),), "leader": ()}
     assert {name: bool(assignment.waits) for name, assignment in given.items()} == {"a": False, "b": False, "leader": True}

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from coopstreams.dev.process import wait_until
 from coopstreams.instance import watcher
-from coopstreams.instance.roster import Roster
+from coopstreams.instance.task_registry import TaskRegistry
 from coopstreams.instance.watcher import Watcher
 from coopstreams.log.log import TopicSpec
 from coopstreams.tasks.events import Failed
@@ -41,14 +41,14 @@ class Watched(Engine):
         builder = StreamsBuilder("app")
         builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to("out")
         super().__init__(builder.build(), {"in": 1, "out": 1}, processing_guarantee=guarantee, interval_s=0.005)
-        self.roster = Roster()
+        self.registry = TaskRegistry()
         self.open_tasks: dict[TaskId, Task] = {}
         self.watcher = Watcher(
             self.log,
             self.metrics,
             self.tallies,
             Sayings(),
-            self.roster,
+            self.registry,
             self.open_tasks,
             frozenset({"in"}),
             0.0,
@@ -61,8 +61,8 @@ class Watched(Engine):
         """Open the tasks of these ranges."""
         for range_ in ranges:
             task = self.open(range_)
-            self.roster.assigned([task.id], [])
-            self.roster.opened(task.id)
+            self.registry.assigned([task.id], [])
+            self.registry.opened(task.id)
             self.open_tasks[task.id] = task
 
     def start_offset(self) -> int:
@@ -159,8 +159,8 @@ def test_a_task_stands_still_from_before_the_brokers_were_asked(watched: Watched
     watched.run(LEFT)
     monkeypatch.setattr(watched.log, "end_offset", ask)
     watched.watcher._look()
-    [sight] = watched.watcher.watch.sights.values()
-    assert sight.moved_at <= asked[0]
+    [sample] = watched.watcher.stall_detector.samples.values()
+    assert sample.moved_at <= asked[0]
 
 
 def test_a_changelog_that_is_deleted_or_made_anew_while_its_task_runs_has_a_name(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
@@ -170,18 +170,18 @@ def test_a_changelog_that_is_deleted_or_made_anew_while_its_task_runs_has_a_name
     watched.open_tasks[left].state.topic_ids = {"counts": watched.log.topic_id(changelog)}  # as after a restore
     watched.open_tasks[right].state.topic_ids = {"counts": ""}  # brokers without ids
     look(watched.open_tasks)
-    assert (watched.watcher.watch.made_anew, caplog.text) == ({}, "")
+    assert (watched.watcher.stall_detector.made_anew, caplog.text) == ({}, "")
     watched.log.delete_topics([changelog])
     look(watched.open_tasks)
-    assert watched.watcher.watch.made_anew == {left: f'{changelog} was deleted: what store "counts" had before is only on this host'}
+    assert watched.watcher.stall_detector.made_anew == {left: f'{changelog} was deleted: what store "counts" had before is only on this host'}
     watched.log.create_topics([TopicSpec(changelog, 1)])
     for _ in range(3):
         look(watched.open_tasks)
-    assert "was deleted and made anew" in watched.watcher.watch.made_anew[left]
+    assert "was deleted and made anew" in watched.watcher.stall_detector.made_anew[left]
     assert caplog.text.count("Stop all instances and rebuild it from the source") == 1
     watched.open_tasks[left].state.topic_ids = {"counts": watched.log.topic_id(changelog)}  # it was opened again
     look(watched.open_tasks)
-    assert watched.watcher.watch.made_anew == {}
+    assert watched.watcher.stall_detector.made_anew == {}
 
 
 def test_a_source_that_is_made_anew_while_its_tasks_run_ends_the_instance_with_the_cure(watched: Watched) -> None:
@@ -198,7 +198,7 @@ def test_a_source_that_is_made_anew_while_its_tasks_run_ends_the_instance_with_t
 
 def test_whatever_ends_the_watcher_is_told(watched: Watched) -> None:
     watched.run(LEFT)
-    watched.roster.states = None  # type: ignore[assignment]
+    watched.registry.states = None  # type: ignore[assignment]
     watched.watcher.start()
     told = watched.events.get(timeout=90)
     assert isinstance(told, Failed)

@@ -15,7 +15,7 @@ from kafka.record.memory_records import MemoryRecordsBuilder
 
 from coopstreams.group import requests
 from coopstreams.group.admin import connected
-from coopstreams.group.hanging import Told
+from coopstreams.group.hanging import TransactionDescription
 from coopstreams.group.requests import Exchange
 from coopstreams.group.transaction_requests import describe_transaction
 from coopstreams.topology.columns import TopicPartition
@@ -33,9 +33,9 @@ class Raw:
         """Let go of the connection."""
         self._connection.close()
 
-    def told(self, transactional_id: str) -> Told:
+    def told(self, transactional_id: str) -> TransactionDescription:
         """Return what the coordinator says."""
-        told: Told | None = self._send(describe_transaction(transactional_id))
+        told: TransactionDescription | None = self._send(describe_transaction(transactional_id))
         assert told is not None
         return told
 

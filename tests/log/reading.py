@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from coopstreams.log.log import Log, Position, Reader, Run, Writer
+from coopstreams.log.log import Log, Position, Reader, RecordBatch, Writer
 from coopstreams.topology.columns import Headers, TopicPartition
 
 PATIENCE_S = 90.0
@@ -23,32 +23,32 @@ class Seen(NamedTuple):
     headers: Headers | None
 
 
-def records(runs: Iterable[Run], slot: int = 0) -> list[Seen]:
+def records(batches: Iterable[RecordBatch], slot: int = 0) -> list[Seen]:
     """Return the records of one slot."""
     seen: list[Seen] = []
-    for run in runs:
-        if run.slot == slot:
-            c = run.columns
+    for batch in batches:
+        if batch.slot == slot:
+            c = batch.columns
             seen += map(Seen, c.offsets, c.keys, c.values, c.timestamps, c.stream_times, c.headers or [None] * len(c))
     return seen
 
 
-def fetch_until(reader: Reader, done: Callable[[list[Run]], bool], max_records: int = 1000) -> list[Run]:
+def fetch_until(reader: Reader, done: Callable[[list[RecordBatch]], bool], max_records: int = 1000) -> list[RecordBatch]:
     """Fetch until it is done; fail if it never is."""
-    runs: list[Run] = []
+    batches: list[RecordBatch] = []
     deadline = time.monotonic() + PATIENCE_S
-    while not done(runs):
-        assert time.monotonic() < deadline, f"not done after {PATIENCE_S} s; the last runs were {runs[-3:]}"
-        runs += reader.fetch(max_records, 0.2)
-    return runs
+    while not done(batches):
+        assert time.monotonic() < deadline, f"not done after {PATIENCE_S} s; the last batches were {batches[-3:]}"
+        batches += reader.fetch(max_records, 0.2)
+    return batches
 
 
-def to_end(reader: Reader, *partitions: TopicPartition, max_records: int = 1000) -> list[Run]:
+def to_end(reader: Reader, *partitions: TopicPartition, max_records: int = 1000) -> list[RecordBatch]:
     """Fetch until the reader says that it is at the end of each of these partitions."""
     missing = set(partitions)
 
-    def done(runs: list[Run]) -> bool:
-        last = {run.partition: run for run in runs}
+    def done(batches: list[RecordBatch]) -> bool:
+        last = {batch.partition: batch for batch in batches}
         return all(partition in last and last[partition].at_end for partition in missing)
 
     return fetch_until(reader, done, max_records)

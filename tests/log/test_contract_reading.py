@@ -44,7 +44,7 @@ def test_headers_stay_in_order_and_a_batch_without_any_has_no_column(log: Log, t
     fill(log, plain, ["x"])
     reader = log.reader()
     reader.assign({plain: Position(0)})
-    assert all(run.columns.headers is None for run in to_end(reader, plain))
+    assert all(batch.columns.headers is None for batch in to_end(reader, plain))
 
 
 def test_timestamps_are_kept_even_out_of_order(log: Log, topic: MakeTopic) -> None:
@@ -61,11 +61,11 @@ def test_small_fetches_give_everything_once_and_in_order(log: Log, topic: MakeTo
     fill(log, partition, numbers(1000))
     reader = log.reader()
     reader.assign({partition: Position(0)})
-    runs = to_end(reader, partition, max_records=7)
-    seen = records(runs)
+    batches = to_end(reader, partition, max_records=7)
+    seen = records(batches)
     assert values(seen) == numbers(1000)
     assert [record.offset for record in seen] == list(range(1000))
-    assert all(len(run.columns) <= 7 for run in runs)
+    assert all(len(batch.columns) <= 7 for batch in batches)
 
 
 def test_a_run_says_where_the_reader_stands(log: Log, topic: MakeTopic) -> None:
@@ -73,22 +73,22 @@ def test_a_run_says_where_the_reader_stands(log: Log, topic: MakeTopic) -> None:
     fill(log, partition, numbers(10))
     reader = log.reader()
     reader.assign({partition: Position(4, stream_time=77)})
-    run = next(run for run in to_end(reader, partition, max_records=3) if len(run.columns))
-    assert list(run.columns.offsets) == [4, 5, 6]
-    assert (run.partition, run.slot, run.next_offset, run.stream_time) == (partition, 0, 7, 1006)
+    batch = next(batch for batch in to_end(reader, partition, max_records=3) if len(batch.columns))
+    assert list(batch.columns.offsets) == [4, 5, 6]
+    assert (batch.partition, batch.slot, batch.next_offset, batch.stream_time) == (partition, 0, 7, 1006)
 
 
 def test_the_end_is_told_once_and_again_after_more_came(log: Log, topic: MakeTopic) -> None:
     partition = topic()
     reader = log.reader()
     reader.assign({partition: Position(0)})
-    (run,) = to_end(reader, partition)
-    assert (len(run.columns), run.next_offset, run.stream_time) == (0, 0, NO_STREAM_TIME)
+    (batch,) = to_end(reader, partition)
+    assert (len(batch.columns), batch.next_offset, batch.stream_time) == (0, 0, NO_STREAM_TIME)
     assert reader.fetch(10, 0.3) == []
 
     fill(log, partition, ["a"])
-    runs = to_end(reader, partition)
-    assert (runs[-1].next_offset, runs[-1].stream_time, values(records(runs))) == (1, 1000, ["a"])
+    batches = to_end(reader, partition)
+    assert (batches[-1].next_offset, batches[-1].stream_time, values(records(batches))) == (1, 1000, ["a"])
     assert reader.fetch(10, 0.3) == []
 
 
@@ -126,11 +126,11 @@ def test_each_record_goes_to_the_one_slot_whose_range_holds_its_hash(log: Log, t
     reader = log.reader()
     reader.assign({partition: Position(0)})
     reader.route(partition, ranges)
-    runs = to_end(reader, partition, max_records=100)
+    batches = to_end(reader, partition, max_records=100)
     for slot, piece in enumerate(ranges):
-        assert values(records(runs, slot)) == [value for value in numbers(500) if key_hash(value.encode()) in piece]
-    assert {run.slot for run in runs} == set(range(parts))
-    assert {run.next_offset for run in runs[-parts:]} == {500}
+        assert values(records(batches, slot)) == [value for value in numbers(500) if key_hash(value.encode()) in piece]
+    assert {batch.slot for batch in batches} == set(range(parts))
+    assert {batch.next_offset for batch in batches[-parts:]} == {500}
 
 
 def test_what_is_outside_all_ranges_is_dropped_and_the_position_moves(log: Log, topic: MakeTopic) -> None:
@@ -141,10 +141,10 @@ def test_what_is_outside_all_ranges_is_dropped_and_the_position_moves(log: Log, 
     reader = log.reader()
     reader.assign({partition: Position(0)})
     reader.route(partition, [high, low])
-    runs = to_end(reader, partition)
-    assert [len(records(runs, slot)) for slot in (0, 1)] == [100, 11]
-    assert all(key_hash(record.key or b"") in piece for slot, piece in ((0, high), (1, low)) for record in records(runs, slot))
-    assert runs[-1].next_offset == 300
+    batches = to_end(reader, partition)
+    assert [len(records(batches, slot)) for slot in (0, 1)] == [100, 11]
+    assert all(key_hash(record.key or b"") in piece for slot, piece in ((0, high), (1, low)) for record in records(batches, slot))
+    assert batches[-1].next_offset == 300
 
 
 def test_a_fetch_in_which_nothing_is_kept_still_moves_the_position(log: Log, topic: MakeTopic) -> None:
@@ -154,8 +154,8 @@ def test_a_fetch_in_which_nothing_is_kept_still_moves_the_position(log: Log, top
     reader = log.reader()
     reader.assign({partition: Position(0)})
     reader.route(partition, [elsewhere])
-    runs = to_end(reader, partition)
-    assert (records(runs), runs[-1].next_offset, runs[-1].stream_time) == ([], 50, 1049)
+    batches = to_end(reader, partition)
+    assert (records(batches), batches[-1].next_offset, batches[-1].stream_time) == ([], 50, 1049)
 
 
 def test_a_record_without_a_key_has_the_hash_of_its_offset(log: Log, topic: MakeTopic) -> None:
@@ -167,10 +167,10 @@ def test_a_record_without_a_key_has_the_hash_of_its_offset(log: Log, topic: Make
     reader = log.reader()
     reader.assign({partition: Position(0)})
     reader.route(partition, ranges)
-    runs = to_end(reader, partition)
+    batches = to_end(reader, partition)
     for slot, piece in enumerate(ranges):
         expected = [i for i in range(64) if offset_hash(i) in piece] + [64] * (key_hash(b"k") in piece)
-        assert [record.offset for record in records(runs, slot)] == expected
+        assert [record.offset for record in records(batches, slot)] == expected
 
 
 def test_a_new_route_counts_from_the_next_fetch(log: Log, topic: MakeTopic) -> None:
@@ -207,10 +207,10 @@ def test_stream_time_is_that_of_all_records_whatever_the_ranges(log: Log, topic:
         reader.assign({partition: Position(0)})
         if ranges:
             reader.route(partition, ranges)
-        runs = to_end(reader, partition, max_records=9)
+        batches = to_end(reader, partition, max_records=9)
         for slot in range(max(len(ranges), 1)):
-            assert all(record.stream_time == expected[record.offset] for record in records(runs, slot))
-        assert runs[-1].stream_time == max(timestamps)
+            assert all(record.stream_time == expected[record.offset] for record in records(batches, slot))
+        assert batches[-1].stream_time == max(timestamps)
 
 
 def test_stream_time_goes_on_from_the_position(log: Log, topic: MakeTopic) -> None:
@@ -237,8 +237,8 @@ def test_an_extractor_sees_all_records_before_ranges_are_cut(log: Log, topic: Ma
     reader = log.reader()
     reader.assign({partition: Position(0)})
     reader.route(partition, ranges, extract)
-    runs = to_end(reader, partition, max_records=20)
-    seen = sorted(records(runs, 0) + records(runs, 1))
+    batches = to_end(reader, partition, max_records=20)
+    seen = sorted(records(batches, 0) + records(batches, 1))
     assert [record.timestamp for record in seen] == [-1 if i % 10 == 9 else 50_000 + i for i in range(60)]
     assert [record.stream_time for record in seen] == [50_000 + i - (i % 10 == 9) for i in range(60)]
     assert befores[0] == NO_STREAM_TIME
@@ -251,16 +251,16 @@ def test_a_held_partition_waits_and_loses_nothing(log: Log, topic: MakeTopic) ->
     fill(log, second, numbers(10))
     reader = log.reader()
     reader.assign({first: Position(0), second: Position(0)})
-    before = fetch_until(reader, lambda runs: any(run.partition == first for run in runs), max_records=100)
+    before = fetch_until(reader, lambda batches: any(batch.partition == first for batch in batches), max_records=100)
     reader.hold(first, held=True)
-    others = fetch_until(reader, lambda runs: any(run.at_end for run in before + runs if run.partition == second))
-    assert {run.partition for run in others} <= {second}
+    others = fetch_until(reader, lambda batches: any(batch.at_end for batch in before + batches if batch.partition == second))
+    assert {batch.partition for batch in others} <= {second}
     assert reader.fetch(10_000, 0.3) == []
     fill(log, first, numbers(500, start=2000))
     assert reader.fetch(10_000, 0.3) == []
     reader.hold(first, held=False)
     rest = to_end(reader, first, max_records=300)
-    assert values(records(run for run in before + rest if run.partition == first)) == numbers(2500)
+    assert values(records(batch for batch in before + rest if batch.partition == first)) == numbers(2500)
 
 
 def test_many_partitions_of_several_topics_are_told_apart(log: Log, topic: MakeTopic) -> None:
@@ -270,9 +270,9 @@ def test_many_partitions_of_several_topics_are_told_apart(log: Log, topic: MakeT
     for chosen in (parts, parts[:3]):  # with and without partition numbers that two topics have
         reader = log.reader()
         reader.assign(dict.fromkeys(chosen, Position(0)))
-        runs = to_end(reader, *chosen, max_records=150)
+        batches = to_end(reader, *chosen, max_records=150)
         for partition in chosen:
-            seen = records(run for run in runs if run.partition is partition)
+            seen = records(batch for batch in batches if batch.partition is partition)
             assert values(seen) == numbers(200, start=1000 * parts.index(partition))
 
 
@@ -282,12 +282,12 @@ def test_a_partition_that_stays_assigned_goes_on_where_it_stands(log: Log, topic
     fill(log, second, numbers(100))
     reader = log.reader()
     reader.assign({first: Position(0)})
-    runs = fetch_until(reader, bool, max_records=30)
-    at = Position(runs[-1].next_offset, runs[-1].stream_time)
+    batches = fetch_until(reader, bool, max_records=30)
+    at = Position(batches[-1].next_offset, batches[-1].stream_time)
     reader.assign({first: at, second: Position(50)})
-    runs += to_end(reader, first, second, max_records=30)
-    assert values(records(run for run in runs if run.partition == first)) == numbers(100)
-    assert values(records(run for run in runs if run.partition == second)) == numbers(50, start=50)
+    batches += to_end(reader, first, second, max_records=30)
+    assert values(records(batch for batch in batches if batch.partition == first)) == numbers(100)
+    assert values(records(batch for batch in batches if batch.partition == second)) == numbers(50, start=50)
 
 
 def test_a_seek_gives_nothing_that_was_fetched_before_it(log: Log, topic: MakeTopic) -> None:
@@ -298,8 +298,8 @@ def test_a_seek_gives_nothing_that_was_fetched_before_it(log: Log, topic: MakeTo
     fetch_until(reader, bool, max_records=10)
     for start in (3000, 17, 4999, 0, 2500):
         reader.assign({partition: Position(start)})
-        runs = fetch_until(reader, lambda runs: len(records(runs)) > 0, max_records=10)
-        assert records(runs)[0].offset == start
+        batches = fetch_until(reader, lambda batches: len(records(batches)) > 0, max_records=10)
+        assert records(batches)[0].offset == start
     reader.assign({})
     assert reader.fetch(10, 0.1) == []
     reader.assign({partition: Position(100)})
@@ -328,9 +328,9 @@ def test_a_position_after_the_end_is_an_error_until_it_is_mended(log: Log, topic
         with pytest.raises(OffsetOutOfRangeError, match=f"{offset} of {partition}|{partition} from offset {offset}"):
             fetch_until(reader, lambda _: False)
     reader.assign({partition: Position(8), other: Position(0)})
-    runs = to_end(reader, partition, other)
-    assert values(records(run for run in runs if run.partition == partition)) == numbers(2, start=8)
-    assert values(records(run for run in runs if run.partition == other)) == numbers(3)
+    batches = to_end(reader, partition, other)
+    assert values(records(batch for batch in batches if batch.partition == partition)) == numbers(2, start=8)
+    assert values(records(batch for batch in batches if batch.partition == other)) == numbers(3)
 
 
 def test_what_was_deleted_before_it_was_read_is_out_of_range(log: Log, topic: MakeTopic) -> None:

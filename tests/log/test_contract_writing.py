@@ -148,8 +148,8 @@ def test_an_aborted_transaction_stays_invisible_and_the_position_passes_it(log: 
             writer.abort()
     reader = log.reader()
     reader.assign({partition: Position(0)})
-    runs = fetch_until(reader, lambda runs: bool(runs) and runs[-1].at_end and runs[-1].next_offset == 16)
-    assert [(record.value, record.offset) for record in records(runs)] == [(b"commit", i) for i in (0, 1, 2, 8, 9, 10)]
+    batches = fetch_until(reader, lambda batches: bool(batches) and batches[-1].at_end and batches[-1].next_offset == 16)
+    assert [(record.value, record.offset) for record in records(batches)] == [(b"commit", i) for i in (0, 1, 2, 8, 9, 10)]
     assert log.end_offset(partition) == 16
     assert values(read_all(log, partition, committed_only=False)) == ["commit"] * 3 + ["abort"] * 3 + ["commit"] * 3 + ["abort"] * 3
 
@@ -164,8 +164,8 @@ def test_a_partition_of_markers_only_is_read_to_its_end(log: Log, topic: MakeTop
     write(writer, partition, ["never"])
     writer.flush(PATIENCE_S)
     writer.abort()
-    runs = fetch_until(reader, lambda runs: bool(runs) and runs[-1].at_end and runs[-1].next_offset == 2)
-    assert records(runs) == []
+    batches = fetch_until(reader, lambda batches: bool(batches) and batches[-1].at_end and batches[-1].next_offset == 2)
+    assert records(batches) == []
 
 
 def test_committed_reads_stop_at_the_first_open_transaction_and_the_end_offset_does_not(log: Log, topic: MakeTopic, unique: Unique) -> None:
@@ -179,12 +179,12 @@ def test_committed_reads_stop_at_the_first_open_transaction_and_the_end_offset_d
     plain.flush(PATIENCE_S)
     reader = log.reader()
     reader.assign({partition: Position(0)})
-    runs = to_end(reader, partition)
-    assert (values(records(runs)), runs[-1].next_offset) == (["before"], 1)
+    batches = to_end(reader, partition)
+    assert (values(records(batches)), batches[-1].next_offset) == (["before"], 1)
     assert log.end_offset(partition) == 3
     slow.commit(PATIENCE_S)
-    runs = fetch_until(reader, lambda runs: bool(runs) and runs[-1].at_end and runs[-1].next_offset == 4)
-    assert values(records(runs)) == ["open", "after"]
+    batches = fetch_until(reader, lambda batches: bool(batches) and batches[-1].at_end and batches[-1].next_offset == 4)
+    assert values(records(batches)) == ["open", "after"]
     assert log.end_offset(partition) == 4
 
 

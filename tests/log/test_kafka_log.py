@@ -18,7 +18,7 @@ from coopstreams.dev.broker import KafkaBroker
 from coopstreams.log.kafka import reader as kafka_reader
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.writer import group_metadata
-from coopstreams.log.log import GroupFence, Position, Run, TopicSpec
+from coopstreams.log.log import GroupFence, Position, RecordBatch, TopicSpec
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, DeliveryError, FencedError, LogError, UnknownTopicError
 from coopstreams.topology.keys import KeyRange
@@ -158,17 +158,19 @@ def test_a_held_partition_is_bounded_and_loses_nothing(kafka: Kafka, log: KafkaL
     reader = log.reader()
     reader.assign({busy: Position(0), other: Position(0)})
     reader.route(busy, KeyRange.split(3))
-    seen: list[Run] = []
+    seen: list[RecordBatch] = []
     for _ in range(3):
         reader.hold(busy, held=True)
         fill(log, other, ["tick"])
-        ticks = fetch_until(reader, lambda runs: any(len(run.columns) for run in runs) and bool(reader._readings[busy].aside), max_records=500)
-        assert {run.partition for run in ticks} == {other}
-        assert not any(run.partition == busy for run in reader.fetch(500, 0.2))
+        ticks = fetch_until(
+            reader, lambda batches: any(len(batch.columns) for batch in batches) and bool(reader._readings[busy].aside), max_records=500
+        )
+        assert {batch.partition for batch in ticks} == {other}
+        assert not any(batch.partition == busy for batch in reader.fetch(500, 0.2))
         aside = len(reader._readings[busy].aside)
         assert 0 < aside < 700 + 500
         reader.hold(busy, held=False)
-        seen += fetch_until(reader, lambda runs: sum(len(records(runs, slot)) for slot in range(3)) > 1500, max_records=500)
+        seen += fetch_until(reader, lambda batches: sum(len(records(batches, slot)) for slot in range(3)) > 1500, max_records=500)
     seen += to_end(reader, busy, max_records=500)
     assert values(sorted(record for slot in range(3) for record in records(seen, slot))) == numbers(20_000)
 
@@ -215,14 +217,16 @@ def test_random_assigning_seeking_and_holding_reads_each_record_once(kafka: Kafk
     assert {p: position.offset for p, position in at.items()} == {p: log.end_offset(p) for p in at}
 
 
-def check_runs(runs: list[Run], at: dict[TopicPartition, Position], held: set[TopicPartition], truth: dict[TopicPartition, list[Seen]]) -> None:
-    """Assert that these runs are what lies between the positions, and move the positions."""
-    for run in runs:
-        assert run.partition not in held
-        before = at[run.partition]
-        expected = [record.offset for record in truth[run.partition] if before.offset <= record.offset < run.next_offset]
-        assert list(run.columns.offsets) == expected
-        at[run.partition] = Position(run.next_offset, run.stream_time)
+def check_runs(
+    batches: list[RecordBatch], at: dict[TopicPartition, Position], held: set[TopicPartition], truth: dict[TopicPartition, list[Seen]]
+) -> None:
+    """Assert that these batches are what lies between the positions, and move the positions."""
+    for batch in batches:
+        assert batch.partition not in held
+        before = at[batch.partition]
+        expected = [record.offset for record in truth[batch.partition] if before.offset <= record.offset < batch.next_offset]
+        assert list(batch.columns.offsets) == expected
+        at[batch.partition] = Position(batch.next_offset, batch.stream_time)
 
 
 @pytest.mark.parametrize(
@@ -312,12 +316,12 @@ def test_reading_and_writing_go_on_over_restarts_of_the_broker(broker_of_own: Br
     committed: list[str] = []
     failures: list[LogError] = []
 
-    def both_written(runs: list[Run]) -> bool:
-        return {run.partition for run in runs if len(run.columns)} == {plain, atomic}
+    def both_written(batches: list[RecordBatch]) -> bool:
+        return {batch.partition for batch in batches if len(batch.columns)} == {plain, atomic}
 
     reader = log.reader()
     reader.assign({plain: Position(0), atomic: Position(0)})
-    seen: list[Run] = []
+    seen: list[RecordBatch] = []
     with ThreadPoolExecutor(2) as pool:
         writers = [pool.submit(write_plain, log, plain, stop, written, failures), pool.submit(write_atomic, log, atomic, stop, committed, failures)]
         try:
@@ -333,10 +337,10 @@ def test_reading_and_writing_go_on_over_restarts_of_the_broker(broker_of_own: Br
         for writer in writers:
             writer.result(200)
     ends = {partition: log.end_offset(partition) for partition in (plain, atomic)}
-    seen += fetch_until(reader, lambda runs: {run.partition: run.next_offset for run in seen + runs} == ends)
+    seen += fetch_until(reader, lambda batches: {batch.partition: batch.next_offset for batch in seen + batches} == ends)
     assert all(failure.retryable or isinstance(failure, DeliveryError) for failure in failures), failures
     for partition, right in ((plain, written), (atomic, committed)):
-        read, anew = records(run for run in seen if run.partition == partition), read_all(log, partition)
+        read, anew = records(batch for batch in seen if batch.partition == partition), read_all(log, partition)
         assert [(each.offset, each.value) for each in read] == [(each.offset, each.value) for each in anew], "another reader sees other records"
         assert values(anew) == right, failures
     assert log.end_offset(plain) == len(written)
@@ -369,11 +373,11 @@ def test_a_compacted_topic_is_read_over_its_holes(broker_of_own: BrokerFactory) 
     reader = log.reader()
     reader.assign({partition: Position(3)})
     reader.route(partition, KeyRange.split(2))
-    runs = to_end(reader, partition, max_records=64)
-    shared = {record.offset for slot in (0, 1) for record in records(runs, slot)}
+    batches = to_end(reader, partition, max_records=64)
+    shared = {record.offset for slot in (0, 1) for record in records(batches, slot)}
     later = {record.offset for record in read_all(log, partition)}  # the cleaner does not stop for us: it may remove more at any time
     assert {offset for offset in later if offset >= 3} <= shared <= {offset for offset in offsets if offset >= 3}
-    assert len(shared) == sum(len(records(runs, slot)) for slot in (0, 1))
+    assert len(shared) == sum(len(records(batches, slot)) for slot in (0, 1))
     reader.close()
     log.close()
 

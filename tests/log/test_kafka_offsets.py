@@ -33,10 +33,10 @@ def offsets(kafka: Kafka, group: str) -> Iterator[KafkaOffsets]:
 
 def test_offsets_are_set_with_metadata_for_a_group_that_never_was(kafka: Kafka, offsets: KafkaOffsets) -> None:
     topic = kafka.topic("source", 3)
-    places = [TopicPartition(topic, number) for number in range(3)]
-    assert offsets.committed(places) == {}
-    offsets.commit({places[0]: (5, "ic 77 0"), places[2]: (0, "ic -1 0")})
-    assert offsets.committed(places) == {places[0]: (5, "ic 77 0"), places[2]: (0, "ic -1 0")}
+    participants = [TopicPartition(topic, number) for number in range(3)]
+    assert offsets.committed(participants) == {}
+    offsets.commit({participants[0]: (5, "ic 77 0"), participants[2]: (0, "ic -1 0")})
+    assert offsets.committed(participants) == {participants[0]: (5, "ic 77 0"), participants[2]: (0, "ic -1 0")}
 
 
 def test_a_group_with_members_keeps_its_offsets(kafka: Kafka, group: str, offsets: KafkaOffsets) -> None:
@@ -58,10 +58,10 @@ def test_an_offset_is_found_by_time_where_there_is_one(kafka: Kafka, offsets: Ka
     for number in range(10):
         producer.produce(topic, b"x", None, 0, timestamp=BEGIN_MS + number)
     assert producer.flush(60) == 0
-    places = [TopicPartition(topic, 0), TopicPartition(topic, 1)]
-    assert offsets.at_time(places, BEGIN_MS + 7) == {places[0]: 7, places[1]: None}
-    assert offsets.at_time(places, BEGIN_MS + 10) == {places[0]: None, places[1]: None}
-    assert [offsets.stable(place) for place in places] == [10, 0]
+    participants = [TopicPartition(topic, 0), TopicPartition(topic, 1)]
+    assert offsets.at_time(participants, BEGIN_MS + 7) == {participants[0]: 7, participants[1]: None}
+    assert offsets.at_time(participants, BEGIN_MS + 10) == {participants[0]: None, participants[1]: None}
+    assert [offsets.stable(participant) for participant in participants] == [10, 0]
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -69,28 +69,28 @@ def test_of_an_offset_and_that_of_a_transaction_the_one_that_was_sent_later_coun
     kafka: Kafka, group: str, offsets: KafkaOffsets, before: bool
 ) -> None:
     """The simulated cluster does the same: `tests/simulation/kafka/test_faults.py`."""
-    place = TopicPartition(kafka.topic("source"), 0)
+    participant = TopicPartition(kafka.topic("source"), 0)
     member = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": group})
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": kafka.unique("tx")})
     producer.init_transactions(60)
     producer.begin_transaction()
     if before:
-        offsets.commit({place: (9, "")})
-    producer.send_offsets_to_transaction([KafkaPartition(*place, 5)], member.consumer_group_metadata(), 60)
+        offsets.commit({participant: (9, "")})
+    producer.send_offsets_to_transaction([KafkaPartition(*participant, 5)], member.consumer_group_metadata(), 60)
     if not before:
-        offsets.commit({place: (9, "")})
+        offsets.commit({participant: (9, "")})
     producer.commit_transaction(60)
     member.close()
-    assert offsets.committed([place])[place][0] == (5 if before else 9)
+    assert offsets.committed([participant])[participant][0] == (5 if before else 9)
 
 
 def test_a_group_has_no_offsets_of_a_topic_that_was_deleted(kafka: Kafka, group: str, offsets: KafkaOffsets) -> None:
     """The simulated cluster does the same: `tests/simulation/kafka/test_faults.py`."""
-    place = TopicPartition(kafka.topic("source"), 0)
-    offsets.commit({place: (5, "")})
+    participant = TopicPartition(kafka.topic("source"), 0)
+    offsets.commit({participant: (5, "")})
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    admin.delete_topics([place.topic])[place.topic].result(60)
-    eventually(lambda: offsets.committed([place]) == {}, 60, lambda: "the offset of a deleted topic is still there")
+    admin.delete_topics([participant.topic])[participant.topic].result(60)
+    eventually(lambda: offsets.committed([participant]) == {}, 60, lambda: "the offset of a deleted topic is still there")
 
 
 def test_a_topic_that_is_not_there_is_an_error(offsets: KafkaOffsets) -> None:

@@ -11,7 +11,7 @@ from coopstreams.dev.broker import KafkaBroker
 from coopstreams.log.kafka import reader as kafka_reader
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.reader import KafkaReader
-from coopstreams.log.log import Position, Run, TopicSpec
+from coopstreams.log.log import Position, RecordBatch, TopicSpec
 from coopstreams.topology.columns import TopicPartition
 from tests.conftest import Kafka
 from tests.log.reading import fetch_until, fill, numbers, records, values
@@ -22,8 +22,8 @@ READ, HELD, FULL = (TopicPartition("numbers", partition) for partition in range(
 FIRST, FEW, MANY, LAST = 100, 10, 60, 50
 
 
-def counts(runs: Iterable[Run], partition: TopicPartition) -> int:
-    return sum(len(run.columns) for run in runs if run.partition == partition)
+def counts(batches: Iterable[RecordBatch], partition: TopicPartition) -> int:
+    return sum(len(batch.columns) for batch in batches if batch.partition == partition)
 
 
 def test_a_new_client_goes_on_where_the_silent_one_stood(broker_of_own: Callable[..., KafkaBroker], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,13 +43,13 @@ def test_a_new_client_goes_on_where_the_silent_one_stood(broker_of_own: Callable
 
     more(log, read=FIRST, held=FIRST, full=FIRST)
     reader.assign(dict.fromkeys(written, Position(0)))
-    seen = fetch_until(reader, lambda runs: all(counts(runs, partition) == FIRST for partition in written))
+    seen = fetch_until(reader, lambda batches: all(counts(batches, partition) == FIRST for partition in written))
     reader.hold(HELD, True)
     reader.hold(FULL, True)
     more(log, read=FEW, held=FEW, full=MANY)
     log.close()
     states = reader._readings
-    seen += fetch_until(reader, lambda runs: counts(runs, READ) == FEW and states[HELD].fetched_to == FIRST + FEW and not states[FULL].taken)
+    seen += fetch_until(reader, lambda batches: counts(batches, READ) == FEW and states[HELD].fetched_to == FIRST + FEW and not states[FULL].taken)
 
     broker.kill()
     monkeypatch.setattr(kafka_reader, "SILENCE_S", 0.1)
@@ -60,16 +60,16 @@ def test_a_new_client_goes_on_where_the_silent_one_stood(broker_of_own: Callable
     broker.start()
     log = KafkaLog({"bootstrap.servers": broker.bootstrap})
     more(log, read=LAST, held=LAST, full=LAST)
-    seen += fetch_until(reader, lambda runs: counts(runs, READ) >= LAST)
-    assert {run.partition for run in seen if len(run.columns) and run.columns.offsets[0] >= FIRST} == {READ}, "the others are still held"
+    seen += fetch_until(reader, lambda batches: counts(batches, READ) >= LAST)
+    assert {batch.partition for batch in seen if len(batch.columns) and batch.columns.offsets[0] >= FIRST} == {READ}, "the others are still held"
     for partition in (HELD, FULL):
         reader.hold(partition, False)
-    seen += fetch_until(reader, lambda runs: counts(runs, HELD) >= FEW + LAST and counts(runs, FULL) >= MANY + LAST)
+    seen += fetch_until(reader, lambda batches: counts(batches, HELD) >= FEW + LAST and counts(batches, FULL) >= MANY + LAST)
     more(log, read=1, held=1, full=1)  # behind which nothing comes again
     ends = {partition: len(texts) for partition, texts in written.items()}
     seen += fetch_until(reader, lambda _: {partition: reading.at.offset for partition, reading in states.items()} == ends)
     for partition, texts in written.items():
-        assert values(records(run for run in seen if run.partition == partition)) == texts
+        assert values(records(batch for batch in seen if batch.partition == partition)) == texts
     reader.close()
     log.close()
 
@@ -82,14 +82,14 @@ def test_a_client_that_overlooks_records_is_replaced(kafka: Kafka, monkeypatch: 
     assert isinstance(reader, KafkaReader)
     reader.assign({idle: Position(0), overlooked: Position(0)})
     fill(log, overlooked, numbers(FIRST))
-    seen = fetch_until(reader, lambda runs: counts(runs, overlooked) == FIRST)
+    seen = fetch_until(reader, lambda batches: counts(batches, overlooked) == FIRST)
     monkeypatch.setattr(kafka_reader, "SILENCE_S", 0.5)
     fetch_until(reader, lambda _: all(reading.looks > 4 for reading in reader._readings.values()))
     client = reader._consumer
     client.pause([KafkaPartition(*overlooked)])  # as if it had lost its broker: metadata are answered, records do not come
     fill(log, overlooked, numbers(LAST, start=FIRST))
-    seen += fetch_until(reader, lambda runs: counts(runs, overlooked) == LAST)
+    seen += fetch_until(reader, lambda batches: counts(batches, overlooked) == LAST)
     assert reader._consumer is not client
-    assert values(records(run for run in seen if run.partition == overlooked)) == numbers(FIRST + LAST)
+    assert values(records(batch for batch in seen if batch.partition == overlooked)) == numbers(FIRST + LAST)
     reader.close()
     log.close()

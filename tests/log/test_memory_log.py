@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coopstreams.log.log import GroupFence, Position, Run, TopicSpec, Writer
+from coopstreams.log.log import GroupFence, Position, RecordBatch, TopicSpec, Writer
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import FencedError, UnknownTopicError
@@ -52,10 +52,10 @@ def test_a_reader_amid_compacted_offsets_goes_on_with_what_is_left() -> None:
     fill(log, A, ["k"] * 9 + ["last"])
     reader = log.reader()
     reader.assign({A: Position(0)})
-    (run,) = reader.fetch(3, 0)
+    (batch,) = reader.fetch(3, 0)
     log.compact("a")
     rest = to_end(reader, A)
-    assert (run.next_offset, [record.offset for record in records(rest)], rest[-1].next_offset) == (3, [8, 9], 10)
+    assert (batch.next_offset, [record.offset for record in records(rest)], rest[-1].next_offset) == (3, [8, 9], 10)
 
 
 def test_group_offsets_count_with_the_transaction_and_a_stale_fence_does_not() -> None:
@@ -118,12 +118,12 @@ class History:
         target = self.pending if open_transaction else self.committed
         target[partition].update(enumerate(names, start))
 
-    def check(self, run: Run, position: int) -> None:
-        """The run has what is committed between the position and its own end, and nothing else."""
-        expected = [offset for offset in self.visible(run.partition) if position <= offset < run.next_offset]
-        assert [record.offset for record in records([run])] == expected
-        assert values(records([run])) == [self.committed[run.partition][offset] for offset in expected]
-        assert run.next_offset >= position
+    def check(self, batch: RecordBatch, position: int) -> None:
+        """The batch has what is committed between the position and its own end, and nothing else."""
+        expected = [offset for offset in self.visible(batch.partition) if position <= offset < batch.next_offset]
+        assert [record.offset for record in records([batch])] == expected
+        assert values(records([batch])) == [self.committed[batch.partition][offset] for offset in expected]
+        assert batch.next_offset >= position
 
     def end(self, writer: Writer, *, commit: bool) -> None:
         if commit:
@@ -163,12 +163,12 @@ def test_any_history_of_assigning_seeking_holding_and_fetching_reads_each_commit
     held: set[TopicPartition] = set()
     is_open = False
 
-    def check(runs: list[Run]) -> None:
-        for run in runs:
-            assert run.partition in positions
-            assert run.partition not in held
-            model.check(run, positions[run.partition])
-            positions[run.partition] = run.next_offset
+    def check(batches: list[RecordBatch]) -> None:
+        for batch in batches:
+            assert batch.partition in positions
+            assert batch.partition not in held
+            model.check(batch, positions[batch.partition])
+            positions[batch.partition] = batch.next_offset
 
     for step in history:
         match step:
@@ -202,6 +202,6 @@ def test_any_history_of_assigning_seeking_holding_and_fetching_reads_each_commit
     for partition in (A, B):
         reader.hold(partition, held=False)
     held = set()
-    while runs := reader.fetch(1000, 0):
-        check(runs)
+    while batches := reader.fetch(1000, 0):
+        check(batches)
     assert positions == {partition: log.end_offset(partition) for partition in positions}

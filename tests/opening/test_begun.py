@@ -10,11 +10,11 @@ from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions
 from coopstreams.commit.record import CommitKey, CommitValue, Segment, decode_value, encode_key, encode_value
 from coopstreams.common.config import Config
-from coopstreams.group.requests import Fetched
+from coopstreams.group.requests import FetchedOffset
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.opening.begun import Begun
-from coopstreams.tasks.reading import look_up
+from coopstreams.tasks.resolved_topology import resolve_topology
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
@@ -38,16 +38,16 @@ class Application:
         builder = StreamsBuilder("app")
         builder.stream("orders", key=serdes.text, value=serdes.text).group_by(lambda _, v: v, key=serdes.text, name="by-city").count(store="counts")
         config = Config.of({"bootstrap.servers": "nowhere:1"}, "app")
-        reading = look_up(self.log, builder.build(), config)
+        resolved = resolve_topology(self.log, builder.build(), config)
         self.offsets: dict[TopicPartition, tuple[int, str] | None] = {}
         self.follower = Follower(self.log, "app")
-        begun = Begun("app", self.log, self, lambda: reading, lambda store: f"app-{store.name}-changelog")
-        self.positions = Positions(self.log, self, self.follower, reading.sources, "earliest", "a", begun=begun)
+        begun = Begun("app", self.log, self, lambda: resolved, lambda store: f"app-{store.name}-changelog")
+        self.positions = Positions(self.log, self, self.follower, resolved.sources, "earliest", "a", begun=begun)
         self.writer = self.log.writer()
 
-    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> Fetched:
+    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:
         assert stable is not None
-        return Fetched({at: self.offsets.get(at) for at in partitions or ()})
+        return FetchedOffset({at: self.offsets.get(at) for at in partitions or ()})
 
     def write(self, topic: str, partition: int, key: bytes = b"k", value: bytes | None = b"v") -> None:
         self.writer.append(topic, [key], [value], [1], partitions=partition)

@@ -18,8 +18,8 @@ from coopstreams.state import layout
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Engine
 from coopstreams.state.memory import Memory
-from coopstreams.state.pickup import Snapshots
 from coopstreams.state.rocks import Rocks
+from coopstreams.state.snapshot_restore import Snapshots
 from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash

@@ -14,15 +14,15 @@ import pytest
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.opening.restoring import Restoring, Uncounted
-from coopstreams.state import incoming, layout, snapshot
+from coopstreams.state import layout, snapshot, snapshot_download
 from coopstreams.state.checkpoints import Checkpoint
 from coopstreams.state.database import Database
-from coopstreams.state.incoming import AT_ONCE
 from coopstreams.state.manifest import Manifest, StoreSlices, shape_of
 from coopstreams.state.memory import Memory
-from coopstreams.state.pickup import Snapshots
 from coopstreams.state.restore import TRUSTED_MS, trusted_ms
 from coopstreams.state.snapshot import SnapshotWriter
+from coopstreams.state.snapshot_download import AT_ONCE
+from coopstreams.state.snapshot_restore import Snapshots
 from coopstreams.topology.errors import LogError
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 from coopstreams.topology.serdes import text
@@ -30,7 +30,7 @@ from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
 from tests.broker.waiting import eventually
 from tests.state.held import fetchers, gate, on_the_way
-from tests.state.test_pickup import rocks
+from tests.state.test_snapshot_restore import rocks
 
 COUNTS, SMALL = StoreSpec("counts", "key_value", text, text), StoreSpec("small", "key_value", text, text)
 KEYS = [b"key-%d" % number for number in range(200)]
@@ -42,7 +42,7 @@ NO_SETTINGS: Mapping[str, str] = {}
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that stands still is no place that is silent."""
-    monkeypatch.setattr(incoming, "PATIENCE_S", 3600.0)
+    monkeypatch.setattr(snapshot_download, "PATIENCE_S", 3600.0)
 
 
 class Counted(Uncounted):
@@ -59,7 +59,7 @@ class Counted(Uncounted):
         self.bytes += bytes_
         self.to_come[task, store] = remaining
 
-    def picked_up(self, task: TaskId, store: str, keys: int) -> None:
+    def restored_from_snapshot(self, task: TaskId, store: str, keys: int) -> None:
         self.keys += keys
 
 
@@ -126,7 +126,7 @@ def test_a_task_that_fetches_holds_up_no_other_and_says_how_far_it_is(tmp_path: 
             assert world.reading.step()
             finished = world.reading.finished()
         assert finished == [OTHER]
-        (progress,) = world.reading.picking_up(BIG)
+        (progress,) = world.reading.downloading(BIG)
         assert (progress.store, progress.total_bytes) == ("counts", total)
         assert 0 < progress.fetched_bytes == world.counts.bytes == total - world.counts.to_come[BIG, "counts"]
         assert (world.counts.keys, world.rows()) == (0, {})
@@ -135,7 +135,7 @@ def test_a_task_that_fetches_holds_up_no_other_and_says_how_far_it_is(tmp_path: 
     assert world.rows() == {key: key for key in (*KEYS, b"tail")}
     assert (world.counts.keys, world.counts.bytes, set(world.counts.to_come.values())) == (len(KEYS), total, {0})
     assert world.counts.replayed == 7 + 1
-    assert world.reading.picking_up(BIG) == []
+    assert world.reading.downloading(BIG) == []
     world.reading.close()
 
 
@@ -149,7 +149,7 @@ def test_what_is_given_up_on_its_way_ends_at_once_and_leaves_nothing(ending: str
         if ending == "cancelled":
             world.reading.cancel(BIG)
             assert world.finish() == []
-            assert world.reading.picking_up(BIG) == []
+            assert world.reading.downloading(BIG) == []
         world.reading.close()
         assert [path for path in (tmp_path / "incoming").rglob("*") if path.is_file()] == []
         assert world.database.is_empty()
@@ -209,9 +209,11 @@ def test_a_checkpoint_is_trusted_as_long_as_tombstones_are_kept_less_the_time_fo
     assert trusted_ms(settings) == hours * HOUR_MS
 
 
-@pytest.mark.parametrize(("kept_hours", "age_hours", "picked_up"), [(72, 70, True), (72, 72, False), (24, 24, False), (24, 22, True), (5, 22, False)])
+@pytest.mark.parametrize(
+    ("kept_hours", "age_hours", "restored_from_snapshot"), [(72, 70, True), (72, 72, False), (24, 24, False), (24, 22, True), (5, 22, False)]
+)
 def test_a_snapshot_is_trusted_as_long_as_its_changelog_keeps_tombstones(
-    kept_hours: int, age_hours: int, picked_up: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    kept_hours: int, age_hours: int, restored_from_snapshot: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = World(tmp_path, settings={"delete.retention.ms": str(kept_hours * HOUR_MS)})
     world.publish(age_hours * HOUR_MS)
@@ -219,8 +221,8 @@ def test_a_snapshot_is_trusted_as_long_as_its_changelog_keeps_tombstones(
     with caplog.at_level(logging.WARNING):
         world.reading.add(BIG, [COUNTS], world.database, {})
         assert world.finish() == [BIG]
-    assert (world.counts.keys, world.counts.replayed) == ((len(KEYS), 1) if picked_up else (0, len(KEYS) + 1))
-    assert ("older than the changelog keeps tombstones" in caplog.text) is not picked_up
+    assert (world.counts.keys, world.counts.replayed) == ((len(KEYS), 1) if restored_from_snapshot else (0, len(KEYS) + 1))
+    assert ("older than the changelog keeps tombstones" in caplog.text) is not restored_from_snapshot
     world.reading.close()
 
 

@@ -1,7 +1,7 @@
 """A group of instances for the query tests: real databases, real servers on loopback, a placement that the test decides.
 
 `Node` implements `Backend` as the runtime does: databases shared by siblings, openings that come and go, reads that pin nothing but
-notice. What the group would do, the test does: `place` tells the nodes who owns what, `open` and `close` make it so.
+notice. What the group would do, the test does: `locate` tells the nodes who owns what, `open` and `close` make it so.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, Literal, Self
 
 from coopstreams.common.metrics import Metrics
 from coopstreams.query.backend import (
+    DownloadStatus,
     Health,
     History,
-    Instance,
     NotOpen,
     OpenView,
-    PickUpStatus,
+    Peer,
     Placement,
     Reason,
     RestoreStatus,
@@ -30,7 +30,7 @@ from coopstreams.query.backend import (
     TaskStatus,
 )
 from coopstreams.query.server import QueryServer
-from coopstreams.query.service import Limits
+from coopstreams.query.service import RequestLimits
 from coopstreams.state import layout
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Change, Engine
@@ -38,7 +38,7 @@ from coopstreams.state.global_table import GlobalRows
 from coopstreams.state.memory import Memory
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.task_state import TaskState
-from coopstreams.state.views import GlobalView, StoreView
+from coopstreams.state.views import GlobalView, KeyRangeView
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import KeyRange, key_hash, partition_of
@@ -122,7 +122,7 @@ class View:
 
     node: Node
     opening: Opening
-    store: StoreView
+    store: KeyRangeView
     lag: int | None = 3
 
     @property
@@ -236,8 +236,8 @@ class Node:
         restore = (RestoreStatus("counts", 50, 50, 25.0, 2.0),)
         counts: tuple[Any, ...] = ({"out": 6}, {("windowed", "late"): 3}, 1, 700)
         running = [TaskStatus(task, "running", opening.epoch, 10, 2.5, (source,), (), (), *counts) for task, opening in list(self.openings.items())]
-        pick_up = (PickUpStatus("counts", 10, 40, 5.0, 6.0),)
-        pending = [TaskStatus(task, reason, 0, restore=restore, pick_up=pick_up) for task, reason in list(self.pending.items())]
+        download = (DownloadStatus("counts", 10, 40, 5.0, 6.0),)
+        pending = [TaskStatus(task, reason, 0, restore=restore, download=download) for task, reason in list(self.pending.items())]
         return Status(self.application, "running", self.now, (*running, *pending), 12.5, {"threads": 2})
 
     def _database(self, partition: int) -> Database:
@@ -255,17 +255,17 @@ class Node:
             database.close()
 
     def _view(self, opening: Opening, store: str) -> View:
-        return View(self, opening, StoreView(opening.database, STORES[store], [opening.task.range]))
+        return View(self, opening, KeyRangeView(opening.database, STORES[store], [opening.task.range]))
 
 
-LIMITS = Limits(request_s=60.0, forward_s=60.0, connect_s=60.0, retry_s=0.3)
+LIMITS = RequestLimits(request_s=60.0, forward_s=60.0, connect_s=60.0, retry_s=0.3)
 """For tests that are not about these: a machine that stands still for some seconds makes no error."""
 
 
 class Cluster:
     """Nodes a, b, c, ... with servers; what they own is up to the test. A context manager."""
 
-    def __init__(self, size: int, limits: Limits | None = None, *, kind: type[Node] = Node, folder: Path | None = None) -> None:
+    def __init__(self, size: int, limits: RequestLimits | None = None, *, kind: type[Node] = Node, folder: Path | None = None) -> None:
         self.nodes = [kind("abcdefgh"[i], folder) for i in range(size)]
         self.generation = 0
         self.placed: dict[str, list[TaskId]] = {}
@@ -284,11 +284,11 @@ class Cluster:
     def __getitem__(self, name: str) -> Node:
         return next(node for node in self.nodes if node.name == name)
 
-    def place(self, placed: Mapping[str, Sequence[TaskId]], *, without_url: Sequence[str] = ()) -> None:
+    def locate(self, placed: Mapping[str, Sequence[TaskId]], *, without_url: Sequence[str] = ()) -> None:
         """Tell all nodes who owns what, as a new generation; nothing is opened or closed."""
         self.generation += 1
         self.placed = {name: list(owned) for name, owned in placed.items()}
-        instances = tuple(Instance(n.name, None if n.name in without_url else n.url, tuple(placed.get(n.name, ()))) for n in self.nodes)
+        instances = tuple(Peer(n.name, None if n.name in without_url else n.url, tuple(placed.get(n.name, ()))) for n in self.nodes)
         for node in self.nodes:
             node.told = Placement(self.generation, node.name, instances)
 
@@ -298,7 +298,7 @@ class Cluster:
         for task, node in zip(tasks(ranges), itertools.cycle(self.nodes), strict=False):
             node.open(task, data)
             hands[node.name].append(task)
-        self.place(hands)
+        self.locate(hands)
 
     def owner(self, store: str, key: Key) -> Node:
         """Return the node that owns a key by the placement."""

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from coopstreams.query.peers import APPLICATION, FORWARDED, GENERATION, TARGET
-from coopstreams.query.service import Limits
+from coopstreams.query.service import RequestLimits
 from tests.query.cluster import LIMITS, Cluster, Data, Node
 
 COUNTS = {f"word-{i}": (i, 1000 + i) for i in range(200)} | {"": (1, 1), "a/b c?&#%+": (2, 2), "..": (3, 3), ".": (4, 4), "grüße ✓": (5, 5)}
@@ -190,7 +190,7 @@ def test_a_key_that_nobody_owns_is_moving() -> None:
     with Cluster(2) as cluster:
         cluster.deal(2, DATA)
         task = cluster.task("counts", "word-1")
-        cluster.place({name: [t for t in owned if t != task] for name, owned in cluster.placed.items()})
+        cluster.locate({name: [t for t in owned if t != task] for name, owned in cluster.placed.items()})
         assert "no instance owns the key" in moving(ask(cluster["a"], key_path("counts", "word-1")))
         assert "no instance owns the key" in moving(ask(cluster["a"], key_path("counts", "word-1") + "?local=true"))
 
@@ -199,7 +199,7 @@ def test_an_owner_without_an_address_is_moving() -> None:
     with Cluster(2) as cluster:
         cluster.deal(2, DATA)
         owner, other = cluster.owner("counts", "word-1"), cluster.other("counts", "word-1")
-        cluster.place(cluster.placed, without_url=[owner.name])
+        cluster.locate(cluster.placed, without_url=[owner.name])
         assert "serves no queries" in moving(ask(other, key_path("counts", "word-1")))
         assert ask(owner, key_path("counts", "word-1")).status_code == 200
 
@@ -213,11 +213,11 @@ def test_an_owner_that_does_not_answer_is_moving() -> None:
 
 
 def test_an_owner_that_hangs_is_moving_before_the_client_gives_up() -> None:
-    with Cluster(2, Limits(retry_s=0.3, forward_s=0.2)) as cluster, socket.create_server(("127.0.0.1", 0)) as silent:
+    with Cluster(2, RequestLimits(retry_s=0.3, forward_s=0.2)) as cluster, socket.create_server(("127.0.0.1", 0)) as silent:
         cluster.deal(2, DATA)
         owner, other = cluster.owner("counts", "word-1"), cluster.other("counts", "word-1")
         owner.server.url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        cluster.place(cluster.placed)
+        cluster.locate(cluster.placed)
         assert "does not answer" in moving(ask(other, key_path("counts", "word-1")))
 
 
@@ -236,7 +236,7 @@ def test_whoever_took_over_the_address_of_the_owner_is_not_believed() -> None:
         cluster.deal(2, DATA)
         owner, other = cluster.owner("counts", "word-1"), cluster.other("counts", "word-1")
         owner.server.url = f"http://127.0.0.1:{stranger.server_port}"
-        cluster.place(cluster.placed)
+        cluster.locate(cluster.placed)
         assert "is not instance" in moving(ask(other, key_path("counts", "word-1")))
         stranger.shutdown()
 

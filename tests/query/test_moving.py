@@ -39,12 +39,12 @@ def hand_over(cluster: Cluster, rng: random.Random) -> None:
         cluster[name].close(task)
         placed[name].remove(task)
     if rng.random() < 0.5:
-        cluster.place(placed)
+        cluster.locate(placed)
     homes = [(rng.choice(cluster.nodes), task) for task in coming]
     for node, task in homes:
         placed[node.name].append(task)
         node.pending[task] = "restoring"
-    cluster.place(placed)
+    cluster.locate(placed)
     for node, task in homes:
         node.open(task, DATA)
 

@@ -6,19 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.query.pages import Entry, Part, Query, cursor_of, cursor_text, page_of
+from coopstreams.query.pages import Entry, PartialPage, Query, cursor_of, cursor_text, page_of
 from coopstreams.topology.errors import QueryError
 
 entries_by_place = st.dictionaries(st.tuples(st.binary(max_size=2), st.integers(0, 2)), st.integers(0, 3), max_size=30)
 
 
-def parts_of(entries: dict[tuple[bytes, int], int], query: Query) -> list[Part]:
+def parts_of(entries: dict[tuple[bytes, int], int], query: Query) -> list[PartialPage]:
     """What four instances would answer, each keeping some of the entries."""
     parts = []
     for instance in range(4):
         mine: list[Entry] = [(*at, b"1") for at, holder in entries.items() if holder == instance and query.is_after(*at)]
         mine.sort(reverse=query.reverse)
-        parts.append(Part([], mine[: query.limit], len(mine) > query.limit))
+        parts.append(PartialPage([], mine[: query.limit], len(mine) > query.limit))
     return parts
 
 

@@ -17,11 +17,11 @@ from coopstreams.query.backend import NotOpen, OpenView
 from coopstreams.query.local import LocalReader
 from coopstreams.query.pages import Query
 from coopstreams.query.scan import rows
-from coopstreams.query.service import Limits
+from coopstreams.query.service import RequestLimits
 from coopstreams.state.database import Database
 from coopstreams.state.memory import Memory
 from coopstreams.state.task_state import TaskState
-from coopstreams.state.views import StoreView
+from coopstreams.state.views import KeyRangeView
 from coopstreams.topology import serdes
 from coopstreams.topology.errors import QueryError
 from coopstreams.topology.keys import WHOLE
@@ -172,7 +172,7 @@ def test_bounds_on_keys_hold_for_windows_of_keys_that_continue_each_other(
     if cursor is not None:
         wanted = wanted[(after or 0) + 1 :]
     query = Query(first=first, last=last, prefix=prefix, reverse=reverse, limit=100, after=cursor)
-    assert [row.key for row in rows(StoreView(database, spec, [WHOLE]), "window", 0, query)] == wanted
+    assert [row.key for row in rows(KeyRangeView(database, spec, [WHOLE]), "window", 0, query)] == wanted
 
 
 def test_local_gives_only_what_the_instance_has_itself(cluster: Cluster) -> None:
@@ -230,7 +230,7 @@ def test_a_scan_that_takes_too_long_is_ended_in_its_thread_too() -> None:
 
 
 def test_a_request_that_takes_too_long_says_so() -> None:
-    with Cluster(1, Limits(request_s=0.001)) as cluster:
+    with Cluster(1, RequestLimits(request_s=0.001)) as cluster:
         cluster.deal(1, {"counts": {f"{i:05}": (i, i) for i in range(3000)}})
         response = ask(cluster["a"], "counts", limit=3000)
         assert (response.status_code, response.json()["error"]) == (504, "TIMED_OUT")

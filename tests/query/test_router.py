@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.query.backend import Instance, Placement, StoreInfo
-from coopstreams.query.router import Asked, Elsewhere, Here, Moving, Place, There, coverage_gap, owner_of, place, route, scatter
+from coopstreams.query.backend import Peer, Placement, StoreInfo
+from coopstreams.query.router import Asked, Elsewhere, Here, KeyLocation, Moving, There, coverage_gap, locate, owner_of, route, scatter
 from coopstreams.topology import serdes
 from coopstreams.topology.keys import GROUPS, MAX_HASH, WHOLE, KeyRange, key_hash, partition_of
 from coopstreams.topology.task_id import TaskId
@@ -17,7 +17,7 @@ from coopstreams.topology.task_id import TaskId
 STORE = StoreInfo("counts", "key_value", 1, 2, serdes.text, serdes.int64)
 
 hashes = st.integers(0, MAX_HASH)
-places = st.builds(Place, st.integers(0, 1), hashes)
+locations = st.builds(KeyLocation, st.integers(0, 1), hashes)
 
 
 @st.composite
@@ -36,16 +36,16 @@ def placements(draw: st.DrawFn, *, whole: bool = False) -> Placement:
             for holder in draw(st.sets(st.sampled_from("abc"), min_size=1 if whole else 0, max_size=most)):
                 hands[holder].append(TaskId(1, partition, piece))
     urls = {name: f"http://{name}" if whole or draw(st.booleans()) else None for name in hands}
-    instances = tuple(Instance(name, urls[name], tuple(tasks)) for name, tasks in hands.items())
+    instances = tuple(Peer(name, urls[name], tuple(tasks)) for name, tasks in hands.items())
     return Placement(draw(st.integers(0, 9)), "a", instances)
 
 
-def claims(placement: Placement, at: Place) -> list[Instance]:
+def claims(placement: Placement, at: KeyLocation) -> list[Peer]:
     return [i for i in placement.instances for t in i.tasks if t.partition == at.partition and at.hash in t.range]
 
 
-@given(placements(), places, st.sampled_from(["any", "local", "forwarded"]))
-def test_a_key_goes_to_its_only_owner_or_is_moving(placement: Placement, at: Place, asked: Asked) -> None:
+@given(placements(), locations, st.sampled_from(["any", "local", "forwarded"]))
+def test_a_key_goes_to_its_only_owner_or_is_moving(placement: Placement, at: KeyLocation, asked: Asked) -> None:
     owners = claims(placement, at)
     decision = route(placement, STORE, at, asked)
     if len(owners) != 1:
@@ -62,14 +62,14 @@ def test_a_key_goes_to_its_only_owner_or_is_moving(placement: Placement, at: Pla
         assert (decision.owner.instance, decision.url) == (owner, owner.url)
 
 
-@given(placements(whole=True), places)
-def test_when_everything_is_placed_nothing_is_moving(placement: Placement, at: Place) -> None:
+@given(placements(whole=True), locations)
+def test_when_everything_is_placed_nothing_is_moving(placement: Placement, at: KeyLocation) -> None:
     assert owner_of(placement, STORE, at) is not None
     assert isinstance(route(placement, STORE, at), Here | There)
 
 
-@given(placements(), places)
-def test_another_sub_topology_owns_nothing_of_this_one(placement: Placement, at: Place) -> None:
+@given(placements(), locations)
+def test_another_sub_topology_owns_nothing_of_this_one(placement: Placement, at: KeyLocation) -> None:
     assert owner_of(placement, replace(STORE, subtopology=2), at) is None
 
 
@@ -97,11 +97,11 @@ def test_a_store_is_covered_only_if_every_hash_is_covered_once(first: list[KeyRa
 
 @pytest.mark.parametrize("key", [b"", b"a", "grüße".encode(), bytes(8)])
 def test_a_key_lies_where_producers_and_tasks_put_it(key: bytes) -> None:
-    assert place(STORE, key) == Place(partition_of(key, 2), key_hash(key))
+    assert locate(STORE, key) == KeyLocation(partition_of(key, 2), key_hash(key))
 
 
-@given(placements(whole=True), places)
-def test_an_instance_that_does_not_know_whose_tasks_are_whose_says_so(placement: Placement, at: Place) -> None:
+@given(placements(whole=True), locations)
+def test_an_instance_that_does_not_know_whose_tasks_are_whose_says_so(placement: Placement, at: KeyLocation) -> None:
     waiting = replace(placement, waits="it runs another version")
     for decision in (route(waiting, STORE, at), scatter(waiting, STORE)):
         assert isinstance(decision, Moving)

@@ -22,7 +22,7 @@ from coopstreams.query.app import QueryApp
 from coopstreams.query.backend import Health
 from coopstreams.query.openapi import description
 from coopstreams.query.server import QueryServer
-from coopstreams.query.service import Limits
+from coopstreams.query.service import RequestLimits
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.failures import Failure
@@ -213,7 +213,7 @@ def test_answers_are_what_the_description_says(cluster: Cluster, path: str, rout
 
 def test_the_description_has_every_route_with_its_parameters_and_nothing_dangling(cluster: Cluster) -> None:
     document = get(cluster["a"].url + "/openapi.json")
-    routes = {path.replace(":path", "") for path in QueryApp(cluster["a"], cluster["a"].metrics, Limits()).answers()}
+    routes = {path.replace(":path", "") for path in QueryApp(cluster["a"], cluster["a"].metrics, RequestLimits()).answers()}
     assert set(document["paths"]) == routes
     assert document == description(LIMITS)
     operations = [path["get"] for path in document["paths"].values()]

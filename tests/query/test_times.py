@@ -18,7 +18,7 @@ from coopstreams.state.database import Database
 from coopstreams.state.global_table import GlobalRows
 from coopstreams.state.memory import Memory
 from coopstreams.state.task_state import TaskState
-from coopstreams.state.views import StoreView
+from coopstreams.state.views import KeyRangeView
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.errors import QueryError
@@ -264,7 +264,7 @@ def test_bounds_on_keys_hold_for_sessions_of_keys_that_continue_each_other(
     cursor = None if after is None or after >= len(wanted) else (wanted[after], 0)
     if cursor is not None:
         wanted = wanted[(after or 0) + 1 :]
-    view = StoreView(database, spec, [WHOLE])
+    view = KeyRangeView(database, spec, [WHOLE])
     assert [row.key for row in rows(view, "session", 0, Query(first=first, last=last, reverse=reverse, limit=100, after=cursor))] == wanted
     for key in {key for key, _, _ in sessions}:
         of_key = sorted((start + length, start) for other, start, length in sessions if other == key)

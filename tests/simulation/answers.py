@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from coopstreams import serdes
-from coopstreams.state.views import Row, StoreView
+from coopstreams.state.views import KeyRangeView, StoredRow
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE
@@ -71,14 +71,14 @@ class Answer:
         """Return what should have been told by now and was not."""
         return [f"{key!r}: {problem}" for key in self.expected if (problem := self._lack(key))]
 
-    def rows(self, store: str) -> list[Row]:
+    def rows(self, store: str) -> list[StoredRow]:
         """Return what is in a store."""
         self._driver.commit()
         spec = next(spec for part in self._driver.topology.subtopologies for spec in part.stores if spec.name == store)
         databases = [
             database for (number, _), database in self._driver._databases.items() if spec in self._driver.topology.subtopologies[number].stores
         ]
-        return sorted(row for database in databases for row in StoreView(database, spec, [WHOLE]).all())
+        return sorted(row for database in databases for row in KeyRangeView(database, spec, [WHOLE]).all())
 
     def _problem(self, key: Key, value: Value) -> str:
         raise NotImplementedError

@@ -9,9 +9,9 @@ from random import Random
 from typing import Any, Generic, TypeVar, cast
 
 from coopstreams.group import leadership
-from coopstreams.group.leadership import View
+from coopstreams.group.leadership import BrokerView
 from coopstreams.log.kafka.reader import WAKE_S
-from coopstreams.log.log import Run
+from coopstreams.log.log import RecordBatch
 from coopstreams.log.memory.state import CheckFence
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
@@ -139,7 +139,7 @@ class MachineReader(SimulatedReader):
         self._coming = self._come = False
         """Whether something is on its way, and whether it is there."""
 
-    def fetch(self, max_records: int, timeout_s: float) -> list[Run]:
+    def fetch(self, max_records: int, timeout_s: float) -> list[RecordBatch]:
         self._check_open()
         give_up = self._scheduler.now + timeout_s
         with self._cluster.woken(self._send):
@@ -153,7 +153,7 @@ class MachineReader(SimulatedReader):
                 if self._come:
                     self._coming = self._come = False
                     if self._look(max_records):
-                        return self._runs
+                        return self._batches
 
     def wake(self) -> None:
         self._awake = True
@@ -208,7 +208,7 @@ class MachineLog(SimulatedLog):
     def _true_end(self, partition: TopicPartition) -> int:
         client, cluster = self._machine_client, self._cluster
 
-        def views() -> dict[int, View | None]:
+        def views() -> dict[int, BrokerView | None]:
             cluster.state.partition(partition)  # or nobody knows it
             return cluster.brokers.views(partition)
 

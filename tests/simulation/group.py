@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from coopstreams.group.joining import Hooks, Timings
-from coopstreams.group.requests import Fetched
+from coopstreams.group.requests import FetchedOffset
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import FencedError, GroupError, LogError, MembershipLostError
@@ -275,7 +275,7 @@ class SimCoordinator:
         except FencedError as error:
             raise MembershipLostError(str(error)) from error
 
-    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> Fetched:
+    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:
         asked = None if partitions is None else list(partitions)
         return patient(self._machine, lambda: self._broker.fetch_offsets(asked, stable=stable))
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 from coopstreams.common.config import AT_LEAST_ONCE, EXACTLY_ONCE
-from coopstreams.tasks import reading
+from coopstreams.tasks import resolved_topology
 from coopstreams.topology.compile.compile import compile_subtopology
 from tests.simulation.programs import PROGRAMS
 from tests.simulation.world import ViolationError, World
@@ -44,7 +44,7 @@ def play(history: History, only: Collection[int] | None = None) -> tuple[World, 
     """Return the world of a history at its end, and what was wrong in it. `only`: see `World.run`."""
     world = World(history.seed, PROGRAMS[history.program], exactly_once=history.guarantee == EXACTLY_ONCE)
     try:
-        with patch.object(reading, "compile_subtopology", _compiled):
+        with patch.object(resolved_topology, "compile_subtopology", _compiled):
             world.run(STEPS, only)
     except ViolationError as violation:
         return world, violation

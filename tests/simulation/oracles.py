@@ -15,7 +15,7 @@ from coopstreams.log.memory.reader import MemoryReader
 from coopstreams.log.memory.state import MemoryState
 from coopstreams.state import layout
 from coopstreams.state.database import Database
-from coopstreams.state.views import Row, StoreView
+from coopstreams.state.views import KeyRangeView, StoredRow
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.naming import changelog_topic, internal_topic
@@ -34,9 +34,9 @@ class Part(NamedTuple):
     spec: StoreSpec
     ranges: Sequence[KeyRange]
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[StoredRow]:
         """Return what is in these ranges."""
-        return list(StoreView(self.database, self.spec, self.ranges).all())
+        return list(KeyRangeView(self.database, self.spec, self.ranges).all())
 
 
 class Changelogs:
@@ -50,9 +50,9 @@ class Changelogs:
         self._answered: dict[tuple[TopicPartition, bytes], int] = {}
         """Which of the rows of a key was answered last."""
 
-    def wrong(self, parts: Iterable[Part]) -> Iterator[str]:
+    def wrong(self, components: Iterable[Part]) -> Iterator[str]:
         """Yield each row of these that was never committed."""
-        for part in parts:
+        for part in components:
             changelog = self._of(part)
             if not self._look(changelog):
                 continue
@@ -65,7 +65,7 @@ class Changelogs:
         """Yield what a sequential history forbids in this answer: all rows of ranges that are owned."""
         changelog = self._of(part)
         decided = self._look(changelog)
-        view = StoreView(part.database, part.spec, part.ranges)
+        view = KeyRangeView(part.database, part.spec, part.ranges)
         answer = {layout.changelog_key(part.spec.kind, key): (value, timestamp) for key, value, timestamp in view.all()}
         for key, had in self._rows[changelog].items():
             if not view.owns(layout.plain_key(part.spec, layout.store_key(part.spec.kind, key))):

@@ -17,7 +17,7 @@ from coopstreams.commit.positions import Positions
 from coopstreams.commit.progress import Progress
 from coopstreams.group import leadership
 from coopstreams.group.holdings import Holdings
-from coopstreams.group.leadership import Choice, View
+from coopstreams.group.leadership import BrokerView, Choice
 from coopstreams.group.membership import GroupMember
 from coopstreams.instance.instance import Instance
 from coopstreams.instance.serving import Serving
@@ -41,7 +41,7 @@ def _stale_barrier() -> AbstractContextManager[Any]:
 def _leader_of_before() -> AbstractContextManager[Any]:
     """Whoever says that it leads a partition is believed."""
 
-    def first(answers: Mapping[int, View | None], _: int) -> Choice | None:
+    def first(answers: Mapping[int, BrokerView | None], _: int) -> Choice | None:
         leaders = [view for broker, view in answers.items() if view is not None and view.leader == broker]
         return min((Choice(view.leader, view.epoch) for view in leaders), key=lambda choice: choice.epoch, default=None)
 

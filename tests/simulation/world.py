@@ -22,14 +22,14 @@ from random import Random
 from coopstreams import Topology
 from coopstreams.common.config import Config
 from coopstreams.group.joining import Connector, Hooks, Timings
+from coopstreams.instance.components import Components
 from coopstreams.instance.instance import Instance
-from coopstreams.instance.parts import Parts
 from coopstreams.instance.serving import Serving
 from coopstreams.instance.wiring import Wiring
 from coopstreams.log.log import Position, TopicSpec
 from coopstreams.log.memory.reader import MemoryReader
 from coopstreams.log.memory.writer import MemoryWriter
-from coopstreams.state.views import Row
+from coopstreams.state.views import StoredRow
 from coopstreams.tasks.lifecycle import Lifecycle
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError, StateError
@@ -89,7 +89,7 @@ class Process:
         world.hosts.begin(number, self.machine)
         self.client = MachineClient(world.cluster, self.machine, world.network, world.latency_s, world.killed)
         self.instance: Instance | None = None
-        self.parts: Parts | None = None
+        self.components: Components | None = None
         self.ended = False
         self.stopping = False
         self.machine.thread(self._run, "main").start()
@@ -104,16 +104,16 @@ class Process:
         """End it at once; its disk stays."""
         self.machine.kill()
         self.ended = True
-        if self.parts is not None:
-            self.parts.directory.close()
+        if self.components is not None:
+            self.components.directory.close()
         (self.world._folder_of(self.number) / "lock").unlink(missing_ok=True)  # as the system does it
 
     def _run(self) -> None:
         world = self.world
         wiring = Wiring(self.machine, lambda *_: MachineLog(self.client), self._coordinator)
         try:
-            with Parts.build(world.topology, world.config(self.number), wiring) as self.parts:
-                self.instance = Instance(self.parts, Lifecycle())
+            with Components.build(world.topology, world.config(self.number), wiring) as self.components:
+                self.instance = Instance(self.components, Lifecycle())
                 if not self.stopping:
                     self.instance.run()
         except LogError as error:
@@ -218,8 +218,8 @@ class World:
         self.scheduler.close([process.machine for process in self.processes])
         for process in self.processes:
             with suppress(Exception):
-                if process.parts is not None:
-                    process.parts.directory.close()
+                if process.components is not None:
+                    process.components.directory.close()
         disk.wipe()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -336,13 +336,13 @@ class World:
         wrong = self.answer.tell(self._told()) or (self.answer.lacking() if whole else [])
         if wrong or not self.exactly_once or not (whole or self.looks % STATES == 0):
             return wrong
-        wrong = list(self.changelogs.wrong(self._parts(running=False))) or (self._wrong_rows() if whole else [])
+        wrong = list(self.changelogs.wrong(self._components(running=False))) or (self._wrong_rows() if whole else [])
         return wrong or self._wrong_answers()
 
     def _wrong_answers(self) -> list[str]:
         """Ask everybody who answers; return what is wrong."""
-        parts = self._parts(running=True, owned=True) if self.exactly_once else ()
-        return [problem for part in parts for problem in self.changelogs.wrong_answers(part)]
+        components = self._components(running=True, owned=True) if self.exactly_once else ()
+        return [problem for part in components for problem in self.changelogs.wrong_answers(part)]
 
     @staticmethod
     def _check(wrong: list[str]) -> None:
@@ -351,8 +351,8 @@ class World:
 
     def _wrong_rows(self) -> list[str]:
         """Return what is wrong with what running tasks have in their stores: at the end it is what one task has."""
-        kept: dict[str, list[Row]] = {store: [] for store in self.program.stores}
-        for part in self._parts(running=True):
+        kept: dict[str, list[StoredRow]] = {store: [] for store in self.program.stores}
+        for part in self._components(running=True):
             if part.spec.name in kept:
                 kept[part.spec.name] += part.rows()
         return [
@@ -361,14 +361,14 @@ class World:
             if sorted(rows) != (expected := self.answer.rows(store))
         ]
 
-    def _parts(self, *, running: bool, owned: bool = False) -> Iterator[Part]:
+    def _components(self, *, running: bool, owned: bool = False) -> Iterator[Part]:
         """Yield each store in a database. `running`: of tasks that run; `owned`: of which queries are answered."""
         for process in self.living:
-            if process.parts is None or process.instance is None or (owned and process.machine.paused):
+            if process.components is None or process.instance is None or (owned and process.machine.paused):
                 continue
             serving = Serving(process.instance, {})
-            for (subtopology, partition), opened in list(process.parts.directory._open.items()):
-                for spec in process.parts.subtopology(subtopology).stores:
+            for (subtopology, partition), opened in list(process.components.directory._open.items()):
+                for spec in process.components.subtopology(subtopology).stores:
                     tasks = [task for id_, task in process.instance.tasks.items() if (id_.subtopology, id_.partition) == (subtopology, partition)]
                     ranges = [task.id.range for task in tasks if not owned or serving.owns(task)] if running else [WHOLE]
                     yield Part(f"{process.machine.name} {subtopology}_{partition}", partition, opened.database, spec, ranges)
@@ -383,8 +383,8 @@ class World:
             if process.instance is None:
                 said.append(f"{process.machine.name} has not started")
                 continue
-            states = {str(task): state.value for task, state in process.instance.roster.states.items()}
-            waits = {str(task): process.instance.opener.waits_for(task).why for task in process.instance.roster.states}
+            states = {str(task): state.value for task, state in process.instance.registry.states.items()}
+            waits = {str(task): process.instance.opener.waits_for(task).why for task in process.instance.registry.states}
             said.append(f"{process.machine.name}: {states} {waits} {process.instance.member.problem}")
         return "; ".join(said)
 

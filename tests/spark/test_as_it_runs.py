@@ -108,7 +108,9 @@ def table(app: CoopStreams, store: str) -> dict[str, str]:
 
 def restored(app: CoopStreams) -> set[str]:
     """Return the stores for which an instance has read a topic before it went on."""
-    lines = [line for line in instance_of(app).parts.metrics.text().decode().splitlines() if line.startswith("coopstreams_restored_records_total{")]
+    lines = [
+        line for line in instance_of(app).components.metrics.text().decode().splitlines() if line.startswith("coopstreams_restored_records_total{")
+    ]
     return {store for line in lines if float(line.rpartition(" ")[2]) for store in re.findall(r'store="([^"]+)"', line)}
 
 

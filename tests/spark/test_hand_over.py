@@ -227,6 +227,6 @@ def test_windows_joins_and_repartitions_go_on_where_the_backfill_was_cut(kafka: 
         eventually(complete, 150 + orders / 500, lambda: test_law.difference(seen, expected.tables))
         with urlopen(f"{app.url}/metrics") as answer:
             metrics = answer.read().decode()
-    assert total(metrics, "coopstreams_picked_up_keys_total") == sum(sum(result.seeded.values()) for result in done.results)
+    assert total(metrics, "coopstreams_snapshot_keys_total") == sum(sum(result.seeded.values()) for result in done.results)
     assert total(metrics, "coopstreams_restored_records_total") == 0, "the changelogs were replayed although the snapshot has it all"
     test_law.check_outputs(kafka, topics, expected, every_update=True)

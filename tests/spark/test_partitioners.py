@@ -24,7 +24,7 @@ from tests.conftest import Kafka
 pytestmark = pytest.mark.broker
 
 KEYS = [f"key-{number}" for number in range(30)]
-Place = tuple[str, int, str, str]
+Storage = tuple[str, int, str, str]
 """Topic, partition, key, value."""
 
 
@@ -71,19 +71,19 @@ class Spread:
             producer.produce(self.source, str(number), KEYS[number % len(KEYS)])
         assert producer.flush(60) == 0
 
-    def expected(self, count: int) -> Counter[Place]:
+    def expected(self, count: int) -> Counter[Storage]:
         """Return what one application makes of the first records, and how many are for no partition."""
         with TopologyTestDriver(self.topology, config=self.settings, partitions=self.sinks) as driver:
             numbers = driver.input(self.source, serdes.text, serdes.text)
             for number in range(count):
                 numbers.send(KEYS[number % len(KEYS)], str(number))
-            written = Counter[Place]()
+            written = Counter[Storage]()
             for record in driver.outputs():
                 at = partition_of(record.key.encode(), self.sinks[record.topic]) if record.partition is None else record.partition
                 written[record.topic, at, record.key, record.value] += 1
         return written
 
-    def found(self) -> Counter[Place]:
+    def found(self) -> Counter[Storage]:
         return Counter(
             (topic, record.partition, (record.key or b"").decode(), (record.value or b"").decode())
             for topic in self.sinks

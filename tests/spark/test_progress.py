@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from coopstreams.spark.workers import progress
-from coopstreams.spark.workers.progress import Reporter, TaskProgress, Watch
+from coopstreams.spark.workers.progress import ProgressWatcher, Reporter, TaskProgress
 
 
 def test_who_watches_sees_a_task_begin_go_on_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +26,7 @@ def test_who_watches_sees_a_task_begin_go_on_and_end(tmp_path: Path, monkeypatch
     def told(position: int, *, done: bool) -> bool:
         return came.wait_for(lambda: any((each.position, each.done) == (position, done) for each in seen), 60)
 
-    with Watch(str(tmp_path), tell), came:
+    with ProgressWatcher(str(tmp_path), tell), came:
         task = Reporter(str(tmp_path), "task", "3", "0_1[0..127]", [(100, 200), (0, 50)])
         assert told(0, done=False)
         task._said_at = 0  # long ago
@@ -42,7 +42,7 @@ def test_who_watches_sees_a_task_begin_go_on_and_end(tmp_path: Path, monkeypatch
 def test_where_no_end_is_known_there_is_no_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "EVERY_S", 3600.0)  # only the first word and the last
     seen: list[TaskProgress] = []
-    with Watch(str(tmp_path), seen.extend):
+    with ProgressWatcher(str(tmp_path), seen.extend):
         Reporter(str(tmp_path), "history", "orders-0", "orders-0", [None]).took(0, 7, 7)
         task = Reporter(str(tmp_path), "task", "0", "0_0", [(0, 9), None])
         task.took(1, 4, 4)
@@ -54,9 +54,9 @@ def test_what_the_listener_raises_ends_the_block_and_a_failure_within_it_comes_f
     def tell(_: object) -> None:
         raise RuntimeError("the listener")
 
-    with pytest.raises(RuntimeError, match="the listener"), Watch(str(tmp_path), tell):
+    with pytest.raises(RuntimeError, match="the listener"), ProgressWatcher(str(tmp_path), tell):
         pass
-    with pytest.raises(ValueError, match="the block"), Watch(str(tmp_path), tell):
+    with pytest.raises(ValueError, match="the block"), ProgressWatcher(str(tmp_path), tell):
         raise ValueError("the block")
 
 

@@ -18,9 +18,9 @@ from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.spark import Options, backfill, publish, rebuild
 from coopstreams.state import snapshot
 from coopstreams.state.manifest import Manifest, holes
-from coopstreams.state.places import Place
 from coopstreams.state.snapshot import fetch
 from coopstreams.state.sst import read_sst
+from coopstreams.state.storage import Storage
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.keys import KeyRange
 from tests.broker.counting import Counting, await_table, metric
@@ -35,7 +35,7 @@ KEYS = [f"key-{number}" for number in range(3000)]
 
 def rows(url: str, manifest: Manifest, folder: Path) -> dict[bytes, bytes]:
     """Return all rows of a snapshot."""
-    place = Place(url)
+    place = Storage(url)
     return {key: value for file in manifest.files() for key, value in read_sst(fetch(place, manifest.application, file, folder).path)}
 
 
@@ -65,7 +65,7 @@ def test_a_rebuild_in_spark_makes_the_snapshot_that_a_rebuild_alone_makes(kafka:
     }
     with counting.app(tmp_path / "new", snapshots_dir=url) as app:
         await_table(app, written)
-        assert metric(app, "coopstreams_picked_up_keys_total") == len(KEYS)
+        assert metric(app, "coopstreams_snapshot_keys_total") == len(KEYS)
 
 
 def test_from_the_command_line_it_needs_no_more_than_a_number_of_cores(kafka: Kafka, tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_stopped_application_goes_on_under_another_id_with_state_from_its_sour
     written += again.write(KEYS[100:350])
     with again.app(tmp_path / "state", **uncached) as app:
         await_table(app, written)
-        assert metric(app, "coopstreams_picked_up_keys_total") == 300
+        assert metric(app, "coopstreams_snapshot_keys_total") == 300
     updates = by_key(read_topic(kafka.bootstrap, counting.sink))
     assert {key.decode(): [serdes.int64.decode(value or b"") for value in values] for key, values in updates.items()} == {
         key: list(range(1, count + 1)) for key, count in written.items()

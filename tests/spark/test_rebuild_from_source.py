@@ -152,7 +152,7 @@ def test_some_partitions_and_key_groups_from_the_command_line_then_all_of_it_wit
     has_run(counting, local, written)  # replays what was made right
     with counting.app(tmp_path / "new", snapshots_dir=url) as app:
         await_table(app, written)
-        assert metric(app, "coopstreams_picked_up_keys_total") == 120
+        assert metric(app, "coopstreams_snapshot_keys_total") == 120
     assert not [topic for topic in topics(kafka) if topic.startswith(f"{counting.application}-backfill-")]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from coopstreams import Processor, Record, StreamsBuilder, Topology, key_value_store, serdes
 from coopstreams.spark import plan as planning
 from coopstreams.spark.plan import Plan
-from coopstreams.spark.rounds import Turn, forwarded, turn_of, turns
+from coopstreams.spark.rounds import Round, forwarded, round_of, rounds_of
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.partitions import check_partitions
 
@@ -27,30 +27,30 @@ def joined(one: Any, other: Any, name: str) -> Any:
 
 
 def said(topology: Topology) -> list[tuple[int, int, int, tuple[str, ...]]]:
-    """Return sub-topology, round, rounds and topics of each turn, without the name of the application and of the join's topics."""
-    return [(turn.part.id, turn.round, turn.rounds, tuple(short(topic) for topic in turn.part.topics)) for turn in turns(topology)]
+    """Return sub-topology, round, rounds and topics of each round, without the name of the application and of the join's topics."""
+    return [(round_.part.id, round_.round, round_.rounds, tuple(short(topic) for topic in round_.part.topics)) for round_ in rounds_of(topology)]
 
 
 def short(topic: str) -> str:
     return topic.removeprefix("app-").replace("-subscription-registration-topic", "?").replace("-subscription-response-topic", "!")
 
 
-def check_laws(topology: Topology) -> list[Turn]:
+def check_laws(topology: Topology) -> list[Round]:
     """Check that a topic is read when all of it is there, that it is written once, and that the last rounds read and keep everything."""
-    found = turns(topology)
+    found = rounds_of(topology)
     internal = {topic for part in topology.subtopologies for topic in forwarded(part)}
     written = list[str]()
-    for turn in found:
-        assert not (internal - set(written)) & set(turn.part.topics)
-        assert set(turn.forwards) == set(forwarded(turn.part)), "whatever a round can write, it is to write"
-        assert turn_of(topology, turn.part.id, turn.round) == turn
-        written += turn.forwards
+    for round_ in found:
+        assert not (internal - set(written)) & set(round_.part.topics)
+        assert set(round_.forwards) == set(forwarded(round_.part)), "whatever a round can write, it is to write"
+        assert round_of(topology, round_.part.id, round_.round) == round_
+        written += round_.forwards
     assert sorted(written) == sorted(internal)
     for part in topology.subtopologies:
-        own = [turn for turn in found if turn.part.id == part.id]
-        assert [turn.round for turn in own] == list(range(1, own[0].rounds + 1))
+        own = [round_ for round_ in found if round_.part.id == part.id]
+        assert [round_.round for round_ in own] == list(range(1, own[0].rounds + 1))
         assert (own[-1].part.topics, own[-1].part.stores) == (part.topics, part.stores)
-        assert all(turn.forwards for turn in own[:-1]), "a round that forwards nothing is of no use"
+        assert all(round_.forwards for round_ in own[:-1]), "a round that forwards nothing is of no use"
     return found
 
 
@@ -62,8 +62,8 @@ def test_the_left_side_asks_and_then_takes_everything_with_the_answers() -> None
     topology = builder.build()
     assert said(topology) == [(0, 1, 2, ("t0",)), (1, 1, 1, ("t1", "owned?")), (0, 2, 2, ("t0", "clicks", "owned!"))]
     first, other, last = check_laws(topology)
-    assert [topic for turn in (first, other, last) for topic in map(short, turn.forwards)] == ["owned?", "owned!"]
-    assert {short(topic) for turn in (first, other, last) for topic in turn.placed} == {"owned?", "owned!"}
+    assert [topic for round_ in (first, other, last) for topic in map(short, round_.forwards)] == ["owned?", "owned!"]
+    assert {short(topic) for round_ in (first, other, last) for topic in round_.placed} == {"owned?", "owned!"}
     assert [store.name for store in first.part.stores] == [topology.subtopologies[0].stores[0].name]
 
 
@@ -95,9 +95,9 @@ def test_streams_that_are_exchanged_go_in_rounds_as_well() -> None:
         here.merge(moved).group_by_key().count(store=f"count-{number}")
     topology = builder.build()
     found = check_laws(topology)
-    assert [(turn.part.id, turn.round, turn.rounds) for turn in found] == [(0, 1, 2), (1, 1, 1), (0, 2, 2)]
-    assert [len(turn.part.stores) for turn in found] == [0, 1, 1]
-    assert not any(turn.placed for turn in found), "nobody answers"
+    assert [(round_.part.id, round_.round, round_.rounds) for round_ in found] == [(0, 1, 2), (1, 1, 1), (0, 2, 2)]
+    assert [len(round_.part.stores) for round_ in found] == [0, 1, 1]
+    assert not any(round_.placed for round_ in found), "nobody answers"
 
 
 class Remembering(Processor[str, str, str, str]):
@@ -118,7 +118,11 @@ def test_what_shares_a_store_with_a_question_must_be_there_when_it_is_asked() ->
     (people,) = tables_of(builder, 1)
     joined(orders, people, "owned")
     found = check_laws(builder.build())
-    assert [[short(topic) for topic in turn.part.topics] for turn in found] == [["lines", "others"], ["t0", "owned?"], ["lines", "others", "owned!"]]
+    assert [[short(topic) for topic in round_.part.topics] for round_ in found] == [
+        ["lines", "others"],
+        ["t0", "owned?"],
+        ["lines", "others", "owned!"],
+    ]
 
 
 def test_a_topic_that_is_written_because_of_its_own_records_is_refused() -> None:

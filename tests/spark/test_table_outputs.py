@@ -18,7 +18,7 @@ from coopstreams.spark import Backfilled, Options, backfill, table_outputs
 from coopstreams.spark.history.history import TableHistory
 from coopstreams.spark.plan import Plan, Stage
 from coopstreams.spark.running import carry_out
-from coopstreams.state.places import Place
+from coopstreams.state.storage import Storage
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import ConfigError
 from tests.spark.test_backfill import plan_of
@@ -96,7 +96,7 @@ def test_failing_tasks_and_a_driver_that_died_twice_double_nothing(spark: SparkS
     assert not table.exists(), "a table is seen whole or not at all"
     done = run(spark, plan, work)
     # As if it had died while it wrote the table: its own mark is missing.
-    Place(str(work)).delete(f"{plan.run}/table")
+    Storage(str(work)).delete(f"{plan.run}/table")
     again = run(spark, plan, work)
     assert again.results == done.results
     rows = spark.read.parquet(str(table)).collect()

@@ -151,8 +151,8 @@ def test_state_that_cannot_be_continued_is_emptied_and_restored_from_the_log_sta
     feed(Restore(database, SPEC, [WHOLE], bounds(1000)), [*log, (999, b"zombie", b"1"), (999, b"zombie-2", b"1")], 1000)
     before = {key: value for key, value in stored(database).items() if key_hash(key) in other}
     if checkpoint is None:
-        shelf = database._of["counts"]
-        shelf._checkpoints["counts"] = shelf.checkpoints("counts").without(0, 127)
+        engine_stores = database._of["counts"]
+        engine_stores._checkpoints["counts"] = engine_stores.checkpoints("counts").without(0, 127)
     else:
         database.write([], {"counts": [stands(checkpoint, mine)]})
     with caplog.at_level(logging.WARNING):

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Engine, Rows
 from coopstreams.state.memory import Memory
-from coopstreams.state.session_table import SessionTable
 from coopstreams.state.task_state import TaskState
-from coopstreams.state.views import StoreView
-from coopstreams.state.window_table import WindowTable
+from coopstreams.state.views import KeyRangeView
+from coopstreams.state.window_table import SessionTable, WindowTable
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.serdes import int64, text
 from coopstreams.topology.stores import StoreSpec, session_key, split_session_key, split_window_key, window_key
@@ -236,7 +235,7 @@ def test_a_view_reads_the_sessions_of_a_key_in_the_segments_that_can_have_them()
             table = sessions_of(state)
             table.put(session_key(key, minute * MINUTE, minute * MINUTE + 1), minute, minute * MINUTE + 1)
     commit(state)
-    view = StoreView(Database(engine, [SESSIONS]), SESSIONS, [WHOLE])
+    view = KeyRangeView(Database(engine, [SESSIONS]), SESSIONS, [WHOLE])
     segments = len([family for family in engine.families() if family.startswith("window/")])
     for key in KEYS:
         engine.scans = 0

@@ -18,10 +18,10 @@ from coopstreams.state.checkpoints import Checkpoint
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Change, Engine
 from coopstreams.state.manifest import Manifest, Slice, StoreSlices
-from coopstreams.state.places import Place
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot import SnapshotWriter
 from coopstreams.state.sst import read_sst, write_sst
+from coopstreams.state.storage import Storage
 from coopstreams.topology.errors import SnapshotError
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 from coopstreams.topology.serdes import int64, text
@@ -38,7 +38,7 @@ numbers = count()
 
 @pytest.fixture(params=["folder", "memory", "s3"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Places of three kinds: the file system, fsspec's in memory, and a server that speaks S3 over HTTP."""
+    """Storages of three kinds: the file system, fsspec's in memory, and a server that speaks S3 over HTTP."""
     name = f"snapshots-{os.getpid()}-{next(numbers)}"
     match request.param:
         case "folder":
@@ -86,7 +86,7 @@ def rows_of(url: str, slices: Sequence[Slice], folder: Path) -> dict[tuple[str, 
     found: dict[tuple[str, bytes], bytes] = {}
     for each in slices:
         for file in each.files:
-            for key, value in read_sst(snapshot.fetch(Place(url), "app", file, folder).path):
+            for key, value in read_sst(snapshot.fetch(Storage(url), "app", file, folder).path):
                 assert each.first <= key[0] <= each.last
                 found[file.family, key] = value
     return found
@@ -131,7 +131,7 @@ def test_a_database_that_ingests_slices_is_the_one_they_came_from(spec: StoreSpe
     target = Database(new_engine(), [SPEC, WINDOWS])
     fill(target, 100)  # what it has is in the way, and goes
     for each in taken(folder, origin, spec, PART):
-        files = [snapshot.fetch(Place(folder), "app", file, tmp_path) for file in each.files]
+        files = [snapshot.fetch(Storage(folder), "app", file, tmp_path) for file in each.files]
         by_family: dict[str, list[Path]] = {}
         for one in files:
             by_family.setdefault(one.file.family, []).append(one.path)
@@ -148,7 +148,7 @@ def test_ingested_state_outlives_the_process(folder: str, tmp_path: Path) -> Non
     target = Database(Rocks(tmp_path / "target"), [SPEC])
     for each in taken(folder, origin, SPEC):
         target.ingest(
-            "counts", [each.checkpoint(TOPIC_ID)], {file.family: [snapshot.fetch(Place(folder), "app", file, tmp_path).path] for file in each.files}
+            "counts", [each.checkpoint(TOPIC_ID)], {file.family: [snapshot.fetch(Storage(folder), "app", file, tmp_path).path] for file in each.files}
         )
     target.close()
     again = Database(Rocks(tmp_path / "target"), [SPEC])
@@ -221,7 +221,7 @@ def test_what_is_no_manifest_is_refused_in_words(data: bytes, words: str) -> Non
 
 def test_a_manifest_in_the_wrong_place_and_a_missing_one_are_refused(url: str) -> None:
     snapshot.store_manifest(url, manifest_of({}, "run-1"))
-    Place(url).write("app/run-2/manifest.json", Place(url).read("app/run-1/manifest.json") or b"")
+    Storage(url).write("app/run-2/manifest.json", Storage(url).read("app/run-1/manifest.json") or b"")
     with pytest.raises(SnapshotError, match='its manifest is that of "run-1"'):
         snapshot.load(url, "app", "run-2")
     with pytest.raises(SnapshotError, match="snapshots ls"):
@@ -292,11 +292,11 @@ def test_a_sweep_leaves_what_counts_and_what_may_be_at_work(url: str, tmp_path: 
     snapshot.publish(url, mixed)
     taken(url, database, SPEC, half, run="run-4")  # works on
     said = snapshot.sweep(url, "app", doing=False)
-    assert Place(url).names("app/run-2") != []
+    assert Storage(url).names("app/run-2") != []
     assert snapshot.sweep(url, "app") == said
     assert {name.partition("/")[0] for name in said} == {"run-1", "run-2", "run-3"}
     assert [problem for _, problem in snapshot.verify(url, mixed) if problem] == []
-    assert [Place(url).names(f"app/{run}") != [] for run in ("run-1", "run-2", "run-3", "run-4")] == [True, False, True, True]
+    assert [Storage(url).names(f"app/{run}") != [] for run in ("run-1", "run-2", "run-3", "run-4")] == [True, False, True, True]
     assert snapshot.sweep(url, "app") == []
 
 
@@ -331,37 +331,37 @@ def test_cut_checkpoints_tile_what_was_cut_and_cross_no_bound(a: int, b: int) ->
 
 
 def test_a_place_that_cannot_be_is_refused_in_words(bucket: str, tmp_path: Path) -> None:
-    with pytest.raises(SnapshotError, match="is no place for snapshots"):
-        Place("nosuch://somewhere")
+    with pytest.raises(SnapshotError, match="is no storage for snapshots"):
+        Storage("nosuch://somewhere")
     with pytest.raises(SnapshotError, match='cannot write "name" at s3://nobody-made-it'):
-        Place("s3://nobody-made-it").write("name", b"data")
+        Storage("s3://nobody-made-it").write("name", b"data")
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(SnapshotError, match='cannot write "name"'):
-        Place(str(tmp_path / "file")).write("name", b"data")
+        Storage(str(tmp_path / "file")).write("name", b"data")
 
 
 def test_a_place_has_what_was_put_there_and_nothing_else(url: str, tmp_path: Path) -> None:
-    place = Place(url)
-    assert place.read("a/b") is None
-    assert not place.download("a/b", tmp_path / "copy")
-    assert place.names() == place.names("a") == []
-    place.write("a/b", b"1")
-    place.write("a/b", b"2")
+    storage = Storage(url)
+    assert storage.read("a/b") is None
+    assert not storage.download("a/b", tmp_path / "copy")
+    assert storage.names() == storage.names("a") == []
+    storage.write("a/b", b"1")
+    storage.write("a/b", b"2")
     (tmp_path / "local").write_bytes(b"3")
-    place.upload(tmp_path / "local", "a/c/d")
-    assert place.names() == place.names("a") == ["a/b", "a/c/d"]
-    assert place.names("a/c") == ["a/c/d"]
-    assert [place.read(name) for name in place.names()] == [b"2", b"3"]
-    assert place.download("a/b", tmp_path / "copy")
+    storage.upload(tmp_path / "local", "a/c/d")
+    assert storage.names() == storage.names("a") == ["a/b", "a/c/d"]
+    assert storage.names("a/c") == ["a/c/d"]
+    assert [storage.read(name) for name in storage.names()] == [b"2", b"3"]
+    assert storage.download("a/b", tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == b"2"
-    place.delete("a/b")
-    place.delete("a/b")
-    assert Place(url).names() == ["a/c/d"]
+    storage.delete("a/b")
+    storage.delete("a/b")
+    assert Storage(url).names() == ["a/c/d"]
 
 
 def test_hadoops_name_for_s3_is_understood(bucket: str) -> None:
-    Place(f"{bucket}/hadoop").write("name", b"data")
-    assert Place(f"{bucket.replace('s3:', 's3a:')}/hadoop").read("name") == b"data"
+    Storage(f"{bucket}/hadoop").write("name", b"data")
+    assert Storage(f"{bucket.replace('s3:', 's3a:')}/hadoop").read("name") == b"data"
 
 
 def test_slices_are_placed_by_their_partition() -> None:

@@ -14,7 +14,7 @@ from coopstreams.state.engine import Engine
 from coopstreams.state.memory import Memory
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.task_state import TaskState
-from coopstreams.state.views import StoreView, Window
+from coopstreams.state.views import KeyRangeView, Window
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 from coopstreams.topology.serdes import int64, text
 from coopstreams.topology.stores import StoreSpec, TableStore, window_key
@@ -47,7 +47,7 @@ def filled(engine: Engine) -> Database:
 def test_a_view_shows_what_is_committed_and_nothing_else() -> None:
     database = Database(Memory(), [SPEC])
     state = TaskState(database, [SPEC], WHOLE, BYTES)
-    view = StoreView(database, SPEC, [WHOLE])
+    view = KeyRangeView(database, SPEC, [WHOLE])
     put(state.stores["counts"], b"a", 1, 9)
     state.changes()
     assert view.get(b"a") is None
@@ -59,12 +59,12 @@ def test_a_view_shows_what_is_committed_and_nothing_else() -> None:
 
 def test_a_view_answers_for_its_ranges_only(new_engine: NewEngine) -> None:
     database = filled(new_engine())
-    views = [StoreView(database, SPEC, [key_range]) for key_range in KeyRange.split(5)]
+    views = [KeyRangeView(database, SPEC, [key_range]) for key_range in KeyRange.split(5)]
     for key in KEYS:
         assert [view.owns(key) for view in views] == [view.get(key) is not None for view in views]
         assert sum(view.owns(key) for view in views) == 1
     assert sorted(row.key for view in views for row in view.all()) == sorted(KEYS)
-    apart = StoreView(database, SPEC, [KeyRange.split(5)[0], KeyRange.split(5)[3]])
+    apart = KeyRangeView(database, SPEC, [KeyRange.split(5)[0], KeyRange.split(5)[3]])
     assert [row.key for row in apart.all()] == [key for key in sorted(KEYS) if views[0].owns(key) or views[3].owns(key)]
 
 
@@ -79,7 +79,7 @@ def test_a_view_answers_for_its_ranges_only(new_engine: NewEngine) -> None:
 def test_a_range_is_the_sorted_keys_within_inclusive_bounds_and_prefix(
     first: bytes | None, last: bytes | None, prefix: bytes | None, reverse: bool, limit: int | None
 ) -> None:
-    view = StoreView(filled(Memory()), SPEC, [WHOLE])
+    view = KeyRangeView(filled(Memory()), SPEC, [WHOLE])
     within = [
         key
         for key in sorted(KEYS, reverse=reverse)
@@ -90,7 +90,7 @@ def test_a_range_is_the_sorted_keys_within_inclusive_bounds_and_prefix(
 
 def test_a_range_is_read_no_further_than_it_is_asked(tmp_path: Path) -> None:
     database = filled(Rocks(tmp_path))
-    rows = StoreView(database, SPEC, [WHOLE]).range(b"000", b"049")
+    rows = KeyRangeView(database, SPEC, [WHOLE]).range(b"000", b"049")
     assert [next(rows).key, next(rows).key] == [b"000", b"001"]
     database.close()
 
@@ -106,9 +106,9 @@ def test_the_count_is_the_share_of_the_ranges(new_engine: NewEngine) -> None:
                 put(state.stores["counts"], key, 1)
         state.changes()
         state.commit({"counts": 1})
-    assert 900 < StoreView(database, SPEC, [WHOLE]).approximate_count() < 1100
-    assert 450 < StoreView(database, SPEC, [half]).approximate_count() < 550
-    assert StoreView(database, SPEC, []).approximate_count() == 0
+    assert 900 < KeyRangeView(database, SPEC, [WHOLE]).approximate_count() < 1100
+    assert 450 < KeyRangeView(database, SPEC, [half]).approximate_count() < 550
+    assert KeyRangeView(database, SPEC, []).approximate_count() == 0
 
 
 def windows(engine: Engine) -> Database:
@@ -125,7 +125,7 @@ def windows(engine: Engine) -> Database:
 
 
 def test_windows_of_a_key_come_by_start_within_inclusive_bounds_and_retention(new_engine: NewEngine) -> None:
-    view = StoreView(windows(new_engine()), WINDOWS, [WHOLE])
+    view = KeyRangeView(windows(new_engine()), WINDOWS, [WHOLE])
     everything = [Window(number * SIZE, int64.serialize(number), number) for number in range(10, 20)]
     for key in (b"a", b"ab", b"a\x00\x00\x00\x00\x00\x00\x00\x00"):
         assert list(view.fetch(key, 0, 1 << 62)) == everything
@@ -143,7 +143,7 @@ def test_windows_of_a_key_come_by_start_within_inclusive_bounds_and_retention(ne
 def test_windows_of_a_key_outside_the_ranges_are_not_shown() -> None:
     database = windows(Memory())
     other = next(key_range for key_range in KeyRange.split(2) if key_hash(b"a") not in key_range)
-    view = StoreView(database, WINDOWS, [other])
+    view = KeyRangeView(database, WINDOWS, [other])
     assert list(view.fetch(b"a", 0, 1 << 62)) == []
     assert view.get(window_key(b"a", 19 * SIZE)) is None
 
@@ -159,7 +159,7 @@ def test_siblings_that_stand_at_different_times_each_show_their_own_retention() 
         state.stores["windows"].advance(stream_time * SIZE)
         state.changes()
         state.commit({"windows": 1})
-    view = StoreView(database, WINDOWS, [WHOLE])
+    view = KeyRangeView(database, WINDOWS, [WHOLE])
     shown = [[window.start // SIZE for window in view.fetch(key, 0, 1 << 62)] for key in keys]
     assert shown == [list(range(3, 13)), list(range(10, 20))]
     assert sorted(row.key for row in view.all()) == sorted(
@@ -169,7 +169,7 @@ def test_siblings_that_stand_at_different_times_each_show_their_own_retention() 
 
 def test_a_fetch_from_a_store_without_windows_is_refused() -> None:
     with pytest.raises(ValueError, match="not a window store"):
-        StoreView(filled(Memory()), SPEC, [WHOLE]).fetch(b"a", 0, 1)
+        KeyRangeView(filled(Memory()), SPEC, [WHOLE]).fetch(b"a", 0, 1)
 
 
 def test_a_scan_sees_one_moment_while_siblings_commit(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_scan_sees_one_moment_while_siblings_commit(tmp_path: Path) -> None:
             stop.set()
             raise
 
-    view, scans = StoreView(database, SPEC, [WHOLE]), 0
+    view, scans = KeyRangeView(database, SPEC, [WHOLE]), 0
     threads = [threading.Thread(target=run, args=(key_range,)) for key_range in ranges]
     for thread in threads:
         thread.start()

@@ -9,7 +9,7 @@ from coopstreams.state.database import Database
 from coopstreams.state.engine import Engine
 from coopstreams.state.memory import Memory
 from coopstreams.state.task_state import TaskState
-from coopstreams.state.views import StoreView
+from coopstreams.state.views import KeyRangeView
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 from coopstreams.topology.serdes import int64, text
 from coopstreams.topology.stores import StoreSpec, TableStore, split_window_key, window_key
@@ -120,7 +120,7 @@ def test_a_task_of_part_of_the_keys_forgets_windows_by_the_time_of_the_partition
             rows |= windows_of(table)
             state.changes()
             state.commit({"windows": 1})
-        stored = {split_window_key(row.key)[0] for row in StoreView(database, SPEC, [WHOLE]).all()}
+        stored = {split_window_key(row.key)[0] for row in KeyRangeView(database, SPEC, [WHOLE]).all()}
         seen.append((rows, stored))
     assert seen[0] == seen[1] == seen[2]
     assert set(seen[0][0]) == {(b"%d" % number, number) for number in range(16, 20)}
@@ -173,7 +173,7 @@ def test_a_window_table_is_a_dict_that_forgets_old_windows(new_engine: NewEngine
     for key, window in live:
         assert state.stores["windows"].load(window_key(key, window * SIZE)).value == live[key, window]
     visible = {at: value for at, value in committed.items() if at[1] > committed_observed - 4}
-    rows = StoreView(Database(engine, [SPEC]), SPEC, [WHOLE]).all()
+    rows = KeyRangeView(Database(engine, [SPEC]), SPEC, [WHOLE]).all()
     assert {(key, start // SIZE): int64.deserialize(row.value) for row in rows for key, start in [split_window_key(row.key)]} == visible
     engine.close()
 

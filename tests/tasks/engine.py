@@ -108,7 +108,7 @@ class Engine:
             StreamThread(number, committer, self.events.put, interval_s, slow, host=host) for number, committer in enumerate(self.committers)
         ]
         most = self.config["max.bytes.key.range.cache"]
-        self.dispatcher = Dispatcher(self.log.reader(), lambda _: None, self.program.clocks_of, most, self.metrics)
+        self.dispatcher = Dispatcher(self.log.reader(), lambda _: None, self.program.operator_times_of, most, self.metrics)
         self.tasks: dict[TaskId, tuple[Task, StreamThread]] = {}
 
     def start(self) -> None:

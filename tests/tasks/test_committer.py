@@ -11,7 +11,7 @@ from coopstreams.common.host import SYSTEM, Host, System
 from coopstreams.dev.process import wait_until
 from coopstreams.log.log import GroupFence, TopicSpec
 from coopstreams.state import layout
-from coopstreams.state.views import StoreView
+from coopstreams.state.views import KeyRangeView
 from coopstreams.tasks import committer
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
@@ -43,7 +43,7 @@ def engine(guarantee: str, keys: list[str], host: Host = SYSTEM) -> Engine:
 
 def in_database(made: Engine) -> dict[bytes, int]:
     [spec] = made.stores
-    return {row.key: serdes.int64.decode(row.value) for row in StoreView(made.databases[0], spec, [WHOLE]).all()}
+    return {row.key: serdes.int64.decode(row.value) for row in KeyRangeView(made.databases[0], spec, [WHOLE]).all()}
 
 
 @BOTH

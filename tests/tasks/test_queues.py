@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.log.log import NO_STREAM_TIME, Position, Run
+from coopstreams.log.log import NO_STREAM_TIME, Position, RecordBatch
 from coopstreams.tasks.queues import SourceQueues
 from coopstreams.topology.columns import Columns, TopicPartition
 
@@ -22,7 +22,7 @@ def log_of(timestamps: list[int]) -> list[tuple[int, int, int]]:
     return [(offset, time, high) for offset, (time, high) in enumerate(zip(timestamps, accumulate(timestamps, max), strict=True))]
 
 
-def run_of(source: TopicPartition, records: list[tuple[int, int, int]], next_offset: int, stream_time: int, *, at_end: bool = False) -> Run:
+def run_of(source: TopicPartition, records: list[tuple[int, int, int]], next_offset: int, stream_time: int, *, at_end: bool = False) -> RecordBatch:
     columns = Columns(
         [b"k%d" % offset for offset, _, _ in records],
         [None] * len(records),
@@ -30,7 +30,7 @@ def run_of(source: TopicPartition, records: list[tuple[int, int, int]], next_off
         [offset for offset, _, _ in records],
         [high for _, _, high in records],
     )
-    return Run(source, 0, columns, next_offset, stream_time, at_end)
+    return RecordBatch(source, 0, columns, next_offset, stream_time, at_end)
 
 
 def taken(queues: SourceQueues, now: float = 0.0) -> list[tuple[str, int]]:
@@ -172,17 +172,17 @@ def test_no_source_tells_a_time_to_which_another_has_not_come(left: list[tuple[i
 
 @given(st.lists(st.integers(0, 40), max_size=12), st.lists(st.integers(0, 3), max_size=12), st.booleans())
 def test_a_source_that_waits_keeps_one_batch_of_nothing_and_says_what_all_of_them_said(times: list[int], nothings: list[int], ended: bool) -> None:
-    """Fetches without a record come behind records; the last of them may only say that the partition was read to its end, without clocks."""
+    """Fetches without a record come behind records; the last of them may only say that the partition was read to its end, without operator times."""
     queues, log = SourceQueues([(TABLE, START), (STREAM, START)]), log_of(times)
     upto, time = 0, NO_STREAM_TIME
     for record, count in zip(log, [*nothings, *[0] * len(log)], strict=False):
         upto, time = upto + 1, max(time, record[2])
-        queues.add(replace(run_of(STREAM, [(upto - 1, record[1], time)], upto, time), clocks=[time]))
+        queues.add(replace(run_of(STREAM, [(upto - 1, record[1], time)], upto, time), operator_times=[time]))
         for _ in range(count):
             upto, time = upto + 1, time + 1
-            queues.add(replace(run_of(STREAM, [], upto, time), clocks=[time]))
+            queues.add(replace(run_of(STREAM, [], upto, time), operator_times=[time]))
     if ended and upto:
-        queues.add(Run.ended(STREAM, 0, Position(upto + 1, time)))
+        queues.add(RecordBatch.ended(STREAM, 0, Position(upto + 1, time)))
         upto += 1
     assert taken(queues) == []
     batches = [columns for columns, *_ in queues._sources[STREAM].waiting]
@@ -192,7 +192,7 @@ def test_a_source_that_waits_keeps_one_batch_of_nothing_and_says_what_all_of_the
     assert sum(len(step.columns) for step in steps) == len(log)
     if steps:
         assert (steps[-1].next_offset, steps[-1].stream_time) == (upto, time)
-        assert [step.clocks for step in steps if step.clocks][-1] == [time]
+        assert [step.operator_times for step in steps if step.operator_times][-1] == [time]
 
 
 def test_what_the_log_still_has_of_a_source_is_waited_for_however_late_it_is() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams.log.log import TopicSpec
-from coopstreams.tasks.refusals import Limits, batches
+from coopstreams.tasks.refusals import TopicLimits, batches
 from coopstreams.tasks.tally import dropped
 from coopstreams.tasks.task import Task
 from coopstreams.topology import serdes
@@ -44,12 +44,12 @@ HOUR = {"message.timestamp.after.max.ms": "3600000", "message.timestamp.before.m
 def test_a_topic_says_in_its_settings_what_it_does_not_take(
     config: dict[str, str], key: bytes | None, size: int, ahead_ms: int, named: str | None
 ) -> None:
-    reason = Limits.of(config, compressed=False).reason(key, b"x" * size, None, NOW + ahead_ms, NOW)
+    reason = TopicLimits.of(config, compressed=False).reason(key, b"x" * size, None, NOW + ahead_ms, NOW)
     assert (reason is None) if named is None else named in (reason or "")
 
 
 def test_how_large_a_record_is_when_it_is_compressed_is_not_known() -> None:
-    assert Limits.of({"max.message.bytes": "200"}, compressed=True).reason(b"k", b"x" * 1000, None, NOW, NOW) is None
+    assert TopicLimits.of({"max.message.bytes": "200"}, compressed=True).reason(b"k", b"x" * 1000, None, NOW, NOW) is None
 
 
 @given(st.lists(st.integers(1, 10), min_size=1), st.integers(1, 30))

@@ -9,7 +9,7 @@ from typing import Any, cast
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions
 from coopstreams.commit.record import CommitKey, encode_key
-from coopstreams.group.requests import Fetched
+from coopstreams.group.requests import FetchedOffset
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.opening.opener import Opener
@@ -30,7 +30,7 @@ class Away(Busy):
 
     away = True
 
-    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> Fetched:
+    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:
         if self.away:
             raise LogError("no coordinator found", retryable=True)
         return super().fetch_offsets(partitions, stable=stable)

@@ -17,7 +17,7 @@ from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.dsl.materialized import Materialized
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.graph.changes import Change, Verdict, changes, severity, weighed, word_of
+from coopstreams.topology.graph.changes import TopologyChange, Verdict, changes, severity, weighed, word_of
 from coopstreams.topology.graph.outline import Outline, outline, read_outline
 from coopstreams.topology.graph.patterns import matched
 from coopstreams.topology.join_windows import JoinWindows
@@ -272,7 +272,7 @@ def test_an_old_changelog_is_not_taken_for_the_state_of_a_store_that_was_left_ou
 
 @given(ANY, ANY, ANY)
 def test_a_change_is_accepted_by_its_own_word_alone(one: Program, other: Program, third: Program) -> None:
-    def told(found: list[Change]) -> set[tuple[str, str, Verdict]]:
+    def told(found: list[TopologyChange]) -> set[tuple[str, str, Verdict]]:
         return {(change.what, change.name, change.verdict) for change in found if change.verdict.severity}
 
     a, b = changes(of(one), of(other)), changes(of(one), of(third))

@@ -4,7 +4,7 @@ from coopstreams import StreamsBuilder, serdes
 from coopstreams.state.database import Database
 from coopstreams.state.memory import Memory
 from coopstreams.state.task_state import TaskState
-from coopstreams.state.views import StoreView
+from coopstreams.state.views import KeyRangeView
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.keys import WHOLE
@@ -34,5 +34,5 @@ def test_windows_do_not_expire_because_a_joined_table_is_years_ahead_of_the_stre
     state.changes()
     state.commit({})
     assert state.stores["flights-by-hour"].observed == 2 * HOUR
-    view = StoreView(database, state.stores["flights-by-hour"].spec, [WHOLE])
+    view = KeyRangeView(database, state.stores["flights-by-hour"].spec, [WHOLE])
     assert [window.start for window in view.fetch(b"UA", 0, YEARS_AHEAD)] == [2 * HOUR]  # retention: one hour, no grace

@@ -35,7 +35,7 @@ from coopstreams.topology.operators import (
     tables,
 )
 from coopstreams.topology.operators.analysis import Analysis
-from coopstreams.topology.operators.codegen import Function, Record, Unit
+from coopstreams.topology.operators.codegen import Function, RecordVariables, Unit
 from coopstreams.topology.operators.compiler import Compiler
 from coopstreams.topology.operators.tables import row_key
 from coopstreams.topology.serdes import Serde
@@ -101,10 +101,10 @@ def _compiled(application_id: str, subtopology: SubTopology, caching: bool, shar
     def make(process: Process, stores: Mapping[str, TableStore], outputs: Mapping[str, Output]) -> Code:
         return Code(*made(process, stores, outputs))
 
-    names = {clock: node for node in subtopology.nodes for clock in [f"clock_{compiler.analysis.numbers[node.name]}"]}
-    clocks = {topic: tuple(names[clock].name for clock in unit.clocks_of(topic)) for topic in subtopology.topics}
+    names = {operator_time: node for node in subtopology.nodes for operator_time in [f"operator_time_{compiler.analysis.numbers[node.name]}"]}
+    operator_times = {topic: tuple(names[operator_time].name for operator_time in unit.operator_times_of(topic)) for topic in subtopology.topics}
     resumable = frozenset(node.name for node in names.values() if compiler.analysis.keeps_time(node))
-    return Compiled(text, tuple(unit.sites), tuple(unit.drops), make, clocks, resumable)
+    return Compiled(text, tuple(unit.sites), tuple(unit.drops), make, operator_times, resumable)
 
 
 def _flushes(compiler: Compiler) -> list[str]:
@@ -141,7 +141,7 @@ def _source_function(compiler: Compiler, source: Source) -> str:
         header = len(function.lines) - 1
         if source.timestamp is not None:
             _check_timestamp(compiler, function, source)
-        record = Record("key_bytes", None, source.key, "value_bytes", None, source.value, source.name)
+        record = RecordVariables("key_bytes", None, source.key, "value_bytes", None, source.value, source.name)
         compiler.forward(function, source, record)
     columns = {"key_bytes": "keys", "value_bytes": "values", "timestamp": "timestamps", "stream_time": "stream_times"}
     # Keys and values always: the first column hands out headers, the second knows the index.
@@ -151,16 +151,16 @@ def _source_function(compiler: Compiler, source: Source) -> str:
 
 
 def _tell_time(unit: Unit, source: Source) -> None:
-    """Let the records of other tasks, which came before a record, count for the clocks: its columns say what they made of them."""
-    names = unit.clocks_of(source.topics[0])
+    """Let the records of other tasks, which came before a record, count for the operator times: its columns say what they made of them."""
+    names = unit.operator_times_of(source.topics[0])
     if not names:
         return
     function = next(function for function in unit.functions if function.name == unit.identifier("from", source.name))
-    function.parameters = (*function.parameters, "clocks")
+    function.parameters = (*function.parameters, "operator_times")
     header, *body = function.lines
     before = [f"before_{name}" for name in names]
     function.lines = [
-        f"{header[: header.rindex(' in zip(')]}, ({', '.join(before)},) in zip({header[header.rindex(' in zip(') + 8 : -2]}, zip(*clocks)):",
+        f"{header[: header.rindex(' in zip(')]}, ({', '.join(before)},) in zip({header[header.rindex(' in zip(') + 8 : -2]}, zip(*operator_times)):",
         *(f"        if {at} > {name}: move_{name}({at})" for at, name in zip(before, names, strict=True)),
         *body,
     ]

@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from coopstreams.topology.stores import SessionStore as StoreOfSessions
-from coopstreams.topology.stores import TableStore, session_key, split_session_key, window_key
-from coopstreams.topology.stores import WindowStore as StoreOfWindows
+from coopstreams.topology.stores import SessionTableStore, TableStore, WindowTableStore, session_key, split_session_key, window_key
 from coopstreams.topology.versions import latest_value, put_version, value_at
 
 K = TypeVar("K")
@@ -80,7 +78,7 @@ class KeyValueStore(Generic[K, V]):
 class WindowStore(Generic[K, V]):
     """One value a key and window start. What has expired can neither be put nor read."""
 
-    def __init__(self, table: StoreOfWindows, now: Callable[[], int]) -> None:
+    def __init__(self, table: WindowTableStore, now: Callable[[], int]) -> None:
         self._table, self._now = table, now
         self._write, self._read = table.spec.key.serialize, table.spec.key.deserialize
 
@@ -109,7 +107,7 @@ class WindowStore(Generic[K, V]):
 class SessionStore(Generic[K, V]):
     """One value a key and session, which has a start and an end, both inside. What has expired can neither be put nor read."""
 
-    def __init__(self, table: StoreOfSessions) -> None:
+    def __init__(self, table: SessionTableStore) -> None:
         self._table = table
         self._write, self._read = table.spec.key.serialize, table.spec.key.deserialize
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
-from coopstreams.topology.compile.clocks import ClockColumns, clock_columns
+from coopstreams.topology.compile.operator_time import OperatorTimeColumns, operator_time_columns
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.compile.processing import Children, Work
 from coopstreams.topology.compile.punctuations import PunctuationQueue
@@ -40,13 +40,13 @@ class Code:
     """Generated code, closed over the stores and outputs of one task."""
 
     sources: Mapping[str, Callable[..., None]]
-    """Topic to the function over `(keys, values, timestamps, stream_times)`, and the columns of clocks if there are any."""
+    """Topic to the function over `(keys, values, timestamps, stream_times)`, and the columns of operator times if there are any."""
     flushes: Sequence[Callable[[], None]]
     """Forward what the record caches hold, parents before children."""
     dropped: list[int]
     """Counts, in the order of `Compiled.drops`."""
     reached: Mapping[str, Callable[[Sequence[int], bool], None]]
-    """Topic to the function that moves the clocks of its nodes without a record, and forwards what is due then, or not."""
+    """Topic to the function that moves the operator times of its nodes without a record, and forwards what is due then, or not."""
     observed: Callable[[], None]
     """Tell the window stores what time it is."""
     headers_come: Callable[[], None]
@@ -102,10 +102,10 @@ class Program:
     compiled: Callable[[bool, bool], Compiled]
     """Record cache on or off, partition shared with other tasks or not -> the code, generated when first asked for."""
 
-    def clocks_of(self, topic: str) -> ClockColumns | None:
+    def operator_times_of(self, topic: str) -> OperatorTimeColumns | None:
         """Return what a reader needs to tell tasks that share a partition of this topic what time it is for their operators."""
-        nodes = self.compiled(False, True).clocks[topic]
-        return clock_columns(self.subtopology, topic, nodes) if nodes else None
+        nodes = self.compiled(False, True).operator_times[topic]
+        return operator_time_columns(self.subtopology, topic, nodes) if nodes else None
 
     def bind(
         self,
@@ -138,7 +138,7 @@ class Compiled:
     drops: tuple[tuple[str, str], ...]
     """Node and reason (`null key`, `null value`, `late`, `timestamp`, `no partition`) of each place where a record is dropped."""
     make: Callable[[Process, Mapping[str, TableStore], Mapping[str, Output]], Code]
-    clocks: Mapping[str, tuple[str, ...]]
+    operator_times: Mapping[str, tuple[str, ...]]
     """Topic to the nodes whose stream time its records move."""
     resumable: frozenset[str]
     """Nodes that every record of their topics reaches: their stream time after a restart is the partition's."""
@@ -197,8 +197,8 @@ class BoundProgram:
             return
         run = self._code.sources[source.topic]
         self._source, self._columns = source, columns
-        nodes = self._compiled.clocks[source.topic] if self.shared else ()
-        clocks = (columns.clocks or [[-1] * len(columns)] * len(nodes),) if nodes else ()
+        nodes = self._compiled.operator_times[source.topic] if self.shared else ()
+        operator_times = (columns.operator_times or [[-1] * len(columns)] * len(nodes),) if nodes else ()
         values = iter(columns.values)
         self._cursor = values
         keys: Iterable[bytes | None] = columns.keys if not self._works else self._punctuating(columns)
@@ -208,25 +208,25 @@ class BoundProgram:
                 self._code.headers_come()
             keys = self._giving_headers(keys, columns.headers)
         try:
-            run(keys, values, columns.timestamps, columns.stream_times, *clocks)
+            run(keys, values, columns.timestamps, columns.stream_times, *operator_times)
         finally:
             self._columns = self.headers = None
         self.advance(source, columns.stream_times[-1])
 
-    def advance(self, source: TopicPartition, stream_time: int, clocks: Sequence[int] = ()) -> None:
+    def advance(self, source: TopicPartition, stream_time: int, operator_times: Sequence[int] = ()) -> None:
         """Let the partition's stream time reach this value, by records of other key ranges too; what is due then is forwarded.
 
         Windows follow the topics whose records reach them, and no others: a joined table may be years ahead of the stream.
-        `clocks`: where tasks share the partition, what the clocks of `Compiled.clocks` show by now, as far as the reader knows.
+        `operator_times`: where tasks share the partition, what the operator times of `Compiled.operator_times` are by now, as far as the reader knows.
 
         Raises:
             Whatever the failure handler raises.
         """
         if stream_time > self._stream_times[source.topic]:
             self._stream_times[source.topic] = stream_time
-        if clocks and self.shared:
+        if operator_times and self.shared:
             self._source, self._entries = source, []
-            self._code.reached[source.topic](clocks, True)
+            self._code.reached[source.topic](operator_times, True)
         self._code.observed()
         for work in self._works:
             work.observe(self.task_time())
@@ -253,7 +253,7 @@ class BoundProgram:
     def resume(self, source: TopicPartition, stream_time: int) -> None:
         """Begin where the partition's stream time was this: whatever was due by then was forwarded. Before the first record."""
         self._stream_times[source.topic] = max(stream_time, self._stream_times[source.topic])
-        nodes = self._compiled.clocks[source.topic]
+        nodes = self._compiled.operator_times[source.topic]
         if nodes:
             self._code.reached[source.topic]([stream_time if node in self._compiled.resumable else -1 for node in nodes], False)
             self._code.observed()

@@ -37,7 +37,7 @@ class Grouped:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TableFlow:
     """A flow of upserts, and the store at the root of it: that of its table source or aggregation.
 
     `taken`: of a table that drops late records, the flow of all that it takes, at the node that drops them.
@@ -89,7 +89,7 @@ def sink(flow: Flow, topic: str | Function, key: Serde[Any] | None, value: Serde
     flow.then("KSTREAM-SINK-", name, partial(make, key=key, value=value, partitioner=partitioner))
 
 
-def to_table(flow: Flow, key: Serde[Any] | None, value: Serde[Any] | None, store: StoreOption, name: str | None) -> Table:
+def to_table(flow: Flow, key: Serde[Any] | None, value: Serde[Any] | None, store: StoreOption, name: str | None) -> TableFlow:
     """Return the table whose upserts are the records.
 
     Raises:
@@ -104,11 +104,11 @@ def to_table(flow: Flow, key: Serde[Any] | None, value: Serde[Any] | None, store
     if store is not None:
         graph.needed_stores.add(store_name)
     graph.attach(TableSource(name=node_name, parents=(flow.node,), store=spec))
-    return Table(replace(flow, node=node_name), spec)
+    return TableFlow(replace(flow, node=node_name), spec)
 
 
 def late(taken: Flow, name: str | None) -> Flow:
-    """Return the flow of the records that came too late for a table (`Table.taken`), as they were.
+    """Return the flow of the records that came too late for a table (`TableFlow.taken`), as they were.
 
     They are `rekeyed`: an operator with windows below has to see them in a topic of their own, whose stream time does not
     depend on the key ranges. Here, only the owner of a key knows which of its records are late.

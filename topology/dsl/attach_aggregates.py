@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from coopstreams.topology.dsl.attach import Grouped, Table
+from coopstreams.topology.dsl.attach import Grouped, TableFlow
+from coopstreams.topology.dsl.attach_views import ask_for_old_values
 from coopstreams.topology.dsl.materialized import StoreOption, kept_as, name_of
-from coopstreams.topology.dsl.old_values import ask_for_old_values
 from coopstreams.topology.dsl.repartition import keyed
 from coopstreams.topology.durations import Duration, duration_ms
 from coopstreams.topology.errors import TopologyError
@@ -51,7 +51,7 @@ class Kept:
     retention: Duration | None = None
 
 
-def aggregate(group: Grouped, fold: Fold, kept: Kept) -> Table:
+def aggregate(group: Grouped, fold: Fold, kept: Kept) -> TableFlow:
     """Return the table of a count, reduce or aggregate.
 
     Raises:
@@ -80,10 +80,10 @@ def aggregate(group: Grouped, fold: Fold, kept: Kept) -> Table:
             emit_on_close=group.emit_on_close,
         )
     )
-    return Table(Flow(graph, node_name, spec.row_key or spec.key, value), spec, replace(flow, node=node_name))
+    return TableFlow(Flow(graph, node_name, spec.row_key or spec.key, value), spec, replace(flow, node=node_name))
 
 
-def cogroup(parts: list[tuple[Grouped, Function]], windows: AnyWindows | None, fold: Fold, kept: Kept) -> tuple[Table, list[Flow]]:
+def cogroup(parts: list[tuple[Grouped, Function]], windows: AnyWindows | None, fold: Fold, kept: Kept) -> tuple[TableFlow, list[Flow]]:
     """Return the table that several grouped streams are aggregated into, each by an aggregator of its own; and of each what it takes.
 
     Raises:
@@ -121,10 +121,10 @@ def cogroup(parts: list[tuple[Grouped, Function]], windows: AnyWindows | None, f
     graph.needed_stores.add(store_name)
     merge = graph.names.node("COGROUPKSTREAM-MERGE-", kept.name)
     graph.attach(CogroupMerge(name=merge, parents=tuple(flow.node for flow in taken), store=spec))
-    return Table(Flow(graph, merge, spec.row_key or spec.key, value), spec), taken
+    return TableFlow(Flow(graph, merge, spec.row_key or spec.key, value), spec), taken
 
 
-def group_table(table: Table, mapper: Function, key: Serde[Any] | None, value: Serde[Any] | None, name: str | None) -> Grouped:
+def group_table(table: TableFlow, mapper: Function, key: Serde[Any] | None, value: Serde[Any] | None, name: str | None) -> Grouped:
     """Return the flow of a table's updates under other keys: pairs of new and old values, to be aggregated.
 
     Raises:
@@ -136,7 +136,7 @@ def group_table(table: Table, mapper: Function, key: Serde[Any] | None, value: S
     return Grouped(flow.with_key(key, "group_by").with_value(value, "group_by"), name)
 
 
-def aggregate_table(group: Grouped, fold: Fold, kept: Kept) -> Table:
+def aggregate_table(group: Grouped, fold: Fold, kept: Kept) -> TableFlow:
     """Return the table of a count, reduce or aggregate of the rows of another.
 
     Raises:
@@ -159,7 +159,7 @@ def aggregate_table(group: Grouped, fold: Fold, kept: Kept) -> Table:
             name=node_name, parents=(flow.node,), store=spec, initializer=fold.initializer, adder=fold.aggregator, subtractor=fold.subtractor
         )
     )
-    return Table(Flow(graph, node_name, spec.key, value), spec)
+    return TableFlow(Flow(graph, node_name, spec.key, value), spec)
 
 
 def _spec(name: str, key: Serde[Any], value: Serde[Any], windows: AnyWindows | None, retention: Duration | None, where: str) -> StoreSpec:

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from coopstreams.topology.dsl.attach import Table
+from coopstreams.topology.dsl.attach import TableFlow
+from coopstreams.topology.dsl.attach_views import ask_for_old_values, materialize
 from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.dsl.materialized import StoreOption, kept_as, name_of
-from coopstreams.topology.dsl.old_values import ask_for_old_values, materialize
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.foreign_keys import ANSWERS, SUBSCRIBERS, SUBSCRIPTION
 from coopstreams.topology.graph.graph import Flow, Graph, Repartition
@@ -30,8 +30,8 @@ _PREFIX = "KTABLE-FK-JOIN-"
 
 
 def join_foreign(
-    left: Table,
-    right: Table,
+    left: TableFlow,
+    right: TableFlow,
     foreign_key: Callable[..., Any] | None,
     foreign_key_with_key: Callable[..., Any] | None,
     joiner: Callable[..., Any],
@@ -40,7 +40,7 @@ def join_foreign(
     name: str | None,
     *,
     is_left: bool,
-) -> Table:
+) -> TableFlow:
     """Return the table of what the joiner makes of each left row and the right row that it names.
 
     Raises:
@@ -83,7 +83,7 @@ def join_foreign(
     if store is not None:
         graph.needed_stores.add(kept.name)
     graph.attach(TableSource(name=output, parents=(resulting,), store=kept))
-    return Table(Flow(graph, output, key, value), kept)
+    return TableFlow(Flow(graph, output, key, value), kept)
 
 
 def _extractor(where: str, foreign_key: Callable[..., Any] | None, with_key: Callable[..., Any] | None) -> Callable[[Any, Any], Any]:

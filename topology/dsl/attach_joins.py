@@ -1,5 +1,7 @@
 """Attaching joins: of two tables, of two streams, of a stream and a global table.
 
+A join of two streams remembers several values of one moment, and records that wait for a match: `values_of` and `waiting_of` are the serdes.
+
 Invariant: both sides of a join have equal keys on equal partitions and in equal key ranges, under the same bytes.
 """
 
@@ -7,21 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from struct import Struct
 from typing import Any
 
-from coopstreams.topology.dsl.attach import Table
+from coopstreams.topology.dsl.attach import TableFlow
 from coopstreams.topology.dsl.attach_foreign_keys import join_foreign
+from coopstreams.topology.dsl.attach_views import ask_for_old_values, materialize
 from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.dsl.materialized import StoreOption, kept_as, name_of
-from coopstreams.topology.dsl.old_values import ask_for_old_values, materialize
 from coopstreams.topology.dsl.repartition import keyed
 from coopstreams.topology.durations import Duration, duration_ms
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Flow, serde_or_none
 from coopstreams.topology.graph.join_nodes import BufferedJoin, JoinKind, StreamGlobalJoin, StreamStreamJoin, TableTableJoin
 from coopstreams.topology.graph.nodes import GlobalTable, StreamTableJoin
-from coopstreams.topology.join_serdes import values_of, waiting_of
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
@@ -33,7 +35,7 @@ LEFT_AND_RIGHT = ("left", "right")
 
 def joined(
     flow: Flow,
-    other: Flow | Table | GlobalTable,
+    other: Flow | TableFlow | GlobalTable,
     joiner: Function,
     *,
     kind: JoinKind,
@@ -71,7 +73,7 @@ def joined(
 
 def join_table(
     flow: Flow,
-    table: Table,
+    table: TableFlow,
     joiner: Function,
     value: Serde[Any] | None,
     grace: Duration | None,
@@ -105,7 +107,7 @@ def join_table(
     return flow.then(prefix, name, lambda name, parents: make(name=name, parents=(*parents, table.flow.node))).with_value(value, method)
 
 
-def _held(flow: Flow, table: Table, node: dict[str, Any], grace_ms: int, name: str | None, where: str) -> Callable[..., BufferedJoin]:
+def _held(flow: Flow, table: TableFlow, node: dict[str, Any], grace_ms: int, name: str | None, where: str) -> Callable[..., BufferedJoin]:
     history_ms = table.store.history_ms
     if history_ms is None:
         raise TopologyError(
@@ -142,8 +144,8 @@ def join_global(
 
 
 def joined_tables(
-    left: Table,
-    right: Table,
+    left: TableFlow,
+    right: TableFlow,
     joiner: Function,
     *,
     kind: JoinKind,
@@ -152,7 +154,7 @@ def joined_tables(
     value: Serde[Any] | None = None,
     store: StoreOption = None,
     name: str | None = None,
-) -> Table:
+) -> TableFlow:
     """Return the join of two tables, by their keys or by a foreign key."""
     if foreign_key is None and foreign_key_with_key is None:
         return join_tables(left, right, joiner, value, store, name, kind=kind)
@@ -160,8 +162,8 @@ def joined_tables(
 
 
 def join_tables(
-    left: Table, right: Table, joiner: Function, value: Serde[Any] | None, store: StoreOption, name: str | None, *, kind: JoinKind
-) -> Table:
+    left: TableFlow, right: TableFlow, joiner: Function, value: Serde[Any] | None, store: StoreOption, name: str | None, *, kind: JoinKind
+) -> TableFlow:
     """Return the join of two tables. Where absence can be news, both sides say what they said before.
 
     Raises:
@@ -193,7 +195,7 @@ def join_tables(
     parents = (left.flow.node, right.flow.node)
     graph.attach(TableTableJoin(name=node_name, parents=parents, kind=kind, joiner=function, key=key, store=spec))
     flow = replace(left.flow, node=node_name).with_value(value, method)
-    return Table(flow, spec or replace(left.store, history_ms=None))
+    return TableFlow(flow, spec or replace(left.store, history_ms=None))
 
 
 def join_streams(
@@ -282,3 +284,45 @@ def check_same_keys(left: Flow, right: Flow, where: str) -> None:
             f"{where}: the keys of one side are written as {left.key}, those of the other as {right.key}, so equal keys have different "
             "bytes and never meet. Use one serde for the keys of both."
         )
+
+
+_LENGTH = Struct(">i")
+_WAITING = Struct(">qBi")
+
+
+@cache
+def values_of(inner: Serde[Any]) -> Serde[list[Any]]:
+    """Return the serde of several values: each after its length (4 bytes big-endian)."""
+
+    def encode(values: list[Any]) -> bytes:
+        written = [inner.encode(value) for value in values]
+        return b"".join(part for data in written for part in (_LENGTH.pack(len(data)), data))
+
+    def decode(data: bytes) -> list[Any]:
+        values, at = [], 0
+        while at < len(data):
+            (length,) = _LENGTH.unpack_from(data, at)
+            at += _LENGTH.size + length
+            values.append(inner.decode(data[at - length : at]))
+        return values
+
+    return Serde(f"values({inner.name})", encode, decode)
+
+
+@cache
+def waiting_of(left: Serde[Any], right: Serde[Any]) -> Serde[list[tuple[int, int, Any]]]:
+    """Return the serde of records that wait, (timestamp, side, value): timestamp (8 bytes), side (1), length (4), value."""
+
+    def encode(rows: list[tuple[int, int, Any]]) -> bytes:
+        written = [(at, side, (left, right)[side].encode(value)) for at, side, value in rows]
+        return b"".join(part for at, side, data in written for part in (_WAITING.pack(at, side, len(data)), data))
+
+    def decode(data: bytes) -> list[tuple[int, int, Any]]:
+        rows, position = [], 0
+        while position < len(data):
+            at, side, length = _WAITING.unpack_from(data, position)
+            position += _WAITING.size + length
+            rows.append((at, side, (left, right)[side].decode(data[position - length : position])))
+        return rows
+
+    return Serde(f"waiting({left.name}, {right.name})", encode, decode)

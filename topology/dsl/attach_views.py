@@ -1,6 +1,14 @@
-"""Attaching views of a table: filtered, mapped; looked through, or kept under a name of their own.
+"""Attaching views of a table: filtered, mapped, held back; and which tables forward the old value of a row with each update.
 
-Source: Kafka Streams `KTableImpl.doFilter`, `doMapValues`.
+A view is looked through, or kept under a name of its own.
+
+An old value costs a lookup, or a store where there was none, so a table forwards it only if an operator below needs it: an aggregation
+of a table (it subtracts the old row), a left or outer join, and a filter (neither forwards a deletion of a row that it never forwarded).
+A filter asks for it only if the table above has a store already; an operator that is attached later does not change that.
+
+Invariant: a node that forwards old values gets them from each parent it needs them from, and the stores behind them exist.
+Invariant: the window of a row, and when it is closed, are those of the aggregation above; views in between change neither.
+Source: Kafka Streams `KTableImpl.doFilter`, `doMapValues`, `enableSendOldValues`, `KTableSource`, `KTableFilter`, `KTableKTableAbstractJoin`.
 """
 
 from __future__ import annotations
@@ -10,18 +18,20 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from coopstreams.topology.dsl.attach import Table
+from coopstreams.topology.dsl.attach import TableFlow
 from coopstreams.topology.dsl.materialized import StoreOption, kept_as, name_of
-from coopstreams.topology.dsl.old_values import ask_for_old_values
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.graph.aggregate_nodes import Suppress
-from coopstreams.topology.graph.graph import Flow
-from coopstreams.topology.graph.nodes import Filter, Function, MapValues, Node
+from coopstreams.topology.graph.aggregate_nodes import CogroupMerge, Suppress
+from coopstreams.topology.graph.graph import Flow, Graph
+from coopstreams.topology.graph.join_nodes import TableTableJoin
+from coopstreams.topology.graph.nodes import Aggregate, Filter, Function, MapValues, Node, TableSource
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.suppressed import Suppressed, held
+from coopstreams.topology.windows import AnyWindows, SessionWindows
 
 
-def filter_rows(table: Table, predicate: Function, store: StoreOption, name: str | None, *, negate: bool) -> Table:
+def filter_rows(table: TableFlow, predicate: Function, store: StoreOption, name: str | None, *, negate: bool) -> TableFlow:
     """Return the rows that a predicate keeps. It asks what each row was before, and need not tell of one that never was.
 
     Raises:
@@ -34,7 +44,7 @@ def filter_rows(table: Table, predicate: Function, store: StoreOption, name: str
     return made
 
 
-def map_rows(table: Table, mapper: Function, value: Serde[Any] | None, store: StoreOption, name: str | None, *, with_key: bool) -> Table:
+def map_rows(table: TableFlow, mapper: Function, value: Serde[Any] | None, store: StoreOption, name: str | None, *, with_key: bool) -> TableFlow:
     """Return the rows with new values.
 
     Raises:
@@ -46,8 +56,8 @@ def map_rows(table: Table, mapper: Function, value: Serde[Any] | None, store: St
 
 
 def _attached(
-    table: Table, prefix: str, name: str | None, store: StoreOption, make: Callable[..., Node], known: Callable[[Flow], Flow] = lambda flow: flow
-) -> Table:
+    table: TableFlow, prefix: str, name: str | None, store: StoreOption, make: Callable[..., Node], known: Callable[[Flow], Flow] = lambda flow: flow
+) -> TableFlow:
     """Return a table whose rows come out of a new node; `known` says what is known about them."""
     graph = table.flow.graph
     flow = known(replace(table.flow, node=graph.names.node(prefix, name)))
@@ -63,4 +73,97 @@ def _attached(
         spec = kept_as(store, replace(table.store, name=store_name, value=value, row_key=row_key, history_ms=None, logged=True, cached=True))
         graph.needed_stores.add(store_name)
     graph.attach(make(name=flow.node, parents=(table.flow.node,), store=spec))
-    return Table(flow, spec or table.store)
+    return TableFlow(flow, spec or table.store)
+
+
+def suppress(table: TableFlow, until: Suppressed, name: str | None) -> TableFlow:
+    """Return the table with its updates held back.
+
+    Raises:
+        TopologyError: it has no windows that could close, a serde is missing, or a name is taken or not legal.
+    """
+    if not isinstance(until, Suppressed):
+        raise TopologyError(f"suppress() takes until_window_closes() or until_time_limit(...), not {until!r}")
+    graph, where = table.flow.graph, f"suppress of {table.flow.node}"
+    windows = _windows(graph, table.flow.node) if until.wait_ms is None else None
+    if until.wait_ms is None and windows is None:
+        raise TopologyError(f"{where}: it has no windows that could close. Use until_time_limit(...), or aggregate in windows before it.")
+    node_name = graph.names.node("KTABLE-SUPPRESS-", name)
+    store_name = graph.names.store("KTABLE-SUPPRESS-", None if name is None else f"{name}-store")
+    key, value = table.flow.needed("key", where, where), table.flow.needed("value", where, "the operator before it")
+    suffix = {"window": 8, "session": 16}.get(table.store.kind, 0)
+    buffer = StoreSpec(store_name, "buffer", table.store.key, held, row_key=key, suffix_bytes=suffix)
+    node = Suppress(
+        name=node_name,
+        parents=(table.flow.node,),
+        buffer=buffer,
+        until_close=until.wait_ms is None,
+        wait_ms=_wait_ms(windows) if windows is not None else until.wait_ms or 0,
+        max_records=until.max_records,
+        max_bytes=until.max_bytes,
+        when_full=until.when_full,
+        key=key,
+        value=value,
+        end_of=None if windows is None else _end_of(windows),
+    )
+    # What a row was before must be known, as in Kafka Streams: so a filter above forwards no deletion of what never was.
+    ask_for_old_values(graph, table.flow.node, force=True)
+    graph.needed_stores.add(store_name)
+    graph.attach(node)
+    return replace(table, flow=replace(table.flow, node=node_name))
+
+
+def _windows(graph: Graph, name: str) -> AnyWindows | None:
+    """Return the windows of the aggregation at the root of a table."""
+    node = graph.nodes[name]
+    if isinstance(node, Aggregate):
+        return node.windows
+    parents = node.parents[:1] if isinstance(node, CogroupMerge) else node.parents
+    return _windows(graph, parents[0]) if len(parents) == 1 else None
+
+
+def _wait_ms(windows: AnyWindows) -> int:
+    """Return how long after its end a window is closed."""
+    return windows.grace_ms + windows.gap_ms if isinstance(windows, SessionWindows) else windows.grace_ms
+
+
+def _end_of(windows: AnyWindows) -> Callable[[bytes], int]:
+    """Return the function that gives the end of the window of a row's key."""
+    if isinstance(windows, SessionWindows):
+        return lambda key: int.from_bytes(key[-16:-8], "big", signed=True)
+    return lambda key: windows.end(int.from_bytes(key[-8:], "big", signed=True))
+
+
+def materialize(graph: Graph, name: str) -> None:
+    """Make sure that a row of this table can be looked up: the stores at its roots are needed."""
+    node = graph.nodes[name]
+    if isinstance(node, TableSource):
+        assert node.store is not None  # until the graph is cut
+        graph.needed_stores.add(node.store.name)
+    elif _looks_through(node):
+        for parent in node.parents:
+            materialize(graph, parent)
+
+
+def ask_for_old_values(graph: Graph, name: str, *, force: bool) -> bool:
+    """Make a table forward old values; without `force`, only if that needs no additional store. Return whether it does."""
+    if name in graph.sending_old:
+        return True
+    node = graph.nodes[name]
+    if isinstance(node, TableSource):
+        assert node.store is not None  # until the graph is cut
+        if not force and node.store.name not in graph.needed_stores:
+            return False
+        graph.needed_stores.add(node.store.name)
+    elif isinstance(node, TableTableJoin | CogroupMerge | Suppress):
+        for parent in node.parents:
+            ask_for_old_values(graph, parent, force=True)
+    elif _looks_through(node) and not ask_for_old_values(graph, node.parents[0], force=force):
+        return False
+    graph.sending_old.add(name)
+    return True
+
+
+def _looks_through(node: Node) -> bool:
+    """Return whether the node has no store, so that its rows are computed from those of its parents."""
+    return isinstance(node, Filter | MapValues | TableTableJoin) and getattr(node, "store", None) is None

@@ -12,7 +12,7 @@ from functools import partial
 from re import Pattern
 from typing import TypeVar
 
-from coopstreams.topology.dsl.attach import Table
+from coopstreams.topology.dsl.attach import TableFlow
 from coopstreams.topology.dsl.global_tables import GlobalKTable, global_table
 from coopstreams.topology.dsl.kstream import KStream
 from coopstreams.topology.dsl.ktable import KTable
@@ -83,7 +83,7 @@ class StreamsBuilder:
             self._graph.needed_stores.add(store_name)
         flow = Flow(self._graph, source.name, source.key, source.value)
         table = flow.then("KTABLE-SOURCE-", name, partial(TableSource, store=spec))
-        return KTable(Table(table, spec, None if history is None else table))
+        return KTable(TableFlow(table, spec, None if history is None else table))
 
     def global_table(self, topic: str, *, key: Serde[K], value: Serde[V], store: str | None = None) -> GlobalKTable[K, V]:
         """Read a topic as a table of which every instance has all rows. `store=` keeps it under that name.

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from coopstreams.topology.dsl.attach import Table, late
+from coopstreams.topology.dsl.attach import TableFlow, late
 from coopstreams.topology.dsl.attach_aggregates import group_table
 from coopstreams.topology.dsl.attach_joins import join_tables, joined_tables
-from coopstreams.topology.dsl.attach_suppress import suppress
-from coopstreams.topology.dsl.attach_views import filter_rows, map_rows
+from coopstreams.topology.dsl.attach_views import filter_rows, map_rows, suppress
 from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.dsl.materialized import Materialized
 from coopstreams.topology.errors import TopologyError
@@ -34,7 +33,7 @@ class KTable(Generic[K, V]):
 
     __slots__ = ("_table",)
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: TableFlow) -> None:
         self._table = table
 
     def filter(self, predicate: Callable[[K, V], bool], *, store: str | Materialized | None = None, name: str | None = None) -> KTable[K, V]:
@@ -191,7 +190,7 @@ class KTable(Generic[K, V]):
         return KStream(late(self._table.taken, name))
 
 
-def _table_of(other: object) -> Table:
+def _table_of(other: object) -> TableFlow:
     if isinstance(other, KTable):
         return other._table
     raise TopologyError(f"a table is joined with a table, not with a {type(other).__name__}. A stream has .to_table() or an aggregation.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from coopstreams.topology.dsl.attach import Table
+from coopstreams.topology.dsl.attach import TableFlow
 from coopstreams.topology.dsl.attach_joins import joined
 from coopstreams.topology.dsl.global_tables import GlobalKTable
 from coopstreams.topology.dsl.ktable import KTable
@@ -222,7 +222,7 @@ class StreamJoins(Generic[K, V]):
         return KStream(joined(self._flow, _side(other), joiner, kind=kind, **options))
 
 
-def _side(other: object) -> Flow | Table | GlobalTable:
+def _side(other: object) -> Flow | TableFlow | GlobalTable:
     if isinstance(other, GlobalKTable):
         return other._table
     if isinstance(other, KTable):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from coopstreams.topology import serdes
-from coopstreams.topology.dsl.attach import Grouped, Table, late
+from coopstreams.topology.dsl.attach import Grouped, TableFlow, late
 from coopstreams.topology.dsl.attach_aggregates import Fold, Kept, aggregate
 from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.dsl.ktable import KTable
@@ -47,7 +47,7 @@ class _WindowedKStream(Generic[K, V]):
         """
         return late_stream(self._taken, name)
 
-    def _kept(self, fold: Fold, kept: Kept) -> Table:
+    def _kept(self, fold: Fold, kept: Kept) -> TableFlow:
         table = aggregate(self._group, fold, kept)
         self._taken = self._taken or table.taken  # what is late for one table is late for all
         return table

@@ -22,7 +22,7 @@ from enum import StrEnum
 
 from xxhash import xxh64_hexdigest
 
-from coopstreams.topology.graph.outline import Outline, Repartition, Store
+from coopstreams.topology.graph.outline import Outline, RepartitionOutline, Store
 from coopstreams.topology.naming import changelog_topic, internal_topic
 
 
@@ -44,7 +44,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class TopologyChange:
     """What becomes of one thing. `what`: `application`, `store`, `repartition topic`, `position`; `why` and `cure` are sentences, or empty."""
 
     what: str
@@ -58,7 +58,7 @@ class Change:
     """The name that a store has in the new version, if it is another."""
 
 
-def changes(old: Outline, new: Outline) -> list[Change]:
+def changes(old: Outline, new: Outline) -> list[TopologyChange]:
     """Return what becomes of everything that either version has, the old one's first."""
     if old.application_id != new.application_id:
         return [_another_application(old, new)]
@@ -72,7 +72,7 @@ def changes(old: Outline, new: Outline) -> list[Change]:
     ]
 
 
-def weighed(found: Collection[Change], holds: Callable[[Change], bool]) -> list[Change]:
+def weighed(found: Collection[TopologyChange], holds: Callable[[TopologyChange], bool]) -> list[TopologyChange]:
     """Return the changes as they are on a cluster. `holds`: whether anything is in the topic that something is kept in.
 
     Asked only where it matters: what would be lost, mixed or misread may be empty; what starts empty may have a topic of an older version.
@@ -80,18 +80,18 @@ def weighed(found: Collection[Change], holds: Callable[[Change], bool]) -> list[
     return [_weighed(change, holds) for change in found]
 
 
-def severity(found: Collection[Change]) -> int:
+def severity(found: Collection[TopologyChange]) -> int:
     """Return the severity of the worst change."""
     return max((change.verdict.severity for change in found), default=0)
 
 
-def word_of(found: Collection[Change]) -> str:
+def word_of(found: Collection[TopologyChange]) -> str:
     """Return 8 hex digits for what does not simply go on, whatever a cluster holds: with them an operator accepts exactly that."""
     told = sorted(f"{change.what} {change.name} {change.verdict}" for change in found if change.verdict.severity)
     return xxh64_hexdigest("\n".join(told).encode())[:8]
 
 
-def _weighed(change: Change, holds: Callable[[Change], bool]) -> Change:
+def _weighed(change: TopologyChange, holds: Callable[[TopologyChange], bool]) -> TopologyChange:
     if change.topic is None or (change.verdict.severity < 2 and change.verdict is not Verdict.EMPTY):
         return change
     held = holds(change)
@@ -110,8 +110,8 @@ def _weighed(change: Change, holds: Callable[[Change], bool]) -> Change:
 _SILENT = {Verdict.LOST: "lost", Verdict.MIXED: "mixed", Verdict.UNREADABLE: "misread"}
 
 
-def _another_application(old: Outline, new: Outline) -> Change:
-    return Change(
+def _another_application(old: Outline, new: Outline) -> TopologyChange:
+    return TopologyChange(
         "application",
         new.application_id,
         Verdict.EMPTY,
@@ -124,7 +124,7 @@ def _rebuild(store: str) -> str:
     return f"stop all instances, `coopstreams rebuild NEW --from source --store {store}`, and accept the change"
 
 
-def _kept_store(old: Outline, new: Outline, was: Store) -> Change:
+def _kept_store(old: Outline, new: Outline, was: Store) -> TopologyChange:
     now = new.stores[was.name]
     found = next(_misfits(old, new, was, now), None)
     if found is not None:
@@ -133,42 +133,48 @@ def _kept_store(old: Outline, new: Outline, was: Store) -> Change:
     where = f"its sub-topology is number {now.subtopology}, not {was.subtopology}"
     if now.changelog is None:
         if was.changelog is not None:
-            return Change("store", was.name, Verdict.EMPTY, "it has no changelog any more: its rows are only where they are on disk now")
-        return Change("store", was.name, Verdict.EMPTY, f"{where}, and it has no changelog") if moved else Change("store", was.name, Verdict.KEEPS)
+            return TopologyChange("store", was.name, Verdict.EMPTY, "it has no changelog any more: its rows are only where they are on disk now")
+        return (
+            TopologyChange("store", was.name, Verdict.EMPTY, f"{where}, and it has no changelog")
+            if moved
+            else TopologyChange("store", was.name, Verdict.KEEPS)
+        )
     if was.changelog is None:
         why = "it gets a changelog, which begins empty: the rows of before are nowhere but on disk"
-        return Change("store", was.name, Verdict.EMPTY, why, _rebuild(was.name))
+        return TopologyChange("store", was.name, Verdict.EMPTY, why, _rebuild(was.name))
     if was.changelog != now.changelog:
-        return Change("store", was.name, Verdict.KEEPS, f"it is restored from {now.changelog}, once, and from then on has that for a changelog")
-    return Change("store", was.name, Verdict.KEEPS, f"{where}: it is restored from its changelog, once" if moved else "")
+        return TopologyChange(
+            "store", was.name, Verdict.KEEPS, f"it is restored from {now.changelog}, once, and from then on has that for a changelog"
+        )
+    return TopologyChange("store", was.name, Verdict.KEEPS, f"{where}: it is restored from its changelog, once" if moved else "")
 
 
-def _misfits(old: Outline, new: Outline, was: Store, now: Store) -> Iterator[Change]:
+def _misfits(old: Outline, new: Outline, was: Store, now: Store) -> Iterator[TopologyChange]:
     """Yield what keeps the rows of a store from being those of the store that has its name now, the worst first."""
     topic = was.changelog
     another = f"give it another name (then it starts empty), or have its rows made again: {_rebuild(was.name)}"
     if was.kind != now.kind or was.suffix_bytes != now.suffix_bytes:
-        yield Change("store", was.name, Verdict.UNREADABLE, f"it is a {now.kind} store, and was a {was.kind} store", another, topic)
+        yield TopologyChange("store", was.name, Verdict.UNREADABLE, f"it is a {now.kind} store, and was a {was.kind} store", another, topic)
     if was.key != now.key:
         why = f"its keys are written as {now.key}, and were as {was.key}: old rows stay under bytes that no key has any more"
-        yield Change("store", was.name, Verdict.MIXED, why, another, topic)
+        yield TopologyChange("store", was.name, Verdict.MIXED, why, another, topic)
     if was.value != now.value:
         why = f"its values are read as {now.value}, and were written as {was.value}"
         cure = f"if {now.value} reads what {was.value} wrote, accept it; else {another}"
-        yield Change("store", was.name, Verdict.UNREADABLE, why, cure, topic)
+        yield TopologyChange("store", was.name, Verdict.UNREADABLE, why, cure, topic)
     if was.windows != now.windows:
         why = f"its windows are {_shown(now)}, and were {_shown(was)}: rows of both would lie beside each other"
-        yield Change("store", was.name, Verdict.MIXED, why, another, topic)
+        yield TopologyChange("store", was.name, Verdict.MIXED, why, another, topic)
     if was.made_by != now.made_by:
         why = f"{_words(now.made_by)} writes it, and {_words(was.made_by)} did: new results would be added to old ones of another meaning"
-        yield Change("store", was.name, Verdict.MIXED, why, f"if they mean the same, accept it; else {another}", topic)
+        yield TopologyChange("store", was.name, Verdict.MIXED, why, f"if they mean the same, accept it; else {another}", topic)
     if old.outside(was.reads) and not old.meets(was.reads, new, now.reads):
         told = f"it is made from {_words(new.outside(now.reads))}, and was from {_words(old.outside(was.reads))}"
-        yield Change("store", was.name, Verdict.MIXED, told, f"if these are the same data, accept it; else {another}", topic)
+        yield TopologyChange("store", was.name, Verdict.MIXED, told, f"if these are the same data, accept it; else {another}", topic)
     if was.changelog != now.changelog and was.changelog in old.sources and now.changelog is not None:
         why = f"it was restored from {was.changelog}, and gets a changelog of its own, without the rows of before"
         cure = f"keep topology.optimization=reuse.ktable.source.topics, or have the changelog made: {_rebuild(was.name)}"
-        yield Change("store", was.name, Verdict.LOST, why, cure, topic)
+        yield TopologyChange("store", was.name, Verdict.LOST, why, cure, topic)
 
 
 def _shown(store: Store) -> str:
@@ -194,67 +200,67 @@ def _renamed(old: Outline, new: Outline) -> dict[str, str]:
     return found
 
 
-def _gone_store(was: Store, renamed: dict[str, str]) -> Change:
+def _gone_store(was: Store, renamed: dict[str, str]) -> TopologyChange:
     now = renamed.get(was.name)
     if now is None:
         left = f"; {was.changelog} stays until you delete it" if was.changelog else ""
-        return Change("store", was.name, Verdict.ORPHANED, f"the topology has no such store any more{left}")
+        return TopologyChange("store", was.name, Verdict.ORPHANED, f"the topology has no such store any more{left}")
     why = f'the same store is named "{now}" now, which starts empty'
     if set(was.made_by) & {"StreamStreamJoin", "ForeignKeyAnswer", "Suppress", "BufferedJoin"}:
         cure = "keep the store= or name= of its operator; if it had none, attach what is new behind it, so that generated numbers stay"
     else:
         cure = f'name it as it was: store="{was.name}"'
-    return Change("store", was.name, Verdict.LOST, why, cure, was.changelog, now)
+    return TopologyChange("store", was.name, Verdict.LOST, why, cure, was.changelog, now)
 
 
-def _new_store(old: Outline, new: Outline, now: Store) -> Change:
+def _new_store(old: Outline, new: Outline, now: Store) -> TopologyChange:
     changelog = internal_topic(new.application_id, changelog_topic(now.name))
     topic = changelog if now.changelog == changelog else None
     if now.changelog is not None and topic is None:
-        return Change("store", now.name, Verdict.NEW, f"it is restored from {now.changelog}")
+        return TopologyChange("store", now.name, Verdict.NEW, f"it is restored from {now.changelog}")
     if not old.meets(new.outside(now.reads), new, old.sources):
-        return Change("store", now.name, Verdict.NEW)
+        return TopologyChange("store", now.name, Verdict.NEW)
     why = f"{_words(new.outside(now.reads))} has been read without it: what was there before is not in it"
-    return Change("store", now.name, Verdict.EMPTY, why, f"if it must be: {_rebuild(now.name)}", topic)
+    return TopologyChange("store", now.name, Verdict.EMPTY, why, f"if it must be: {_rebuild(now.name)}", topic)
 
 
-def _repartition(old: Outline, new: Outline, was: Repartition, renamed: dict[str, str]) -> Change:
+def _repartition(old: Outline, new: Outline, was: RepartitionOutline, renamed: dict[str, str]) -> TopologyChange:
     what, now = "repartition topic", new.repartitions.get(was.name)
     drain = "let the old version process what is in it before it stops (its producers first)"
     if now is None:
         if not _still_fed(was, new, renamed):
-            return Change(what, was.name, Verdict.ORPHANED, "nothing that was made from it is there any more")
+            return TopologyChange(what, was.name, Verdict.ORPHANED, "nothing that was made from it is there any more")
         why = "the new version does not read it, and what is in it has been taken from its sources already"
         prefix = was.name.removeprefix(f"{old.application_id}-").removesuffix("-repartition")
         cure = f'name the grouping, join or repartition() behind it: name="{prefix}"; or {drain}'
-        return Change(what, was.name, Verdict.LOST, why, cure, was.name)
+        return TopologyChange(what, was.name, Verdict.LOST, why, cure, was.name)
     if (was.key, was.value) != (now.key, now.value):
         why = f"its records are read as {now.key} and {now.value}, and were written as {was.key} and {was.value}"
-        return Change(what, was.name, Verdict.UNREADABLE, why, f"{drain}, or give it another name", was.name)
+        return TopologyChange(what, was.name, Verdict.UNREADABLE, why, f"{drain}, or give it another name", was.name)
     if old.outside(was.reads) and not old.meets(was.reads, new, now.reads):
         why = f"its records come from {_words(new.outside(now.reads))}, and came from {_words(old.outside(was.reads))}"
-        return Change(what, was.name, Verdict.MIXED, why, f"{drain}, or give it another name", was.name)
+        return TopologyChange(what, was.name, Verdict.MIXED, why, f"{drain}, or give it another name", was.name)
     if None not in (was.partitions, now.partitions) and was.partitions != now.partitions:
         why = f"it is to have {now.partitions} partitions, and has {was.partitions}"
-        return Change(what, was.name, Verdict.UNREADABLE, why, "keep partitions=, give it another name, or begin anew (`coopstreams reset`)")
-    return Change(what, was.name, Verdict.KEEPS)
+        return TopologyChange(what, was.name, Verdict.UNREADABLE, why, "keep partitions=, give it another name, or begin anew (`coopstreams reset`)")
+    return TopologyChange(what, was.name, Verdict.KEEPS)
 
 
-def _still_fed(was: Repartition, new: Outline, renamed: dict[str, str]) -> bool:
+def _still_fed(was: RepartitionOutline, new: Outline, renamed: dict[str, str]) -> bool:
     """Whether the new version still makes something that was made from a repartition topic."""
     return any(name in new.sinks if kind == "topic" else name in new.stores or name in renamed for kind, name in was.feeds)
 
 
-def _positions(old: Outline, new: Outline) -> Iterator[Change]:
+def _positions(old: Outline, new: Outline) -> Iterator[TopologyChange]:
     for topic in sorted(old.sources):
         if topic in new.sources or old.meets([topic], new, new.sources):
-            yield Change("position", topic, Verdict.KEEPS)
+            yield TopologyChange("position", topic, Verdict.KEEPS)
         elif topic in new.global_topics:
-            yield Change("position", topic, Verdict.ORPHANED, "every instance reads all of it now, as a global table")
+            yield TopologyChange("position", topic, Verdict.ORPHANED, "every instance reads all of it now, as a global table")
         else:
-            yield Change(
+            yield TopologyChange(
                 "position", topic, Verdict.ORPHANED, "nothing reads it any more: what is unread stays so, and Kafka forgets the position in time"
             )
     for topic in sorted(new.sources - old.sources):
         if not new.meets([topic], old, old.sources):
-            yield Change("position", topic, Verdict.NEW, "it begins at auto.offset.reset, or where the group once was in it")
+            yield TopologyChange("position", topic, Verdict.NEW, "it begins at auto.offset.reset, or where the group once was in it")

@@ -43,7 +43,7 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True)
-class Repartition:
+class RepartitionOutline:
     """A repartition topic. `reads`: what its records come from; `feeds`: the stores, and the topics written, that come from it."""
 
     name: str
@@ -60,7 +60,7 @@ class Outline:
 
     application_id: str
     stores: Mapping[str, Store]
-    repartitions: Mapping[str, Repartition]
+    repartitions: Mapping[str, RepartitionOutline]
     sources: frozenset[str]
     patterns: frozenset[str]
     sinks: frozenset[str]
@@ -132,10 +132,10 @@ def _store(drawn: Mapping[str, Any], subtopology: int) -> Store:
 
 def _repartition(
     topic: Mapping[str, Any], nodes: Iterable[Mapping[str, Any]], stores: Iterable[Store], sinks: Iterable[Mapping[str, Any]]
-) -> Repartition:
+) -> RepartitionOutline:
     name = topic["name"]
     source = next(node for node in nodes if name in node.get("topics", ()))
     reads = frozenset[str]().union(*(node["reads"] for node in sinks if node["topic"] == name))
     feeds = {("store", store.name) for store in stores if name in store.reads}
     feeds |= {("topic", str(node["topic"])) for node in sinks if name in node["reads"]}
-    return Repartition(name, source["key"], source["value"], topic["partitions"], reads, frozenset(feeds))
+    return RepartitionOutline(name, source["key"], source["value"], topic["partitions"], reads, frozenset(feeds))

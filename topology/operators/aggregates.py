@@ -19,7 +19,7 @@ from coopstreams.topology.graph.aggregate_nodes import CogroupMerge, TableAggreg
 from coopstreams.topology.graph.nodes import Aggregate, Node
 from coopstreams.topology.operators import windowing
 from coopstreams.topology.operators.analysis import aggregate_reads
-from coopstreams.topology.operators.codegen import Function, Record
+from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler, Operator
 from coopstreams.topology.operators.tables import drop_null_key, entry_of, touch
 from coopstreams.topology.operators.versioned import drop_the_past
@@ -31,7 +31,7 @@ _START_BYTES = Struct(">q").pack
 """A window start as the end of a `window_key`."""
 
 
-def aggregate(compiler: Compiler, function: Function, node: Aggregate, record: Record) -> None:
+def aggregate(compiler: Compiler, function: Function, node: Aggregate, record: RecordVariables) -> None:
     """The row of a key takes in a record: a count, a reduce or an aggregate, of all time or of a window."""
     drop_null_key(function, node, record)
     record = replace(record, has_key=True)
@@ -46,27 +46,27 @@ def aggregate(compiler: Compiler, function: Function, node: Aggregate, record: R
     if node.windows is None:
         _add_to_row(compiler, function, node, record, key_bytes)
         return
-    clock = compiler.clock(function, node)
-    expire = compiler.expire(clock, node.store)
+    operator_time = compiler.operator_time(function, node)
+    expire = compiler.expire(operator_time, node.store)
     if isinstance(node.windows, SlidingWindows | SessionWindows):
         # They look back further than to what is open: what has expired must be gone, however the records are cut into batches.
-        with function.block(f"if {clock} >= 0:"):
-            function.line(f"{expire}({clock})")
+        with function.block(f"if {operator_time} >= 0:"):
+            function.line(f"{expire}({operator_time})")
     compiler.stream_time(function, node, record)
     if isinstance(node.windows, SlidingWindows | SessionWindows):
-        _add_to_moving_windows(compiler, function, node, record, key_bytes, clock)
+        _add_to_moving_windows(compiler, function, node, record, key_bytes, operator_time)
     elif isinstance(node.windows, TimeWindows) and node.windows.tumbles and not node.emit_on_close:
-        _add_to_row(compiler, function, node, record, _tumbling_key(compiler, function, node, node.windows, record, key_bytes, clock))
+        _add_to_row(compiler, function, node, record, _tumbling_key(compiler, function, node, node.windows, record, key_bytes, operator_time))
     else:
-        _add_to_windows(compiler, function, node, node.windows, record, key_bytes, clock)
+        _add_to_windows(compiler, function, node, node.windows, record, key_bytes, operator_time)
 
 
-def cogroup_merge(compiler: Compiler, function: Function, node: CogroupMerge, record: Record) -> None:
+def cogroup_merge(compiler: Compiler, function: Function, node: CogroupMerge, record: RecordVariables) -> None:
     """The same update."""
     compiler.forward(function, node, record)
 
 
-def table_group(compiler: Compiler, function: Function, node: TableGroup, record: Record) -> None:
+def table_group(compiler: Compiler, function: Function, node: TableGroup, record: RecordVariables) -> None:
     """An update of a row becomes an update of the row of its new key, or of two."""
     drop_the_past(function, node.name, record)
     value, new, old = function.value(record), function.fresh("new"), function.fresh("old")
@@ -95,7 +95,7 @@ def regrouped(new: tuple[Any, Any] | None, old: tuple[Any, Any] | None) -> list[
     return taken_out if new is None else [*taken_out, (new[0], (new[1], None))]
 
 
-def table_aggregate(compiler: Compiler, function: Function, node: TableAggregate, record: Record) -> None:
+def table_aggregate(compiler: Compiler, function: Function, node: TableAggregate, record: RecordVariables) -> None:
     """The row takes out the old value and takes in the new one."""
     drop_null_key(function, node, record)
     record = replace(record, has_key=True)
@@ -121,7 +121,7 @@ def table_aggregate(compiler: Compiler, function: Function, node: TableAggregate
         compiler.forward(
             function,
             node,
-            Record(key_bytes, record.key, node.store.key, None, new, None, node.name, timestamp, record.stream_time, has_key=True, old=old),
+            RecordVariables(key_bytes, record.key, node.store.key, None, new, None, node.name, timestamp, record.stream_time, has_key=True, old=old),
         )
 
 
@@ -150,7 +150,7 @@ def _folding(node: TableAggregate) -> Callable[[Any, tuple[Any, Any], Any], Any]
     return reduced if initializer is None else aggregated
 
 
-def _add_to_row(compiler: Compiler, function: Function, node: Aggregate, record: Record, key_bytes: str) -> None:
+def _add_to_row(compiler: Compiler, function: Function, node: Aggregate, record: RecordVariables, key_bytes: str) -> None:
     """Write that a row takes in a record, and is forwarded. Nothing may be written for this record afterwards."""
     entry = entry_of(compiler, function, node.store, key_bytes)
     before = function.fresh("old")
@@ -167,7 +167,9 @@ def _add_to_row(compiler: Compiler, function: Function, node: Aggregate, record:
         compiler.forward(function, node, replace(_row(node, record, key_bytes, value, timestamp), old=old))
 
 
-def _add_to_windows(compiler: Compiler, function: Function, node: Aggregate, windows: Windows, record: Record, key_bytes: str, clock: str) -> None:
+def _add_to_windows(
+    compiler: Compiler, function: Function, node: Aggregate, windows: Windows, record: RecordVariables, key_bytes: str, operator_time: str
+) -> None:
     """Write that all windows that hold the record, and are open, take it in."""
     pack, start, key = compiler.unit.constant("window_start_bytes", _START_BYTES), function.fresh("start"), function.fresh("window_key")
     if isinstance(windows, TimeWindows):
@@ -180,7 +182,7 @@ def _add_to_windows(compiler: Compiler, function: Function, node: Aggregate, win
     if late:
         function.line(f"{late} = None")
     with function.loop(f"for {start} in {starts}:"):
-        with function.block(f"if {closed} <= {clock}:"):
+        with function.block(f"if {closed} <= {operator_time}:"):
             if late:
                 function.line(f"{late} = {late} is not False")
             function.line(f"dropped[{compiler.unit.drop(node.name, 'late')}] += 1")
@@ -189,15 +191,17 @@ def _add_to_windows(compiler: Compiler, function: Function, node: Aggregate, win
             function.line(f"{late} = False")
         function.line(f"{key} = {key_bytes} + {pack}({start})")
         if node.emit_on_close:
-            function.line(f"{_closing(compiler, node, windows, clock)}.add({key})")
+            function.line(f"{_closing(compiler, node, windows, operator_time)}.add({key})")
         _add_to_row(compiler, function, node, replace(record), key)
     if late:
         with function.block(f"if {late}:"):
             compiler.call_late(function, node, record)
-    _forward_closed(compiler, function, node, clock)
+    _forward_closed(compiler, function, node, operator_time)
 
 
-def _add_to_moving_windows(compiler: Compiler, function: Function, node: Aggregate, record: Record, key_bytes: str, clock: str) -> None:
+def _add_to_moving_windows(
+    compiler: Compiler, function: Function, node: Aggregate, record: RecordVariables, key_bytes: str, operator_time: str
+) -> None:
     """Write that sliding windows or sessions take in the record, and forward what became of them."""
     unit, windows, updates = compiler.unit, node.windows, function.fresh("updates")
     assert windows is not None
@@ -207,10 +211,10 @@ def _add_to_moving_windows(compiler: Compiler, function: Function, node: Aggrega
     unit.bind(name, f"{name} = make_{name}({unit.store(node.store)})")
     reads = aggregate_reads(node)
     key, value = function.key(record) if reads.key else "None", function.value(record) if reads.value else "None"
-    call = f"{name}.update({key_bytes}, {key}, {value}, {record.timestamp}, {clock}, {updates})"
+    call = f"{name}.update({key_bytes}, {key}, {value}, {record.timestamp}, {operator_time}, {updates})"
     function.line(f"{updates} = []")
     if isinstance(windows, SlidingWindows):
-        compiler.drop_late(function, node, record, f"{name}.is_late({record.timestamp}, {clock})")
+        compiler.drop_late(function, node, record, f"{name}.is_late({record.timestamp}, {operator_time})")
     taken = function.fresh("taken")
     with function.block("try:"):
         function.line(f"{taken} = {call}")
@@ -222,15 +226,15 @@ def _add_to_moving_windows(compiler: Compiler, function: Function, node: Aggrega
             compiler.call_late(function, node, record)
     if node.emit_on_close:
         with function.loop(f"for update in {updates}:"):
-            function.line(f"{_closing(compiler, node, windows, clock)}.add(update.key)")
-        _forward_closed(compiler, function, node, clock)
+            function.line(f"{_closing(compiler, node, windows, operator_time)}.add(update.key)")
+        _forward_closed(compiler, function, node, operator_time)
     elif not compiler.analysis.edges(node):
         return
     elif compiler.caches(node):
         with function.loop(f"for update in {updates}:"):
             compiler.keep_headers(function, node, f"get_{unit.store(node.store)}(update.key)")
     elif isinstance(windows, SessionWindows):
-        _forward_without_headers(compiler, function, node, updates, clock)
+        _forward_without_headers(compiler, function, node, updates, operator_time)
     else:
         _forward_updates(compiler, function, node, updates, record)
 
@@ -257,37 +261,37 @@ def _sessions(windows: Any, initializer: Any, aggregator: Any, merger: Any, stor
     return windowing.Sessions(store, windows, initializer, aggregator, merger)
 
 
-def _forward_updates(compiler: Compiler, function: Function, node: Aggregate, updates: str, record: Record) -> None:
+def _forward_updates(compiler: Compiler, function: Function, node: Aggregate, updates: str, record: RecordVariables) -> None:
     key, value, old, timestamp = (function.fresh(part) for part in ("key_bytes", "value", "old", "timestamp"))
     with function.loop(f"for {key}, {value}, {old}, {timestamp} in {updates}:"):
-        row = Record(key, None, node.store.row_key, None, value, None, node.name, timestamp, record.stream_time, has_key=True)
+        row = RecordVariables(key, None, node.store.row_key, None, value, None, node.name, timestamp, record.stream_time, has_key=True)
         compiler.forward(function, node, replace(row, old=old if compiler.analysis.wants_old(node) else None))
 
 
-def _forward_without_headers(compiler: Compiler, function: Function, node: Aggregate, updates: str, clock: str) -> None:
+def _forward_without_headers(compiler: Compiler, function: Function, node: Aggregate, updates: str, operator_time: str) -> None:
     """Write that updates of sessions are forwarded; they have no headers, as in Kafka Streams."""
     unit = compiler.unit
     name = f"{unit.identifier('windows', node.name)}_forward"
     if all(known.name != name for known in unit.functions):
         emit = unit.function(name)
         emit.parameters = ("updates",)
-        _forward_updates(compiler, emit, node, "updates", Record(None, None, None, None, None, None, node.name, stream_time=clock))
+        _forward_updates(compiler, emit, node, "updates", RecordVariables(None, None, None, None, None, None, node.name, stream_time=operator_time))
     function.line(f"process.under_headers(None, lambda: {name}({updates}))")
 
 
-def _closing(compiler: Compiler, node: Aggregate, windows: AnyWindows, clock: str) -> str:
+def _closing(compiler: Compiler, node: Aggregate, windows: AnyWindows, operator_time: str) -> str:
     """Return the variable of the windows that wait to be closed; writes the function that forwards them."""
     unit = compiler.unit
     name = unit.identifier("closing", node.name)
     if f"make_{name}" not in unit.constants:
         unit.constant(f"make_{name}", partial(_closing_windows, windows))
         unit.bind(name, f"{name} = make_{name}({unit.store(node.store)})")
-        unit.clocks[clock].due.append(f"{name}_due")
-        unit.clocks[clock].resumed.append(f"{name}.resume")
+        unit.operator_times[operator_time].due.append(f"{name}_due")
+        unit.operator_times[operator_time].resumed.append(f"{name}.resume")
         due = unit.function(f"{name}_due")
         due.over_batch = True
-        record = Record(None, None, None, None, None, None, node.name, stream_time=clock)
-        _forward_updates(compiler, due, node, f"{name}.closed({clock})", record)
+        record = RecordVariables(None, None, None, None, None, None, node.name, stream_time=operator_time)
+        _forward_updates(compiler, due, node, f"{name}.closed({operator_time})", record)
     return name
 
 
@@ -295,18 +299,18 @@ def _closing_windows(windows: AnyWindows, store: Any) -> windowing.Closing:
     return windowing.Closing(store, windows)
 
 
-def _forward_closed(compiler: Compiler, function: Function, node: Aggregate, clock: str) -> None:
+def _forward_closed(compiler: Compiler, function: Function, node: Aggregate, operator_time: str) -> None:
     if node.emit_on_close:
         name = compiler.unit.identifier("closing", node.name)
-        with function.block(f"if {name}.next <= {clock}:"):
+        with function.block(f"if {name}.next <= {operator_time}:"):
             function.line(f"{name}_due()")
 
 
-def _row(node: Aggregate, record: Record, key_bytes: str, value: str, timestamp: str) -> Record:
+def _row(node: Aggregate, record: RecordVariables, key_bytes: str, value: str, timestamp: str) -> RecordVariables:
     """The update of a row as a record: the stream record's key, if it is the row's, need not be read again."""
     key = record.key if node.windows is None and record.key_bytes == key_bytes else None
     serde = node.store.row_key or node.store.key
-    return Record(key_bytes, key, serde, None, value, None, node.name, timestamp, record.stream_time, has_key=True, dense=_is_count(node))
+    return RecordVariables(key_bytes, key, serde, None, value, None, node.name, timestamp, record.stream_time, has_key=True, dense=_is_count(node))
 
 
 def _is_count(node: Aggregate) -> bool:
@@ -322,7 +326,7 @@ def _kept(compiler: Compiler, function: Function, store: StoreSpec, before: str,
     return old
 
 
-def _new_aggregate(compiler: Compiler, function: Function, node: Aggregate, record: Record, entry: str, old: str) -> str:
+def _new_aggregate(compiler: Compiler, function: Function, node: Aggregate, record: RecordVariables, entry: str, old: str) -> str:
     """Write the new value and timestamp of a row; returns the variable of the value. A row that was deleted begins anew."""
     new = function.fresh("new")
     if node.aggregator is None:
@@ -344,12 +348,14 @@ def _new_aggregate(compiler: Compiler, function: Function, node: Aggregate, reco
     return new
 
 
-def _tumbling_key(compiler: Compiler, function: Function, node: Aggregate, windows: TimeWindows, record: Record, key_bytes: str, clock: str) -> str:
+def _tumbling_key(
+    compiler: Compiler, function: Function, node: Aggregate, windows: TimeWindows, record: RecordVariables, key_bytes: str, operator_time: str
+) -> str:
     """Write the window that takes the record, or that it is late; returns the variable of the window's key."""
     start, start_bytes, key = function.fresh("start"), function.fresh("start_bytes"), function.fresh("window_key")
     pack = compiler.unit.constant("window_start_bytes", _START_BYTES)
     function.line(f"{start} = {record.timestamp} - {record.timestamp} % {windows.size_ms}")
-    compiler.drop_late(function, node, record, f"{start} + {windows.size_ms + windows.grace_ms} <= {clock}")
+    compiler.drop_late(function, node, record, f"{start} + {windows.size_ms + windows.grace_ms} <= {operator_time}")
     if function.over_batch:
         # Neighbours in a batch mostly share their window.
         last = function.fresh("last_start")

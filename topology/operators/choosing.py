@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from coopstreams.topology.graph.nodes import Branch, DynamicSink, Node, Split
-from coopstreams.topology.operators.codegen import Function, Record
+from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler, Operator
 from coopstreams.topology.operators.stateless import KEY_AND_VALUE, each_partition, pass_on
 
 
-def split(compiler: Compiler, function: Function, node: Split, record: Record) -> None:
+def split(compiler: Compiler, function: Function, node: Split, record: RecordVariables) -> None:
     """The first predicate that is true decides; a record that none wants goes to the branch behind them, or ends."""
     calls = [compiler.call_of(function, "predicate", predicate, record, KEY_AND_VALUE) for predicate in node.predicates]
     branch = function.fresh("branch")
@@ -26,7 +26,7 @@ def split(compiler: Compiler, function: Function, node: Split, record: Record) -
             compiler.enter(function, edge, record)
 
 
-def dynamic_sink(compiler: Compiler, function: Function, node: DynamicSink, record: Record) -> None:
+def dynamic_sink(compiler: Compiler, function: Function, node: DynamicSink, record: RecordVariables) -> None:
     """The record becomes a row of the columns of the topic that the function names; the first one of a topic begins its columns."""
     call = compiler.call_of(function, "topic_of", node.topic_of, record, KEY_AND_VALUE)
     topic, out = function.fresh("topic"), function.fresh("out")

@@ -1,7 +1,7 @@
 """Writing the Python source of a compiled sub-topology: a unit, its functions, and what is known about a record at a point in one.
 
 Everything is local to one function over a batch: a record is a few local variables, an operator a few lines, a drop is `continue`.
-A `Record` knows, while code is written, which variable holds the key as bytes, which as an object, and makes what is missing at the
+A `RecordVariables` knows, while code is written, which variable holds the key as bytes, which as an object, and makes what is missing at the
 point where it is first asked for. So nothing is deserialised that nobody reads, or serialised that nobody changed.
 
 Invariant: null never reaches a serde.
@@ -31,7 +31,7 @@ MOST_LOOPS = 8
 
 
 @dataclass(slots=True)
-class Record:
+class RecordVariables:
     """What is known, at one point of the code, about the record at hand: the names of variables.
 
     Shape: of key and value at least one form is there. `key_serde` belongs to `key_bytes`, None with them. `stream_time` is the
@@ -57,11 +57,11 @@ class Record:
     side: int = 0
     """Which parent of the node at hand the record comes from."""
 
-    def with_key(self, key: str) -> Record:
+    def with_key(self, key: str) -> RecordVariables:
         """Return the record with a new key."""
         return replace(self, key_bytes=None, key=key, key_serde=None, has_key=False)
 
-    def with_value(self, value: str, old: str | None = None) -> Record:
+    def with_value(self, value: str, old: str | None = None) -> RecordVariables:
         """Return the record with a new value."""
         return replace(self, value_bytes=None, value=value, value_serde=None, dense=False, old=old)
 
@@ -70,14 +70,14 @@ class Record:
         present = (self.key_bytes is None, self.key is None, self.value_bytes is None, self.value is None, self.old is None, self.latest is None)
         return (*present, self.key_serde, self.value_serde, self.source, self.has_key, self.dense)
 
-    def as_parameters(self) -> Record:
+    def as_parameters(self) -> RecordVariables:
         """Return the same record inside a function that is given its parts."""
         named = {part: part for part in PARAMETERS if getattr(self, part) is not None}
         return replace(self, **named)  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)
-class Clock:
+class OperatorTime:
     """The stream time of a node, by its number. `topics`: whose records reach it. `due`: calls that follow when records of other tasks move it."""
 
     number: int
@@ -101,7 +101,7 @@ class Unit:
         self.functions: list[Function] = []
         self.sites: list[tuple[Phase, str]] = []
         self.drops: list[tuple[str, str]] = []
-        self.clocks: dict[str, Clock] = {}
+        self.operator_times: dict[str, OperatorTime] = {}
         self._bound: set[str] = set()
         self._identifiers: dict[tuple[str, str], str] = {}
         self._called: dict[object, tuple[str, tuple[str, ...]]] = {}
@@ -157,10 +157,10 @@ class Unit:
         columns = {"key": "keys", "value": "values", "timestamp": "timestamps"}
         return self.bind(name, f"{name} = outputs[{topic!r}]", *(f"{part}_{name} = {name}.{column}.append" for part, column in columns.items()))
 
-    def clock(self, number: int, topics: Sequence[str]) -> str:
+    def operator_time(self, number: int, topics: Sequence[str]) -> str:
         """Return the variable that holds the stream time of a node: the largest timestamp it has received, by these topics."""
-        name = f"clock_{number}"
-        self.clocks.setdefault(name, Clock(number, tuple(topics)))
+        name = f"operator_time_{number}"
+        self.operator_times.setdefault(name, OperatorTime(number, tuple(topics)))
         return self.bind(name, f"{name} = -1")
 
     def function(self, name: str, skip: str = "return") -> Function:
@@ -186,25 +186,25 @@ class Unit:
             lines += ["", *(f"    {line}" for line in function.text())]
         lines += [f"    {line}" for line in [*self._moves(), *self._reached(sources), *self._observed(), *self._headed()]]
         table = ", ".join(f"{topic!r}: {name}" for topic, name in sources.items())
-        reached = ", ".join(f"{topic!r}: reached_{number}" for number, topic in enumerate(sources) if self.clocks_of(topic))
+        reached = ", ".join(f"{topic!r}: reached_{number}" for number, topic in enumerate(sources) if self.operator_times_of(topic))
         lines += ["", f"    return {{{table}}}, [{', '.join(flushes)}], dropped, {{{reached}}}, observed, headers_come", ""]
         return "\n".join(lines)
 
-    def clocks_of(self, topic: str) -> list[str]:
-        """Return the clocks of the nodes that records of a topic reach, parents first."""
-        return [name for name, clock in sorted(self.clocks.items(), key=lambda item: item[1].number) if topic in clock.topics]
+    def operator_times_of(self, topic: str) -> list[str]:
+        """Return the operator times of the nodes that records of a topic reach, parents first."""
+        return [name for name, operator_time in sorted(self.operator_times.items(), key=lambda item: item[1].number) if topic in operator_time.topics]
 
     def _moves(self) -> Iterator[str]:
-        """Yield, for each clock, the function that moves it by a record that came elsewhere."""
-        for name, clock in self.clocks.items():
+        """Yield, for each operator time, the function that moves it by a record that came elsewhere."""
+        for name, operator_time in self.operator_times.items():
             yield from ["", f"def move_{name}(now, due=True):", f"    nonlocal {name}", f"    {name} = now"]
-            yield from (f"    if due: {call}()" for call in clock.due)
-            yield from (f"    if not due: {call}(now)" for call in clock.resumed)
+            yield from (f"    if due: {call}()" for call in operator_time.due)
+            yield from (f"    if not due: {call}(now)" for call in operator_time.resumed)
 
     def _reached(self, topics: Iterable[str]) -> Iterator[str]:
-        """Yield, for each topic, the function that moves its clocks to these times."""
+        """Yield, for each topic, the function that moves its operator times to these."""
         for number, topic in enumerate(topics):
-            names = self.clocks_of(topic)
+            names = self.operator_times_of(topic)
             if names:
                 yield from ["", f"def reached_{number}(times, due=True):", f"    {', '.join(f'to_{name}' for name in names)}, = times"]
             for name in names:
@@ -212,7 +212,7 @@ class Unit:
 
     def _observed(self) -> Iterator[str]:
         """Yield the function that tells window stores what time it is."""
-        calls = [f"    {store}({name})" for name, clock in self.clocks.items() for store in clock.stores]
+        calls = [f"    {store}({name})" for name, operator_time in self.operator_times.items() for store in operator_time.stores]
         yield from ["", "def observed():", *(calls or ["    pass"])]
 
     def _headed(self) -> Iterator[str]:
@@ -292,7 +292,7 @@ class Function:
             self.line(f"dropped[{self.unit.drop(node.name, reason)}] += 1")
             self.line(self.skip)
 
-    def key(self, record: Record) -> str:
+    def key(self, record: RecordVariables) -> str:
         """Return the variable of the key as an object."""
         if record.key is None:
             assert record.key_bytes is not None
@@ -300,7 +300,7 @@ class Function:
             record.key = self._decoded("key", record.key_bytes, record.key_serde, record.source, record.has_key)
         return record.key
 
-    def value(self, record: Record) -> str:
+    def value(self, record: RecordVariables) -> str:
         """Return the variable of the value as an object."""
         if record.value is None:
             assert record.value_bytes is not None
@@ -308,13 +308,13 @@ class Function:
             record.value = self._decoded("value", record.value_bytes, record.value_serde, record.source, record.dense)
         return record.value
 
-    def key_as_bytes(self, record: Record, serde: Serde[Any], node: Node) -> str:
+    def key_as_bytes(self, record: RecordVariables, serde: Serde[Any], node: Node) -> str:
         """Return the variable of the key as bytes of this serde."""
         if record.key_bytes is not None and record.key_serde == serde:
             return record.key_bytes
         return self._encoded("key", self.key(record), serde, node, record.has_key)
 
-    def value_as_bytes(self, record: Record, serde: Serde[Any], node: Node) -> str:
+    def value_as_bytes(self, record: RecordVariables, serde: Serde[Any], node: Node) -> str:
         """Return the variable of the value as bytes of this serde."""
         if record.value_bytes is not None and record.value_serde == serde:
             return record.value_bytes

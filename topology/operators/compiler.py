@@ -15,11 +15,11 @@ from typing import Any, TypeAlias
 from coopstreams.topology.graph.nodes import Function as UserFunction
 from coopstreams.topology.graph.nodes import Node
 from coopstreams.topology.operators.analysis import Analysis, Edge, reads_argument
-from coopstreams.topology.operators.codegen import MOST_LOOPS, Function, Record, Unit
+from coopstreams.topology.operators.codegen import MOST_LOOPS, Function, RecordVariables, Unit
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 
-Operator: TypeAlias = Callable[["Compiler", Function, Any, Record], None]
+Operator: TypeAlias = Callable[["Compiler", Function, Any, RecordVariables], None]
 """`(compiler, function, node, record)`: write what a node does with a record. `record.side` says from which of its parents it comes."""
 
 
@@ -38,7 +38,7 @@ class Compiler:
         """Whether the record cache holds the updates of a table back until the flush."""
         return self.caching and node.name not in self.analysis.uncached
 
-    def forward(self, function: Function, node: Node, record: Record) -> None:
+    def forward(self, function: Function, node: Node, record: RecordVariables) -> None:
         """Write that a record goes to the children of a node. Nothing may be written for this record afterwards."""
         edges = self.analysis.edges(node)
         if len(edges) > 1:
@@ -48,25 +48,25 @@ class Compiler:
         if edges:
             self.enter(function, edges[-1], record)
 
-    def call_children(self, function: Function, node: Node, record: Record, to: str | None = None) -> None:
+    def call_children(self, function: Function, node: Node, record: RecordVariables, to: str | None = None) -> None:
         """Write that a record goes to the children of a node, or to the one of that name, by calls: for a node that forwards in several places."""
         for edge in self.analysis.edges(node):
             if to in (None, edge.child.name):
                 self._call(function, edge, record)
 
-    def drop_late(self, function: Function, node: Node, record: Record, condition: str) -> None:
+    def drop_late(self, function: Function, node: Node, record: RecordVariables, condition: str) -> None:
         """Write that a record which comes too late under a condition is dropped, counted, and goes to those who want late records."""
         with function.block(f"if {condition}:"):
             self.call_late(function, node, record)
             function.line(f"dropped[{self.unit.drop(node.name, 'late')}] += 1")
             function.line(function.skip)
 
-    def call_late(self, function: Function, node: Node, record: Record) -> None:
+    def call_late(self, function: Function, node: Node, record: RecordVariables) -> None:
         """Write that a record which came too late for a node goes to those who want it. By calls: it is seldom, the way of others stays short."""
         for edge in self.analysis.late_edges(node):
             self._call(function, edge, record)
 
-    def enter(self, function: Function, edge: Edge, record: Record) -> None:
+    def enter(self, function: Function, edge: Edge, record: RecordVariables) -> None:
         """Write that a record goes to one child, in place if that is possible. Nothing may be written for this record afterwards."""
         inline = self.analysis.has_one_parent(edge.child) and function.loops < MOST_LOOPS
         (self._write if inline else self._call)(function, edge, replace(record))
@@ -79,7 +79,7 @@ class Compiler:
             function.line("value, timestamp = entry.value, entry.timestamp")
             with function.block("if value is None and entry.stored is None:"):
                 function.line("continue  # came and went between two flushes: nobody below has heard of it")
-            record = Record("key_bytes", None, key, None, "value", None, node.name, has_key=True)
+            record = RecordVariables("key_bytes", None, key, None, "value", None, node.name, has_key=True)
             if self.analysis.wants_old(node):
                 decode = self.unit.constant("decode_value", store.value.decode)
                 function.line(f"old = None if entry.stored is None else {decode}(entry.stored)")
@@ -90,20 +90,20 @@ class Compiler:
             function.prologue.append(f"stream_time = process.stream_time({topics})")
         return function.name
 
-    def call_of(self, function: Function, label: str, called: UserFunction, record: Record, parts: tuple[str, ...]) -> str:
+    def call_of(self, function: Function, label: str, called: UserFunction, record: RecordVariables, parts: tuple[str, ...]) -> str:
         """Return the call of a user function with these parts of the record. What it provably never reads is passed as None."""
         read = [part if part not in ("key", "value") else self._part(function, record, part, called, at, len(parts)) for at, part in enumerate(parts)]
         return f"{self.unit.constant(label, called)}({', '.join(read)})"
 
-    def stream_time(self, function: Function, node: Node, record: Record) -> str:
+    def stream_time(self, function: Function, node: Node, record: RecordVariables) -> str:
         """Write that a node has received a record; return the variable with its stream time: the largest timestamp it has received.
 
         The records that other tasks have of the partition count as if they had come here: what a node sees must not depend on the cut.
         """
-        clock = self.clock(function, node)
-        with function.block(f"if {record.timestamp} > {clock}:"):
-            function.line(f"{clock} = {record.timestamp}")
-        return clock
+        operator_time = self.operator_time(function, node)
+        with function.block(f"if {record.timestamp} > {operator_time}:"):
+            function.line(f"{operator_time} = {record.timestamp}")
+        return operator_time
 
     def keep_headers(self, function: Function, node: Node, entry: str) -> None:
         """Write that the headers of the record at hand wait with the row that it has changed, if the record cache holds its update back.
@@ -114,26 +114,26 @@ class Compiler:
             with function.block("if headed:"):
                 function.line(f"{entry}.headers = process.headers")
 
-    def clock(self, function: Function, node: Node) -> str:
+    def operator_time(self, function: Function, node: Node) -> str:
         """Return the variable with the stream time of a node, for a function that may change it."""
-        clock = self.unit.clock(self.analysis.numbers[node.name], self.analysis.topics(node))
-        function.assigned.add(clock)
-        return clock
+        operator_time = self.unit.operator_time(self.analysis.numbers[node.name], self.analysis.topics(node))
+        function.assigned.add(operator_time)
+        return operator_time
 
-    def expire(self, clock: str, store: StoreSpec) -> str:
-        """Let the windows of a store expire by a clock, after each batch; return the function that does so before."""
+    def expire(self, operator_time: str, store: StoreSpec) -> str:
+        """Let the windows of a store expire by an operator time, after each batch; return the function that does so before."""
         name = f"advance_{self.unit.store(store)}"
         self.unit.bind(name, f"{name} = {self.unit.store(store)}.advance")
-        if name not in self.unit.clocks[clock].stores:
-            self.unit.clocks[clock].stores.append(name)
+        if name not in self.unit.operator_times[operator_time].stores:
+            self.unit.operator_times[operator_time].stores.append(name)
         return name
 
-    def _part(self, function: Function, record: Record, part: str, called: UserFunction, position: int, arguments: int) -> str:
+    def _part(self, function: Function, record: RecordVariables, part: str, called: UserFunction, position: int, arguments: int) -> str:
         if not reads_argument(called, position, arguments):
             return "None"
         return function.key(record) if part == "key" else function.value(record)
 
-    def _read_once(self, function: Function, edges: list[Edge], record: Record) -> None:
+    def _read_once(self, function: Function, edges: list[Edge], record: RecordVariables) -> None:
         """Deserialise here what more than one child reads. What one of them reads is left to that one."""
         reads = [self.analysis.reads(edge, record.key_serde, record.value_serde) for edge in edges]
         if sum(read.key for read in reads) > 1:
@@ -141,7 +141,7 @@ class Compiler:
         if sum(read.value for read in reads) > 1:
             function.value(record)
 
-    def _call(self, function: Function, edge: Edge, record: Record) -> None:
+    def _call(self, function: Function, edge: Edge, record: RecordVariables) -> None:
         child = edge.child
         inner = record.as_parameters()
         name, parameters = self.unit.shared(
@@ -151,6 +151,6 @@ class Compiler:
         )
         function.line(f"{name}({', '.join(getattr(record, parameter) for parameter in parameters)})")
 
-    def _write(self, function: Function, edge: Edge, record: Record) -> None:
+    def _write(self, function: Function, edge: Edge, record: RecordVariables) -> None:
         function.line(f"# {edge.child.name}")
         self._operators[type(edge.child)](self, function, edge.child, replace(record, side=edge.side))

@@ -12,13 +12,13 @@ from functools import partial
 from coopstreams.topology.foreign_keys import Answer, answer_to, hash_of, questions, subscribe
 from coopstreams.topology.graph.join_nodes import ForeignKeyAnswer, ForeignKeyAsk, ForeignKeyResult
 from coopstreams.topology.graph.nodes import Node
-from coopstreams.topology.operators.codegen import Function, Record
+from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler, Operator
 from coopstreams.topology.operators.lookups import look_up
 from coopstreams.topology.operators.versioned import drop_the_past
 
 
-def ask(compiler: Compiler, function: Function, node: ForeignKeyAsk, record: Record) -> None:
+def ask(compiler: Compiler, function: Function, node: ForeignKeyAsk, record: RecordVariables) -> None:
     """A change of a left row asks the right rows that it names and named."""
     drop_the_past(function, node.name, record)
     assert record.old is not None  # the join asked for it
@@ -29,11 +29,11 @@ def ask(compiler: Compiler, function: Function, node: ForeignKeyAsk, record: Rec
     with function.guard("processing", node.name):
         function.line(f"{many} = {make}({key}, {key_bytes}, {value}, {data}, {record.old})")
     with function.loop(f"for {foreign_key}, {asked} in {many}:"):
-        made = Record(foreign_key, None, node.foreign_key, None, asked, None, node.name, record.timestamp, record.stream_time, dense=True)
+        made = RecordVariables(foreign_key, None, node.foreign_key, None, asked, None, node.name, record.timestamp, record.stream_time, dense=True)
         compiler.forward(function, node, made)
 
 
-def answer(compiler: Compiler, function: Function, node: ForeignKeyAnswer, record: Record) -> None:
+def answer(compiler: Compiler, function: Function, node: ForeignKeyAnswer, record: RecordVariables) -> None:
     """A subscription is kept and answered; a change of a right row answers all that subscribe to it, in the order of their keys."""
     name, key_bytes, entry = compiler.unit.store(node.store), function.key_as_bytes(record, node.store.key, node), function.fresh("entry")
     if record.side == 1:
@@ -65,14 +65,16 @@ def answer(compiler: Compiler, function: Function, node: ForeignKeyAnswer, recor
     _send(compiler, function, node, record, f"{asked}.primary_key", said, timestamp)
 
 
-def _send(compiler: Compiler, function: Function, node: ForeignKeyAnswer, record: Record, primary_key: str, said: str, timestamp: str) -> None:
+def _send(
+    compiler: Compiler, function: Function, node: ForeignKeyAnswer, record: RecordVariables, primary_key: str, said: str, timestamp: str
+) -> None:
     key, value = function.fresh("key_bytes"), function.fresh("value")
     function.line(f"{key}, {value} = {primary_key}, {said}")
-    made = Record(key, None, node.primary_key, None, value, None, node.name, timestamp, record.stream_time, has_key=True, dense=True)
+    made = RecordVariables(key, None, node.primary_key, None, value, None, node.name, timestamp, record.stream_time, has_key=True, dense=True)
     compiler.call_children(function, node, made)
 
 
-def result(compiler: Compiler, function: Function, node: ForeignKeyResult, record: Record) -> None:
+def result(compiler: Compiler, function: Function, node: ForeignKeyResult, record: RecordVariables) -> None:
     """An answer meets the left row that asked, unless that has changed since."""
     key_bytes, said = function.key_as_bytes(record, node.key, node), function.value(record)
     row = look_up(compiler, function, node.parents[1], replace(record, has_key=True), key_bytes)

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 
 from coopstreams.topology.graph.join_nodes import StreamGlobalJoin
 from coopstreams.topology.graph.nodes import Node
-from coopstreams.topology.operators.codegen import Function, Record
+from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler, Operator
 
 
-def stream_global_join(compiler: Compiler, function: Function, node: StreamGlobalJoin, record: Record) -> None:
+def stream_global_join(compiler: Compiler, function: Function, node: StreamGlobalJoin, record: RecordVariables) -> None:
     """A record meets the row of the key that the mapper names, as it is now; the output has the record's timestamp."""
     value = function.value(record)
     function.drop_if(f"{value} is None", node, "null value")

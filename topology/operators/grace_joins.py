@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 
 from coopstreams.topology.graph.join_nodes import BufferedJoin
 from coopstreams.topology.graph.nodes import Node
-from coopstreams.topology.operators.codegen import Function, Record
+from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler, Operator
-from coopstreams.topology.operators.join_memory import Waiting
+from coopstreams.topology.operators.join_memory import UnmatchedRecords
 from coopstreams.topology.operators.tables import drop_null_key, join_row
 from coopstreams.topology.stores import TableStore
 
@@ -33,7 +33,7 @@ class GraceBuffer:
 
     def __init__(self, node: BufferedJoin, stores: Mapping[str, TableStore]) -> None:
         self._grace_ms = node.grace_ms
-        self._held = Waiting(stores[node.buffer.name])
+        self._held = UnmatchedRecords(stores[node.buffer.name])
 
     def take(self, key: bytes | None, value: Any, timestamp: int, now: int) -> list[Held]:
         """Return the records whose turn it is after this one has come; itself, if it is late or has no key."""
@@ -52,7 +52,7 @@ class GraceBuffer:
         return out
 
 
-def buffered_join(compiler: Compiler, function: Function, node: BufferedJoin, record: Record) -> None:
+def buffered_join(compiler: Compiler, function: Function, node: BufferedJoin, record: RecordVariables) -> None:
     """A record is held, and those whose turn it is meet their rows."""
     if not node.left:
         drop_null_key(function, node, record)
@@ -63,17 +63,19 @@ def buffered_join(compiler: Compiler, function: Function, node: BufferedJoin, re
     now, unit = compiler.stream_time(function, node, record), compiler.unit
     make, name = unit.constant(f"make_held_{compiler.analysis.numbers[node.name]}", partial(GraceBuffer, node)), unit.identifier("held", node.name)
     unit.bind(name, f"{name} = {make}(stores)")
-    due = unit.clocks[now].due
+    due = unit.operator_times[now].due
     if f"{name}_due" not in due:
         due.append(f"{name}_due")
         _meet(compiler, unit.function(f"{name}_due"), node, f"{name}.due({now})", replace(record, stream_time=now))
     _meet(compiler, function, node, f"{name}.take({key_bytes}, {value}, {record.timestamp}, {now})", record)
 
 
-def _meet(compiler: Compiler, function: Function, node: BufferedJoin, held: str, record: Record) -> None:
+def _meet(compiler: Compiler, function: Function, node: BufferedJoin, held: str, record: RecordVariables) -> None:
     key, value, timestamp = (function.fresh(part) for part in ("key_bytes", "value", "timestamp"))
     with function.loop(f"for {key}, {value}, {timestamp} in {held}:"):
-        made = Record(key, None, node.store.key, None, value, None, node.name, timestamp, record.stream_time, has_key=not node.left, dense=True)
+        made = RecordVariables(
+            key, None, node.store.key, None, value, None, node.name, timestamp, record.stream_time, has_key=not node.left, dense=True
+        )
         compiler.call_children(function, node, join_row(compiler, function, node, made))
 
 

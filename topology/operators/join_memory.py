@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeAlias, cast
 from sortedcontainers import SortedList
 
 from coopstreams.topology.graph.join_nodes import StreamStreamJoin
-from coopstreams.topology.stores import TableStore, WindowStore, split_window_key, window_key
+from coopstreams.topology.stores import TableStore, WindowTableStore, split_window_key, window_key
 
 Pair: TypeAlias = tuple[bytes | None, Any, Any, int]
 """Key, left value, right value, timestamp: what a join has to say."""
@@ -63,16 +63,16 @@ class JoinMemory:
         before, after = windows.before_ms, windows.after_ms
         self._reach = ((before, after), (after, before))
         self._outer = (node.kind != "inner", node.kind == "outer")
-        self._sides = [_Side(cast(WindowStore, stores[spec.name]), windows.retention_ms) for spec in node.stores[:2]]
+        self._sides = [_Side(cast(WindowTableStore, stores[spec.name]), windows.retention_ms) for spec in node.stores[:2]]
         self._keeps = (len(self._sides) > 1, True)
         if len(self._sides) == 1:
             self._sides *= 2
-        self._waiting = Waiting(stores[node.stores[2].name]) if len(node.stores) > 2 else None
+        self._waiting = UnmatchedRecords(stores[node.stores[2].name]) if len(node.stores) > 2 else None
         self._topics, self._process, self._shared = topics, process, shared
         self._told = _NEVER
         if self._waiting is not None:
             store = self._waiting.store
-            self._gate = store.siblings.setdefault(f"gate of {store.spec.name}", Gate((after, before), windows.grace_ms, store.guard))
+            self._gate = store.siblings.setdefault(f"gate of {store.spec.name}", EmissionGate((after, before), windows.grace_ms, store.guard))
             self._gate.add(self._waiting.order)
 
     def take(self, side: int, key: bytes | None, value: Any, timestamp: int, now: int) -> list[Pair]:
@@ -126,7 +126,7 @@ class JoinMemory:
             self._gate.look(now, side)
 
 
-class Gate:
+class EmissionGate:
     """When records without a match are told of: one for all tasks of a partition that an instance has.
 
     Kafka Streams looks for them only if the first could be due, and takes for the first of the rest the last one it looked at; so some come
@@ -189,7 +189,7 @@ class Gate:
 class _Side:
     """The records of one stream: which timestamps each key has, in memory, and the values in a window store."""
 
-    def __init__(self, store: WindowStore, retention_ms: int) -> None:
+    def __init__(self, store: WindowTableStore, retention_ms: int) -> None:
         self._store, self._retention_ms = store, retention_ms
         # What the store has forgotten stays forgotten: siblings may have moved it further than the rows of this task say.
         self._newest = self._swept = max(_NEVER, store.observed)
@@ -256,7 +256,7 @@ class _Side:
                 del self._times[key]
 
 
-class Waiting:
+class UnmatchedRecords:
     """The records without a match so far, by key in a store and in the order of their telling in memory."""
 
     def __init__(self, store: TableStore) -> None:

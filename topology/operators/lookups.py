@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from coopstreams.topology.graph.join_nodes import TableTableJoin
 from coopstreams.topology.graph.nodes import Filter, MapValues, Node
-from coopstreams.topology.operators.codegen import Function, Record
+from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.versions import version_at
@@ -18,7 +18,7 @@ LATEST = 1 << 62
 """A moment after every other."""
 
 
-class Row(NamedTuple):
+class RowVariables(NamedTuple):
     """The variables of a row that was looked up: its value, None if there is no row, and its timestamp, which then means nothing."""
 
     value: str
@@ -26,8 +26,8 @@ class Row(NamedTuple):
 
 
 def look_up(
-    compiler: Compiler, function: Function, name: str, record: Record, key_bytes: str, *, as_of: str | None = None, said: bool = False
-) -> Row:
+    compiler: Compiler, function: Function, name: str, record: RecordVariables, key_bytes: str, *, as_of: str | None = None, said: bool = False
+) -> RowVariables:
     """Write the look-up of the row that a table has for a key; returns its variables. `as_of`: when, if the table keeps versions.
 
     `said`: as it was when the record caches were last flushed, which is what those below have heard of it.
@@ -54,9 +54,9 @@ def joined_value(kind: str, joiner: str, left: str, right: str, *, known: str | 
     return f"None if {missing} else {call}" if missing else call
 
 
-def _stored(compiler: Compiler, function: Function, store: StoreSpec, record: Record, key_bytes: str, *, said: bool = False) -> Row:
+def _stored(compiler: Compiler, function: Function, store: StoreSpec, record: RecordVariables, key_bytes: str, *, said: bool = False) -> RowVariables:
     name, entry = compiler.unit.store(store), function.fresh("entry")
-    row = Row(function.fresh("row"), f"{entry}.timestamp")
+    row = RowVariables(function.fresh("row"), f"{entry}.timestamp")
     found = f"get_{name}({key_bytes}) or load_{name}({key_bytes})"
     function.line(f"{entry} = {found}" if record.has_key else f"{entry} = None if {key_bytes} is None else {found}")
     function.line(f"{row.value} = {entry}.value" if record.has_key else f"{row.value} = None if {entry} is None else {entry}.value")
@@ -67,18 +67,20 @@ def _stored(compiler: Compiler, function: Function, store: StoreSpec, record: Re
     return row
 
 
-def _version(compiler: Compiler, function: Function, node: Node, store: StoreSpec, record: Record, key_bytes: str, as_of: str | None) -> Row:
+def _version(
+    compiler: Compiler, function: Function, node: Node, store: StoreSpec, record: RecordVariables, key_bytes: str, as_of: str | None
+) -> RowVariables:
     """The version that held at a moment, or the latest."""
     unit, row, entry = compiler.unit, _stored(compiler, function, store, record, key_bytes), function.fresh("version")
-    now = unit.clock(compiler.analysis.numbers[node.name], compiler.analysis.topics(node))
-    version, found = unit.constant("version_at", version_at), Row(function.fresh("row"), function.fresh("timestamp"))
+    now = unit.operator_time(compiler.analysis.numbers[node.name], compiler.analysis.topics(node))
+    version, found = unit.constant("version_at", version_at), RowVariables(function.fresh("row"), function.fresh("timestamp"))
     asked = (as_of, f"{now} - {store.history_ms}") if as_of is not None else (str(LATEST), str(LATEST))
     function.line(f"{entry} = {version}({row.value}, {asked[0]}, {asked[1]})")
     function.line(f"{found.timestamp}, {found.value} = {entry} or (-1, None)")
     return found
 
 
-def _seen(compiler: Compiler, function: Function, step: Filter | MapValues, record: Record, row: Row) -> Row:
+def _seen(compiler: Compiler, function: Function, step: Filter | MapValues, record: RecordVariables, row: RowVariables) -> RowVariables:
     """A row seen through a filter or a mapper."""
     seen = function.fresh("row")
     label, called = ("predicate", step.predicate) if isinstance(step, Filter) else ("mapper", step.mapper)
@@ -89,13 +91,13 @@ def _seen(compiler: Compiler, function: Function, step: Filter | MapValues, reco
             function.line(f"{seen} = {row.value} if {row.value} is not None and {'not ' if step.negate else ''}{call} else None")
         else:
             function.line(f"{seen} = None if {row.value} is None else {call}")
-    return Row(seen, row.timestamp)
+    return RowVariables(seen, row.timestamp)
 
 
-def _joined(compiler: Compiler, function: Function, node: TableTableJoin, record: Record, key_bytes: str, *, said: bool) -> Row:
+def _joined(compiler: Compiler, function: Function, node: TableTableJoin, record: RecordVariables, key_bytes: str, *, said: bool) -> RowVariables:
     """A row of a join that keeps none."""
     left, right = (look_up(compiler, function, parent, record, key_bytes, said=said) for parent in node.parents)
-    row = Row(function.fresh("row"), function.fresh("timestamp"))
+    row = RowVariables(function.fresh("row"), function.fresh("timestamp"))
     joiner = compiler.unit.constant("joiner", node.joiner)
     with function.guard("processing", node.name):
         function.line(f"{row.value} = {joined_value(node.kind, joiner, left.value, right.value)}")
@@ -103,7 +105,7 @@ def _joined(compiler: Compiler, function: Function, node: TableTableJoin, record
     return row
 
 
-def later(left: Row, right: Row) -> str:
+def later(left: RowVariables, right: RowVariables) -> str:
     """Return the expression of the larger timestamp of two rows of which one may not be there."""
     return (
         f"-1 if {left.value} is None and {right.value} is None else {left.timestamp} if {right.value} is None "

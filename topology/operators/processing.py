@@ -9,17 +9,17 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from coopstreams.topology.graph.nodes import Node, Processing
-from coopstreams.topology.operators.codegen import Function, Record
+from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler, Operator
 
 
-def process(compiler: Compiler, function: Function, node: Processing, record: Record) -> None:
+def process(compiler: Compiler, function: Function, node: Processing, record: RecordVariables) -> None:
     """The processor is called with the record; the nodes below are a function that its context calls."""
     unit, key_bytes = compiler.unit, "None"
     if node.key is not None:
         key_bytes = function.key_as_bytes(record, node.key, node)
     key, value = function.key(record), function.value(record)
-    after = Record("key_bytes" if node.key is not None else None, "key", node.key, None, "value", None, node.name)
+    after = RecordVariables("key_bytes" if node.key is not None else None, "key", node.key, None, "value", None, node.name)
     names = list(dict.fromkeys(edge.child.name for edge in compiler.analysis.edges(node)))
     if len(names) > 1:
         everyone = _way(compiler, node, None, lambda body: compiler.call_children(body, node, after))
@@ -42,7 +42,7 @@ def _way(compiler: Compiler, node: Processing, to: str | None, write: Callable[[
     return f"lambda key_bytes, key, value, timestamp: {name}({given})"
 
 
-def _to_one(compiler: Compiler, node: Processing, record: Record, to: str, body: Function) -> None:
+def _to_one(compiler: Compiler, node: Processing, record: RecordVariables, to: str, body: Function) -> None:
     compiler.call_children(body, node, record, to)
 
 

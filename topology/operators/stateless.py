@@ -23,7 +23,7 @@ from coopstreams.topology.graph.nodes import (
     Sink,
     ToStream,
 )
-from coopstreams.topology.operators.codegen import Function, Record
+from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler, Operator
 from coopstreams.topology.partitioners import chosen
 from coopstreams.topology.stores import StoreSpec
@@ -31,7 +31,7 @@ from coopstreams.topology.stores import StoreSpec
 KEY_AND_VALUE = ("key", "value")
 
 
-def filter_records(compiler: Compiler, function: Function, node: Filter, record: Record) -> None:
+def filter_records(compiler: Compiler, function: Function, node: Filter, record: RecordVariables) -> None:
     """A record that does not pass ends here."""
     if node.table:
         _filter_rows(compiler, function, node, record)
@@ -42,7 +42,7 @@ def filter_records(compiler: Compiler, function: Function, node: Filter, record:
     compiler.forward(function, node, record)
 
 
-def _filter_rows(compiler: Compiler, function: Function, node: Filter, record: Record) -> None:
+def _filter_rows(compiler: Compiler, function: Function, node: Filter, record: RecordVariables) -> None:
     """Forward a tombstone for a row that fails the predicate; if the old value is known and failed it too, forward nothing.
 
     Of a versioned table it always is: a record may change the past, of which the row before says nothing.
@@ -66,7 +66,7 @@ def _filter_rows(compiler: Compiler, function: Function, node: Filter, record: R
     compiler.forward(function, node, record.with_value(kept, old if compiler.analysis.wants_old(node) else None))
 
 
-def _filter_kept_rows(compiler: Compiler, function: Function, node: Filter, store: StoreSpec, record: Record) -> None:
+def _filter_kept_rows(compiler: Compiler, function: Function, node: Filter, store: StoreSpec, record: RecordVariables) -> None:
     """The same, where the table keeps its rows: then they say what the row before was."""
     passes = compiler.call_of(function, "predicate", node.predicate, record, KEY_AND_VALUE)
     value, kept = function.value(record), function.fresh("value")
@@ -76,7 +76,7 @@ def _filter_kept_rows(compiler: Compiler, function: Function, node: Filter, stor
 
 
 def _keep(
-    compiler: Compiler, function: Function, node: Filter | MapValues, store: StoreSpec, record: Record, value: str, *, skip_nothing: bool
+    compiler: Compiler, function: Function, node: Filter | MapValues, store: StoreSpec, record: RecordVariables, value: str, *, skip_nothing: bool
 ) -> None:
     """Write that a row is kept and forwarded; with `skip_nothing`, neither if there is no row and was none.
 
@@ -85,7 +85,7 @@ def _keep(
     key_bytes = function.key_as_bytes(record, store.row_key or store.key, node)
     if store.kind != "key_value":
         for windows in compiler.analysis.windows_above(node):
-            compiler.expire(compiler.clock(function, windows), store)
+            compiler.expire(compiler.operator_time(function, windows), store)
     entry, name = function.fresh("entry"), compiler.unit.store(store)
     function.line(f"{entry} = get_{name}({key_bytes}) or load_{name}({key_bytes})")
     if skip_nothing:
@@ -103,7 +103,7 @@ def _keep(
         compiler.forward(function, node, replace(record.with_value(value, old), latest=None))
 
 
-def map_values(compiler: Compiler, function: Function, node: MapValues, record: Record) -> None:
+def map_values(compiler: Compiler, function: Function, node: MapValues, record: RecordVariables) -> None:
     """A new value. A tombstone of a table stays one."""
     call = compiler.call_of(function, "mapper", node.mapper, record, KEY_AND_VALUE if node.with_key else ("value",))
     tombstone = f"None if {record.value or record.value_bytes} is None else " if node.table and not record.dense else ""
@@ -123,7 +123,7 @@ def map_values(compiler: Compiler, function: Function, node: MapValues, record: 
     compiler.forward(function, node, record.with_value(value, old))
 
 
-def flat_map_values(compiler: Compiler, function: Function, node: FlatMapValues, record: Record) -> None:
+def flat_map_values(compiler: Compiler, function: Function, node: FlatMapValues, record: RecordVariables) -> None:
     """Any number of values. The mapper is run to its end first, so that its errors are its own and not those of a node below."""
     call = compiler.call_of(function, "mapper", node.mapper, record, KEY_AND_VALUE if node.with_key else ("value",))
     many, value = function.fresh("values"), function.fresh("value")
@@ -137,7 +137,7 @@ def flat_map_values(compiler: Compiler, function: Function, node: FlatMapValues,
         compiler.forward(function, node, record.with_value(value))
 
 
-def flat_map(compiler: Compiler, function: Function, node: FlatMap, record: Record) -> None:
+def flat_map(compiler: Compiler, function: Function, node: FlatMap, record: RecordVariables) -> None:
     """Any number of pairs, taken apart at once: one that is no pair is the mapper's error."""
     call = compiler.call_of(function, "mapper", node.mapper, record, KEY_AND_VALUE)
     many, key, value = function.fresh("pairs"), function.fresh("key"), function.fresh("value")
@@ -147,7 +147,7 @@ def flat_map(compiler: Compiler, function: Function, node: FlatMap, record: Reco
         compiler.forward(function, node, record.with_key(key).with_value(value))
 
 
-def map_pairs(compiler: Compiler, function: Function, node: Map, record: Record) -> None:
+def map_pairs(compiler: Compiler, function: Function, node: Map, record: RecordVariables) -> None:
     """A new key and a new value."""
     call = compiler.call_of(function, "mapper", node.mapper, record, KEY_AND_VALUE)
     key, value = function.fresh("key"), function.fresh("value")
@@ -156,7 +156,7 @@ def map_pairs(compiler: Compiler, function: Function, node: Map, record: Record)
     compiler.forward(function, node, record.with_key(key).with_value(value))
 
 
-def select_key(compiler: Compiler, function: Function, node: SelectKey, record: Record) -> None:
+def select_key(compiler: Compiler, function: Function, node: SelectKey, record: RecordVariables) -> None:
     """A new key."""
     call = compiler.call_of(function, "mapper", node.mapper, record, KEY_AND_VALUE)
     key = function.fresh("key")
@@ -165,7 +165,7 @@ def select_key(compiler: Compiler, function: Function, node: SelectKey, record: 
     compiler.forward(function, node, record.with_key(key))
 
 
-def peek(compiler: Compiler, function: Function, node: Peek, record: Record) -> None:
+def peek(compiler: Compiler, function: Function, node: Peek, record: RecordVariables) -> None:
     """Looks, and passes on the record as it is."""
     call = compiler.call_of(function, "action", node.action, record, KEY_AND_VALUE)
     with function.guard("processing", node.name):
@@ -173,18 +173,18 @@ def peek(compiler: Compiler, function: Function, node: Peek, record: Record) -> 
     compiler.forward(function, node, record)
 
 
-def drop_null_keys(compiler: Compiler, function: Function, node: DropNullKeys, record: Record) -> None:
+def drop_null_keys(compiler: Compiler, function: Function, node: DropNullKeys, record: RecordVariables) -> None:
     """Ends and counts records without a key."""
     function.drop_if(f"{record.key_bytes or record.key} is None", node, "null key")
     compiler.forward(function, node, replace(record, has_key=True))
 
 
-def pass_on(compiler: Compiler, function: Function, node: Merge | ToStream | Branch | Late, record: Record) -> None:
+def pass_on(compiler: Compiler, function: Function, node: Merge | ToStream | Branch | Late, record: RecordVariables) -> None:
     """The same record."""
     compiler.forward(function, node, record)
 
 
-def sink(compiler: Compiler, function: Function, node: Sink, record: Record) -> None:
+def sink(compiler: Compiler, function: Function, node: Sink, record: RecordVariables) -> None:
     """The record becomes a row of the topic's columns."""
     key = function.key_as_bytes(record, node.key, node)
     value = function.value_as_bytes(record, node.value, node)
@@ -196,7 +196,7 @@ def sink(compiler: Compiler, function: Function, node: Sink, record: Record) -> 
 
 
 @contextmanager
-def each_partition(compiler: Compiler, function: Function, node: Sink | DynamicSink, record: Record, topic: str, out: str) -> Iterator[None]:
+def each_partition(compiler: Compiler, function: Function, node: Sink | DynamicSink, record: RecordVariables, topic: str, out: str) -> Iterator[None]:
     """Write what is written inside for each partition that a sink's partitioner chooses; once, for the key to decide, if it has none.
 
     A record that is for no partition is dropped and counted.

@@ -15,12 +15,12 @@ from functools import partial
 
 from coopstreams.topology.graph.join_nodes import StreamStreamJoin
 from coopstreams.topology.graph.nodes import Node
-from coopstreams.topology.operators.codegen import Function, Record
+from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler, Operator
 from coopstreams.topology.operators.join_memory import JoinMemory
 
 
-def stream_stream_join(compiler: Compiler, function: Function, node: StreamStreamJoin, record: Record) -> None:
+def stream_stream_join(compiler: Compiler, function: Function, node: StreamStreamJoin, record: RecordVariables) -> None:
     """A record of the side that `record.side` says."""
     now, memory = compiler.stream_time(function, node, record), _memory(compiler, node)
     outer = node.kind == "outer" or (node.kind == "left" and record.side == 0)
@@ -51,9 +51,9 @@ def _drop_if(function: Function, node: Node, condition: str, reason: str, first:
         function.line(function.skip)
 
 
-def _tell_when_due(compiler: Compiler, node: StreamStreamJoin, clock: str, memory: str, record: Record) -> None:
+def _tell_when_due(compiler: Compiler, node: StreamStreamJoin, operator_time: str, memory: str, record: RecordVariables) -> None:
     """Write the function that tells of records without a match when other tasks' records have moved stream time."""
-    name, due = f"{memory}_due", compiler.unit.clocks[clock].due
+    name, due = f"{memory}_due", compiler.unit.operator_times[operator_time].due
     if len(node.stores) < 3 or name in due:
         return
     due.append(name)
@@ -61,15 +61,15 @@ def _tell_when_due(compiler: Compiler, node: StreamStreamJoin, clock: str, memor
         again = compiler.unit.function(f"{name}_again")
         again.parameters = ("now",)
         again.line(f"{name}()")
-        compiler.unit.clocks[clock].stores.append(again.name)
+        compiler.unit.operator_times[operator_time].stores.append(again.name)
     function = compiler.unit.function(name)
-    _forward(compiler, function, node, f"{memory}.due({clock})", replace(record, stream_time=clock))
+    _forward(compiler, function, node, f"{memory}.due({operator_time})", replace(record, stream_time=operator_time))
 
 
-def _forward(compiler: Compiler, function: Function, node: StreamStreamJoin, pairs: str, record: Record) -> None:
+def _forward(compiler: Compiler, function: Function, node: StreamStreamJoin, pairs: str, record: RecordVariables) -> None:
     key, left, right, timestamp = (function.fresh(part) for part in ("key_bytes", "left", "right", "timestamp"))
     with function.loop(f"for {key}, {left}, {right}, {timestamp} in {pairs}:"):
-        made = Record(key, None, node.key, None, left, None, node.name, timestamp, record.stream_time)
+        made = RecordVariables(key, None, node.key, None, left, None, node.name, timestamp, record.stream_time)
         parts = (*(["key"] if node.with_key else []), left, right)
         call = compiler.call_of(function, "joiner", node.joiner, made, parts)
         value = function.fresh("value")

@@ -20,13 +20,13 @@ from coopstreams.topology.columns import Headers
 from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.graph.aggregate_nodes import Suppress
 from coopstreams.topology.graph.nodes import Node
-from coopstreams.topology.operators.codegen import Function, Record
+from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler, Operator
 from coopstreams.topology.stores import TableStore
-from coopstreams.topology.suppressed import Held
+from coopstreams.topology.suppressed import SuppressedUpdate
 
 
-class Waiting:
+class SuppressionBuffer:
     """The updates of one task that wait."""
 
     def __init__(self, node: Suppress, stores: Mapping[str, TableStore]) -> None:
@@ -45,20 +45,20 @@ class Waiting:
     def put(self, key: bytes, value: bytes | None, before: bytes | None, timestamp: int, headers: Headers | None) -> None:
         """Let an update wait, in the place of an earlier one if there is one."""
         entry = self._store.entries.get(key) or self._store.load(key)
-        earlier: Held | None = entry.value
+        earlier: SuppressedUpdate | None = entry.value
         if earlier is None:
             place = timestamp if self._end is None else self._end(key)
-            entry.value = Held(place, timestamp, value, before, headers)
+            entry.value = SuppressedUpdate(place, timestamp, value, before, headers)
             self._queue_up(key, place)
         else:
-            entry.value = Held(earlier.place, timestamp, value, earlier.before, headers)
+            entry.value = SuppressedUpdate(earlier.place, timestamp, value, earlier.before, headers)
             self._bytes -= _size(key, earlier)
         self._bytes += _size(key, entry.value)
         entry.timestamp = timestamp
         if not entry.dirty:
             self._store.touch(key, entry)
 
-    def due(self, stream_time: int) -> list[tuple[bytes, Held]]:
+    def due(self, stream_time: int) -> list[tuple[bytes, SuppressedUpdate]]:
         """Return the updates whose time has come, and those that are too many; they wait no longer.
 
         Raises:
@@ -75,7 +75,7 @@ class Waiting:
             _, key = heappop(queue)
             del self._places[key]
             entry = self._store.entries.get(key) or self._store.load(key)
-            update: Held = entry.value
+            update: SuppressedUpdate = entry.value
             self._bytes -= _size(key, update)
             entry.value = None
             if not entry.dirty:
@@ -92,46 +92,46 @@ class Waiting:
         heappush(self._queue, (place, key))
 
 
-def _size(key: bytes, update: Held) -> int:
+def _size(key: bytes, update: SuppressedUpdate) -> int:
     return len(key) + len(update.value or b"") + len(update.before or b"")
 
 
-def suppress(compiler: Compiler, function: Function, node: Suppress, record: Record) -> None:
+def suppress(compiler: Compiler, function: Function, node: Suppress, record: RecordVariables) -> None:
     """An update waits; those whose time has come by it go."""
     key_bytes, value_bytes = function.key_as_bytes(record, node.key, node), function.value_as_bytes(record, node.value, node)
     before = "None"
     if record.old and compiler.analysis.wants_old(node):
-        known = Record(None, None, None, None, record.old, None, node.name)
+        known = RecordVariables(None, None, None, None, record.old, None, node.name)
         before = function.value_as_bytes(known, node.value, node)
-    clock = compiler.stream_time(function, node, record)
+    operator_time = compiler.stream_time(function, node, record)
     unit = compiler.unit
     name = unit.identifier("waiting", node.name)
     make = f"make_{name}"
     if make not in unit.constants:
-        unit.constant(make, partial(Waiting, node))
+        unit.constant(make, partial(SuppressionBuffer, node))
         unit.bind(name, f"{name} = {make}(stores)")
-        _write_due(compiler, node, name, clock)
+        _write_due(compiler, node, name, operator_time)
     function.line(f"{name}.put({key_bytes}, {value_bytes}, {before}, {record.timestamp}, process.headers)")
     if not compiler.caching:
         function.line(f"{name}_due()")
 
 
-def _write_due(compiler: Compiler, node: Suppress, name: str, clock: str) -> None:
+def _write_due(compiler: Compiler, node: Suppress, name: str, operator_time: str) -> None:
     """Write the functions that forward what need not wait any longer, each update with its own headers."""
     unit = compiler.unit
     emit = unit.function(f"{name}_emit")
     emit.parameters = ("key_bytes", "update")
     emit.line("value_bytes, timestamp = update.value, update.timestamp")
-    record = Record("key_bytes", None, node.key, "value_bytes", None, node.value, node.name, has_key=True, stream_time=clock)
+    record = RecordVariables("key_bytes", None, node.key, "value_bytes", None, node.value, node.name, has_key=True, stream_time=operator_time)
     if compiler.analysis.wants_old(node):
         emit.line(f"old = None if update.before is None else {unit.constant('decode_value', node.value.decode)}(update.before)")
         record = replace(record, old="old")
     compiler.forward(emit, node, record)
     due = unit.function(f"{name}_due")
-    with due.loop(f"for key_bytes, update in {name}.due({clock}):"):
+    with due.loop(f"for key_bytes, update in {name}.due({operator_time}):"):
         due.line(f"process.under_headers(update.headers, lambda: {name}_emit(key_bytes, update))")
     if not compiler.caching:
-        unit.clocks[clock].due.append(f"{name}_due")
+        unit.operator_times[operator_time].due.append(f"{name}_due")
 
 
 OPERATORS: Mapping[type[Node], Operator] = {Suppress: suppress}

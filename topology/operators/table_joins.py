@@ -15,15 +15,15 @@ from dataclasses import replace
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.graph.join_nodes import TableTableJoin
 from coopstreams.topology.graph.nodes import Node
-from coopstreams.topology.operators.codegen import Function, Record
+from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler, Operator
-from coopstreams.topology.operators.lookups import Row, joined_value, look_up
+from coopstreams.topology.operators.lookups import RowVariables, joined_value, look_up
 from coopstreams.topology.operators.tables import drop_null_key
 from coopstreams.topology.operators.versioned import drop_the_past
 from coopstreams.topology.stores import Entry
 
 
-def table_table_join(compiler: Compiler, function: Function, node: TableTableJoin, record: Record) -> None:
+def table_table_join(compiler: Compiler, function: Function, node: TableTableJoin, record: RecordVariables) -> None:
     """An update of the side that `record.side` says."""
     drop_null_key(function, node, record)
     drop_the_past(function, node.name, record)
@@ -70,14 +70,14 @@ def flush(compiler: Compiler, node: TableTableJoin) -> str:
         with function.block("if value is None and old is None:"):
             function.line("continue")
         old = "old" if compiler.analysis.wants_old(node) else None
-        compiler.forward(function, node, Record("key_bytes", None, node.key, None, "value", None, node.name, has_key=True, old=old))
+        compiler.forward(function, node, RecordVariables("key_bytes", None, node.key, None, "value", None, node.name, has_key=True, old=old))
     if function.mentions("stream_time"):
         topics = compiler.unit.constant("topics", compiler.analysis.topics(node))
         function.prologue.append(f"stream_time = process.stream_time({topics})")
     return function.name
 
 
-class Said(Entry):
+class LastEmitted(Entry):
     """An update that waits, and what was said of its key before."""
 
     __slots__ = ("old",)
@@ -87,17 +87,17 @@ class Said(Entry):
         self.old = old
 
 
-class Waiting:
+class PendingUpdates:
     """What a join has to say when both sides were flushed: the latest update of each key."""
 
     def __init__(self) -> None:
-        self._updates: dict[bytes, Said] = {}
+        self._updates: dict[bytes, LastEmitted] = {}
 
     def put(self, key: bytes, value: object, timestamp: int, old: object, headers: Headers | None) -> None:
         """Let an update wait. Of several of a key the first knows what was said before."""
         update = self._updates.get(key)
         if update is None:
-            update = self._updates[key] = Said(value, timestamp, old)
+            update = self._updates[key] = LastEmitted(value, timestamp, old)
         else:
             update.value, update.timestamp = value, timestamp
         update.headers = headers
@@ -110,10 +110,10 @@ class Waiting:
 
 def _waiting(compiler: Compiler, node: TableTableJoin) -> str:
     name = compiler.unit.identifier("said", node.name)
-    return compiler.unit.bind(name, f"{name} = {compiler.unit.constant('Waiting', Waiting)}()")
+    return compiler.unit.bind(name, f"{name} = {compiler.unit.constant('PendingUpdates', PendingUpdates)}()")
 
 
-def _skip_nothing(function: Function, node: TableTableJoin, record: Record, value: str, other: Row, before: Row) -> None:
+def _skip_nothing(function: Function, node: TableTableJoin, record: RecordVariables, value: str, other: RowVariables, before: RowVariables) -> None:
     """Write that an update ends here if there is no result and was none."""
     if _needs_other(node, record):
         with function.block(f"if {other.value} is None:" if other is before else f"if {other.value} is None and {before.value} is None:"):
@@ -124,13 +124,13 @@ def _skip_nothing(function: Function, node: TableTableJoin, record: Record, valu
             function.line(function.skip)
 
 
-def _join(node: TableTableJoin, joiner: str, record: Record, value: str, other: Row, *, known: bool = True) -> str:
+def _join(node: TableTableJoin, joiner: str, record: RecordVariables, value: str, other: RowVariables, *, known: bool = True) -> str:
     """Return the expression of the join with the other row. `known`: where there is no result without that one, it is not None."""
     left, right = (value, other.value) if record.side == 0 else (other.value, value)
     return joined_value(node.kind, joiner, left, right, known=other.value if known and _needs_other(node, record) else None)
 
 
-def _needs_other(node: TableTableJoin, record: Record) -> bool:
+def _needs_other(node: TableTableJoin, record: RecordVariables) -> bool:
     """Whether there is no result without a row of the other side."""
     return node.kind == "inner" or (node.kind == "left" and record.side == 1)
 

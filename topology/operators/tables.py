@@ -17,7 +17,7 @@ from typing import Any
 
 from coopstreams.topology.graph.join_nodes import TableTableJoin
 from coopstreams.topology.graph.nodes import Node, StreamTableJoin, TableSource
-from coopstreams.topology.operators.codegen import Function, Record
+from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler, Operator
 from coopstreams.topology.operators.lookups import look_up
 from coopstreams.topology.operators.versioned import versioned_source
@@ -25,7 +25,7 @@ from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 
 
-def table_source(compiler: Compiler, function: Function, node: TableSource, record: Record) -> None:
+def table_source(compiler: Compiler, function: Function, node: TableSource, record: RecordVariables) -> None:
     """The latest record of a key is its row; one without a value deletes it. Either is an update, also where nothing changes."""
     drop_null_key(function, node, record)
     record = replace(record, has_key=True)
@@ -49,7 +49,7 @@ def table_source(compiler: Compiler, function: Function, node: TableSource, reco
         compiler.forward(function, node, record)
 
 
-def stream_table_join(compiler: Compiler, function: Function, node: StreamTableJoin, record: Record) -> None:
+def stream_table_join(compiler: Compiler, function: Function, node: StreamTableJoin, record: RecordVariables) -> None:
     """A stream record meets the row of its key as it is now; the output has the stream record's timestamp."""
     if not node.left:
         drop_null_key(function, node, record)
@@ -60,7 +60,7 @@ def stream_table_join(compiler: Compiler, function: Function, node: StreamTableJ
     compiler.forward(function, node, join_row(compiler, function, node, record, checked))
 
 
-def join_row(compiler: Compiler, function: Function, node: StreamTableJoin, record: Record, checked: str | None = None) -> Record:
+def join_row(compiler: Compiler, function: Function, node: StreamTableJoin, record: RecordVariables, checked: str | None = None) -> RecordVariables:
     """Write that a record meets the row of its key; return the result as a record. `checked`: the variable of the value that is not None."""
     row = look_up(compiler, function, node.parents[1], record, function.key_as_bytes(record, node.store.key, node), as_of=record.timestamp).value
     if not node.left:
@@ -76,7 +76,7 @@ def join_row(compiler: Compiler, function: Function, node: StreamTableJoin, reco
     return record.with_value(value)
 
 
-def drop_null_key(function: Function, node: Node, record: Record) -> None:
+def drop_null_key(function: Function, node: Node, record: RecordVariables) -> None:
     """Write that a record without a key is dropped."""
     if not record.has_key:
         function.drop_if(f"{record.key_bytes or record.key} is None", node, "null key")

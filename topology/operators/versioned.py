@@ -1,6 +1,6 @@
 """A versioned table: each record is filed into the history of its row by its timestamp, not by its place in the topic.
 
-A record that is older than the row's latest version changes the past: it is forwarded as not the latest (`Record.latest`), for streams to
+A record that is older than the row's latest version changes the past: it is forwarded as not the latest (`RecordVariables.latest`), for streams to
 see and for aggregations and joins of tables to ignore. One that is older than the history kept is dropped.
 
 Source: Kafka Streams `KTableSource` over a `VersionedKeyValueStore`, KIP-914.
@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from coopstreams.topology.graph.nodes import TableSource
-from coopstreams.topology.operators.codegen import Function, Record
+from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.versions import latest_value, put_version
 
 
-def versioned_source(compiler: Compiler, function: Function, node: TableSource, store: StoreSpec, record: Record) -> None:
+def versioned_source(compiler: Compiler, function: Function, node: TableSource, store: StoreSpec, record: RecordVariables) -> None:
     """A record becomes a version of its row. The record has a key."""
     now, name, unit = compiler.stream_time(function, node, record), compiler.unit.store(store), compiler.unit
     value, key_bytes = function.value(record), function.key_as_bytes(record, store.key, node)
@@ -38,7 +38,7 @@ def versioned_source(compiler: Compiler, function: Function, node: TableSource, 
     compiler.forward(function, node, replace(record, value=value, latest=latest))
 
 
-def drop_the_past(function: Function, node_name: str, record: Record) -> None:
+def drop_the_past(function: Function, node_name: str, record: RecordVariables) -> None:
     """Write that a record which changes the past of its row ends here: this operator works on the latest rows."""
     if record.latest is not None:
         with function.block(f"if not {record.latest}:"):

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from typing import Any, NamedTuple, TypeAlias
 
 from coopstreams.topology.serdes import Serde
-from coopstreams.topology.stores import SessionStore, TableStore, WindowStore, session_key, window_key
+from coopstreams.topology.stores import SessionTableStore, TableStore, WindowTableStore, session_key, window_key
 from coopstreams.topology.windows import AnyWindows, SessionWindows, SlidingWindows
 
 NEVER = 1 << 63
@@ -73,7 +73,7 @@ def snapshot(value: object, serde: Serde[Any]) -> object:
 class Sliding:
     """Sliding windows of one task."""
 
-    def __init__(self, store: WindowStore, windows: SlidingWindows, initializer: Callable[[], Any], aggregator: Aggregator) -> None:
+    def __init__(self, store: WindowTableStore, windows: SlidingWindows, initializer: Callable[[], Any], aggregator: Aggregator) -> None:
         self._store = store
         self._difference, self._grace = windows.difference_ms, windows.grace_ms
         self._initializer, self._aggregator = initializer, aggregator
@@ -189,7 +189,7 @@ class Sessions:
     """Sessions of one task."""
 
     def __init__(
-        self, store: SessionStore, windows: SessionWindows, initializer: Callable[[], Any], aggregator: Aggregator, merger: Aggregator
+        self, store: SessionTableStore, windows: SessionWindows, initializer: Callable[[], Any], aggregator: Aggregator, merger: Aggregator
     ) -> None:
         self._store = store
         self._gap, self._wait = windows.gap_ms, windows.gap_ms + windows.grace_ms

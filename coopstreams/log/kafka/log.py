@@ -21,19 +21,17 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # t
 from confluent_kafka.cimpl import NewTopic
 
 from coopstreams.group.admin import connected
-from coopstreams.group.ends import Ends, Told
+from coopstreams.group.ends import Ends, EndsAnswer
 from coopstreams.group.transactions import Transactions
 from coopstreams.log.kafka.errors import UNKNOWN, away, error_of, heals, translated, unknown_topic
 from coopstreams.log.kafka.patience import ATTEMPT_S, RETRY_S, Patience
 from coopstreams.log.kafka.reader import KafkaReader
 from coopstreams.log.kafka.settings import ClientErrors, client_settings, consumer_settings, make_client, producer_settings
 from coopstreams.log.kafka.writer import KafkaWriter
-from coopstreams.log.log import TopicSpec
+from coopstreams.log.log import UNKNOWN_FOR_S, TopicSpec
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import GroupError, LogError, UnknownTopicError
 
-UNKNOWN_FOR_S = 3.0
-"""How long a topic may be unknown before it is an error: a new one may not be known everywhere yet."""
 LOOK_S = 1.0
 GLANCE_S = 3.0
 """How long, at most, a leader may take to say where a partition ends, before it is asked who leads it now."""
@@ -250,7 +248,7 @@ class KafkaLog:
             if where is not None:
                 self._look_again()
 
-    def _wait_for_end(self, patience: Patience, what: str, partition: TopicPartition, told: Told) -> None:
+    def _wait_for_end(self, patience: Patience, what: str, partition: TopicPartition, told: EndsAnswer) -> None:
         """Wait a moment before it is asked again where a partition ends.
 
         Raises:

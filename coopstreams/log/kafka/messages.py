@@ -10,7 +10,7 @@ from operator import lt
 
 from confluent_kafka import Message
 
-from coopstreams.log.runs import raw_columns
+from coopstreams.log.batches import raw_columns
 from coopstreams.topology.columns import NO_RECORDS, Columns, Int64s
 
 

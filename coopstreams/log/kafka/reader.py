@@ -1,6 +1,6 @@
 """Reading partitions of Kafka through a confluent-kafka consumer that is never a member of the group.
 
-The consumer is asked for batches; a batch is cut by partition, each piece becomes columns by comprehensions, and `make_runs` does the rest.
+The consumer is asked for batches; a batch is cut by partition, each piece becomes columns by comprehensions, and `make_batches` does the rest.
 End-of-partition events say where a partition ends, and move the position past transaction markers, which librdkafka's own never does.
 
 Invariant: what is handed out of a partition has growing offsets from the assigned position on, each once. librdkafka discards what it
@@ -22,13 +22,13 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
+from coopstreams.log.batches import Routes, make_batches
 from coopstreams.log.kafka.errors import OUT_OF_RANGE, UNKNOWN, error_of, heals, translated, unknown_topic
 from coopstreams.log.kafka.messages import columns_of
 from coopstreams.log.kafka.settings import ClientErrors, consumer_settings, logger, make_client
-from coopstreams.log.log import Position, Run
-from coopstreams.log.runs import Routes, make_runs
+from coopstreams.log.log import Position, RecordBatch
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.compile.clocks import ClockColumns
+from coopstreams.topology.compile.operator_time import OperatorTimeColumns
 from coopstreams.topology.compile.program import TimestampColumn
 from coopstreams.topology.errors import LogError
 from coopstreams.topology.keys import KeyRange
@@ -124,10 +124,10 @@ class KafkaReader:
         partition: TopicPartition,
         ranges: Sequence[KeyRange],
         timestamps: TimestampColumn | None = None,
-        clocks: ClockColumns | None = None,
+        operator_times: OperatorTimeColumns | None = None,
     ) -> None:
         """Give each record to the slot of its key range."""
-        self._routes[partition] = Routes(ranges, timestamps, clocks)
+        self._routes[partition] = Routes(ranges, timestamps, operator_times)
 
     def hold(self, partition: TopicPartition, held: bool) -> None:
         """Stop or resume handing out a partition."""
@@ -137,7 +137,7 @@ class KafkaReader:
             if not held and not reading.taken:
                 self._take([reading])
 
-    def fetch(self, max_records: int, timeout_s: float) -> list[Run]:
+    def fetch(self, max_records: int, timeout_s: float) -> list[RecordBatch]:
         """Return what is there; wait only for the first record."""
         if self._closed:
             raise LogError("this reader is closed")
@@ -301,7 +301,7 @@ class KafkaReader:
             elif piece[0].topic() is None:
                 self._heed(piece)
 
-    def _runs(self, reading: _Reading, messages: list[Message]) -> list[Run]:
+    def _runs(self, reading: _Reading, messages: list[Message]) -> list[RecordBatch]:
         """Return what a partition's messages are worth, and move its position."""
         end = None
         if any(map(Message.error, messages)):
@@ -310,7 +310,9 @@ class KafkaReader:
         if end is None and not len(columns):
             return []
         next_offset = columns.offsets[-1] + 1 if end is None else end
-        runs = make_runs(reading.partition, columns, self._routes.get(reading.partition), reading.at.stream_time, next_offset, at_end=end is not None)
+        runs = make_batches(
+            reading.partition, columns, self._routes.get(reading.partition), reading.at.stream_time, next_offset, at_end=end is not None
+        )
         reading.at = Position(next_offset, runs[0].stream_time)
         return runs
 
@@ -365,9 +367,9 @@ class KafkaReader:
         if reading.full:
             self._give_back([reading])
 
-    def _from_aside(self, most: int) -> list[Run]:
+    def _from_aside(self, most: int) -> list[RecordBatch]:
         """Return runs of what was kept while its partition was held."""
-        runs: list[Run] = []
+        runs: list[RecordBatch] = []
         for reading in self._readings.values():
             if most <= 0:
                 break

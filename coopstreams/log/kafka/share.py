@@ -1,9 +1,9 @@
-"""Records dealt by the broker: a share group (KIP-932), through confluent-kafka's share consumer.
+"""Records delivered by the broker: a share group (KIP-932), through confluent-kafka's share consumer.
 
-The broker hands each record of a partition to one member for a while; what is not acknowledged in that time it deals again.
+The broker hands each record of a partition to one member for a while; what is not acknowledged in that time it delivers again.
 
 Invariant: every record of a poll is acknowledged, one way or the other, before the next poll (the client insists).
-Invariant: the settings of the group are made before anybody can be dealt records by other ones.
+Invariant: the settings of the group are made before anybody can be given records by other ones.
 Source: KIP-932. The client calls itself a preview; it refuses `allow.auto.create.topics`.
 """
 
@@ -36,7 +36,7 @@ class AcquiredRecord:
     timestamp: int
     headers: Headers | None
     deliveries: int
-    """How many times it was dealt, this time included."""
+    """How many times it was delivered, this time included."""
 
     @property
     def id(self) -> tuple[str, int, int]:
@@ -63,7 +63,7 @@ class KafkaShare:
         self._client: ShareConsumer = make_client(ShareConsumer, plain | own, self._errors)
 
     def subscribe(self, topics: Sequence[str]) -> None:
-        """Be dealt records of these topics."""
+        """Be given records of these topics."""
         self._client.subscribe(list(topics))
 
     def poll(self, timeout_s: float) -> list[AcquiredRecord]:
@@ -105,10 +105,10 @@ class KafkaShare:
         self._client.acknowledge_offset(*record.id, AcknowledgeType.ACCEPT if done else AcknowledgeType.RELEASE)
 
     def commit(self, timeout_s: float) -> dict[TopicPartition, str]:
-        """Tell the broker what was acknowledged; return the partitions for which it refused, and why: it has dealt those records again.
+        """Tell the broker what was acknowledged; return the partitions for which it refused, and why: it delivers those records again.
 
         Raises:
-            LogError: no answer: the records may be dealt again.
+            LogError: no answer: the records may be delivered again.
         """
         try:
             answers = self._client.commit_sync(timeout_s)
@@ -117,7 +117,7 @@ class KafkaShare:
         return {TopicPartition(at.topic, at.partition): error_of(refused).str() for at, refused in answers.items() if refused is not None}
 
     def close(self) -> None:
-        """Leave the group; what was not acknowledged is dealt to others. Idempotent."""
+        """Leave the group; what was not acknowledged is delivered to others. Idempotent."""
         self._client.close()
 
     def _configure(self, plain: Mapping[str, Any], group_settings: Mapping[str, str]) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress, repeat
 
+from coopstreams.log.batches import raw_columns
 from coopstreams.log.memory.transactions import Producer
-from coopstreams.log.runs import raw_columns
 from coopstreams.topology.columns import NO_RECORDS, Columns, Headers, Int64s, TopicPartition
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from coopstreams.log.log import Position, Run
+from coopstreams.log.batches import Routes, make_batches
+from coopstreams.log.log import Position, RecordBatch
 from coopstreams.log.memory.state import MemoryState
-from coopstreams.log.runs import Routes, make_runs
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.compile.clocks import ClockColumns
+from coopstreams.topology.compile.operator_time import OperatorTimeColumns
 from coopstreams.topology.compile.program import TimestampColumn
 from coopstreams.topology.errors import LogError, OffsetOutOfRangeError
 from coopstreams.topology.keys import KeyRange
@@ -22,7 +22,7 @@ class Reading:
     at: Position
     held: bool = False
     told_end: int | None = None
-    """The end that a run has told already, so that it is told once."""
+    """The end that a batch has told already, so that it is told once."""
 
 
 class MemoryReader:
@@ -56,31 +56,31 @@ class MemoryReader:
         partition: TopicPartition,
         ranges: Sequence[KeyRange],
         timestamps: TimestampColumn | None = None,
-        clocks: ClockColumns | None = None,
+        operator_times: OperatorTimeColumns | None = None,
     ) -> None:
         """Give each record to the slot of its key range."""
-        self._routes[partition] = Routes(ranges, timestamps, clocks)
+        self._routes[partition] = Routes(ranges, timestamps, operator_times)
 
     def hold(self, partition: TopicPartition, held: bool) -> None:
         """Stop or resume handing out a partition."""
         if (reading := self._readings.get(partition)) is not None:
             reading.held = held
 
-    def fetch(self, max_records: int, timeout_s: float) -> list[Run]:
+    def fetch(self, max_records: int, timeout_s: float) -> list[RecordBatch]:
         """Return what is there; wait only for the first record."""
         if self._closed:
             raise LogError("this reader is closed")
-        runs: list[Run] = []
+        batches: list[RecordBatch] = []
 
         def look() -> bool:
-            runs.extend(self._take(max_records))
-            return bool(runs) or self._awake
+            batches.extend(self._take(max_records))
+            return bool(batches) or self._awake
 
         with self._state.changed:
             if not look() and timeout_s > 0:
                 self._state.changed.wait_for(look, timeout_s)
             self._awake = False
-        return runs
+        return batches
 
     def wake(self) -> None:
         """Have the fetch that waits, or the next one, wait no longer."""
@@ -94,27 +94,27 @@ class MemoryReader:
         self._routes.clear()
         self._closed = True
 
-    def _take(self, most: int) -> list[Run]:
-        taken: list[Run] = []
+    def _take(self, most: int) -> list[RecordBatch]:
+        taken: list[RecordBatch] = []
         for partition, reading in list(self._readings.items()):
             if most <= 0:
                 break
             if reading.held:
                 continue
             try:
-                runs, records = self._read(partition, reading, most)
+                batches, records = self._read(partition, reading, most)
             except LogError:
                 if taken:
                     break  # hand out what there is; the next fetch meets the error again
                 raise
-            if runs:
-                taken += runs
+            if batches:
+                taken += batches
                 most -= records
                 # To the end of the line, so that a busy partition never keeps another one waiting.
                 self._readings[partition] = self._readings.pop(partition)
         return taken
 
-    def _read(self, partition: TopicPartition, reading: Reading, most: int) -> tuple[list[Run], int]:
+    def _read(self, partition: TopicPartition, reading: Reading, most: int) -> tuple[list[RecordBatch], int]:
         stored, at = self._state.partition(partition), reading.at
         if not stored.start <= at.offset <= stored.end:
             raise OffsetOutOfRangeError(
@@ -124,6 +124,6 @@ class MemoryReader:
         if not len(columns) and next_offset == at.offset and reading.told_end == next_offset:
             return [], 0
         reading.told_end = next_offset if at_end else None
-        runs = make_runs(partition, columns, self._routes.get(partition), at.stream_time, next_offset, at_end=at_end)
-        reading.at = Position(next_offset, runs[0].stream_time)
-        return runs, len(columns)
+        batches = make_batches(partition, columns, self._routes.get(partition), at.stream_time, next_offset, at_end=at_end)
+        reading.at = Position(next_offset, batches[0].stream_time)
+        return batches, len(columns)

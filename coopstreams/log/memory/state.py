@@ -1,7 +1,7 @@
 """What a `MemoryLog` holds, and what can be asked of it: topics, partitions, transactions, group offsets. Readers and writers share it under one lock.
 
 Each method is what a broker does with one request. Nothing waits, and nothing is asked of a clock; `tell` is the one step that a model of a
-cluster takes later: the coordinator has decided how a transaction ended, and a place is told.
+cluster takes later: the coordinator has decided how a transaction ended, and a participant is told.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from coopstreams.log.log import GroupFence, TopicSpec
 from coopstreams.log.memory.partition import Partition
-from coopstreams.log.memory.transactions import GroupOffsets, Offsets, Place, Producer, Session
+from coopstreams.log.memory.transactions import GroupOffsets, Offsets, Participant, Producer, ProducerSession
 from coopstreams.topology.columns import Headers, Int64s, TopicPartition
 from coopstreams.topology.errors import FencedError, LogError, OffsetOutOfRangeError, UnknownTopicError
 
@@ -98,11 +98,11 @@ class MemoryState:
             raise OffsetOutOfRangeError(f"{where} ends at {stored.end}: there is nothing to delete up to {offset}")
         stored.delete_before(offset)
 
-    def take_over(self, transactional_id: str) -> Session:
+    def take_over(self, transactional_id: str) -> ProducerSession:
         """Return the right to an id: whoever had it is fenced, and what it left open is aborted."""
         producer = self.producers.setdefault(transactional_id, Producer(transactional_id))
         self.fence(producer)
-        return Session(producer, producer.epoch)
+        return ProducerSession(producer, producer.epoch)
 
     def fence(self, producer: Producer) -> None:
         """Fence the writer of an id, and abort what it has open."""
@@ -111,7 +111,7 @@ class MemoryState:
         if producer.open:
             self._end(producer, commit=False)
 
-    def begin(self, session: Session) -> None:
+    def begin(self, session: ProducerSession) -> None:
         """Begin a transaction."""
         self.check(session)
         session.producer.open = True
@@ -123,14 +123,14 @@ class MemoryState:
         values: Sequence[bytes | None],
         timestamps: Int64s,
         headers: Sequence[Headers | None] | None,
-        session: Session | None,
+        session: ProducerSession | None,
     ) -> int:
         """Add records to a partition, in the open transaction if there is a session; return the offset after them."""
         producer = None if session is None else self._in_transaction(session, stored)
         stored.append(keys, values, timestamps, headers, producer)
         return stored.end
 
-    def send_offsets(self, offsets: Offsets, fence: GroupFence, session: Session | None = None) -> None:
+    def send_offsets(self, offsets: Offsets, fence: GroupFence, session: ProducerSession | None = None) -> None:
         """Take offsets of a group: in the open transaction, or at once without a session.
 
         Raises:
@@ -142,18 +142,18 @@ class MemoryState:
         group = self.group(fence.group)
         group.send(offsets, None if session is None else self._in_transaction(session, group))
 
-    def end(self, session: Session, *, commit: bool) -> None:
+    def end(self, session: ProducerSession, *, commit: bool) -> None:
         """End the open transaction."""
         self.check(session)
         if not session.producer.open:
             raise LogError("there is no transaction to end; begin one first")
         self._end(session.producer, commit=commit)
 
-    def tell(self, place: Place, producer: Producer, *, commit: bool) -> None:
-        """Tell a place how a transaction ended."""
-        place.mark(producer, commit=commit)
+    def tell(self, participant: Participant, producer: Producer, *, commit: bool) -> None:
+        """Tell a participant how a transaction ended."""
+        participant.mark(producer, commit=commit)
 
-    def check(self, session: Session) -> None:
+    def check(self, session: ProducerSession) -> None:
         """Do nothing if the session may write.
 
         Raises:
@@ -162,18 +162,18 @@ class MemoryState:
         if session.is_fenced:
             raise FencedError(f'another writer with the transactional id "{session.producer.id}" took over')
 
-    def _in_transaction(self, session: Session, place: Place) -> Producer:
-        """Return the producer, whose transaction goes to this place from now on."""
+    def _in_transaction(self, session: ProducerSession, participant: Participant) -> Producer:
+        """Return the producer, whose transaction goes to this participant from now on."""
         self.check(session)
         producer = session.producer
         if not producer.open:
             raise LogError("a transactional writer writes inside transactions only; begin one first")
-        producer.places[place] = None
+        producer.participants[participant] = None
         return producer
 
     def _end(self, producer: Producer, *, commit: bool) -> None:
-        places, producer.places = producer.places, {}
+        participants, producer.participants = producer.participants, {}
         producer.open, producer.committed = False, commit
-        for place in places:
-            self.tell(place, producer, commit=commit)
+        for participant in participants:
+            self.tell(participant, producer, commit=commit)
         self.changed.notify_all()

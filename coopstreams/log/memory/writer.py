@@ -7,7 +7,7 @@ from itertools import repeat
 
 from coopstreams.log.log import GroupFence
 from coopstreams.log.memory.state import MemoryState, Topic
-from coopstreams.log.memory.transactions import Offsets, Session
+from coopstreams.log.memory.transactions import Offsets, ProducerSession
 from coopstreams.topology.columns import Headers, Int64s, TopicPartition
 from coopstreams.topology.compile.outputs import ANY_PARTITION
 from coopstreams.topology.errors import DeliveryError, LogError, RefusedError
@@ -23,7 +23,7 @@ class MemoryWriter:
     def __init__(self, state: MemoryState, transactional_id: str | None) -> None:
         self._state = state
         self._id = transactional_id
-        self._session: Session | None = None
+        self._session: ProducerSession | None = None
         self._open = False
         self._closed = False
         self._delivered: dict[TopicPartition, int] = {}
@@ -116,13 +116,13 @@ class MemoryWriter:
             self._state.end(session, commit=commit)
             self._open = False
 
-    def _take_over(self, transactional_id: str) -> Session:
+    def _take_over(self, transactional_id: str) -> ProducerSession:
         """Become the writer of the transactional id."""
         with self._state.changed:
             self._session = self._state.take_over(transactional_id)
             return self._session
 
-    def _ready(self) -> Session | None:
+    def _ready(self) -> ProducerSession | None:
         """Return the session of the open transaction; None: this writer has no transactions."""
         if self._closed:
             raise LogError("this writer is closed")
@@ -140,7 +140,7 @@ class MemoryWriter:
         values: Sequence[bytes | None],
         timestamps: Int64s,
         headers: Sequence[Headers | None] | None,
-        session: Session | None,
+        session: ProducerSession | None,
     ) -> None:
         if not 0 <= partition < len(stored.partitions):
             raise DeliveryError(f'topic "{stored.spec.name}" has {len(stored.partitions)} partitions, there is no partition {partition}')

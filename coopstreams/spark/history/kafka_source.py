@@ -25,7 +25,7 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSource
 from pyspark.sql.types import StructType
 
 from coopstreams.log.kafka.log import KafkaLog
-from coopstreams.log.log import Position, Run
+from coopstreams.log.log import Position, RecordBatch
 from coopstreams.spark.history.rows import HISTORY, batch, columns_of, ddl, record_columns, runs_of
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
@@ -55,7 +55,7 @@ def write_options(settings: Mapping[str, Any], transactional_id: str) -> dict[st
 
 
 @dataclass
-class Part(InputPartition):
+class OffsetRange(InputPartition):
     """A run of offsets of a partition, half-open."""
 
     topic: str
@@ -99,8 +99,8 @@ class KafkaParts(DataSourceReader):
         parts: list[InputPartition] = []
         for topic, partition, start, end in self._cut:
             step = self._split or max(1, end - start)
-            parts += [Part(topic, partition, at, min(at + step, end)) for at in range(start, end, step)]
-        return parts or [Part("", 0, 0, 0)]  # Spark wants one
+            parts += [OffsetRange(topic, partition, at, min(at + step, end)) for at in range(start, end, step)]
+        return parts or [OffsetRange("", 0, 0, 0)]  # Spark wants one
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         """Yield the records of a run of offsets.
@@ -109,7 +109,7 @@ class KafkaParts(DataSourceReader):
             OffsetOutOfRangeError: some were deleted.
             LogError: the partition is shorter, or its end was not reached in time: a transaction is open below it.
         """
-        part: Part = partition
+        part: OffsetRange = partition
         if part.start >= part.end:
             return
         where = TopicPartition(part.topic, part.partition)
@@ -121,9 +121,9 @@ class KafkaParts(DataSourceReader):
             reader.assign({where: Position(part.start)})
             at, moved = part.start, time.monotonic()
             while at < part.end:
-                for run in reader.fetch(FETCH_RECORDS, 0.2):
-                    at, moved = run.next_offset, time.monotonic()
-                    yield from _below(run, part.end)
+                for fetched in reader.fetch(FETCH_RECORDS, 0.2):
+                    at, moved = fetched.next_offset, time.monotonic()
+                    yield from _below(fetched, part.end)
                 if time.monotonic() - moved > self._patience_s:
                     raise LogError(
                         f"{where}: nothing came for {self._patience_s:.0f} s at offset {at}, below the end {part.end}: a transaction is open there. "
@@ -134,17 +134,17 @@ class KafkaParts(DataSourceReader):
             cluster.close()
 
 
-def _below(run: Run, end: int) -> Iterator[pa.RecordBatch]:
-    columns = run.columns
-    count = sum(1 for offset in columns.offsets if offset < end) if run.next_offset > end else len(columns)
+def _below(fetched: RecordBatch, end: int) -> Iterator[pa.RecordBatch]:
+    columns = fetched.columns
+    count = sum(1 for offset in columns.offsets if offset < end) if fetched.next_offset > end else len(columns)
     if count:
         columns = columns.slice(0, count)
-        topic, partition = run.partition
+        topic, partition = fetched.partition
         yield batch(HISTORY, [[topic] * count, [partition] * count, list(columns.offsets), *record_columns(columns)])
 
 
 @dataclass
-class Written(WriterCommitMessage):
+class WrittenRecords(WriterCommitMessage):
     """How many records a Spark partition has written."""
 
     records: int
@@ -157,7 +157,7 @@ class KafkaRows(DataSourceArrowWriter):
         self._settings = json.loads(options[_SETTINGS])
         self._id = options["transactional.id"]
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenRecords:
         """Write the rows of a Spark partition, in one transaction."""
         context = TaskContext.get()
         assert context is not None
@@ -178,7 +178,7 @@ class KafkaRows(DataSourceArrowWriter):
         finally:
             writer.close()
             cluster.close()
-        return Written(written)
+        return WrittenRecords(written)
 
     def commit(self, messages: Any) -> None:
         """Do nothing: each partition has committed."""

@@ -1,7 +1,7 @@
 """The shapes in which records travel through Spark, as Arrow schemas, and the way from and to `Columns`.
 
     HISTORY   records of topic partitions, as a source gives them
-    ROUTED    the same with task, stream time and clocks: what a task takes, in the order in which it takes them, which is that of `time`
+    ROUTED    the same with task, stream time and operator times: what a task takes, in the order in which it takes them, which is that of `time`
     RESULTS   what a task gives: records for other stages or for a table, and one row that says how it went
 
 Invariant: a Spark DataFrame of one of these has exactly these columns, in this order: mapInArrow casts nothing.
@@ -28,7 +28,7 @@ ROUTED = pa.schema(
         ("stream_time", pa.int64()),
         ("offset", pa.int64()),
         *_RECORD,
-        ("clocks", pa.list_(pa.int64())),
+        ("operator_times", pa.list_(pa.int64())),
     ]
 )
 RESULTS = pa.schema(

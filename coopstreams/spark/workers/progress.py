@@ -18,7 +18,7 @@ from typing import Literal, Self
 
 import msgspec
 
-from coopstreams.state.places import Place
+from coopstreams.state.storage import Storage
 from coopstreams.topology.errors import SnapshotError
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Reporter:
     """
 
     def __init__(self, folder: str | None, kind: Kind, file: str, name: str, sources: Sequence[Bounds]) -> None:
-        self._place = None if folder is None else Place(folder)
+        self._storage = None if folder is None else Storage(folder)
         self._kind: Kind = kind
         self._file, self._name = f"{kind}-{file}", name
         self._starts = [None if bounds is None else bounds[0] for bounds in sources]
@@ -75,19 +75,19 @@ class Reporter:
         self._say(done=True)
 
     def _say(self, *, done: bool) -> None:
-        if self._place is None:
+        if self._storage is None:
             return
         position = self._target if done and self._target is not None else sum(self._reached)
         report = TaskProgress(self._kind, self._name, self._records, position, self._target, done)
         try:
-            self._place.write(self._file, msgspec.json.encode(report))
+            self._storage.write(self._file, msgspec.json.encode(report))
         except SnapshotError as error:
             log.warning("%s goes on, but cannot say how far it is: %s", self._name, error)
-            self._place = None
+            self._storage = None
         self._said_at = time.monotonic()
 
 
-class Watch:
+class ProgressWatcher:
     """Looks at the reports of a stage once a second, on a thread of its own, and a last time when its block ends well.
 
     Raises (on leaving the block):
@@ -95,7 +95,7 @@ class Watch:
     """
 
     def __init__(self, folder: str, tell: Callable[[Sequence[TaskProgress]], None]) -> None:
-        self._place = Place(folder)
+        self._storage = Storage(folder)
         self._tell = tell
         self._seen: dict[str, TaskProgress] = {}
         self._stop = threading.Event()
@@ -131,11 +131,11 @@ class Watch:
 
     def _reports(self) -> list[TaskProgress]:
         """Return the latest report of each, in the order of their names."""
-        for name in self._place.names():
+        for name in self._storage.names():
             seen = self._seen.get(name)
             if name.startswith(".") or (seen is not None and seen.done):  # the first is one that is being written
                 continue
-            data = self._place.read(name)
+            data = self._storage.read(name)
             if data is not None:
                 self._seen[name] = msgspec.json.decode(data, type=TaskProgress)
         return [report for _, report in sorted(self._seen.items())]

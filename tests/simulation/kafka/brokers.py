@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from zlib import crc32
 
-from coopstreams.group.leadership import View
+from coopstreams.group.leadership import BrokerView
 from coopstreams.topology.columns import TopicPartition
 from tests.simulation.kafka.plan import Where
 
@@ -65,13 +65,13 @@ class Brokers:
         """Return who leads as a broker believes; None: it has never heard of it."""
         return self._past[broker].get(where) if broker in self._past else self.leader(where)
 
-    def views(self, where: TopicPartition) -> dict[int, View | None]:
+    def views(self, where: TopicPartition) -> dict[int, BrokerView | None]:
         """Return what each broker that answers says of a partition; every broker has a replica."""
         self.leader(where)
-        everybody, told = frozenset(range(self.count)), dict[int, View | None]()
+        everybody, told = frozenset(range(self.count)), dict[int, BrokerView | None]()
         for broker in sorted(everybody - self.away):
             known = self.believed(broker, where)
-            told[broker] = None if known is None else View(known.broker, known.epoch, everybody)
+            told[broker] = None if known is None else BrokerView(known.broker, known.epoch, everybody)
         return told
 
     def led_by(self, broker: int) -> list[Where]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from coopstreams.log.memory.transactions import Producer, Session
+from coopstreams.log.memory.transactions import Producer, ProducerSession
 from coopstreams.topology.errors import LogError
 from tests.simulation.kafka.clock import Clock
 from tests.simulation.kafka.cluster import Cluster
@@ -75,7 +75,7 @@ class Client:
                 due = cluster.due_in()
                 signal.wait(left if due is None else min(left, due))
 
-    def take_over(self, transactional_id: str, seconds: float, kind: Kind = "take over") -> Session:
+    def take_over(self, transactional_id: str, seconds: float, kind: Kind = "take over") -> ProducerSession:
         """Return the right to an id, when what was open under it has ended everywhere.
 
         Raises:

@@ -22,7 +22,7 @@ from itertools import count
 from typing import NamedTuple, TypeAlias, TypeVar, cast
 
 from coopstreams.log.memory.state import CheckFence, MemoryState
-from coopstreams.log.memory.transactions import Place, Producer, Session
+from coopstreams.log.memory.transactions import Participant, Producer, ProducerSession
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 from tests.simulation.kafka.brokers import Brokers, Leadership
@@ -47,7 +47,7 @@ class _Marker(NamedTuple):
     """A marker that the coordinator has still to write."""
 
     due: float
-    place: Place
+    participant: Participant
     producer: Producer
     commit: bool
 
@@ -165,7 +165,7 @@ class Cluster:
     def due_in(self) -> float | None:
         """Return in how many seconds something is due, as far as it is known: what waits for a broker that is away is not."""
         due = [at for at, _, _ in self._later[:1]]
-        due += [marker.due for marker in self._markers if self.brokers.answers(marker.place.where)]
+        due += [marker.due for marker in self._markers if self.brokers.answers(marker.participant.where)]
         due += [deadline for producer, deadline in self._deadlines.items() if self.brokers.answers(producer.id)]
         return max(min(due) - self.clock.now(), 0.0) if due else None
 
@@ -236,21 +236,23 @@ class Cluster:
     def settle(self, producer: Producer, topics: Collection[str]) -> None:
         """Finish what the last transaction of a producer left open in these topics and in groups' offsets, as it was decided."""
         with self.state.changed:
-            on_their_way = {id(marker.place) for marker in self._markers if marker.producer is producer}
-            places: list[Place] = [place for name, topic in self.state.topics.items() if name in topics for place in topic.partitions]
-            for place in [*places, *self.state.groups.values()]:
-                if place.is_open(producer) and place not in producer.places and id(place) not in on_their_way:
-                    place.mark(producer, commit=producer.committed)
+            on_their_way = {id(marker.participant) for marker in self._markers if marker.producer is producer}
+            participants: list[Participant] = [
+                participant for name, topic in self.state.topics.items() if name in topics for participant in topic.partitions
+            ]
+            for participant in [*participants, *self.state.groups.values()]:
+                if participant.is_open(producer) and participant not in producer.participants and id(participant) not in on_their_way:
+                    participant.mark(producer, commit=producer.committed)
 
-    def tell(self, place: Place, producer: Producer, *, commit: bool) -> None:
+    def tell(self, participant: Participant, producer: Producer, *, commit: bool) -> None:
         """Write a marker as the plan has it."""
-        call, now = Call("marker", place.where, producer.id), self.clock.now()
+        call, now = Call("marker", participant.where, producer.id), self.clock.now()
         fault = self.plan.fault(call)
         self._note(Event(now, call, fault))
         if fault == Skipped() and self.skips:
             return
         late_s = fault.seconds if isinstance(fault, Late) else 0.0
-        self._markers.append(_Marker(now + late_s, place, producer, commit))
+        self._markers.append(_Marker(now + late_s, participant, producer, commit))
         if late_s:
             self.expect(now + late_s)
         self._write_markers()
@@ -272,8 +274,8 @@ class Cluster:
         """Write the markers that are due, where somebody answers."""
         left, now = [], self.clock.now()
         for marker in self._markers:
-            if marker.due <= now and self.brokers.answers(marker.place.where):
-                marker.place.mark(marker.producer, commit=marker.commit)
+            if marker.due <= now and self.brokers.answers(marker.participant.where):
+                marker.participant.mark(marker.producer, commit=marker.commit)
             else:
                 left.append(marker)
         if len(left) < len(self._markers):
@@ -301,12 +303,12 @@ class _State(MemoryState):
         super().__init__(check_fence, new_id=lambda: f"topic-{next(ids)}", changed=_Changed(waiting))
         self._cluster = cluster
 
-    def begin(self, session: Session) -> None:
+    def begin(self, session: ProducerSession) -> None:
         super().begin(session)
         self._cluster.begun(session.producer)
 
-    def tell(self, place: Place, producer: Producer, *, commit: bool) -> None:
-        self._cluster.tell(place, producer, commit=commit)
+    def tell(self, participant: Participant, producer: Producer, *, commit: bool) -> None:
+        self._cluster.tell(participant, producer, commit=commit)
 
     def _end(self, producer: Producer, *, commit: bool) -> None:
         self._cluster.ended(producer)

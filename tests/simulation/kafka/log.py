@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
-from coopstreams.group.requests import Fetched
+from coopstreams.group.requests import FetchedOffset
 from coopstreams.log.log import GroupFence, TopicSpec
 from coopstreams.log.memory.transactions import Offsets
 from coopstreams.topology.columns import TopicPartition
@@ -119,13 +119,13 @@ class SimulatedGroup:
         """
         self._client.ask("commit offsets", self._group, lambda: self._cluster.state.send_offsets(offsets, fence), self._timeout_s)
 
-    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> Fetched:
+    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:
         """Return the offsets of these partitions (all that have one: None); `stable`: none that an open transaction may still change."""
         group = self._cluster.state.group(self._group)
         committed = self._client.ask("fetch offsets", self._group, lambda: group.committed, self._timeout_s)
         asked = list(committed if partitions is None else partitions)
         unstable = group.unstable.intersection(asked) if stable else frozenset[TopicPartition]()
-        return Fetched({partition: committed.get(partition) for partition in asked if partition not in unstable}, unstable)
+        return FetchedOffset({partition: committed.get(partition) for partition in asked if partition not in unstable}, unstable)
 
     def open_transactions(self) -> frozenset[str]:
         """Return the transactional ids that have a transaction open, as far as their coordinators answer."""

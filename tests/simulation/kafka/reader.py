@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coopstreams.log.log import Run
+from coopstreams.log.log import RecordBatch
 from coopstreams.log.memory.reader import MemoryReader, Reading
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
@@ -17,17 +17,17 @@ class SimulatedReader(MemoryReader):
         super().__init__(client.cluster.state, committed_only=committed_only)
         self._client = client
         self._cluster = client.cluster
-        self._runs: list[Run] = []
+        self._batches: list[RecordBatch] = []
         self._leaders: dict[TopicPartition, int] = {}
         """The epochs of the leaders that this client knows."""
 
-    def fetch(self, max_records: int, timeout_s: float) -> list[Run]:
+    def fetch(self, max_records: int, timeout_s: float) -> list[RecordBatch]:
         """Return what comes."""
         self._check_open()
-        self._runs = []
+        self._batches = []
         self._client.wait(lambda: self._look(max_records) or self._awake, timeout_s)
         self._awake = False
-        return self._runs
+        return self._batches
 
     def _check_open(self) -> None:
         if self._closed:
@@ -35,10 +35,10 @@ class SimulatedReader(MemoryReader):
 
     def _look(self, most: int) -> bool:
         with self._state.changed:
-            self._runs = self._take(most)
-        return bool(self._runs)
+            self._batches = self._take(most)
+        return bool(self._batches)
 
-    def _read(self, partition: TopicPartition, reading: Reading, most: int) -> tuple[list[Run], int]:
+    def _read(self, partition: TopicPartition, reading: Reading, most: int) -> tuple[list[RecordBatch], int]:
         brokers = self._cluster.brokers
         epoch = brokers.leader(partition).epoch
         if self._leaders.setdefault(partition, epoch) != epoch:  # it asks the leader before, is told so, and learns who leads now
@@ -53,12 +53,12 @@ class SimulatedReader(MemoryReader):
             most = min(most, fault.records)
         if isinstance(fault, (Lost, Late)) or most < 1:
             return [], 0
-        runs, count = super()._read(partition, reading, most)
+        batches, count = super()._read(partition, reading, most)
         if isinstance(fault, Torn) and count:
             reading.told_end = None
-            for run in runs:
-                run.at_end = False
-        return runs, count
+            for batch in batches:
+                batch.at_end = False
+        return batches, count
 
     def _is_news(self, partition: TopicPartition, reading: Reading) -> bool:
         """Whether there is anything to tell, an error included: only then the plan is asked."""

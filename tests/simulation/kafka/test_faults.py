@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from coopstreams.commit.follower import Follower
-from coopstreams.group.requests import Fetched
-from coopstreams.log.log import GroupFence, Position, Reader, Run, TopicSpec, Writer
+from coopstreams.group.requests import FetchedOffset
+from coopstreams.log.log import GroupFence, Position, Reader, RecordBatch, TopicSpec, Writer
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import DeliveryError, FencedError, LogError, OffsetOutOfRangeError, RefusedError
 from coopstreams.topology.keys import KeyRange
@@ -61,8 +61,8 @@ class Setting:
         return reader
 
 
-def offsets(runs: list[Run]) -> list[int]:
-    return [record.offset for record in records(runs)]
+def offsets(batches: list[RecordBatch]) -> list[int]:
+    return [record.offset for record in records(batches)]
 
 
 @pytest.mark.parametrize(("fault", "counted"), [(Lost(), False), (Lost(answer=True), True)])
@@ -109,7 +109,7 @@ def test_an_open_transaction_makes_the_offsets_unstable_and_its_markers_make_the
     writer = setting.log.writer("tx")
     setting.transact(writer, "counts")
     fetched = setting.group.fetch_offsets([SOURCE, A, B])
-    assert fetched == Fetched({A: (7, ""), B: None}, frozenset({SOURCE}))
+    assert fetched == FetchedOffset({A: (7, ""), B: None}, frozenset({SOURCE}))
     assert setting.counts() == (["counts"], ["counts"], 1)
     setting.pass_time(3.0)
     assert setting.group.fetch_offsets(None).offsets == {SOURCE: (6, ""), A: (7, "")}
@@ -253,7 +253,7 @@ def test_a_fetch_gives_a_part_of_one_partition_and_nothing_of_the_other_and_the_
     fill(setting.log, B, numbers(1))
     reader = setting.reader(A, B)
     reader.route(A, KeyRange.split(2))
-    told = [{run.partition: (run.next_offset, run.at_end) for run in reader.fetch(100, 0)} for _ in range(4)]
+    told = [{batch.partition: (batch.next_offset, batch.at_end) for batch in reader.fetch(100, 0)} for _ in range(4)]
     assert told == [{A: (2, False)}, {B: (1, True), A: (4, False)}, {A: (4, True)}, {}]
 
 

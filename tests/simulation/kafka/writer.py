@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from coopstreams.log.log import GroupFence
-from coopstreams.log.memory.transactions import Offsets, Session
+from coopstreams.log.memory.transactions import Offsets, ProducerSession
 from coopstreams.log.memory.writer import by_partition, check_records, choose_partitions
 from coopstreams.topology.columns import Headers, Int64s, TopicPartition
 from coopstreams.topology.errors import DeliveryError, FencedError, LogError
@@ -56,7 +56,7 @@ class SimulatedWriter:
         self._delivered: dict[TopicPartition, int] = {}
         self._failure: LogError | None = None
         """Of records that were sent early."""
-        self._session: Session | None = None
+        self._session: ProducerSession | None = None
         self._open = False
         self._begun = False
         """Whether the coordinator knows of the transaction: it does from the first record or offset on."""
@@ -182,7 +182,7 @@ class SimulatedWriter:
         if self._id is not None and in_transaction and not self._open:
             raise LogError("a transactional writer writes inside transactions only; begin one first")
 
-    def _usable(self) -> Session:
+    def _usable(self) -> ProducerSession:
         """Return the session of the transaction, if nothing has gone wrong in it."""
         self._check_open()
         if self._session is None or self._void:
@@ -199,13 +199,13 @@ class SimulatedWriter:
             self._cluster.settle(self._session.producer, self._written())
         self._void = self._fenced = False
 
-    def _prepare(self, session: Session) -> None:
+    def _prepare(self, session: ProducerSession) -> None:
         """Before the first request of a transaction: the one before it has ended everywhere."""
         if not self._begun:
             self._client.finish(session.producer, self._timeout_s)
             self._begun = True
 
-    def _enter(self, session: Session) -> None:
+    def _enter(self, session: ProducerSession) -> None:
         """Have the coordinator know of the transaction."""
         self._cluster.state.check(session)
         if not session.producer.open:
@@ -240,7 +240,7 @@ class SimulatedWriter:
         if self._id is not None:
             self._delivered[partition] = end
 
-    def _end(self, session: Session, *, commit: bool, timeout_s: float) -> None:
+    def _end(self, session: ProducerSession, *, commit: bool, timeout_s: float) -> None:
         """Commit or abort; of a transaction that the coordinator never heard of nobody needs to hear."""
         if not self._begun:
             return

@@ -1,4 +1,4 @@
-"""What is on its way from a snapshot ends in the database, or leaves nothing; and no place can hold anybody up."""
+"""What is on its way from a snapshot ends in the database, or leaves nothing; and no storage can hold anybody up."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import pytest
 
 from coopstreams.state import snapshot
 from coopstreams.state.database import Database
-from coopstreams.state.incoming import AT_ONCE, PATIENCE_S, Downloads, Incoming
 from coopstreams.state.memory import Memory
-from coopstreams.state.pickup import Snapshots
+from coopstreams.state.snapshot_download import AT_ONCE, PATIENCE_S, Downloads, SnapshotDownload
+from coopstreams.state.snapshot_restore import Snapshots
 from coopstreams.state.sst import sha256_of
 from coopstreams.topology.errors import StateError
 from coopstreams.topology.keys import key_group, key_hash
 from tests.broker.waiting import eventually
 from tests.state.bounds import bounds
 from tests.state.held import fetchers, gate
-from tests.state.test_pickup import CHANGELOG, PARTITION, ended, publish, restored, rocks
 from tests.state.test_restore import SPEC, some_log, stored
+from tests.state.test_snapshot_restore import CHANGELOG, PARTITION, ended, publish, restored, rocks
 
 LOG = some_log(500)
 TRUTH = stored(restored(LOG, 600))
@@ -34,17 +34,17 @@ def url(tmp_path: Path) -> str:
     return str(tmp_path / "snapshots")
 
 
-class Picking:
-    """A database that picks up, and the threads that fetch for it."""
+class Downloading:
+    """A database that is restored from a snapshot, and the threads that fetch for it."""
 
     def __init__(self, url: str, folder: Path, clock: Callable[[], float] | None = None) -> None:
         ticks = count()
-        self.downloads = Downloads(clock or (lambda: next(ticks) / 1e6))  # a machine that stands still is no place that is silent
+        self.downloads = Downloads(clock or (lambda: next(ticks) / 1e6))  # a machine that stands still is no storage that is silent
         self.folder = folder / "incoming"
         self._snapshots = Snapshots(url, "app", self.folder)
 
-    def begin(self, database: Database) -> Incoming:
-        return Incoming(self.downloads, self._snapshots, database, SPEC, PARTITION, CHANGELOG, range(256), bounds(1000))
+    def begin(self, database: Database) -> SnapshotDownload:
+        return SnapshotDownload(self.downloads, self._snapshots, database, SPEC, PARTITION, CHANGELOG, range(256), bounds(1000))
 
     def files(self) -> list[Path]:
         return [path for path in self.folder.rglob("*") if path.is_file()]
@@ -62,35 +62,35 @@ def join_fetchers() -> None:
 
 def test_bytes_are_counted_while_they_come_and_keys_when_they_are_in_the_database(tmp_path: Path, url: str) -> None:
     total = sum(file.bytes for file in publish(url, restored(LOG, 600)).files())
-    database, picking = Database(rocks(tmp_path), [SPEC]), Picking(f"held://{url}", tmp_path)
+    database, restoring = Database(rocks(tmp_path), [SPEC]), Downloading(f"held://{url}", tmp_path)
     with gate(url) as held:
-        incoming = picking.begin(database)
+        download = restoring.begin(database)
         await_held(held.held, AT_ONCE)
-        assert not incoming.look()
-        progress = incoming.progress()
+        assert not download.look()
+        progress = download.progress()
         assert progress.total_bytes == total
         assert progress.fetched_bytes == sum(Path(name).stat().st_size // 2 for name in held.held)
-        assert (incoming.keys, stored(database)) == (0, {})
+        assert (download.keys, stored(database)) == (0, {})
         held.opened.set()
-        ended(incoming, picking.downloads)
-    assert (incoming.progress().fetched_bytes, incoming.progress().eta_s) == (total, 0.0)
-    assert (incoming.keys, stored(database)) == (len(TRUTH), TRUTH)
-    assert picking.files() == []
+        ended(download, restoring.downloads)
+    assert (download.progress().fetched_bytes, download.progress().eta_s) == (total, 0.0)
+    assert (download.keys, stored(database)) == (len(TRUTH), TRUTH)
+    assert restoring.files() == []
 
 
 def test_what_is_given_up_waits_for_no_place_and_leaves_nothing_even_when_it_comes_after_all(tmp_path: Path, url: str) -> None:
     publish(url, restored(LOG, 600))
-    database, picking = Database(rocks(tmp_path), [SPEC]), Picking(f"held://{url}", tmp_path)
+    database, restoring = Database(rocks(tmp_path), [SPEC]), Downloading(f"held://{url}", tmp_path)
     with gate(url) as held:
-        incoming = picking.begin(database)
+        download = restoring.begin(database)
         await_held(held.held, AT_ONCE)
-        assert len(picking.files()) == AT_ONCE
-        incoming.give_up()  # would not return if it waited for the place
-        assert picking.files() == []
-        assert incoming.look()
+        assert len(restoring.files()) == AT_ONCE
+        download.give_up()  # would not return if it waited for the storage
+        assert restoring.files() == []
+        assert download.look()
     join_fetchers()
     assert len(held.held) == AT_ONCE, "what nobody wants any more is not asked for"
-    assert picking.files() == []
+    assert restoring.files() == []
     assert database.is_empty()
 
 
@@ -98,56 +98,56 @@ def test_a_place_that_falls_silent_is_called_off_and_what_has_come_is_used(tmp_p
     made = publish(url, restored(LOG, 600))
     slow = next(each for each in made.stores["counts"].slices if each.files)
     now = [100.0]
-    database, picking = Database(rocks(tmp_path), [SPEC]), Picking(f"held://{url}", tmp_path, lambda: now[0])
+    database, restoring = Database(rocks(tmp_path), [SPEC]), Downloading(f"held://{url}", tmp_path, lambda: now[0])
     with gate(url, lambda name: name.endswith(slow.files[0].name)) as held:
-        incoming = picking.begin(database)
+        download = restoring.begin(database)
         await_held(held.held, 1)
-        eventually(lambda: len(fetchers()) == 1, 60, lambda: str(incoming.progress()))
+        eventually(lambda: len(fetchers()) == 1, 60, lambda: str(download.progress()))
         now[0] += PATIENCE_S
-        assert not incoming.look()
+        assert not download.look()
         now[0] += 1
         with caplog.at_level(logging.WARNING):
-            ended(incoming, picking.downloads)
+            ended(download, restoring.downloads)
         groups = {group for at in database.checkpoints("counts") for group in range(at.first, at.last + 1)}
     assert groups == {*range(256)} - {*range(slow.first, slow.last + 1)}
-    assert incoming.keys == len(TRUTH) - slow.files[0].entries == len(stored(database))
+    assert download.keys == len(TRUTH) - slow.files[0].entries == len(stored(database))
     assert f"no byte has come for 60 s. The changelog restores all but {len(groups)} key groups" in caplog.text
     join_fetchers()
-    assert picking.files() == []
-    assert len(stored(database)) == incoming.keys
+    assert restoring.files() == []
+    assert len(stored(database)) == download.keys
 
 
 def test_threads_that_a_place_keeps_for_ever_hold_up_nobody_else(tmp_path: Path, url: str) -> None:
     publish(url, restored(LOG, 600))
     now = [100.0]
-    databases, picking = [Database(rocks(tmp_path), [SPEC]) for _ in range(2)], Picking(f"held://{url}", tmp_path, lambda: now[0])
+    databases, restoring = [Database(rocks(tmp_path), [SPEC]) for _ in range(2)], Downloading(f"held://{url}", tmp_path, lambda: now[0])
     with gate(url) as held:
-        first = picking.begin(databases[0])
+        first = restoring.begin(databases[0])
         await_held(held.held, AT_ONCE)
-        second = picking.begin(databases[1])
+        second = restoring.begin(databases[1])
         eventually(lambda: second.progress().total_bytes > 0, 60, lambda: "nothing is chosen")
         assert not second.look()
         now[0] += PATIENCE_S + 1
-        for incoming in (first, second):
-            assert ended(incoming, picking.downloads).keys == 0
+        for download in (first, second):
+            assert ended(download, restoring.downloads).keys == 0
         assert len(fetchers()) == AT_ONCE
     join_fetchers()
-    third = ended(picking.begin(databases[1]), picking.downloads)  # the place is there again
+    third = ended(restoring.begin(databases[1]), restoring.downloads)  # the storage is there again
     assert third.keys == len(TRUTH)
     assert databases[0].is_empty()
 
 
 def test_a_database_that_does_not_take_it_is_an_error_for_whoever_looks_in(tmp_path: Path, url: str) -> None:
     publish(url, restored(LOG, 600))
-    database, picking = Database(rocks(tmp_path), [SPEC]), Picking(f"held://{url}", tmp_path)
+    database, restoring = Database(rocks(tmp_path), [SPEC]), Downloading(f"held://{url}", tmp_path)
     with gate(url) as held:
-        incoming = picking.begin(database)
+        download = restoring.begin(database)
         await_held(held.held, AT_ONCE)
         database.close()
         held.opened.set()
         with pytest.raises(StateError, match="closed"):
-            ended(incoming, picking.downloads)
-    assert picking.files() == []
+            ended(download, restoring.downloads)
+    assert restoring.files() == []
 
 
 def test_files_that_hold_no_state_are_left_to_the_changelog(tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -160,9 +160,9 @@ def test_files_that_hold_no_state_are_left_to_the_changelog(tmp_path: Path, url:
     file = replace(spoilt.files[0], bytes=path.stat().st_size, sha256=sha256_of(path))
     slices = tuple(replace(each, files=(file,)) if each is spoilt else each for each in store.slices)
     snapshot.publish(url, replace(made, stores={"counts": replace(store, slices=slices)}))
-    database, picking = Database(rocks(tmp_path), [SPEC]), Picking(url, tmp_path)
+    database, restoring = Database(rocks(tmp_path), [SPEC]), Downloading(url, tmp_path)
     with caplog.at_level(logging.WARNING):
-        assert ended(picking.begin(database), picking.downloads).keys == 0
+        assert ended(restoring.begin(database), restoring.downloads).keys == 0
     assert "The changelog restores it." in caplog.text
     assert database.checkpoint("counts", 0, 255) is None
 
@@ -184,12 +184,12 @@ def test_a_full_disk_leaves_to_the_changelog_what_does_not_fit(place: str, tiny_
     url = str(tmp_path / "snapshots")
     made = publish(url, restored(LOG, 600))
     assert sum(file.bytes for file in made.files()) > 32_000
-    database, picking = Database(Memory(), [SPEC]), Picking(place + url, tiny_disk)
+    database, restoring = Database(Memory(), [SPEC]), Downloading(place + url, tiny_disk)
     with gate(url, lambda _: False), caplog.at_level(logging.WARNING):
-        incoming = ended(picking.begin(database), picking.downloads)
+        download = ended(restoring.begin(database), restoring.downloads)
     assert "No space left on device" in caplog.text
     groups = {group for at in database.checkpoints("counts") for group in range(at.first, at.last + 1)}
     assert len(groups) < 256
     assert stored(database) == {key: row for key, row in TRUTH.items() if key_group(key_hash(key)) in groups}
-    assert incoming.keys == len(stored(database))
-    assert picking.files() == []
+    assert download.keys == len(stored(database))
+    assert restoring.files() == []

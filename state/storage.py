@@ -1,6 +1,6 @@
 """Where snapshots lie: a folder, or a bucket named by an fsspec URL. The only module that imports fsspec.
 
-Names are relative to the place and have `/` between their parts. Credentials come from where the fsspec driver looks for them
+Names are relative to the storage and have `/` between their parts. Credentials come from where the fsspec driver looks for them
 (environment, profile), never from a name here.
 
 Invariant: a name shows all of its bytes or nothing: a local file is written under another name and renamed, an object store does that itself.
@@ -34,11 +34,11 @@ def nobody(_: int) -> None:
     """Hear of nothing, and want everything."""
 
 
-class Place:
+class Storage:
     """A folder or bucket. Any thread; for another process, make it again from its `url`.
 
     Raises:
-        SnapshotError: fsspec, or its driver for this kind of URL, is not installed; or the place does not answer.
+        SnapshotError: fsspec, or its driver for this kind of URL, is not installed; or the storage does not answer.
     """
 
     def __init__(self, url: str) -> None:
@@ -51,7 +51,7 @@ class Place:
             # s3a is what Hadoop calls it.
             self._files, self._root = url_to_fs("s3://" + url.removeprefix("s3a://") if url.startswith("s3a://") else url)
         except (ImportError, ValueError) as error:
-            raise SnapshotError(f'"{url}" is no place for snapshots: {error}') from error
+            raise SnapshotError(f'"{url}" is no storage for snapshots: {error}') from error
         protocols = {self._files.protocol} if isinstance(self._files.protocol, str) else set(self._files.protocol)
         self._local = "file" in protocols
         self._folders = not protocols & _BUCKETS

@@ -49,7 +49,7 @@ class Action:
     task: TaskId
 
 
-class Roster:
+class TaskRegistry:
     """The tasks of one instance. Used by the control thread only."""
 
     def __init__(self) -> None:

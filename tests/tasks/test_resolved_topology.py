@@ -9,7 +9,7 @@ import pytest
 from coopstreams.common.config import Config
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
-from coopstreams.tasks.reading import Reading, look_up
+from coopstreams.tasks.resolved_topology import ResolvedTopology, resolve_topology
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
@@ -36,30 +36,30 @@ def cluster(**partitions: int) -> MemoryLog:
 
 
 def test_a_task_reads_the_topics_that_have_its_partition_and_one_that_nobody_has_is_not_known() -> None:
-    reading = look_up(cluster(orders_eu=1, orders_us=2), topology(), CONFIG)
-    assert reading.topics.tasks == (2, 1)
-    assert reading.sources(TaskId(0, 0, WHOLE)) == (TopicPartition("orders-eu", 0), TopicPartition("orders-us", 0))
-    assert reading.sources(TaskId(0, 1, WHOLE)) == (TopicPartition("orders-us", 1),)
-    assert reading.sources(TaskId(0, 2, WHOLE)) == ()
+    resolved = resolve_topology(cluster(orders_eu=1, orders_us=2), topology(), CONFIG)
+    assert resolved.topics.tasks == (2, 1)
+    assert resolved.sources(TaskId(0, 0, WHOLE)) == (TopicPartition("orders-eu", 0), TopicPartition("orders-us", 0))
+    assert resolved.sources(TaskId(0, 1, WHOLE)) == (TopicPartition("orders-us", 1),)
+    assert resolved.sources(TaskId(0, 2, WHOLE)) == ()
 
 
 def test_only_sub_topologies_with_new_topics_have_changed() -> None:
     log = cluster()
-    before = look_up(log, topology(), CONFIG)
+    before = resolve_topology(log, topology(), CONFIG)
     log.create_topics([TopicSpec("orders-eu", 1), TopicSpec("other", 1)])
-    after = look_up(log, topology(), CONFIG)
+    after = resolve_topology(log, topology(), CONFIG)
     assert (before.topics.tasks, after.topics.tasks) == ((0, 1), (1, 1))
     assert after.changed(before) == {0}
-    assert look_up(log, topology(), CONFIG).changed(after) == frozenset()
+    assert resolve_topology(log, topology(), CONFIG).changed(after) == frozenset()
 
 
 def test_what_it_needs_is_there_before_anybody_has_it() -> None:
     log = cluster(orders_eu=1)
-    reading: Reading = look_up(log, topology(), CONFIG)
+    resolved: ResolvedTopology = resolve_topology(log, topology(), CONFIG)
     assert "app-counts-changelog" in log.partitions()
-    assert set(reading.programs) == {0, 1}
+    assert set(resolved.programs) == {0, 1}
 
 
 def test_a_topic_that_was_known_and_is_gone_is_missed() -> None:
     with pytest.raises(UnknownTopicError, match='no topic "orders-us"'):
-        look_up(cluster(orders_eu=1), topology(), CONFIG, known=["orders-us"])
+        resolve_topology(cluster(orders_eu=1), topology(), CONFIG, known=["orders-us"])

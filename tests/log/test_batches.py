@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coopstreams.log.batches import Routes, make_batches, raw_columns, stream_times
 from coopstreams.log.log import NO_STREAM_TIME
-from coopstreams.log.runs import Routes, make_runs, raw_columns, stream_times
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.keys import MAX_HASH, WHOLE, KeyRange, key_hashes
 
@@ -76,12 +76,12 @@ def test_runs_tell_the_same_stream_times_for_any_cut_into_batches(timestamps: li
     for cut in [*cuts, len(timestamps)]:
         span = range(at, cut)
         batch = raw_columns([None] * len(span), [None] * len(span), timestamps[at:cut], list(span), [None] * len(span))
-        runs = make_runs(PARTITION, batch, routes, before, cut, at_end=False)
-        assert len(runs) == parts
-        assert len({run.stream_time for run in runs}) == 1
-        before, at = runs[0].stream_time, cut
-        for run in runs:
-            told.update(zip(run.columns.offsets, run.columns.stream_times, strict=True))
+        batches = make_batches(PARTITION, batch, routes, before, cut, at_end=False)
+        assert len(batches) == parts
+        assert len({fetched.stream_time for fetched in batches}) == 1
+        before, at = batches[0].stream_time, cut
+        for fetched in batches:
+            told.update(zip(fetched.columns.offsets, fetched.columns.stream_times, strict=True))
     assert told == {i: max(NO_STREAM_TIME, *timestamps[: i + 1]) for i in range(len(timestamps))}
 
 

@@ -35,8 +35,10 @@ def topic_numbers(topics: Iterable[str]) -> dict[int, str]:
     return numbers
 
 
-def deal(assignor: Assignor, partitions: Mapping[str, int], shareable: Collection[str], members: Mapping[str, MemberState]) -> dict[str, Assignment]:
-    """Return what each member gets; topics that are not among `partitions` are not dealt.
+def assign_consumers(
+    assignor: Assignor, partitions: Mapping[str, int], shareable: Collection[str], members: Mapping[str, MemberState]
+) -> dict[str, Assignment]:
+    """Return what each member gets; topics that are not among `partitions` are not assigned.
 
     Raises:
         AssignmentError: an overlap or a hole; nothing was given to anybody.
@@ -45,8 +47,8 @@ def deal(assignor: Assignor, partitions: Mapping[str, int], shareable: Collectio
     consumers = {id_: state for id_, state in members.items() if not state.info.topology}
     strangers = {id_: state for id_, state in members.items() if state.info.topology}
     wanted = {id_: _subscription(state, topics) for id_, state in consumers.items()}
-    dealt = checked(partitions, wanted, shareable, assignor(partitions, wanted, shareable))
-    target = {id_: _tasks(dealt.get(id_, {})) for id_ in consumers}
+    assigned = checked(partitions, wanted, shareable, assignor(partitions, wanted, shareable))
+    target = {id_: _tasks(assigned.get(id_, {})) for id_ in consumers}
     claims = claims_of(consumers)
     held = any(state.tasks for state in strangers.values())  # what their tasks read, only they know
     granted = dict.fromkeys(consumers, ()) if held else grant(target, claims)

@@ -1,13 +1,13 @@
-"""Deals the cells of one sub-topology to members: balanced, moving little, siblings together.
+"""Balances the cells of one sub-topology to members: evenly, moving little, siblings together.
 
     quotas      who takes one cell more than others, where cells do not come out even: those who hold more already
     slot counts which partitions have one slot more: those that then keep the most where it is
     keep        a member keeps the cells that it holds completely
     fill        the rest goes where the member has a store already, then where it fits as a whole
-    place       which cell of the partition: the one of which the member holds the most
+    cell        which cell of the partition: the one of which the member holds the most
 
 Invariant: every cell has one member and every member its quota; what a member holds completely stays, up to its quota.
-Turned down: a maximum matching (cubic; the leader deals on the thread that sends its heartbeats), keeping members in the order of
+Turned down: a maximum matching (cubic; the leader decides on the thread that sends its heartbeats), keeping members in the order of
 the hash space (when the first of n leaves, all others shift: half of everything moves; by overlap it is a quarter).
 """
 
@@ -23,7 +23,7 @@ from coopstreams.group.slots import Cell, Layout
 from coopstreams.topology.keys import MAX_HASH, KeyRange
 
 _PASSES = 8
-"""Bound on rounds of changing places; they settle in two or three."""
+"""Bound on passes of exchanging cells; they settle in two or three."""
 
 _CALM = 4
 """A partition in which no task would change counts a sixteenth more than one that is cut anew."""
@@ -31,7 +31,7 @@ _CALM = 4
 _Held = Mapping[str, Mapping[int, list[KeyRange]]]
 
 
-def deal(layout: Layout, held: _Held, load: Mapping[str, Fraction]) -> dict[str, list[Cell]]:
+def balance(layout: Layout, held: _Held, load: Mapping[str, Fraction]) -> dict[str, list[Cell]]:
     """Return the cells of each member.
 
     Shape: `held` by member and partition, disjoint ranges. `load` is what members got of other sub-topologies: it breaks ties.
@@ -40,15 +40,15 @@ def deal(layout: Layout, held: _Held, load: Mapping[str, Fraction]) -> dict[str,
     cells = {partition: layout.cells(partition, slots) for partition, slots in enumerate(counts)}
     kept = _complete(cells, held)
     quota = _quotas(layout, held, kept, load)
-    dealt = {member: _best_kept(kept.get(member, []), quota[member]) for member in layout.threads}
-    taken = {cell for mine in dealt.values() for cell in mine}
+    balanced = {member: _best_kept(kept.get(member, []), quota[member]) for member in layout.threads}
+    taken = {cell for mine in balanced.values() for cell in mine}
     free = {partition: [cell for cell in row if cell not in taken] for partition, row in cells.items()}
-    wants = _fill({member: quota[member] - len(mine) for member, mine in dealt.items()}, free, dealt, held, counts)
+    wants = _fill({member: quota[member] - len(mine) for member, mine in balanced.items()}, free, balanced, held, counts)
     for partition, shares in wants.items():
         for cell, member in _match(free[partition], shares, held)[0].items():
             if member is not None:
-                dealt[member].append(cell)
-    return {member: sorted(mine, key=lambda cell: (cell.partition, cell.span)) for member, mine in dealt.items()}
+                balanced[member].append(cell)
+    return {member: sorted(mine, key=lambda cell: (cell.partition, cell.span)) for member, mine in balanced.items()}
 
 
 def _slot_counts(layout: Layout, held: _Held) -> list[int]:
@@ -108,7 +108,7 @@ def _best_kept(cells: list[Cell], quota: int) -> list[Cell]:
 
 
 def _fill(
-    need: dict[str, int], free: Mapping[int, list[Cell]], dealt: Mapping[str, list[Cell]], held: _Held, counts: list[int]
+    need: dict[str, int], free: Mapping[int, list[Cell]], balanced: Mapping[str, list[Cell]], held: _Held, counts: list[int]
 ) -> dict[int, dict[str, int]]:
     """How many free cells of which partition each member gets."""
     wants: dict[int, dict[str, int]] = {partition: {} for partition in free}
@@ -123,7 +123,7 @@ def _fill(
             if not room[partition]:
                 del room[partition]
 
-    for _, _, partition, member in sorted(_stores(need, free, dealt, held)):
+    for _, _, partition, member in sorted(_stores(need, free, balanced, held)):
         take(member, partition)
     for member in sorted(need, key=lambda m: (-need[m], m)):
         while need[member]:
@@ -132,11 +132,11 @@ def _fill(
 
 
 def _stores(
-    need: Mapping[str, int], free: Mapping[int, list[Cell]], dealt: Mapping[str, list[Cell]], held: _Held
+    need: Mapping[str, int], free: Mapping[int, list[Cell]], balanced: Mapping[str, list[Cell]], held: _Held
 ) -> Iterator[tuple[bool, int, int, str]]:
     """Where members have a store: (it would be given up, minus the hashes it has of what is free, partition, member)."""
     for member in need:
-        stays = {cell.partition for cell in dealt[member]}
+        stays = {cell.partition for cell in balanced[member]}
         for partition in stays | set(held.get(member, ())):
             if partition in free:
                 overlap = sum(n for n, _, _ in _overlaps(free[partition], [member], held))

@@ -29,7 +29,7 @@ _LAST = GROUPS - 1
 _BATCH = 10_000
 
 
-class Shelf:
+class EngineStores:
     """Stores in an engine. Any thread.
 
     A store that was written under another shape (kind, segment length, the topic that its checkpoints speak of) starts empty: its changelog

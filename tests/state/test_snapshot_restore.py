@@ -20,14 +20,14 @@ from hypothesis import strategies as st
 from coopstreams.state import layout, snapshot
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Engine
-from coopstreams.state.incoming import Downloads, Incoming
 from coopstreams.state.manifest import Manifest, Slice, StoreSlices, shape_of
 from coopstreams.state.memory import Memory
-from coopstreams.state.pickup import Changelog, Snapshots, choose
-from coopstreams.state.places import Place
 from coopstreams.state.restore import TRUSTED_MS, Bounds, Restore, lacking
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot import SnapshotWriter
+from coopstreams.state.snapshot_download import Downloads, SnapshotDownload
+from coopstreams.state.snapshot_restore import Changelog, Snapshots, choose
+from coopstreams.state.storage import Storage
 from coopstreams.topology.errors import SnapshotError
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.serdes import text
@@ -61,16 +61,16 @@ def publish(url: str, database: Database, spec: StoreSpec = SPEC, key_range: Key
     return made
 
 
-def ended(incoming: Incoming, downloads: Downloads) -> Incoming:
+def ended(download: SnapshotDownload, downloads: Downloads) -> SnapshotDownload:
     """Return a pick-up when it has ended."""
     give_up = time.monotonic() + 120
-    while not incoming.look():
-        assert time.monotonic() < give_up, f"it does not end: {incoming.progress()}"
+    while not download.look():
+        assert time.monotonic() < give_up, f"it does not end: {download.progress()}"
         downloads.ended.wait(0.01)
-    return incoming
+    return download
 
 
-class PickingUp:
+class RestoringFromSnapshot:
     """A database that is restored with a published snapshot at hand."""
 
     def __init__(self, url: str, engine: Engine, folder: Path, spec: StoreSpec = SPEC, changelog: Changelog = CHANGELOG) -> None:
@@ -80,11 +80,11 @@ class PickingUp:
         self._snapshots = Snapshots(url, "app", folder / "incoming")
         self._changelog = changelog
 
-    def take(self, groups: Sequence[int], now: Bounds) -> Incoming:
+    def take(self, groups: Sequence[int], now: Bounds) -> SnapshotDownload:
         """Return a pick-up that has ended."""
-        downloads = Downloads(lambda: 0.0)  # a machine that stands still is no place that is silent
-        incoming = Incoming(downloads, self._snapshots, self.database, self.spec, PARTITION, self._changelog, groups, now)
-        return ended(incoming, downloads)
+        downloads = Downloads(lambda: 0.0)  # a machine that stands still is no storage that is silent
+        download = SnapshotDownload(downloads, self._snapshots, self.database, self.spec, PARTITION, self._changelog, groups, now)
+        return ended(download, downloads)
 
     def restore(self, log: Sequence[Record], target: int, ranges: Sequence[KeyRange] = (WHOLE,), log_start: int = 0) -> Restore:
         """Return a restore that is done; it says how much it replayed."""
@@ -112,13 +112,13 @@ def test_only_the_tail_is_replayed_and_nothing_differs(
     end = log[-1][0] + 1
     cut = end // 2
     publish(url, restored(log, cut, spec), spec)
-    picking = PickingUp(url, Memory() if engine == "memory" else rocks(tmp_path), tmp_path, spec)
-    restore = picking.restore(log, end)
+    restoring = RestoringFromSnapshot(url, Memory() if engine == "memory" else rocks(tmp_path), tmp_path, spec)
+    restore = restoring.restore(log, end)
     assert restore.progress().read == sum(offset >= cut for offset, _, _ in log)
     truth = restored(log, end, spec)
-    assert visible(picking.database, spec) == visible(truth, spec)
-    assert picking.database.checkpoint(spec.name, 0, 255) == end
-    assert sum(picking.keys) > 20
+    assert visible(restoring.database, spec) == visible(truth, spec)
+    assert restoring.database.checkpoint(spec.name, 0, 255) == end
+    assert sum(restoring.keys) > 20
     assert list((tmp_path / "incoming").iterdir()) == []
 
 
@@ -127,57 +127,59 @@ def test_a_range_takes_its_own_keys_and_no_others(parts: int, tmp_path: Path, ur
     log = [(number, b"key-%d" % number, b"v") for number in range(3000)]
     publish(url, restored(log, 3000))
     for key_range in KeyRange.split(parts):
-        picking = PickingUp(url, rocks(tmp_path), tmp_path)
-        assert picking.restore(log, 3000, [key_range]).progress().read == 0
+        restoring = RestoringFromSnapshot(url, rocks(tmp_path), tmp_path)
+        assert restoring.restore(log, 3000, [key_range]).progress().read == 0
         truth = stored(restored(log, 3000, ranges=[key_range]))
-        assert stored(picking.database) == truth
-        assert sum(picking.keys) == len(truth)
+        assert stored(restoring.database) == truth
+        assert sum(restoring.keys) == len(truth)
 
 
 def test_siblings_that_come_later_take_theirs_and_leave_what_runs_alone(tmp_path: Path, url: str) -> None:
     log = some_log(500)
     publish(url, restored(log, 600))
     one, two, three = KeyRange.split(3)
-    picking = PickingUp(url, rocks(tmp_path), tmp_path)
-    picking.restore(log, 1000, [one])
-    live = stored(picking.database)
-    picking.database.write([], {"counts": [stands(1000, one)]})
-    picking.restore(log, 1000, [two])
-    assert {key: value for key, value in stored(picking.database).items() if key in live} == live
-    picking.restore(log, 1000, [three])
-    assert stored(picking.database) == stored(restored(log, 1000))
+    restoring = RestoringFromSnapshot(url, rocks(tmp_path), tmp_path)
+    restoring.restore(log, 1000, [one])
+    live = stored(restoring.database)
+    restoring.database.write([], {"counts": [stands(1000, one)]})
+    restoring.restore(log, 1000, [two])
+    assert {key: value for key, value in stored(restoring.database).items() if key in live} == live
+    restoring.restore(log, 1000, [three])
+    assert stored(restoring.database) == stored(restored(log, 1000))
 
 
 def test_what_is_there_already_is_not_taken_again(tmp_path: Path, url: str) -> None:
     log = some_log(500)
     publish(url, restored(log, 600))
-    picking = PickingUp(url, rocks(tmp_path), tmp_path)
-    picking.restore(log, 800)
-    assert len(picking.keys) == 1
-    picking.restore(log, 1000)
-    assert len(picking.keys) == 1
-    assert stored(picking.database) == stored(restored(log, 1000))
+    restoring = RestoringFromSnapshot(url, rocks(tmp_path), tmp_path)
+    restoring.restore(log, 800)
+    assert len(restoring.keys) == 1
+    restoring.restore(log, 1000)
+    assert len(restoring.keys) == 1
+    assert stored(restoring.database) == stored(restored(log, 1000))
 
 
 def test_state_that_cannot_be_continued_gives_way_to_the_snapshot(tmp_path: Path, url: str) -> None:
     log = some_log(500)
     publish(url, restored(log, 600))
-    picking = PickingUp(url, rocks(tmp_path), tmp_path)
+    restoring = RestoringFromSnapshot(url, rocks(tmp_path), tmp_path)
     zombies: list[Record] = [(number, b"zombie-%d" % number, b"1") for number in range(100)]
-    feed(Restore(picking.database, SPEC, [WHOLE], bounds(100)), zombies, 100)
-    picking.database.write([], {"counts": [stands(5000, KeyRange.split(2)[0])]})  # above the end
-    picking.database.write([], {"counts": [replace(stands(100, KeyRange.split(2)[1]), true_ms=1)]})  # older than tombstones
-    assert picking.restore(log, 1000).progress().read == 200
-    assert stored(picking.database) == stored(restored(log, 1000))
+    feed(Restore(restoring.database, SPEC, [WHOLE], bounds(100)), zombies, 100)
+    restoring.database.write([], {"counts": [stands(5000, KeyRange.split(2)[0])]})  # above the end
+    restoring.database.write([], {"counts": [replace(stands(100, KeyRange.split(2)[1]), true_ms=1)]})  # older than tombstones
+    assert restoring.restore(log, 1000).progress().read == 200
+    assert stored(restoring.database) == stored(restored(log, 1000))
 
 
 def test_a_part_that_no_slice_has_is_replayed_and_the_rest_is_not(tmp_path: Path, url: str) -> None:
     log = some_log(500)
     publish(url, restored(log, 600), key_range=KeyRange.of_groups(40, 200))
-    picking = PickingUp(url, rocks(tmp_path), tmp_path)
-    assert picking.restore(log, 1000).progress().read == 500
-    assert stored(picking.database) == stored(restored(log, 1000))
-    assert sum(picking.keys) == len([key for key in range(97) if 40 <= layout.database_key(b"%d" % key, b"")[0] <= 200 and key_lives(log, 600, key)])
+    restoring = RestoringFromSnapshot(url, rocks(tmp_path), tmp_path)
+    assert restoring.restore(log, 1000).progress().read == 500
+    assert stored(restoring.database) == stored(restored(log, 1000))
+    assert sum(restoring.keys) == len(
+        [key for key in range(97) if 40 <= layout.database_key(b"%d" % key, b"")[0] <= 200 and key_lives(log, 600, key)]
+    )
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -188,7 +190,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_nothing_published_is_no_error(tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture) -> None:
     log = some_log(100)
     with caplog.at_level(logging.WARNING):
-        assert PickingUp(url, Memory(), tmp_path).restore(log, 200).progress().read == 100
+        assert RestoringFromSnapshot(url, Memory(), tmp_path).restore(log, 200).progress().read == 100
     assert said(caplog) == []
 
 
@@ -222,13 +224,13 @@ def test_a_snapshot_that_is_damaged_is_refused_in_words_and_the_changelog_read(
     log = some_log(500)
     publish(url, restored(log, 600))
     spoil(Path(url) / "app")
-    picking = PickingUp(url, rocks(tmp_path), tmp_path)
+    restoring = RestoringFromSnapshot(url, rocks(tmp_path), tmp_path)
     with caplog.at_level(logging.WARNING):
-        restore = picking.restore(log, 1000)
+        restore = restoring.restore(log, 1000)
     assert words in caplog.text
     assert (said(caplog) == []) == (words == "")
     assert restore.progress().read == 500
-    assert stored(picking.database) == stored(restored(log, 1000))
+    assert stored(restoring.database) == stored(restored(log, 1000))
 
 
 class CutShort(LocalFileSystem):  # type: ignore[misc]
@@ -249,7 +251,7 @@ def test_a_download_that_was_cut_short_is_done_again(tmp_path: Path, url: str, c
     log = some_log(500)
     publish(url, restored(log, 600))
     with caplog.at_level(logging.WARNING):
-        assert PickingUp(f"cutshort://{url}", rocks(tmp_path), tmp_path).restore(log, 1000).progress().read == 200
+        assert RestoringFromSnapshot(f"cutshort://{url}", rocks(tmp_path), tmp_path).restore(log, 1000).progress().read == 200
     assert said(caplog) == []
     assert len(CutShort.seen) > 20
 
@@ -269,12 +271,12 @@ def test_a_snapshot_of_something_else_is_refused_in_words(
 ) -> None:
     log = some_log(500)
     publish(url, restored(log, 600))
-    picking = PickingUp(url, rocks(tmp_path), tmp_path, spec, changelog)
+    restoring = RestoringFromSnapshot(url, rocks(tmp_path), tmp_path, spec, changelog)
     with caplog.at_level(logging.WARNING):
-        assert picking.restore(log, 1000).progress().read == 500
+        assert restoring.restore(log, 1000).progress().read == 500
     assert words in caplog.text
-    assert picking.keys == []
-    assert stored(picking.database) == stored(restored(log, 1000))
+    assert restoring.keys == []
+    assert stored(restoring.database) == stored(restored(log, 1000))
 
 
 @pytest.mark.parametrize(
@@ -303,7 +305,7 @@ def test_an_old_snapshot_is_not_trusted_once_tombstones_may_be_gone(tmp_path: Pa
     database.write([], {"counts": [replace(at, true_ms=at.true_ms - TRUSTED_MS - 1000) for at in database.checkpoints("counts")]})
     publish(url, database)
     with caplog.at_level(logging.WARNING):
-        assert PickingUp(url, Memory(), tmp_path).restore(log, 1000).progress().read == 500
+        assert RestoringFromSnapshot(url, Memory(), tmp_path).restore(log, 1000).progress().read == 500
     assert "older than the changelog keeps tombstones" in caplog.text
 
 
@@ -323,9 +325,9 @@ def test_picking_up_and_replaying_end_alike_whatever_was_published_and_is_wanted
     publish(url, restored(log, cut), key_range=KeyRange.of_groups(min(published), max(published)))
     edges = sorted(wanted)
     ranges = [KeyRange.of_groups(first, last - 1) for first, last in zip(edges[::2], edges[1::2], strict=False) if first < last]
-    picking = PickingUp(url, Memory(), tmp_path)
-    picking.restore(log, end, ranges)
-    assert stored(picking.database) == stored(restored(log, end, ranges=ranges))
+    restoring = RestoringFromSnapshot(url, Memory(), tmp_path)
+    restoring.restore(log, end, ranges)
+    assert stored(restoring.database) == stored(restored(log, end, ranges=ranges))
 
 
 def test_a_pick_up_that_died_half_way_is_emptied_and_begun_again(tmp_path: Path, url: str) -> None:
@@ -335,17 +337,17 @@ def test_a_pick_up_that_died_half_way_is_emptied_and_begun_again(tmp_path: Path,
     folder.mkdir()
     database = Database(Rocks(folder), [WINDOWS])
     halves = next(each for each in made.stores["windows"].slices if len(each.files) > 1)
-    first, second = (snapshot.fetch(Place(url), "app", file, tmp_path) for file in halves.files[:2])
+    first, second = (snapshot.fetch(Storage(url), "app", file, tmp_path) for file in halves.files[:2])
     second.path.write_bytes(b"the machine died here")
     with pytest.raises(SnapshotError):
         database.ingest("windows", [halves.checkpoint(CHANGELOG.topic_id)], {first.file.family: [first.path], second.file.family: [second.path]})
     database.close()
 
-    picking = PickingUp(url, Rocks(folder), tmp_path, WINDOWS)
-    assert picking.database.has_keys("windows", halves.first, halves.last)
-    assert picking.database.checkpoint("windows", halves.first, halves.last) is None
-    assert picking.restore(log, 1500).progress().read == 700
-    assert visible(picking.database, WINDOWS) == visible(restored(log, 1500, WINDOWS), WINDOWS)
+    restoring = RestoringFromSnapshot(url, Rocks(folder), tmp_path, WINDOWS)
+    assert restoring.database.has_keys("windows", halves.first, halves.last)
+    assert restoring.database.checkpoint("windows", halves.first, halves.last) is None
+    assert restoring.restore(log, 1500).progress().read == 700
+    assert visible(restoring.database, WINDOWS) == visible(restored(log, 1500, WINDOWS), WINDOWS)
 
 
 def key_lives(log: Sequence[Record], upto: int, key: int) -> bool:

@@ -2,11 +2,11 @@
 
 The stream time of a windowed operator is the largest timestamp that has reached it; a record that was filtered out before it does not
 count. A task sees the records of its own keys only, so the reader, which sees all, works out which records reach the operator, and
-hands every task a column of *clocks*: what the operator's time was before each of its records. For the filters and mappers between
+hands every task a column of *operator times*: what the operator's time was before each of its records. For the filters and mappers between
 source and operator it runs their functions once more; behind a store it cannot know, and counts every record that reaches the store.
 
 Invariant: with one range or many, an operator behind stateless nodes has the same stream time at each record.
-Turned down: the partition's stream time (a filtered record would close windows), and clocks in the task (siblings would disagree).
+Turned down: the partition's stream time (a filtered record would close windows), and operator times in the task (siblings would disagree).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from coopstreams.topology.operators.analysis import Analysis, Edge, reads_step_k
 _NEEDS_VALUE = (Filter, FlatMapValues, MapValues, Branch)
 _STATELESS = (Filter, MapValues, FlatMapValues, Peek, Merge, ToStream, Split, Branch)
 
-ClockColumns: TypeAlias = Callable[[Columns], list[list[int]]]
-"""Records of a partition -> for each clock of their topic, the timestamps, -1 where the record does not reach the operator. Never raises."""
+OperatorTimeColumns: TypeAlias = Callable[[Columns], list[list[int]]]
+"""Records of a partition -> for each operator time of their topic, the timestamps, -1 where the record does not reach the operator. Never raises."""
 
 _Chain: TypeAlias = tuple[Node, ...]
 
 
-def clock_columns(subtopology: SubTopology, topic: str, nodes: Sequence[str]) -> ClockColumns:
-    """Return the columns of a topic for the clocks of these nodes."""
+def operator_time_columns(subtopology: SubTopology, topic: str, nodes: Sequence[str]) -> OperatorTimeColumns:
+    """Return the columns of a topic for the operator times of these nodes."""
     analysis = Analysis(subtopology)
     source = next(node for node in subtopology.nodes if isinstance(node, Source) and topic in node.topics)
     reached = [_reaches(source, analysis, name) for name in nodes]
@@ -55,9 +55,9 @@ def clock_columns(subtopology: SubTopology, topic: str, nodes: Sequence[str]) ->
     return columns
 
 
-def before_and_after(timestamps: Sequence[int], clock: int) -> tuple[list[int], int]:
-    """Return what a clock shows before each of some records, and after all of them."""
-    times = list(accumulate(timestamps, max, initial=clock))
+def before_and_after(timestamps: Sequence[int], operator_time: int) -> tuple[list[int], int]:
+    """Return what an operator time is before each of some records, and after all of them."""
+    times = list(accumulate(timestamps, max, initial=operator_time))
     return times[:-1], times[-1]
 
 

@@ -65,14 +65,14 @@ def unread(cluster: KafkaLog, place: TopicPartition, segments: Sequence[Segment]
     with closing(cluster.reader()) as reader:
         reader.assign({place: Position(at)})
         while at < end:
-            runs = reader.fetch(_BATCH, 0.1)
-            empty = 0 if runs else empty + 1
+            batches = reader.fetch(_BATCH, 0.1)
+            empty = 0 if batches else empty + 1
             if empty > _FETCHES:
                 raise LogError(
                     f"{place}: nothing comes behind offset {at}, below the end {end}: a transaction is open there. End it, then try again."
                 )
-            for run in runs:
-                at = run.next_offset
-                for offset, hash_ in zip(run.columns.offsets, key_hashes(run.columns.keys, run.columns.offsets), strict=True):
+            for batch in batches:
+                at = batch.next_offset
+                for offset, hash_ in zip(batch.columns.offsets, key_hashes(batch.columns.keys, batch.columns.offsets), strict=True):
                     count += offset < end and not any(hash_ in segment.range and is_done(segment, offset) for segment in segments)
     return count

@@ -1,4 +1,4 @@
-"""A live application picks up what was published, on a real Kafka: whole, by range, after more records, and not when it does not fit."""
+"""A live application restores from what was published, on a real Kafka: whole, by range, after more records, and not when it does not fit."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import pytest
 from confluent_kafka import Producer
 
 from coopstreams import CoopStreams
-from coopstreams.admin.rebuild import Piece, Rebuilder, Wanted, logged, pieces
+from coopstreams.admin.rebuild import Rebuilder, RebuiltPartition, Wanted, logged, pieces
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.opening.restoring import Restoring, Uncounted
 from coopstreams.query.client import QueryClient
 from coopstreams.state import layout, snapshot
 from coopstreams.state.database import Database
 from coopstreams.state.manifest import Manifest, Slice, holes
-from coopstreams.state.pickup import Snapshots
 from coopstreams.state.rocks import Rocks
+from coopstreams.state.snapshot_restore import Snapshots
 from coopstreams.topology.errors import ConfigError, UnknownTopicError
 from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.keys import KeyRange
@@ -36,7 +36,7 @@ from tests.conftest import Kafka
 pytestmark = pytest.mark.broker
 
 KEYS = [f"key-{number}" for number in range(6000)]
-PICKED_UP, REPLAYED = "coopstreams_picked_up_keys_total", "coopstreams_restored_records_total"
+FROM_SNAPSHOT, REPLAYED = "coopstreams_snapshot_keys_total", "coopstreams_restored_records_total"
 EXACTLY: dict[str, Any] = {"processing_guarantee": "exactly_once_v2"}
 
 
@@ -51,7 +51,7 @@ def rebuilt(cluster: KafkaLog, counting: Counting, url: str, wanted: Wanted | No
     """Rebuild and publish; return the manifest and how many changelog records were read."""
     rebuilder = Rebuilder(cluster, counting.topology, counting.application, url, afresh=afresh)
     found: dict[str, list[Slice]] = {}
-    read: dict[Piece, int] = {}
+    read: dict[RebuiltPartition, int] = {}
     for piece in rebuilder.pieces(wanted or Wanted()):
         for store, slices in rebuilder.rebuild(
             piece, lambda at, stores: read.update({at: max((s.read for s in stores), default=read.get(at, 0))})
@@ -78,7 +78,7 @@ def test_an_instance_without_state_takes_the_snapshot_and_replays_only_the_tail(
     written += counting.write(KEYS[100:200])
     with counting.app(tmp_path / "new", snapshots_dir=url, **EXACTLY) as app:
         await_table(app, written)
-        assert metric(app, PICKED_UP) == len(KEYS)
+        assert metric(app, FROM_SNAPSHOT) == len(KEYS)
         assert 300 <= metric(app, REPLAYED) < 1000
 
 
@@ -115,7 +115,7 @@ def test_a_snapshot_is_made_while_the_application_runs_and_the_next_one_reads_on
     assert sum(file.entries for file in second.files()) == len(KEYS)
     with counting.app(tmp_path / "new", snapshots_dir=url, **EXACTLY) as app:
         await_table(app, written)
-        assert metric(app, PICKED_UP) == len(KEYS)
+        assert metric(app, FROM_SNAPSHOT) == len(KEYS)
 
 
 def test_what_is_rebuilt_in_part_keeps_the_rest_of_what_was_published(kafka: Kafka, cluster: KafkaLog, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_what_is_rebuilt_in_part_keeps_the_rest_of_what_was_published(kafka: Kaf
     assert snapshot.sweep(url, counting.application) != []
     with counting.app(tmp_path / "new", snapshots_dir=url, **EXACTLY) as app:
         await_table(app, written)
-        assert (metric(app, PICKED_UP), metric(app, REPLAYED)) == (len(KEYS), 0)
+        assert (metric(app, FROM_SNAPSHOT), metric(app, REPLAYED)) == (len(KEYS), 0)
 
 
 def test_a_snapshot_of_a_changelog_that_was_made_anew_and_a_flipped_byte_are_replayed_around(
@@ -144,14 +144,14 @@ def test_a_snapshot_of_a_changelog_that_was_made_anew_and_a_flipped_byte_are_rep
     path.write_bytes(path.read_bytes()[:-9] + b"123456789")
     with caplog.at_level(logging.WARNING), counting.app(tmp_path / "new", snapshots_dir=url, **EXACTLY) as app:
         await_table(app, written)
-        assert metric(app, PICKED_UP) == len(KEYS) - damaged.entries
+        assert metric(app, FROM_SNAPSHOT) == len(KEYS) - damaged.entries
         assert metric(app, REPLAYED) >= len(KEYS)
     assert "is damaged" in caplog.text
 
     kafka.delete(counting.changelog)
     with caplog.at_level(logging.WARNING), counting.app(tmp_path / "other", snapshots_dir=url, **EXACTLY) as app:
         await_running([app])
-        assert metric(app, PICKED_UP) == 0
+        assert metric(app, FROM_SNAPSHOT) == 0
     assert "was made anew" in caplog.text
 
 
@@ -201,8 +201,8 @@ def test_windows_sessions_and_what_waits_are_picked_up_as_they_are_replayed(kafk
     for piece in todo:
         whole = next(each for each in topology.subtopologies if each.id == piece.task.subtopology)
         replayed, nothing = restored(cluster, application, whole, piece, tmp_path, None)
-        picked_up, keys = restored(cluster, application, whole, piece, tmp_path, url)
-        assert picked_up == replayed
+        restored_from_snapshot, keys = restored(cluster, application, whole, piece, tmp_path, url)
+        assert restored_from_snapshot == replayed
         assert keys > nothing == 0
 
 
@@ -218,12 +218,12 @@ class PickedUp(Uncounted):
 
     keys = 0
 
-    def picked_up(self, task: TaskId, store: str, keys: int) -> None:
+    def restored_from_snapshot(self, task: TaskId, store: str, keys: int) -> None:
         self.keys += keys
 
 
 def restored(
-    cluster: KafkaLog, application: str, whole: SubTopology, piece: Piece, folder: Path, url: str | None
+    cluster: KafkaLog, application: str, whole: SubTopology, piece: RebuiltPartition, folder: Path, url: str | None
 ) -> tuple[dict[str, list[tuple[bytes, bytes]]], int]:
     """Restore a piece into an empty database; return the visible rows of each store, and how many keys came from a snapshot."""
     counts = PickedUp()

@@ -18,11 +18,11 @@ import pytest
 
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.query.client import QueryClient
-from coopstreams.state import incoming, snapshot
-from coopstreams.state.incoming import AT_ONCE
+from coopstreams.state import snapshot, snapshot_download
 from coopstreams.state.manifest import Manifest, StoreSlices
+from coopstreams.state.snapshot_download import AT_ONCE
 from tests.broker.counting import Counting, await_running, await_table, groups_on_disk, groups_owned, metric
-from tests.broker.test_pickup import EXACTLY, PICKED_UP, REPLAYED, ran, rebuilt
+from tests.broker.test_snapshot_restore import EXACTLY, FROM_SNAPSHOT, REPLAYED, ran, rebuilt
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 from tests.state.held import gate
@@ -35,8 +35,8 @@ HOUR_MS = 3_600_000
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that stands still is no place that is silent."""
-    monkeypatch.setattr(incoming, "PATIENCE_S", 3600.0)
+    """A machine that stands still is no storage that is silent."""
+    monkeypatch.setattr(snapshot_download, "PATIENCE_S", 3600.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,12 @@ class Published:
     written: Counter[str]
 
     def copied(self, folder: Path) -> str:
-        """Return the place of a copy."""
+        """Return the storage of a copy."""
         return str(shutil.copytree(self.url, folder / "snapshots"))
 
     @property
     def folder(self) -> str:
-        """The application's folder in a place."""
+        """The application's folder in a storage."""
         return self.counting.application
 
 
@@ -126,7 +126,7 @@ def test_what_is_wrong_with_a_snapshot_is_said_and_the_changelog_read(
     spoil(published, url)
     with caplog.at_level(logging.WARNING), published.counting.app(tmp_path / "state", snapshots_dir=url, **EXACTLY) as app:
         await_table(app, published.written)
-        assert metric(app, PICKED_UP) == (len(KEYS) - lost if some else 0)
+        assert metric(app, FROM_SNAPSHOT) == (len(KEYS) - lost if some else 0)
         assert metric(app, REPLAYED) >= lost
     assert words in caplog.text
     assert "The changelog restores" in caplog.text
@@ -139,7 +139,7 @@ def test_one_partition_runs_while_the_other_is_fetched_and_a_stop_waits_for_no_p
     with gate(url) as held:
         with published.counting.app(state, snapshots_dir=f"held://{url}", **EXACTLY) as app:
             eventually(lambda: states(app) == ["restoring", "running"] and len(held.held) == AT_ONCE, 60, lambda: str(states(app)))
-            (waits,) = reports(app)[0]["pick_up"]
+            (waits,) = reports(app)[0]["download"]
             total = sum(file.bytes for each in slices for file in each.files)
             assert (waits["store"], waits["total_bytes"]) == ("counts", total)
             assert 0 < waits["fetched_bytes"] < total
@@ -147,12 +147,12 @@ def test_one_partition_runs_while_the_other_is_fetched_and_a_stop_waits_for_no_p
             eventually(lambda: 0 < metric(app, came) == total - metric(app, to_come), 60, lambda: f"{metric(app, came)} of {total} are counted")
             with QueryClient(str(app.url)) as client:
                 messages = [reason["message"] for instance in client.status()["instances"] for reason in instance["reasons"]]
-            assert any("its state to be picked up from a snapshot" in message for message in messages)
-        assert not held.opened.is_set(), "it has stopped, and the place has not answered"
+            assert any("its state to be restored from a snapshot" in message for message in messages)
+        assert not held.opened.is_set(), "it has stopped, and the storage has not answered"
         assert files(state) == []
     with published.counting.app(state, snapshots_dir=url, **EXACTLY) as app:
         await_table(app, published.written)
-        assert metric(app, PICKED_UP) == sum(file.entries for each in slices for file in each.files)
+        assert metric(app, FROM_SNAPSHOT) == sum(file.entries for each in slices for file in each.files)
 
 
 def test_ranges_that_move_away_while_they_are_fetched_leave_nothing_behind(published: Published, tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_snapshot_that_is_deleted_while_it_is_fetched_is_replayed_around(
         assert len(snapshot.sweep(url, published.folder)) > AT_ONCE
         held.opened.set()
         await_table(app, published.written)
-        assert metric(app, PICKED_UP) == entries_of(published, held.held)
+        assert metric(app, FROM_SNAPSHOT) == entries_of(published, held.held)
     assert "is missing. The changelog restores them." in caplog.text
 
 
@@ -194,14 +194,14 @@ def test_a_place_that_never_answers_is_called_off_and_the_changelog_read(
     published: Published, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = published.copied(tmp_path)
-    monkeypatch.setattr(incoming, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(snapshot_download, "PATIENCE_S", 1.0)
     with (
         caplog.at_level(logging.WARNING),
         gate(url),
         published.counting.app(tmp_path / "state", snapshots_dir=f"held://{url}", **EXACTLY) as app,
     ):
         await_table(app, published.written)
-        assert (metric(app, PICKED_UP), metric(app, REPLAYED) >= len(KEYS)) == (0, True)
+        assert (metric(app, FROM_SNAPSHOT), metric(app, REPLAYED) >= len(KEYS)) == (0, True)
     assert "no byte has come for 1 s" in caplog.text
 
 
@@ -217,13 +217,13 @@ def test_a_snapshot_is_trusted_as_long_as_the_changelog_is_set_to_keep_tombstone
         snapshot.publish(url, replace(made, stores={"counts": replace(store, slices=slices)}))
         with caplog.at_level(logging.WARNING), counting.app(tmp_path / "second", snapshots_dir=url, **EXACTLY) as app:
             await_table(app, written)
-            assert metric(app, PICKED_UP) == 0
+            assert metric(app, FROM_SNAPSHOT) == 0
         assert "older than the changelog keeps tombstones" in caplog.text
         kafka.configure(counting.changelog, delete_retention_ms=str(72 * HOUR_MS))
         eventually(lambda: cluster.topic_config(counting.changelog)["delete.retention.ms"] == str(72 * HOUR_MS), 60, lambda: "it is not set")
     with counting.app(tmp_path / "third", snapshots_dir=url, **EXACTLY) as app:
         await_table(app, written)
-        assert (metric(app, PICKED_UP), metric(app, REPLAYED)) == (100, 0)
+        assert (metric(app, FROM_SNAPSHOT), metric(app, REPLAYED)) == (100, 0)
 
 
 def reports(app: Any) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coopstreams.consumer.assignors import sticky
-from coopstreams.consumer.dealing import deal, topic_number
+from coopstreams.consumer.group_assignment import assign_consumers, topic_number
 from coopstreams.group.members import MemberInfo, MemberState, Runs
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.task_id import TaskId
@@ -21,7 +21,7 @@ def instance(*tasks: TaskId) -> MemberState:
 
 
 def test_an_instance_of_an_application_in_the_group_is_refused() -> None:
-    given = deal(sticky, {"orders": 1}, ["orders"], {"a": consumer(), "app": instance()})
+    given = assign_consumers(sticky, {"orders": 1}, ["orders"], {"a": consumer(), "app": instance()})
     assert given["a"].tasks == (ORDERS,)
     assert given["app"].tasks == ()
     assert given["app"].error.startswith("member app is an instance of an application, and the group is one of consumers. Give")
@@ -29,6 +29,6 @@ def test_an_instance_of_an_application_in_the_group_is_refused() -> None:
 
 
 def test_while_it_holds_tasks_nobody_reads_what_it_may_be_reading() -> None:
-    given = deal(sticky, {"orders": 1}, ["orders"], {"a": consumer(), "app": instance(TaskId(0, 0, WHOLE))})
+    given = assign_consumers(sticky, {"orders": 1}, ["orders"], {"a": consumer(), "app": instance(TaskId(0, 0, WHOLE))})
     assert (given["a"].tasks, given["a"].target) == ((), (ORDERS,))
     assert not given["app"].settled

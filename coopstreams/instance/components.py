@@ -24,8 +24,8 @@ from coopstreams.group.members import MemberInfo
 from coopstreams.group.membership import GroupMember
 from coopstreams.group.versions import assign_active
 from coopstreams.instance.deployed import Deployed
-from coopstreams.instance.roster import Roster
-from coopstreams.instance.subscription import Subscription
+from coopstreams.instance.subscription import PatternSubscription
+from coopstreams.instance.task_registry import TaskRegistry
 from coopstreams.instance.watcher import Watcher
 from coopstreams.instance.wiring import KAFKA, Wiring
 from coopstreams.log.log import Log
@@ -33,24 +33,23 @@ from coopstreams.opening.begun import Begun
 from coopstreams.opening.globals import Globals
 from coopstreams.opening.opener import Opener
 from coopstreams.opening.restoring import Restoring
-from coopstreams.opening.rooms import Rooms
-from coopstreams.state.directory import StateDirectory
+from coopstreams.state.directory import Databases, StateDirectory
 from coopstreams.state.engines import check_store_types
-from coopstreams.state.pickup import Snapshots
+from coopstreams.state.snapshot_restore import Snapshots
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.events import Event
 from coopstreams.tasks.failures import handler
 from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.tasks.outlasting import Outlasting
-from coopstreams.tasks.reading import Reading, as_it_runs, look_up
 from coopstreams.tasks.refusals import Refusals
 from coopstreams.tasks.repeats import Sayings
+from coopstreams.tasks.resolved_topology import ResolvedTopology, as_it_runs, resolve_topology
 from coopstreams.tasks.tally import Tallies, Tally
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.tasks.thread import StreamThread
 from coopstreams.tasks.unpublished import check_published
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.compile.clocks import ClockColumns
+from coopstreams.topology.compile.operator_time import OperatorTimeColumns
 from coopstreams.topology.compile.program import Program, TimestampColumn
 from coopstreams.topology.errors import UnknownTopicError
 from coopstreams.topology.graph.nodes import Sink, SubTopology
@@ -67,7 +66,7 @@ WATCHING_S = 1.0
 
 
 @dataclass(slots=True)
-class Parts:
+class Components:
     """The parts of one instance, and how the threads get theirs."""
 
     wiring: Wiring
@@ -77,9 +76,9 @@ class Parts:
     log: Log
     watching: Log
     """The same cluster, for who only looks: never waits for long, and keeps nobody else waiting."""
-    reading: Reading
+    resolved: ResolvedTopology
     directory: StateDirectory
-    rooms: Rooms
+    databases: Databases
     metrics: Metrics
     follower: Follower
     globals: Globals
@@ -93,7 +92,7 @@ class Parts:
     _closing: ExitStack
 
     @staticmethod
-    def build(topology: Topology, config: Config, wiring: Wiring = KAFKA) -> Parts:
+    def build(topology: Topology, config: Config, wiring: Wiring = KAFKA) -> Components:
         """Return the parts: brokers reached, topics checked and made, state folder locked.
 
         Raises:
@@ -113,24 +112,24 @@ class Parts:
             closing.callback(watching.close)
             deployed = Deployed(cluster, config, host)
             deployed.check(as_it_runs(topology, cluster.partitions(), config))
-            reading = look_up(cluster, topology, config)
-            check_published(config, cluster.partitions(), reading.topics.partitions)
-            subtopologies = {subtopology.id: subtopology for subtopology in reading.topology.subtopologies}
+            resolved = resolve_topology(cluster, topology, config)
+            check_published(config, cluster.partitions(), resolved.topics.partitions)
+            subtopologies = {subtopology.id: subtopology for subtopology in resolved.topology.subtopologies}
             process = f"{directory.process_id[:8]}-{host.unique()[:8]}"
-            tasks = sum(reading.topics.tasks) or 1
+            tasks = sum(resolved.topics.tasks) or 1
             # Without a record cache updates go out one by one, but what was read or written lately is still kept.
             buffer_bytes = config["statestore.cache.max.bytes"] or SETTINGS["statestore.cache.max.bytes"][1]
-            rooms = Rooms(directory, subtopologies, max(1 << 20, buffer_bytes // tasks))
+            databases = Databases(directory, subtopologies, max(1 << 20, buffer_bytes // tasks))
             follower = Follower(cluster, application, replication=config["replication.factor"])
             follower.check_policy()
             metrics = Metrics(application, process)
             sayings, tallies = Sayings(host), Tallies(metrics)
             closing.callback(sayings.close)
-            tables = Globals(cluster, topology.global_tables, reading.topics.partitions, config, tallies.failure, sayings, host)
+            tables = Globals(cluster, topology.global_tables, resolved.topics.partitions, config, tallies.failure, sayings, host)
             closing.callback(tables.stop)
             shared = Refusals(cluster, config, host), tallies, sayings, Outlasting.of(config), deployed
-            made = reading, directory, rooms, metrics, follower, tables, process
-            return Parts(wiring, config, topology, cluster, watching, *made, *shared, closing.pop_all())
+            made = resolved, directory, databases, metrics, follower, tables, process
+            return Components(wiring, config, topology, cluster, watching, *made, *shared, closing.pop_all())
 
     def __enter__(self) -> Self:
         return self
@@ -151,25 +150,25 @@ class Parts:
     @property
     def topology(self) -> Topology:
         """The topology with the topics that it reads now."""
-        return self.reading.topology
+        return self.resolved.topology
 
     @property
     def topics(self) -> ResolvedTopics:
         """The partition counts of everything."""
-        return self.reading.topics
+        return self.resolved.topics
 
     @property
     def programs(self) -> Mapping[int, Program]:
         """The program of each sub-topology."""
-        return self.reading.programs
+        return self.resolved.programs
 
     def timestamp_of(self, topic: str) -> TimestampColumn | None:
         """Return the timestamp extractor of a source topic, for the reader."""
         return next((program.timestamp_of[topic] for program in self.programs.values() if topic in program.timestamp_of), None)
 
-    def clocks_of(self, topic: str) -> ClockColumns | None:
+    def operator_times_of(self, topic: str) -> OperatorTimeColumns | None:
         """Return what the reader needs to tell tasks that share a partition the stream time of their operators."""
-        return next((program.clocks_of(topic) for program in self.programs.values() if topic in program.subtopology.topics), None)
+        return next((program.operator_times_of(topic) for program in self.programs.values() if topic in program.subtopology.topics), None)
 
     def transactional_id(self, thread: int) -> str:
         """Return the transactional id of a stream thread: the same after a restart on the same state folder."""
@@ -191,9 +190,9 @@ class Parts:
         ids = tuple(self.transactional_id(number) for number in range(threads)) if self.config.exactly_once else ()
 
         def info() -> MemberInfo:
-            return MemberInfo(self.process, self.host.called(), endpoint(), threads, ids, ending=ending(), topology=self.reading.announced)
+            return MemberInfo(self.process, self.host.called(), endpoint(), threads, ids, ending=ending(), topology=self.resolved.announced)
 
-        deal = partial(assign_active, ranges=self.config["ranges.per.partition"])
+        assign = partial(assign_active, ranges=self.config["ranges.per.partition"])
         timings = Timings(
             session=self.config["session.timeout.ms"], heartbeat=self.config["heartbeat.interval.ms"], connect=self.config["connect.timeout.ms"]
         )
@@ -205,7 +204,7 @@ class Parts:
             self.application,
             self.subscribed,
             info,
-            deal,
+            assign,
             emit,
             alive,
             predecessor=predecessor,
@@ -216,7 +215,7 @@ class Parts:
 
     def sources(self, task: TaskId) -> tuple[TopicPartition, ...]:
         """Return the partitions a task reads; none, if this process has not seen its topics yet."""
-        return self.reading.sources(task)
+        return self.resolved.sources(task)
 
     @property
     def subscribed(self) -> list[str]:
@@ -229,9 +228,9 @@ class Parts:
         """The topics that each sub-topology reads."""
         return {part.id: part.topics for part in self.topology.subtopologies}
 
-    def subscription(self, emit: Callable[[Event], None]) -> Subscription:
+    def subscription(self, emit: Callable[[Event], None]) -> PatternSubscription:
         """Return the thread that looks for new topics, not yet started."""
-        return Subscription(self.log, self.built, self.config, self.reading, emit, self.host)
+        return PatternSubscription(self.log, self.built, self.config, self.resolved, emit, self.host)
 
     def thread(self, number: int, member: GroupMember, emit: Callable[[Event], None]) -> StreamThread:
         """Return a stream thread, not yet started."""
@@ -258,7 +257,7 @@ class Parts:
 
     def opener(self, member: GroupMember, emit: Callable[[Event], None], moved: Callable[[], None], listener: RestoreListener) -> Opener:
         """Return the thread that opens tasks, not yet started."""
-        begun = Begun(self.application, self.log, member, lambda: self.reading, self.changelog, lambda: self.deployed.begun)
+        begun = Begun(self.application, self.log, member, lambda: self.resolved, self.changelog, lambda: self.deployed.begun)
         reset = self.config["auto.offset.reset"]
         positions = Positions(self.log, member, self.follower, self.sources, reset, self.transactional_id(0), begun=begun, host=self.host)
         place = self.config["snapshots.dir"]
@@ -271,7 +270,7 @@ class Parts:
             self.follower,
             positions,
             restoring,
-            self.rooms,
+            self.databases,
             lambda name: form.fullmatch(name) is not None,
             lambda dead: self.log.settle(dead, self._written()),
             lambda: self.deployed.take_over(self.topology),
@@ -280,12 +279,12 @@ class Parts:
             self.host,
         )
 
-    def watcher(self, roster: Roster, tasks: dict[TaskId, Task], emit: Callable[[Event], None]) -> Watcher:
+    def watcher(self, registry: TaskRegistry, tasks: dict[TaskId, Task], emit: Callable[[Event], None]) -> Watcher:
         """Return the thread that measures lags and purges repartition topics, not yet started."""
         purged = frozenset(node.topic for s in self.topology.subtopologies for node in s.nodes if isinstance(node, Sink) and node.internal)
         purge_every_s = self.config["repartition.purge.interval.ms"] / 1000
         rests_s = self.config.commit_interval_s + max(0, self.config["max.task.idle.ms"]) / 1000
-        looked_at = self.watching, self.metrics, self.tallies, self.sayings, roster, tasks
+        looked_at = self.watching, self.metrics, self.tallies, self.sayings, registry, tasks
         return Watcher(*looked_at, purged, purge_every_s, rests_s, emit, self.changelog, self.host)
 
     def task(self, opened: Incarnation, dead_letter: Committer) -> Task:
@@ -319,7 +318,7 @@ class Parts:
 
     def closed(self, task: Task) -> None:
         """A task has ended here: let go of its database, forget its metrics."""
-        self.rooms.leave(task.id)
+        self.databases.leave(task.id)
         self.tallies.closed(task)
         self.metrics.task_closed(task.id)
 

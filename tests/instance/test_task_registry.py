@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from coopstreams.instance.roster import Action, Do, Roster, State
+from coopstreams.instance.task_registry import Action, Do, State, TaskRegistry
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.task_id import TaskId
 
@@ -16,59 +16,59 @@ def task(first: int, last: int, partition: int = 0) -> TaskId:
 
 
 def test_a_task_is_opened_then_runs_then_is_closed_and_released() -> None:
-    roster = Roster()
-    assert roster.assigned([task(0, 127)], []) == [Action(Do.OPEN, task(0, 127))]
-    assert roster.opened(task(0, 127)) == [Action(Do.RUN, task(0, 127))]
-    assert roster.assigned([], [task(0, 127)]) == [Action(Do.CLOSE, task(0, 127))]
-    assert roster.closed(task(0, 127)) == [Action(Do.RELEASE, task(0, 127))]
-    assert roster.states == {}
+    registry = TaskRegistry()
+    assert registry.assigned([task(0, 127)], []) == [Action(Do.OPEN, task(0, 127))]
+    assert registry.opened(task(0, 127)) == [Action(Do.RUN, task(0, 127))]
+    assert registry.assigned([], [task(0, 127)]) == [Action(Do.CLOSE, task(0, 127))]
+    assert registry.closed(task(0, 127)) == [Action(Do.RELEASE, task(0, 127))]
+    assert registry.states == {}
 
 
 def test_a_range_that_is_cut_anew_waits_for_its_predecessor() -> None:
-    roster = Roster()
-    roster.assigned([task(0, 127)], [])
-    roster.opened(task(0, 127))
-    assert roster.assigned([task(0, 63)], [task(0, 127)]) == [Action(Do.CLOSE, task(0, 127))]
-    assert roster.states[task(0, 63)] is State.WAITING
-    assert roster.closed(task(0, 127)) == [Action(Do.RELEASE, task(0, 127)), Action(Do.OPEN, task(0, 63))]
+    registry = TaskRegistry()
+    registry.assigned([task(0, 127)], [])
+    registry.opened(task(0, 127))
+    assert registry.assigned([task(0, 63)], [task(0, 127)]) == [Action(Do.CLOSE, task(0, 127))]
+    assert registry.states[task(0, 63)] is State.WAITING
+    assert registry.closed(task(0, 127)) == [Action(Do.RELEASE, task(0, 127)), Action(Do.OPEN, task(0, 63))]
 
 
 def test_a_task_revoked_while_it_opens_is_cancelled_and_released_once() -> None:
-    roster = Roster()
-    roster.assigned([task(0, 127)], [])
-    assert roster.assigned([], [task(0, 127)]) == [Action(Do.CANCEL, task(0, 127))]
-    assert roster.opened(task(0, 127)) == [Action(Do.DROP, task(0, 127)), Action(Do.RELEASE, task(0, 127))]
-    assert roster.closed(task(0, 127)) == []
+    registry = TaskRegistry()
+    registry.assigned([task(0, 127)], [])
+    assert registry.assigned([], [task(0, 127)]) == [Action(Do.CANCEL, task(0, 127))]
+    assert registry.opened(task(0, 127)) == [Action(Do.DROP, task(0, 127)), Action(Do.RELEASE, task(0, 127))]
+    assert registry.closed(task(0, 127)) == []
 
 
 def test_an_aborted_task_is_opened_again_if_it_is_still_wanted() -> None:
-    roster = Roster()
-    roster.assigned([task(0, 127), task(128, 255)], [])
-    roster.opened(task(0, 127))
-    roster.opened(task(128, 255))
-    roster.assigned([], [task(128, 255)])
-    actions = roster.aborted([task(0, 127), task(128, 255)])
+    registry = TaskRegistry()
+    registry.assigned([task(0, 127), task(128, 255)], [])
+    registry.opened(task(0, 127))
+    registry.opened(task(128, 255))
+    registry.assigned([], [task(128, 255)])
+    actions = registry.aborted([task(0, 127), task(128, 255)])
     assert actions == [Action(Do.RELEASE, task(128, 255)), Action(Do.OPEN, task(0, 127))]
 
 
 def test_tasks_that_read_other_topics_are_closed_cleanly_and_opened_again_and_the_group_hears_nothing() -> None:
-    roster = Roster()
-    roster.assigned([task(0, 127), task(128, 255), other := TaskId(1, 0, KeyRange.of_groups(0, 255))], [])
+    registry = TaskRegistry()
+    registry.assigned([task(0, 127), task(128, 255), other := TaskId(1, 0, KeyRange.of_groups(0, 255))], [])
     for opened in (task(0, 127), other):
-        roster.opened(opened)
-    assert roster.reopen({0}) == [Action(Do.CLOSE, task(0, 127)), Action(Do.CANCEL, task(128, 255))]
-    assert roster.closed(task(0, 127)) == [Action(Do.OPEN, task(0, 127))]
-    assert roster.opened(task(128, 255)) == [Action(Do.DROP, task(128, 255)), Action(Do.OPEN, task(128, 255))]
-    assert roster.states[other] is State.RUNNING
+        registry.opened(opened)
+    assert registry.reopen({0}) == [Action(Do.CLOSE, task(0, 127)), Action(Do.CANCEL, task(128, 255))]
+    assert registry.closed(task(0, 127)) == [Action(Do.OPEN, task(0, 127))]
+    assert registry.opened(task(128, 255)) == [Action(Do.DROP, task(128, 255)), Action(Do.OPEN, task(128, 255))]
+    assert registry.states[other] is State.RUNNING
 
 
 def test_after_the_membership_is_lost_nothing_is_owed_and_everything_is_given_up() -> None:
-    roster = Roster()
-    roster.assigned([task(0, 127), task(128, 255)], [])
-    roster.opened(task(0, 127))
-    assert roster.lost() == [Action(Do.CLOSE_DIRTY, task(0, 127)), Action(Do.CANCEL, task(128, 255))]
-    assert roster.closed(task(0, 127)) == []
-    assert roster.assigned([task(0, 127)], []) == [Action(Do.OPEN, task(0, 127))]
+    registry = TaskRegistry()
+    registry.assigned([task(0, 127), task(128, 255)], [])
+    registry.opened(task(0, 127))
+    assert registry.lost() == [Action(Do.CLOSE_DIRTY, task(0, 127)), Action(Do.CANCEL, task(128, 255))]
+    assert registry.closed(task(0, 127)) == []
+    assert registry.assigned([task(0, 127)], []) == [Action(Do.OPEN, task(0, 127))]
 
 
 CUTS = [(0, 255), (0, 127), (128, 255), (0, 63), (64, 191), (192, 255)]
@@ -79,7 +79,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.roster = Roster()
+        self.registry = TaskRegistry()
         self.held: set[TaskId] = set()
         self.owed: set[TaskId] = set()
         self.work: dict[TaskId, Do] = {}
@@ -104,32 +104,32 @@ class AnyHistory(RuleBasedStateMachine):
         target -= self.owed
         added, revoked = target - self.held, self.held - target
         self.held, self.owed = target, self.owed | revoked
-        self.act(self.roster.assigned(sorted(added), sorted(revoked)))
+        self.act(self.registry.assigned(sorted(added), sorted(revoked)))
 
     @rule()
     def topics_come_to_match(self) -> None:
-        self.act(self.roster.reopen({0}))
+        self.act(self.registry.reopen({0}))
 
     @rule()
     def the_group_goes_on_without_us(self) -> None:
         self.held, self.owed = set(), set()
-        self.act(self.roster.lost())
+        self.act(self.registry.lost())
 
     @precondition(lambda self: any(do in (Do.OPEN, Do.CANCEL) for do in self.work.values()))
     @rule(data=st.data())
     def the_opener_answers(self, data: st.DataObject) -> None:
         which = data.draw(st.sampled_from(sorted(t for t, do in self.work.items() if do in (Do.OPEN, Do.CANCEL))))
         if self.work.pop(which) is Do.CANCEL and data.draw(st.booleans()):
-            self.act(self.roster.closed(which))
+            self.act(self.registry.closed(which))
         else:
-            self.act(self.roster.opened(which))
+            self.act(self.registry.opened(which))
 
     @precondition(lambda self: any(do in (Do.RUN, Do.CLOSE, Do.CLOSE_DIRTY) for do in self.work.values()))
     @rule(data=st.data())
     def a_thread_closes_or_aborts(self, data: st.DataObject) -> None:
         which = data.draw(st.sampled_from(sorted(t for t, do in self.work.items() if do not in (Do.OPEN, Do.CANCEL))))
         do = self.work.pop(which)
-        self.act(self.roster.aborted([which]) if do is Do.RUN else self.roster.closed(which))
+        self.act(self.registry.aborted([which]) if do is Do.RUN else self.registry.closed(which))
 
     @invariant()
     def nothing_overlaps(self) -> None:

@@ -1,6 +1,6 @@
 """What an application reads: its topology with the topics that its patterns mean now, their partitions, and its programs.
 
-Invariant: a `Reading` is complete before anybody has it: topics are checked, internal ones made, programs ready to be bound.
+Invariant: a `ResolvedTopology` is complete before anybody has it: topics are checked, internal ones made, programs ready to be bound.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from coopstreams.topology.task_id import TaskId
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ResolvedTopology:
     """What is read at a time. `programs` by sub-topology."""
 
     topology: Topology
@@ -37,7 +37,7 @@ class Reading:
         topics, counts = self.programs[task.subtopology].subtopology.topics, self.topics.partitions
         return tuple(TopicPartition(topic, task.partition) for topic in topics if task.partition < counts[topic])
 
-    def changed(self, before: Reading) -> frozenset[int]:
+    def changed(self, before: ResolvedTopology) -> frozenset[int]:
         """Return the sub-topologies that read other topics than before."""
         return frozenset(n for n, program in self.programs.items() if program.subtopology.topics != before.programs[n].subtopology.topics)
 
@@ -51,7 +51,7 @@ def as_it_runs(built: Topology, names: Iterable[str], config: Config) -> Topolog
     return matched(built, names).optimized(config["topology.optimization"])
 
 
-def look_up(cluster: Log, built: Topology, config: Config, known: Collection[str] = ()) -> Reading:
+def resolve_topology(cluster: Log, built: Topology, config: Config, known: Collection[str] = ()) -> ResolvedTopology:
     """Return what an application reads now. `known`: topics that it reads already, whatever the cluster says.
 
     Raises:
@@ -62,4 +62,4 @@ def look_up(cluster: Log, built: Topology, config: Config, known: Collection[str
     parts = topology.subtopologies
     prints = fingerprints(topology, topics.tasks)
     announced = tuple(Runs(prints[part.id], topics.tasks[part.id], part.divisible) for part in parts)
-    return Reading(topology, topics, {part.id: compile_subtopology(topology, part) for part in parts}, announced)
+    return ResolvedTopology(topology, topics, {part.id: compile_subtopology(topology, part) for part in parts}, announced)

@@ -1,8 +1,8 @@
-"""A partition's records become runs: timestamps extracted, stream time told, keys hashed once, each record in the slot of its range.
+"""A partition's records become batches: timestamps extracted, stream time told, keys hashed once, each record in the slot of its range.
 
-Both readers call `make_runs` on all records that they looked at, in offset order, so the rules cannot differ between logs.
+Both readers call `make_batches` on all records that they looked at, in offset order, so the rules cannot differ between logs.
 
-Invariant: a record is in exactly one slot, or in none if its hash is outside all ranges; every slot gets a run, so that its position moves.
+Invariant: a record is in exactly one slot, or in none if its hash is outside all ranges; every slot gets a batch, so that its position moves.
 Turned down: hashing and cutting record by record (three times as slow as a comprehension of hashes and lists of indexes: measured).
 """
 
@@ -12,9 +12,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
-from coopstreams.log.log import NO_STREAM_TIME, Run
+from coopstreams.log.log import NO_STREAM_TIME, RecordBatch
 from coopstreams.topology.columns import NO_RECORDS, Columns, Headers, Int64s, TopicPartition
-from coopstreams.topology.compile.clocks import ClockColumns, before_and_after
+from coopstreams.topology.compile.operator_time import OperatorTimeColumns, before_and_after
 from coopstreams.topology.compile.program import TimestampColumn
 from coopstreams.topology.keys import GROUPS, HASH_BITS, KeyRange, key_hashes
 
@@ -27,9 +27,11 @@ class Routes:
     Shape: slot = index in `ranges`.
     """
 
-    __slots__ = ("_bounds", "_by_bound", "_by_group", "_clocks", "_ranges", "now", "timestamps", "whole")
+    __slots__ = ("_bounds", "_by_bound", "_by_group", "_operator_times", "_ranges", "now", "timestamps", "whole")
 
-    def __init__(self, ranges: Sequence[KeyRange], timestamps: TimestampColumn | None = None, clocks: ClockColumns | None = None) -> None:
+    def __init__(
+        self, ranges: Sequence[KeyRange], timestamps: TimestampColumn | None = None, operator_times: OperatorTimeColumns | None = None
+    ) -> None:
         """Cut the hash space.
 
         Raises:
@@ -40,8 +42,8 @@ class Routes:
         self.timestamps = timestamps
         self.whole = len(ranges) == 1 and ranges[0].is_whole
         self.now: list[int] = []
-        """What the clocks show, counted from the making of the routes: a task takes the later of this and what it knows."""
-        self._clocks = clocks
+        """The operator times, counted from the making of the routes: a task takes the later of this and what it knows."""
+        self._operator_times = operator_times
         self._ranges = list(ranges)
         self._bounds, self._by_bound = _bounds(self._ranges)
         self._by_group: list[int] | None = None
@@ -58,13 +60,13 @@ class Routes:
         return [columns.pick(indexes) for indexes in self._indexes(key_hashes(columns.keys, columns.offsets))]
 
     def tell_time(self, columns: Columns) -> None:
-        """Give records of the partition, the next after those of the last call, the columns of clocks."""
-        if self._clocks is None:
+        """Give records of the partition, the next after those of the last call, the columns of operator times."""
+        if self._operator_times is None:
             return
-        told = self._clocks(columns)
+        told = self._operator_times(columns)
         now = self.now or [NO_STREAM_TIME] * len(told)
-        both = [before_and_after(times, clock) for times, clock in zip(told, now, strict=True)]
-        columns.clocks = [before for before, _ in both]
+        both = [before_and_after(times, operator_time) for times, operator_time in zip(told, now, strict=True)]
+        columns.operator_times = [before for before, _ in both]
         self.now = [after for _, after in both]
 
     def _indexes(self, hashes: list[int]) -> list[list[int]]:
@@ -84,7 +86,7 @@ class Routes:
         return slots[:-1]
 
 
-def make_runs(
+def make_batches(
     partition: TopicPartition,
     columns: Columns,
     routes: Routes | None,
@@ -92,8 +94,8 @@ def make_runs(
     next_offset: int,
     *,
     at_end: bool,
-) -> list[Run]:
-    """Return one run for each slot of the partition.
+) -> list[RecordBatch]:
+    """Return one batch for each slot of the partition.
 
     Shape: `columns` are all records looked at, also those of no range; their stream times are not yet known. `before` is the
     stream time up to them.
@@ -106,13 +108,13 @@ def make_runs(
         if routes is not None:
             routes.tell_time(columns)
     parts = [columns] if routes is None else routes.split(columns)
-    return [Run(partition, slot, part, next_offset, before, at_end, () if routes is None else routes.now) for slot, part in enumerate(parts)]
+    return [RecordBatch(partition, slot, part, next_offset, before, at_end, () if routes is None else routes.now) for slot, part in enumerate(parts)]
 
 
 def raw_columns(
     keys: Sequence[bytes | None], values: Sequence[bytes | None], timestamps: Int64s, offsets: Int64s, headers: Sequence[Headers | None]
 ) -> Columns:
-    """Return columns for `make_runs`: stream times to come, no headers column where no record has any."""
+    """Return columns for `make_batches`: stream times to come, no headers column where no record has any."""
     return Columns(keys, values, timestamps, offsets, (), headers if any(headers) else None)
 
 

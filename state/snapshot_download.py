@@ -6,7 +6,7 @@
     ended        the changelog has the rest; or it was given up, and nothing is there
 
 Invariant: what was given up touches no database any more, and leaves no file; who gives up waits for nobody's network.
-Invariant: a place that is silent for a minute is called off: what has come is used, and the changelog has the rest.
+Invariant: a storage that is silent for a minute is called off: what has come is used, and the changelog has the rest.
 Turned down: the executors of `concurrent.futures` (a process waits for their threads when it ends, and one of them may wait for ever); and
 ingesting over what a database has (a file's rows would win over newer ones).
 """
@@ -27,10 +27,10 @@ from pathlib import Path
 
 from coopstreams.state.database import Database
 from coopstreams.state.manifest import Slice
-from coopstreams.state.pickup import Changelog, Snapshots
-from coopstreams.state.places import GivenUpError
 from coopstreams.state.restore import Bounds
-from coopstreams.state.snapshot import Fetched
+from coopstreams.state.snapshot import FetchedFile
+from coopstreams.state.snapshot_restore import Changelog, Snapshots
+from coopstreams.state.storage import GivenUpError
 from coopstreams.topology.errors import SnapshotError, StateError
 from coopstreams.topology.stores import StoreSpec
 
@@ -39,12 +39,12 @@ log = logging.getLogger(__name__)
 AT_ONCE = 8
 """Slices that are fetched at the same time: an object store answers late and many at once."""
 PATIENCE_S = 60.0
-"""How long a place may be silent. Drivers with time-outs of their own give up sooner; a mounted folder may have none."""
+"""How long a storage may be silent. Drivers with time-outs of their own give up sooner; a mounted folder may have none."""
 
 Job = Callable[[], None]
 
 
-class Stage(Enum):
+class DownloadStage(Enum):
     """How far one store is."""
 
     CHOOSING = "choosing"
@@ -54,7 +54,7 @@ class Stage(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class PickUpProgress:
+class DownloadProgress:
     """How far the slices of a store are on this machine.
 
     Units: bytes, bytes per second, seconds; `eta_s` None: cannot be told yet. `total_bytes` is 0 until they are chosen.
@@ -67,7 +67,7 @@ class PickUpProgress:
     eta_s: float | None
 
 
-class Workers:
+class WorkerPool:
     """Up to so many threads, which live while there are jobs. Any thread. Jobs raise nothing; nobody waits for their end.
 
     All that have jobs get their turn, one job each: a big store does not make small ones wait until it is there.
@@ -108,9 +108,9 @@ class Downloads:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self.choosing = Workers("manifest", 2)
-        self.fetching = Workers("snapshot", AT_ONCE)
-        self.ingesting = Workers("ingest", 1)
+        self.choosing = WorkerPool("manifest", 2)
+        self.fetching = WorkerPool("snapshot", AT_ONCE)
+        self.ingesting = WorkerPool("ingest", 1)
         self.ended = threading.Event()
         """Set when something has ended; whoever waits for it clears it."""
         self._moved_at = clock()
@@ -125,7 +125,7 @@ class Downloads:
         return self.clock() - self._moved_at > PATIENCE_S
 
 
-class Incoming:
+class SnapshotDownload:
     """What one task takes of one store: some key groups, ascending. It begins at once. One thread looks in; `progress` any."""
 
     def __init__(
@@ -149,19 +149,19 @@ class Incoming:
         self._where = f'store "{spec.name}", partition {partition}, key groups {groups[0]}..{groups[-1]}'
         self._folder = snapshots.folder / uuid.uuid4().hex
         self._lock = threading.Condition()
-        self._stage = Stage.CHOOSING
+        self._stage = DownloadStage.CHOOSING
         self._touching = False
         """Whether a thread is in the database."""
         self._error: BaseException | None = None
         self._left = 0
-        self._good: list[tuple[Slice, list[Fetched]]] = []
+        self._good: list[tuple[Slice, list[FetchedFile]]] = []
         self._bytes = self._total = 0
         self._began = downloads.clock()
         downloads.move()
         self._put(downloads.choosing, partial(self._choose, partial(snapshots.chosen, spec, partition, changelog, groups, bounds, self._where)))
 
     def look(self) -> bool:
-        """Return whether it has ended: whatever came is in the database. A place that is silent is called off.
+        """Return whether it has ended: whatever came is in the database. A storage that is silent is called off.
 
         Raises:
             StateError: the database does not take it.
@@ -171,30 +171,30 @@ class Incoming:
         with self._lock:
             if self._error is not None:
                 raise self._error
-            return self._stage is Stage.ENDED
+            return self._stage is DownloadStage.ENDED
 
     def give_up(self) -> None:
         """End it: nothing is in the database, or all that came."""
         with self._lock:
             while self._touching:  # local work, and soon done; the database may be closed when we return
                 self._lock.wait()
-            self._stage = Stage.ENDED
+            self._stage = DownloadStage.ENDED
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def progress(self) -> PickUpProgress:
+    def progress(self) -> DownloadProgress:
         """Return how far it is."""
         with self._lock:
             fetched, total = min(self._bytes, self._total), self._total  # what was cut short comes twice
         seconds = self._downloads.clock() - self._began
         rate = fetched / seconds if seconds > 0 else 0.0
-        return PickUpProgress(self._spec.name, fetched, total, rate, (total - fetched) / rate if rate else None)
+        return DownloadProgress(self._spec.name, fetched, total, rate, (total - fetched) / rate if rate else None)
 
     def _choose(self, chosen: Callable[[], list[Slice]]) -> None:
         slices = chosen()
         self._downloads.move()
         with self._lock:
-            self._check(Stage.CHOOSING)
-            self._stage = Stage.FETCHING if slices else Stage.ENDED
+            self._check(DownloadStage.CHOOSING)
+            self._stage = DownloadStage.FETCHING if slices else DownloadStage.ENDED
             self._left = len(slices)
             self._total = sum(file.bytes for each in slices for file in each.files)
             self._folder.mkdir(parents=True)
@@ -203,7 +203,7 @@ class Incoming:
 
     def _fetch(self, wanted: Slice) -> None:
         self._heard(0)
-        fetched: list[Fetched] | None = None
+        fetched: list[FetchedFile] | None = None
         try:
             fetched = self._snapshots.fetch(wanted, self._folder, self._heard)
         except GivenUpError:
@@ -212,7 +212,7 @@ class Incoming:
             self._heard(0)  # else it failed because the files were taken away
             log.warning("%s: key groups %d..%d: %s. The changelog restores them.", self._where, wanted.first, wanted.last, error)
         with self._lock:
-            self._check(Stage.FETCHING)
+            self._check(DownloadStage.FETCHING)
             if fetched is not None:
                 self._good.append((wanted, fetched))
             self._left -= 1
@@ -222,17 +222,17 @@ class Incoming:
 
     def _heard(self, count: int) -> None:
         with self._lock:
-            self._check(Stage.FETCHING)
+            self._check(DownloadStage.FETCHING)
             self._bytes += count
         self._downloads.move()
 
-    def _check(self, stage: Stage) -> None:
+    def _check(self, stage: DownloadStage) -> None:
         if self._stage is not stage:
             raise GivenUpError(f"{self._where}: given up")
 
     def _call_off(self) -> None:
         with self._lock:
-            if self._stage not in (Stage.CHOOSING, Stage.FETCHING):
+            if self._stage not in (DownloadStage.CHOOSING, DownloadStage.FETCHING):
                 return
             groups = sum(each.last - each.first + 1 for each, _ in self._good)
         log.warning("%s: no byte has come for %g s. The changelog restores all but %d key groups.", self._where, PATIENCE_S, groups)
@@ -240,14 +240,14 @@ class Incoming:
 
     def _ingest_soon(self) -> None:
         with self._lock:
-            if self._stage not in (Stage.CHOOSING, Stage.FETCHING):
+            if self._stage not in (DownloadStage.CHOOSING, DownloadStage.FETCHING):
                 return
-            self._stage = Stage.INGESTING
+            self._stage = DownloadStage.INGESTING
         self._put(self._downloads.ingesting, self._ingest)
 
     def _ingest(self) -> None:
         with self._lock:
-            self._check(Stage.INGESTING)
+            self._check(DownloadStage.INGESTING)
             self._touching = True
         error: BaseException | None = None
         try:
@@ -257,7 +257,7 @@ class Incoming:
             error = caught
         shutil.rmtree(self._folder, ignore_errors=True)
         with self._lock:
-            self._error, self._touching, self._stage = error, False, Stage.ENDED
+            self._error, self._touching, self._stage = error, False, DownloadStage.ENDED
             self._lock.notify_all()
 
     def _bring_in(self) -> None:
@@ -275,7 +275,7 @@ class Incoming:
         self.keys = keys
         log.info("%s: %d keys in %d slices of a snapshot", self._where, keys, len(self._good))
 
-    def _put(self, workers: Workers, job: Job) -> None:
+    def _put(self, workers: WorkerPool, job: Job) -> None:
         workers.put(self, partial(self._guarded, job))
 
     def _guarded(self, job: Job) -> None:
@@ -287,10 +287,10 @@ class Incoming:
         except BaseException as error:
             log.debug("%s: failed", self._where, exc_info=True)
             with self._lock:
-                self._error, self._stage = error, Stage.ENDED
+                self._error, self._stage = error, DownloadStage.ENDED
         finally:
             with self._lock:
-                ended = self._stage is Stage.ENDED
+                ended = self._stage is DownloadStage.ENDED
             if ended:
                 shutil.rmtree(self._folder, ignore_errors=True)
                 self._downloads.ended.set()

@@ -18,12 +18,12 @@ from urllib.parse import urlsplit
 import pytest
 
 from coopstreams.state.database import Database
-from coopstreams.state.incoming import Downloads, Incoming
 from coopstreams.state.memory import Memory
-from coopstreams.state.pickup import Snapshots
+from coopstreams.state.snapshot_download import Downloads, SnapshotDownload
+from coopstreams.state.snapshot_restore import Snapshots
 from tests.state.bounds import bounds
-from tests.state.test_pickup import CHANGELOG, PARTITION, ended, publish, restored
 from tests.state.test_restore import SPEC, some_log, stored
+from tests.state.test_snapshot_restore import CHANGELOG, PARTITION, ended, publish, restored
 
 LOG = some_log(500)
 TRUTH = stored(restored(LOG, 600))
@@ -111,11 +111,11 @@ def published(bucket: str) -> str:
     return url
 
 
-def picked_up(url: str, folder: Path) -> tuple[Database, int]:
-    """Return a database that has picked up all there is, and how many keys came."""
+def restored_from_snapshot(url: str, folder: Path) -> tuple[Database, int]:
+    """Return a database that was restored from all there is, and how many keys came."""
     database, downloads = Database(Memory(), [SPEC]), Downloads(lambda: 0.0)  # never silent
     snapshots = Snapshots(url, "app", folder / "incoming")
-    return database, ended(Incoming(downloads, snapshots, database, SPEC, PARTITION, CHANGELOG, range(256), bounds(1000)), downloads).keys
+    return database, ended(SnapshotDownload(downloads, snapshots, database, SPEC, PARTITION, CHANGELOG, range(256), bounds(1000)), downloads).keys
 
 
 def test_errors_that_pass_and_answers_that_are_cut_short_cost_only_a_repetition(
@@ -126,7 +126,7 @@ def test_errors_that_pass_and_answers_that_are_cut_short_cost_only_a_repetition(
     serving.start()
     try:
         with answering(f"http://127.0.0.1:{server.server_port}", monkeypatch):
-            database, keys = picked_up(published, tmp_path)
+            database, keys = restored_from_snapshot(published, tmp_path)
     finally:
         server.shutdown()
         serving.join(60)
@@ -144,7 +144,7 @@ def test_a_bucket_that_is_not_there_is_left_out(
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         with answering(f"http://127.0.0.1:{nobody.getsockname()[1]}", monkeypatch), caplog.at_level(logging.WARNING):
-            database, keys = picked_up(published, tmp_path)
+            database, keys = restored_from_snapshot(published, tmp_path)
     assert (keys, database.is_empty()) == (0, True)
     assert "Could not connect" in caplog.text
     assert "The changelog restores it." in caplog.text

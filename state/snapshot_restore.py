@@ -5,7 +5,7 @@
 
 `incoming` does that on threads of its own, and brings what came into a database.
 
-Invariant: a snapshot is a cache. Whatever is wrong with it (a flipped byte, a missing file, another topic, a newer format, a place that does
+Invariant: a snapshot is a cache. Whatever is wrong with it (a flipped byte, a missing file, another topic, a newer format, a storage that does
 not answer) is said in the log, and the changelog is read instead; nothing that was not checked is handed out.
 """
 
@@ -22,10 +22,10 @@ from typing import TypeVar
 
 from coopstreams.state.engine import Rows
 from coopstreams.state.manifest import Manifest, Slice, StoreSlices, shape_of
-from coopstreams.state.places import GivenUpError, Heard, Place
 from coopstreams.state.restore import Bounds
-from coopstreams.state.snapshot import Fetched, current_run, fetch, load
+from coopstreams.state.snapshot import FetchedFile, current_run, fetch, load
 from coopstreams.state.sst import read_sst, write_sst
+from coopstreams.state.storage import GivenUpError, Heard, Storage
 from coopstreams.topology.errors import SnapshotError
 from coopstreams.topology.stores import StoreSpec
 
@@ -107,17 +107,17 @@ class Snapshots:
             log.warning('%s: snapshot "%s" is of no use here: %s. The changelog restores it.', where, manifest.run, said)
         return slices
 
-    def fetch(self, wanted: Slice, folder: Path, heard: Heard) -> list[Fetched]:
+    def fetch(self, wanted: Slice, folder: Path, heard: Heard) -> list[FetchedFile]:
         """Return the files of a slice with nothing in them but its groups: at the edge of a range they are written anew.
 
         Raises:
             GivenUpError: `heard` said so.
-            SnapshotError, StateError, OSError: a file is missing or damaged, the place does not answer, or the disk is full.
+            SnapshotError, StateError, OSError: a file is missing or damaged, the storage does not answer, or the disk is full.
         """
-        place = Place(self._url)
+        storage = Storage(self._url)
         result = []
         for file in wanted.files:
-            fetched = _twice(partial(fetch, place, self._application, file, folder, heard))
+            fetched = _twice(partial(fetch, storage, self._application, file, folder, heard))
             if bytes.fromhex(file.first_key)[0] >= wanted.first and bytes.fromhex(file.last_key)[0] <= wanted.last:
                 result.append(fetched)
                 continue
@@ -125,7 +125,7 @@ class Snapshots:
             written = write_sst(inside, _within(wanted, read_sst(fetched.path), heard))
             fetched.path.unlink()
             if written is not None:
-                result.append(Fetched(replace(file, entries=written.entries), inside))
+                result.append(FetchedFile(replace(file, entries=written.entries), inside))
         return result
 
     def _current(self) -> Manifest | None:
@@ -137,7 +137,7 @@ class Snapshots:
 
 
 def _twice(ask: Callable[[], T]) -> T:
-    """Return an answer of the place; one that fails is asked for once more: to read the changelog instead costs far more."""
+    """Return an answer of the storage; one that fails is asked for once more: to read the changelog instead costs far more."""
     try:
         return ask()
     except GivenUpError:

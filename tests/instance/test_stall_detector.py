@@ -1,0 +1,104 @@
+"""Is a task well? It is, as long as it has nothing to do or moves."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coopstreams.instance.watcher import StallDetector
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.keys import WHOLE
+from coopstreams.topology.task_id import TaskId
+
+TASK, OTHER = TaskId(0, 0, WHOLE), TaskId(0, 1, WHOLE)
+AT, TABLE = TopicPartition("orders", 0), TopicPartition("names", 0)
+LIMIT_S = 30.0
+
+
+def test_a_task_with_nothing_to_do_never_stalls() -> None:
+    stall_detector = StallDetector(LIMIT_S)
+    for now in range(0, 1000, 10):
+        stall_detector.look(TASK, now, {AT: 5}, {AT: 5}, 5)
+    assert stall_detector.stalled(2000) == {}
+
+
+def test_a_task_with_records_waiting_that_does_not_move_stalls_and_says_where() -> None:
+    stall_detector = StallDetector(LIMIT_S)
+    for now in (0, 10, 20, 30):
+        stall_detector.look(TASK, now, {AT: 5, TABLE: 9}, {AT: 8, TABLE: 9}, 5)
+    assert stall_detector.stalled(30) == {}
+    [(task, why)] = stall_detector.stalled(31).items()
+    assert task == TASK
+    assert why == f"no progress for 31 s with 3 records waiting: {AT} at offset 5 of 8"
+
+
+def test_the_clock_begins_when_records_come_and_not_with_the_idle_time_before() -> None:
+    stall_detector = StallDetector(LIMIT_S)
+    stall_detector.look(TASK, 0, {AT: 5}, {AT: 5}, 5)
+    stall_detector.look(TASK, 100, {AT: 5}, {AT: 6}, 5)
+    assert stall_detector.stalled(130) == {}
+    stall_detector.look(TASK, 125, {AT: 5}, {AT: 6}, 5)
+    assert set(stall_detector.stalled(131)) == {TASK}
+
+
+def test_the_smallest_progress_is_progress() -> None:
+    stall_detector = StallDetector(LIMIT_S)
+    for step in range(10):
+        stall_detector.look(TASK, step * 29, {AT: step}, {AT: 1000}, step)
+        assert stall_detector.stalled(step * 29 + 30) == {}
+
+
+def test_a_task_that_is_opened_again_and_again_without_progress_stalls_too() -> None:
+    stall_detector = StallDetector(LIMIT_S)
+    for now in (0, 10, 20, 40):
+        sample = stall_detector.look(TASK, now, {AT: 5}, {AT: 8}, processed=now % 20)  # a new opening counts from nothing
+        assert sample.rate >= 0
+    assert set(stall_detector.stalled(41)) == {TASK}
+
+
+def test_tasks_that_are_gone_are_forgotten() -> None:
+    stall_detector = StallDetector(LIMIT_S)
+    for task in (TASK, OTHER):
+        stall_detector.look(task, 0, {AT: 0}, {AT: 1}, 0)
+    stall_detector.keep({OTHER})
+    assert set(stall_detector.stalled(100)) == {OTHER}
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 10), st.integers(0, 1000)), min_size=12, max_size=12))
+def test_the_rate_stays_between_the_slowest_and_the_fastest_look(looks: list[tuple[float, int]]) -> None:
+    stall_detector, now, processed = StallDetector(LIMIT_S), 0.0, 0
+    stall_detector.look(TASK, now, {AT: 0}, {AT: 1}, processed)
+    fresh = [0.0]  # a task begins without any rate
+    for seconds, records in looks:
+        before, now, processed = now, now + seconds, processed + records
+        fresh.append(records / (now - before))
+        sample = stall_detector.look(TASK, now, {AT: 0}, {AT: 1}, processed)
+        assert min(fresh) <= sample.rate <= max(fresh) * (1 + 1e-9)
+
+
+def test_lag_is_the_sum_over_the_sources_and_never_negative() -> None:
+    sample = StallDetector(LIMIT_S).look(TASK, 0, {AT: 5, TABLE: 9}, {AT: 8, TABLE: 7}, 0)
+    assert sample.lag == 3
+
+
+def test_a_task_that_waits_says_so_long_before_it_is_ill() -> None:
+    stall_detector = StallDetector(stalled_s=30.0, slow_s=3.0)
+    for now in range(10):
+        stall_detector.look(TASK, float(now), {AT: 5}, {AT: 9}, 5)
+    assert stall_detector.stalled(9.5) == {}
+    assert stall_detector.slow(2.0) == {}
+    assert stall_detector.slow(9.5) == {TASK: "no commit for 10 s with 4 records waiting"}
+    stall_detector.look(TASK, 10.0, {AT: 9}, {AT: 9}, 9)
+    assert stall_detector.slow(60.0) == {}
+    stall_detector.look(TASK, 61.0, {AT: 9}, {AT: 12}, 9)
+    stall_detector.look(TASK, 62.0, {AT: 9}, {AT: 12}, 9)
+    assert stall_detector.slow(98.0) == {}, "by then it is `stalled`, and says more"
+    assert list(stall_detector.stalled(98.0)) == [TASK]
+
+
+def test_a_leader_that_does_not_answer_is_named_although_no_lag_is_known() -> None:
+    stall_detector = StallDetector()
+    stall_detector.look(TASK, 1.0, {AT: 9}, {AT: 9}, 9)
+    stall_detector.unanswered[AT] = 2.0
+    assert stall_detector.slow(4.0) == {}
+    assert stall_detector.slow(12.0) == {TASK: f"the leader of {AT} has not answered for 10 s"}
