@@ -169,7 +169,7 @@ def process(world: World, op: Op) -> Any:
 
 def _store(op: Op) -> StoreSpec:
     if op["processor"] == "dedup":
-        return window_store(op["store"], key=KEY, value=VALUE, size=op["window_ms"], retention=op["retention_ms"])
+        return window_store(op["store"], key=KEY, value=VALUE, size=ms(op["window_ms"]), retention=ms(op["retention_ms"]))
     return key_value_store(op["store"], key=KEY, value=VALUE)
 
 

@@ -93,7 +93,7 @@ MISTAKES: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
     "join with a stream": (lambda b: text(b).join(text(b), max), "two streams are joined within windows such as JoinWindows"),
     "join with a topic": (lambda b: text(b).join("table", max), "a stream is joined with a table or a stream, not with a str"),
     "join a table with windows=": (lambda b: text(b).join(table(b), max, windows=JoinWindows(milliseconds=1)), "windows= is for two streams"),
-    "join windows without a length": (lambda b: text(b).join(text(b), max, windows=JoinWindows()), "how far apart may two records be"),
+    "join windows without a length": (lambda b: text(b).join(text(b), max, windows=JoinWindows()), "JoinWindows: give the difference either in"),
     "join windows that are empty": (lambda b: JoinWindows(before=ms(-2), after=ms(1)), "nothing is in it"),
     "a joiner of the wrong arity": (lambda b: text(b).join(table(b), lambda k, v, t: v), r"join calls \(value, table_value\)"),
     "a joiner without the key": (

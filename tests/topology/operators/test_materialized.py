@@ -138,7 +138,7 @@ JOINS: dict[str, Callable[[int | None, int | None], int | None]] = {
     "left_join": lambda one, other: None if one is None else one + (other or 0),
     "outer_join": lambda one, other: None if one is None and other is None else add(one, other),
 }
-SIDES: dict[str, dict[str, Any]] = {"not cached": {"store": Materialized("left", cached=False)}, "versioned": {"history": 1000}}
+SIDES: dict[str, dict[str, Any]] = {"not cached": {"store": Materialized("left", cached=False)}, "versioned": {"history": ms(1000)}}
 UPDATES = st.lists(st.tuples(st.sampled_from(["left", "right"]), st.sampled_from("ab"), st.one_of(st.none(), st.integers(0, 9))), max_size=16)
 
 

@@ -26,7 +26,7 @@ def joined(*events: Event, grace: int | None = None, left: bool = False, ranges:
         return [order, price]
 
     method: Any = orders.left_join if left else orders.join
-    method(prices, pair, value=serdes.json, grace=grace, name="priced").to("out")
+    method(prices, pair, value=serdes.json, grace=None if grace is None else ms(grace), name="priced").to("out")
     with TopologyTestDriver(builder.build(), ranges) as driver:
         for topic, key, value, timestamp in events:
             driver.input(topic, serdes.text, serdes.json).send(key, value, timestamp)
