@@ -114,5 +114,5 @@ def test_days_of_a_time_zone_are_windows_of_ones_own_and_may_differ_in_length() 
 
 @pytest.mark.parametrize("wrong", [{"advance": ms(11)}, {"advance": 0}, {"grace": ms(-1)}])
 def test_windows_with_gaps_or_without_progress_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(TopologyError, match="TimeWindows: .* (leave gaps|at least 1 ms|not be negative)"):
+    with pytest.raises(TopologyError, match=r"TimeWindows: .* (leave gaps|at least 1 ms|not be negative)"):
         TimeWindows(milliseconds=10, **wrong)
