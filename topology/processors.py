@@ -14,7 +14,7 @@
             for key, value in self.worst.all():
                 self.context.forward(Record(key, f"{value} at worst", now_ms))
 
-    builder.stream("in", ...).process(Alarm, stores=[key_value_store("worst", key=..., value=...)], key=..., value=...)
+    builder.stream("in", ...).process(Alarm, stores=[key_value_store("worst", key=..., value=...)], key=..., value=..., by_key=True)
 
 Invariant: a processor belongs to one task, and to its thread.
 Source: Kafka Streams `org.apache.kafka.streams.processor.api` (KIP-478, KIP-820).

@@ -163,8 +163,9 @@ def process(world: World, op: Op) -> Any:
     if "store" in op:
         world.untimed.add(op["store"])
     stores = [_store(op)] if "store" in op else []
-    by_key = op["processor"] not in LOOKS_AT_SEVERAL_KEYS
-    return world.stream(op["in"]).process(lambda: make(op), stores=stores, key=KEY, value=VALUE, by_key=by_key)
+    stream = world.stream(op["in"])
+    by_key = op["processor"] not in LOOKS_AT_SEVERAL_KEYS and not stream._flow.rekeyed
+    return stream.process(lambda: make(op), stores=stores, key=KEY, value=VALUE, by_key=by_key)
 
 
 def _store(op: Op) -> StoreSpec:

@@ -34,7 +34,7 @@ def test_punctuations_go_on_when_the_clock_is_put_back() -> None:
             pass
 
     builder = StreamsBuilder("app")
-    builder.stream("in", key=serdes.raw, value=serdes.raw).process(Ticking)
+    builder.stream("in", key=serdes.raw, value=serdes.raw).process(Ticking, by_key=False)
     made = Engine(builder.build(), {"in": 1}, host=host)
     made.open(WHOLE)
     made.start()

@@ -31,7 +31,7 @@ def stores() -> dict[str, StoreInfo]:
     group.windowed_by(SessionWindows(milliseconds=5)).count(store="visits")
     clicks.join(clicks, lambda a, b: a + b, windows=JoinWindows(milliseconds=5), value=serdes.text).to("pairs")
     processor = TopologyBuilder(builder).add_source("left", "lefts", **TEXT).add_source("right", "rights", **TEXT)
-    processor.add_processor("remember", Ignore, "left", "right", stores=[versioned_store("past", history=ms(5), **TEXT)])
+    processor.add_processor("remember", Ignore, "left", "right", stores=[versioned_store("past", history=ms(5), **TEXT)], by_key=False)
     topology = processor.build()
     return stores_of(topology, [4] * len(topology.subtopologies), {"clicks": 4, "prices": 4, "names": 3})
 

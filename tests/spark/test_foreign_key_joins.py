@@ -149,7 +149,7 @@ class Hourly(Processor[str, Any, str, Any]):
 
 def test_questions_that_depend_on_the_time_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     builder = StreamsBuilder("foreign")
-    orders = builder.stream("orders", key=serdes.text, value=serdes.json).process_values(Hourly, value=serdes.json).to_table()
+    orders = builder.stream("orders", key=serdes.text, value=serdes.json).process_values(Hourly, value=serdes.json, by_key=False).to_table()
     people = builder.table("people", key=serdes.text, value=serdes.json)
     orders.join(people, lambda one, other: [one, other], foreign_key=lambda order: order["person"], value=serdes.json, store="owned")
     topology = builder.build()

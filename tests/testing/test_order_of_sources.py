@@ -117,7 +117,7 @@ class Scattering(Processor[bytes, bytes, bytes, bytes]):
 def test_records_of_two_repartition_topics_are_taken_by_stream_time() -> None:
     """The last record of the left is late: its own timestamp would bring it to the front."""
     builder = StreamsBuilder("scattered")
-    words = builder.stream("in", key=serdes.raw, value=serdes.raw).process(Scattering, key=serdes.raw, value=serdes.raw)
+    words = builder.stream("in", key=serdes.raw, value=serdes.raw).process(Scattering, key=serdes.raw, value=serdes.raw, by_key=False)
     left = words.filter(lambda _, word: word.startswith(b"left")).repartition(name="left")
     right = words.filter(lambda _, word: word.startswith(b"right")).repartition(name="right")
     left.merge(right).to("out")

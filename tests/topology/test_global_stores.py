@@ -101,7 +101,11 @@ def test_a_global_store_that_a_processor_writes_to_stays_as_its_topic_says() -> 
                 names.put(record.key, "wrong")
             self.context.forward(record.with_value(f"{names.get('a')} {names.get('b')}"))
 
-    builder = text_source().add_global_store(key_value_store("names", **TEXT), "names-topic").add_processor("write", Write, "lines", stores=["names"])
+    builder = (
+        text_source()
+        .add_global_store(key_value_store("names", **TEXT), "names-topic")
+        .add_processor("write", Write, "lines", stores=["names"], by_key=False)
+    )
     topology = builder.add_sink("out", "out", "write", **TEXT).build()
     records = [("names-topic", "a", "Ann"), ("in", "a", "write"), ("in", "b", "write"), ("in", "a", "read")]
     assert outputs(topology, *records, config={"processing.exception.handler": "continue"}) == [("out", "a", "Ann None")]

@@ -82,7 +82,7 @@ builder.stream("orders", key=serdes.text)  # type: ignore[call-arg]
 named = TopologyBuilder("named")
 named.add_source("orders", "orders", key=serdes.text, value=serdes.json(Order), timestamp=lambda record: record.value.price)  # type: ignore[attr-defined]
 named.add_source("orders", "orders", key=serdes.text)  # type: ignore[call-arg]
-named.add_processor("p", Order, "orders")  # type: ignore[arg-type]
+named.add_processor("p", Order, "orders", by_key=False)  # type: ignore[arg-type]
 named.add_sink("copy", lambda key, order: order.amount, "orders", key=serdes.text, value=serdes.json(Order))  # type: ignore[arg-type, return-value]
 named.add_sink("copy", "copy", "orders", key=serdes.text, value=str)  # type: ignore[arg-type]
 named.add_state_store("counts", "p")  # type: ignore[arg-type]

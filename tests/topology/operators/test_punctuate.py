@@ -42,7 +42,7 @@ class Tick(Processor[Any, Any, Any, Any]):
 def run(processor: Any, *steps: Any, config: dict[str, Any] | None = None) -> list[tuple[Any, Any]]:
     """Send a record for each (timestamp, headers), let time pass for each number; return (key, timestamp) of the outputs."""
     builder = StreamsBuilder("app")
-    builder.stream("in", key=serdes.text, value=serdes.json).process(processor, key=serdes.text, value=serdes.json).to("out")
+    builder.stream("in", key=serdes.text, value=serdes.json).process(processor, key=serdes.text, value=serdes.json, by_key=False).to("out")
     with TopologyTestDriver(builder.build(), config=config) as driver:
         for step in steps:
             if isinstance(step, tuple):
