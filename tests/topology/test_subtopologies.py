@@ -183,7 +183,7 @@ def test_a_window_store_keeps_size_and_grace_or_what_was_asked_for() -> None:
         return store
 
     assert (hourly().kind, hourly().window_ms, hourly().retention_ms) == ("window", 1000, 1500)
-    assert hourly(retention=5000).retention_ms == 5000
+    assert hourly(retention=ms(5000)).retention_ms == 5000
 
 
 def test_aggregations_of_topics_read_together_need_them_copartitioned() -> None:
