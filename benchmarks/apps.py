@@ -24,7 +24,11 @@ _sessions = StreamsBuilder(NAME)
 (
     _sessions.stream(SOURCE, key=serdes.text, value=serdes.json)
     .group_by_key()
-    .windowed_by(SessionWindows(gap=int(os.environ.get("BENCH_GAP_MS", "600000")), grace=int(os.environ.get("BENCH_GRACE_MS", "0"))))
+    .windowed_by(
+        SessionWindows(
+            gap=int(os.environ.get("BENCH_GAP_MS", "600000")), grace=int(os.environ.get("BENCH_GRACE_MS", "0"))
+        )
+    )
     .count(store="sessions")
     .to_stream()
     .to(SINK)

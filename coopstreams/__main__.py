@@ -1,4 +1,6 @@
-"""`python -m coopstreams`, and what the script `coopstreams` calls: the command line, which hears signals before it loads anything."""
+"""`python -m coopstreams`, and what the script `coopstreams` calls: the command line, which hears signals before it
+loads anything.
+"""
 
 import sys
 

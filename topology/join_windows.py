@@ -1,6 +1,7 @@
 """Which records of two streams are near enough in time to be joined.
 
-A record of the left stream meets those of the right stream with `left - before <= right <= left + after`, both ends inclusive.
+A record of the left stream meets those of the right stream with `left - before <= right <= left + after`, both ends
+inclusive.
 
 Invariant: `before + after >= 0`: the two ends do not cross.
 Turned down: Kafka Streams' default grace of 24 hours (see `windows`).
@@ -17,10 +18,12 @@ from coopstreams.topology.windows import duration_ms
 
 @dataclass(frozen=True, slots=True, init=False)
 class JoinWindows:
-    """`JoinWindows(timedelta(minutes=5), grace=timedelta(minutes=1))`; `before=` or `after=` gives one side a length of its own.
+    """`JoinWindows(timedelta(minutes=5), grace=timedelta(minutes=1))`; `before=` or `after=` gives one side a length of
+    its own.
 
-    Either may be negative: `before=timedelta(seconds=-3)` takes right records from three seconds after the left one. With `eager`, left
-    and outer joins tell of a record without a match at once, and of its matches later: Kafka Streams' deprecated `JoinWindows.of`.
+    Either may be negative: `before=timedelta(seconds=-3)` takes right records from three seconds after the left one.
+    With `eager`, left and outer joins tell of a record without a match at once, and of its matches later: Kafka
+    Streams' deprecated `JoinWindows.of`.
 
     Units: durations are timedeltas or whole milliseconds.
     Source: Kafka Streams `JoinWindows.ofTimeDifferenceAndGrace`, `before`, `after`.
@@ -42,13 +45,19 @@ class JoinWindows:
         eager: bool = False,
     ) -> None:
         if difference is None and (before is None or after is None):
-            raise TopologyError("JoinWindows: how far apart may two records be? Write JoinWindows(timedelta(minutes=5)), or both before= and after=.")
+            raise TopologyError(
+                "JoinWindows: how far apart may two records be? Write JoinWindows(timedelta(minutes=5)), or both "
+                "before= and after=."
+            )
         far = 0 if difference is None else duration_ms(difference, "JoinWindows: the difference")
         before_ms = far if before is None else duration_ms(before, "JoinWindows: before")
         after_ms = far if after is None else duration_ms(after, "JoinWindows: after")
         grace_ms = duration_ms(grace, "JoinWindows: grace")
         if before_ms + after_ms < 0:
-            raise TopologyError(f"JoinWindows: it ends {after_ms} ms after a record and begins {-before_ms} ms after it, so nothing is in it")
+            raise TopologyError(
+                f"JoinWindows: it ends {after_ms} ms after a record and begins {-before_ms} ms after it, so nothing is "
+                "in it"
+            )
         if grace_ms < 0:
             raise TopologyError(f"JoinWindows: grace must not be negative, it is {grace_ms} ms")
         object.__setattr__(self, "before_ms", before_ms)

@@ -63,7 +63,8 @@ class ProcessorContext(Protocol[K2, V2]):
     """What a processor may ask for and do. K2 and V2 are of what it forwards."""
 
     def forward(self, record: Record[K2, V2], *, to: str | None = None) -> None:
-        """Pass a record on to the operators below, or to the one that has the `name=`; returns when they are done with it.
+        """Pass a record on to the operators below, or to the one that has the `name=`; returns when they are done with
+        it.
 
         An error of theirs passes through here and ends the batch: do not catch it.
 
@@ -72,13 +73,16 @@ class ProcessorContext(Protocol[K2, V2]):
         """
 
     def store(self, name: str) -> Any:
-        """Return a store named in `stores=`: a `KeyValueStore`, `WindowStore`, `SessionStore` or `VersionedStore`. Annotate the variable.
+        """Return a store named in `stores=`: a `KeyValueStore`, `WindowStore`, `SessionStore` or `VersionedStore`.
+        Annotate the variable.
 
         Raises:
             TopologyError: the processor has no such store.
         """
 
-    def schedule(self, interval: timedelta | int, type_: PunctuationType, function: Callable[[int], object]) -> Punctuation:
+    def schedule(
+        self, interval: timedelta | int, type_: PunctuationType, function: Callable[[int], object]
+    ) -> Punctuation:
         """Call `function(now_ms)` each time the interval is over, from now on.
 
         Shape: on a grid from 0 (stream time) or from now (wall clock); grid points that were jumped over are one call.
@@ -86,7 +90,9 @@ class ProcessorContext(Protocol[K2, V2]):
         ...
 
     def stream_time(self) -> int:
-        """Return the largest timestamp of any record that the task has taken in, the one at hand included; -1 if there was none."""
+        """Return the largest timestamp of any record that the task has taken in, the one at hand included; -1 if there
+        was none.
+        """
         ...
 
     def wall_clock(self) -> int:
@@ -99,7 +105,9 @@ class ProcessorContext(Protocol[K2, V2]):
 
 
 class Processor(ABC, Generic[K, V, K2, V2]):
-    """Takes records of K and V, forwards any number of records of K2 and V2. Override `process`, and the others where needed."""
+    """Takes records of K and V, forwards any number of records of K2 and V2. Override `process`, and the others where
+    needed.
+    """
 
     context: ProcessorContext[K2, V2]
 
@@ -115,7 +123,9 @@ class Processor(ABC, Generic[K, V, K2, V2]):
         """End work for the task; nothing can be forwarded any more."""
 
 
-def key_value_store(name: str, *, key: Serde[Any], value: Serde[Any], logged: bool = True, store_type: str | None = None) -> StoreSpec:
+def key_value_store(
+    name: str, *, key: Serde[Any], value: Serde[Any], logged: bool = True, store_type: str | None = None
+) -> StoreSpec:
     """Return a store for `process(stores=[...])` that a processor sees as a `KeyValueStore`.
 
     Not `logged`: lost when its task moves. `store_type`: where it is kept, as `Materialized` says.
@@ -136,20 +146,33 @@ def window_store(
 ) -> StoreSpec:
     """Return a store for `process(stores=[...])` that a processor sees as a `WindowStore`.
 
-    A window can be read until one has been put that starts `retention` later. `size` is what queries say of the windows' length.
+    A window can be read until one has been put that starts `retention` later. `size` is what queries say of the
+    windows' length.
     """
     _check(name, store_type)
-    size_ms, retention_ms = duration_ms(size, f'store "{name}": size'), duration_ms(retention, f'store "{name}": retention')
+    size_ms, retention_ms = (
+        duration_ms(size, f'store "{name}": size'),
+        duration_ms(retention, f'store "{name}": retention'),
+    )
     if size_ms < 1 or retention_ms < size_ms:
         raise TopologyError(
-            f'store "{name}": the size must be at least 1 ms and the retention at least the size, not {size_ms} and {retention_ms} ms'
+            f'store "{name}": the size must be at least 1 ms and the retention at least the size, not {size_ms} and '
+            f"{retention_ms} ms"
         )
     row_key = windowed(key, size_ms)
-    return StoreSpec(name, "window", key, value, retention_ms=retention_ms, row_key=row_key, logged=logged, store_type=store_type)
+    return StoreSpec(
+        name, "window", key, value, retention_ms=retention_ms, row_key=row_key, logged=logged, store_type=store_type
+    )
 
 
 def session_store(
-    name: str, *, key: Serde[Any], value: Serde[Any], retention: timedelta | int, logged: bool = True, store_type: str | None = None
+    name: str,
+    *,
+    key: Serde[Any],
+    value: Serde[Any],
+    retention: timedelta | int,
+    logged: bool = True,
+    store_type: str | None = None,
 ) -> StoreSpec:
     """Return a store for `process(stores=[...])` that a processor sees as a `SessionStore`.
 
@@ -158,16 +181,28 @@ def session_store(
     _check(name, store_type)
     retention_ms = _positive_ms(retention, name, "retention")
     row_key = session_windowed(key)
-    return StoreSpec(name, "session", key, value, retention_ms=retention_ms, row_key=row_key, logged=logged, store_type=store_type)
+    return StoreSpec(
+        name, "session", key, value, retention_ms=retention_ms, row_key=row_key, logged=logged, store_type=store_type
+    )
 
 
 def versioned_store(
-    name: str, *, key: Serde[Any], value: Serde[Any], history: timedelta | int, logged: bool = True, store_type: str | None = None
+    name: str,
+    *,
+    key: Serde[Any],
+    value: Serde[Any],
+    history: timedelta | int,
+    logged: bool = True,
+    store_type: str | None = None,
 ) -> StoreSpec:
-    """Return a store for `process(stores=[...])` that a processor sees as a `VersionedStore`. `history`: how far back it knows, in stream time."""
+    """Return a store for `process(stores=[...])` that a processor sees as a `VersionedStore`. `history`: how far back
+    it knows, in stream time.
+    """
     _check(name, store_type)
     history_ms = _positive_ms(history, name, "history")
-    return StoreSpec(name, "key_value", key, versions_of(value), history_ms=history_ms, logged=logged, store_type=store_type)
+    return StoreSpec(
+        name, "key_value", key, versions_of(value), history_ms=history_ms, logged=logged, store_type=store_type
+    )
 
 
 def _check(name: str, store_type: str | None) -> None:

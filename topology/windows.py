@@ -1,12 +1,12 @@
 """Which windows a timestamp falls into.
 
-Windows are plain numbers: a `Windows` maps a timestamp to window starts, says where a window ends and when it is closed; whoever keeps
-state under them knows nothing else. `SlidingWindows` and `SessionWindows` depend on the records of a key, not on the clock alone: they
-are sizes only, and the operators know the rest.
+Windows are plain numbers: a `Windows` maps a timestamp to window starts, says where a window ends and when it is
+closed; whoever keeps state under them knows nothing else. `SlidingWindows` and `SessionWindows` depend on the records
+of a key, not on the clock alone: they are sizes only, and the operators know the rest.
 
 Invariant: every timestamp >= 0 lies in at least one window of fixed size.
-Turned down: a default grace of 24 hours (what Kafka Streams' deprecated `TimeWindows.of` had): results that wait a day surprise more
-than late records that drop. Without `grace=` there is none, as Kafka Streams' `ofSizeWithNoGrace`.
+Turned down: a default grace of 24 hours (what Kafka Streams' deprecated `TimeWindows.of` had): results that wait a day
+surprise more than late records that drop. Without `grace=` there is none, as Kafka Streams' `ofSizeWithNoGrace`.
 """
 
 from __future__ import annotations
@@ -47,15 +47,21 @@ def checked_ms(duration: timedelta | int, what: str, least: int = 0) -> int:
     """
     ms = duration_ms(duration, what)
     if ms < least:
-        raise TopologyError(f"{what} must be at least {least} ms, not {ms} ms" if least else f"{what} must not be negative, it is {ms} ms")
+        raise TopologyError(
+            f"{what} must be at least {least} ms, not {ms} ms"
+            if least
+            else f"{what} must not be negative, it is {ms} ms"
+        )
     return ms
 
 
 class Windows:
-    """Windows of your own, for example days of a time zone: subclass it and say which windows hold a timestamp, and where they end.
+    """Windows of your own, for example days of a time zone: subclass it and say which windows hold a timestamp, and
+    where they end.
 
-    Shape: `[start, end)`. `size_ms` is the length of the longest window, `grace_ms` how long after its end, in stream time, a window takes
-    late records. Two objects of a class must be equal, or the same, where their windows are; they are constants of the program.
+    Shape: `[start, end)`. `size_ms` is the length of the longest window, `grace_ms` how long after its end, in stream
+    time, a window takes late records. Two objects of a class must be equal, or the same, where their windows are; they
+    are constants of the program.
     """
 
     __slots__ = ()
@@ -80,8 +86,8 @@ class Windows:
 class TimeWindows(Windows):
     """Windows of a fixed size: `TimeWindows(hours=1, grace=timedelta(hours=6))`, or `size=`.
 
-    Tumbling (no gaps, no overlap), or hopping if they advance by less than their size: `TimeWindows(hours=1, advance=timedelta(minutes=5))`.
-    They are aligned to the epoch.
+    Tumbling (no gaps, no overlap), or hopping if they advance by less than their size: `TimeWindows(hours=1,
+    advance=timedelta(minutes=5))`. They are aligned to the epoch.
 
     Units: durations are timedeltas or whole milliseconds; timestamps are milliseconds since the epoch.
     Source: Kafka Streams `TimeWindows`.
@@ -106,13 +112,22 @@ class TimeWindows(Windows):
     ) -> None:
         parts = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds)
         if size is not None and parts:
-            raise TopologyError("TimeWindows: give the size either as size= or in days=, hours=, minutes=, seconds=, milliseconds=, not both")
+            raise TopologyError(
+                "TimeWindows: give the size either as size= or in days=, hours=, minutes=, seconds=, milliseconds=, "
+                "not both"
+            )
         size_ms = duration_ms(parts if size is None else size, "TimeWindows: the size")
         if size_ms <= 0:
-            raise TopologyError(f"TimeWindows: the size must be at least 1 ms, not {size_ms} ms. Write TimeWindows(hours=1), for example.")
+            raise TopologyError(
+                f"TimeWindows: the size must be at least 1 ms, not {size_ms} ms. Write TimeWindows(hours=1), for "
+                "example."
+            )
         advance_ms = size_ms if advance is None else checked_ms(advance, "TimeWindows: advance", 1)
         if advance_ms > size_ms:
-            raise TopologyError(f"TimeWindows: windows of {size_ms} ms that advance by {advance_ms} ms leave gaps. Advance by at most the size.")
+            raise TopologyError(
+                f"TimeWindows: windows of {size_ms} ms that advance by {advance_ms} ms leave gaps. Advance by at most "
+                "the size."
+            )
         object.__setattr__(self, "size_ms", size_ms)
         object.__setattr__(self, "advance_ms", advance_ms)
         object.__setattr__(self, "grace_ms", checked_ms(grace, "TimeWindows: grace"))

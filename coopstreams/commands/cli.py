@@ -47,7 +47,9 @@ app.add_typer(dev, name="dev")
 
 
 def main() -> None:
-    """Run a command; an error of the user's or of the cluster's is a sentence and an exit status (`exit_status`), not a traceback."""
+    """Run a command; an error of the user's or of the cluster's is a sentence and an exit status (`exit_status`), not a
+    traceback.
+    """
     try:
         app()
     except CoopStreamsError as error:

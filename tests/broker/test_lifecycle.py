@@ -63,7 +63,9 @@ def test_listeners_hear_of_states_and_restores(kafka: Kafka, tmp_path: Path) -> 
         assert metric(app, "coopstreams_record_e2e_latency_seconds_count") == 0, "nothing was left to process"
         written += counting.write(["one more"])
         await_table(app, written)
-        eventually(lambda: metric(app, "coopstreams_record_e2e_latency_seconds_count") == 1, 120, lambda: "it was not measured")
+        eventually(
+            lambda: metric(app, "coopstreams_record_e2e_latency_seconds_count") == 1, 120, lambda: "it was not measured"
+        )
         with pytest.raises(ConfigError, match="before it runs"):
             app.set_state_listener(listen)
     assert states[:2] == [CREATED, REBALANCING]
@@ -92,11 +94,18 @@ def dividing(kafka: Kafka) -> tuple[str, Callable[[Path, int], CoopStreams]]:
     """Return a topic of two partitions, and a function that makes instances which fail on an empty value."""
     topic = kafka.topic("in", 2)
     builder = StreamsBuilder(kafka.unique("dividing"))
-    builder.stream(topic, key=serdes.raw, value=serdes.raw).filter(lambda _, value: 1 // len(value) == 1).group_by_key().count(store="counts")
+    builder.stream(topic, key=serdes.raw, value=serdes.raw).filter(
+        lambda _, value: 1 // len(value) == 1
+    ).group_by_key().count(store="counts")
     topology = builder.build()
 
     def instance(folder: Path, number: int) -> CoopStreams:
-        shared = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(folder), "instance": number, "commit.interval.ms": 100}
+        shared = {
+            "bootstrap.servers": kafka.bootstrap,
+            "state.dir": str(folder),
+            "instance": number,
+            "commit.interval.ms": 100,
+        }
         return CoopStreams(topology, shared | PATIENT)
 
     return topic, instance
@@ -115,7 +124,11 @@ def test_an_error_that_ends_the_application_ends_every_instance(kafka: Kafka, tm
         app.set_state_listener(lambda new, _: states.append(new))
     with ThreadPoolExecutor(2) as threads:
         failures = [threads.submit(failure_of, app) for app in apps]
-        eventually(lambda: all(app.state is RUNNING for app in apps) and both_work(apps), 120, lambda: str([app.state for app in apps]))
+        eventually(
+            lambda: all(app.state is RUNNING for app in apps) and both_work(apps),
+            120,
+            lambda: str([app.state for app in apps]),
+        )
         producer = Producer({"bootstrap.servers": kafka.bootstrap})
         producer.produce(topic, b"", b"k", partition=0)
         assert producer.flush(60) == 0

@@ -1,4 +1,6 @@
-"""`replace-thread`: a function fails, its stream thread dies, another takes its place; every record counts, and under exactly-once once."""
+"""`replace-thread`: a function fails, its stream thread dies, another takes its place; every record counts, and under
+exactly-once once.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +44,24 @@ class Failing:
         self.topology = builder.build()
 
     def app(self, folder: Path, guarantee: str) -> CoopStreams:
-        settings = {"bootstrap.servers": self.kafka.bootstrap, "state.dir": str(folder), "num.stream.threads": 2, "commit.interval.ms": 100}
-        return CoopStreams(self.topology, {**settings, "processing.guarantee": guarantee, "statestore.cache.max.bytes": 0})
+        settings = {
+            "bootstrap.servers": self.kafka.bootstrap,
+            "state.dir": str(folder),
+            "num.stream.threads": 2,
+            "commit.interval.ms": 100,
+        }
+        return CoopStreams(
+            self.topology, {**settings, "processing.guarantee": guarantee, "statestore.cache.max.bytes": 0}
+        )
 
     def write(self) -> Counter[str]:
-        """Write records whose values are their numbers, to one partition after the other; return how often each key was written."""
-        producer, written = Producer({"bootstrap.servers": self.kafka.bootstrap, "enable.idempotence": True}), Counter[str]()
+        """Write records whose values are their numbers, to one partition after the other; return how often each key was
+        written.
+        """
+        producer, written = (
+            Producer({"bootstrap.servers": self.kafka.bootstrap, "enable.idempotence": True}),
+            Counter[str](),
+        )
         for number in range(RECORDS):
             key = KEYS[number % len(KEYS)]
             producer.produce(self.source, b"%d" % number, key, partition=number % PARTITIONS)
@@ -57,7 +71,9 @@ class Failing:
 
 
 @pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
-def test_a_function_that_fails_at_first_sight_loses_and_doubles_nothing(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
+def test_a_function_that_fails_at_first_sight_loses_and_doubles_nothing(
+    kafka: Kafka, tmp_path: Path, guarantee: str
+) -> None:
     bad, errors = {b"100", b"501", b"998"}, list[BaseException]()
 
     def refuses(value: bytes) -> bool:
@@ -99,7 +115,9 @@ def test_a_function_that_fails_for_ever_is_asked_about_each_time_and_spins_less_
         failure = failure_of(app)
     assert isinstance(failure, ProcessingError)
     assert not left
-    rests = [record.message.rpartition(" in ")[2] for record in caplog.records if "another takes its place" in record.message]
+    rests = [
+        record.message.rpartition(" in ")[2] for record in caplog.records if "another takes its place" in record.message
+    ]
     assert rests == ["0 s", "0.5 s", "1 s", "2 s"]
     assert app.state is StreamsState.ERROR
     bad.clear()  # the function was mended

@@ -29,17 +29,30 @@ def join_tt(world: World, op: Op) -> Any:
     require(op, "kind", "joiner", "store", "name")
     left, right = (world.nodes[side] for side in op["in"])
     method: Any = {"inner": left.join, "left": left.left_join, "outer": left.outer_join}[op["kind"]]
-    return method(right, lambda a, b: vocab.joined(op["joiner"], None, a, b), value=VALUE, store=op.get("store"), name=op.get("name"))
+    return method(
+        right,
+        lambda a, b: vocab.joined(op["joiner"], None, a, b),
+        value=VALUE,
+        store=op.get("store"),
+        name=op.get("name"),
+    )
 
 
 def join_ss(world: World, op: Op) -> Any:
     require(op, "kind", "joiner", "name", "before_ms", "after_ms", "grace_ms", "mode", "store")
     left, right = (world.stream(side) for side in op["in"])
     eager = op.get("mode") == "legacy"
-    windows = JoinWindows(before=op["before_ms"], after=op["after_ms"], grace=op.get("grace_ms", LEGACY_GRACE_MS if eager else 0), eager=eager)
+    windows = JoinWindows(
+        before=op["before_ms"],
+        after=op["after_ms"],
+        grace=op.get("grace_ms", LEGACY_GRACE_MS if eager else 0),
+        eager=eager,
+    )
     method: Any = {"inner": left.join, "left": left.left_join, "outer": left.outer_join}[op["kind"]]
     joiner = lambda key, a, b: vocab.joined(op["joiner"], key, a, b)  # noqa: E731 one line, used once
-    return method(right, joiner_with_key=joiner, windows=windows, value=VALUE, name=op.get("name"), store=op.get("store"))
+    return method(
+        right, joiner_with_key=joiner, windows=windows, value=VALUE, name=op.get("name"), store=op.get("store")
+    )
 
 
 def join_sg(world: World, op: Op) -> Any:

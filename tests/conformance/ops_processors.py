@@ -155,7 +155,20 @@ LOOKS_AT_SEVERAL_KEYS = {"dedup", "reorder", "punctuate_tick"}
 
 
 def process(world: World, op: Op) -> Any:
-    require(op, "processor", "store", "window_ms", "retention_ms", "delta_ms", "name", "delay_ms", "type", "interval_ms", "clear", "max_fires")
+    require(
+        op,
+        "processor",
+        "store",
+        "window_ms",
+        "retention_ms",
+        "delta_ms",
+        "name",
+        "delay_ms",
+        "type",
+        "interval_ms",
+        "clear",
+        "max_fires",
+    )
     if op["processor"] not in PROCESSORS:
         raise NotSupportedError(f"processor {op['processor']}")
     make = PROCESSORS[op["processor"]]

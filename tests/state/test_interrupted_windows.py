@@ -1,4 +1,6 @@
-"""A task that stops after a commit and begins anew, from its database or from its changelogs alone, goes on as if nothing had happened."""
+"""A task that stops after a commit and begins anew, from its database or from its changelogs alone, goes on as if
+nothing had happened.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coopstreams import SessionWindows, SlidingWindows, StreamsBuilder, TimeWindows, serdes, until_time_limit, until_window_closes
+from coopstreams import (
+    SessionWindows,
+    SlidingWindows,
+    StreamsBuilder,
+    TimeWindows,
+    serdes,
+    until_time_limit,
+    until_window_closes,
+)
 from coopstreams.state.database import Database
 from coopstreams.state.memory import Memory
 from coopstreams.state.restore import Restore
@@ -32,13 +42,25 @@ INPUTS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60)), max_siz
 PROGRAMS: dict[str, Callable[[KStream[str, str]], Any]] = {
     "sessions": lambda stream: stream.group_by_key().windowed_by(SessionWindows(gap=5, grace=3)).count(store="s"),
     "sliding": lambda stream: (
-        stream.group_by_key().windowed_by(SlidingWindows(difference=6, grace=9)).reduce(lambda one, other: one + other, store="s")
+        stream.group_by_key()
+        .windowed_by(SlidingWindows(difference=6, grace=9))
+        .reduce(lambda one, other: one + other, store="s")
     ),
     "emit on close": lambda stream: (
-        stream.group_by_key().windowed_by(TimeWindows(size=10, advance=5, grace=4)).emit_strategy("on_window_close").count(store="s")
+        stream.group_by_key()
+        .windowed_by(TimeWindows(size=10, advance=5, grace=4))
+        .emit_strategy("on_window_close")
+        .count(store="s")
     ),
-    "sessions on close": lambda stream: stream.group_by_key().windowed_by(SessionWindows(gap=5)).emit_strategy("on_window_close").count(store="s"),
-    "suppress": lambda stream: stream.group_by_key().windowed_by(TimeWindows(size=10, grace=4)).count(store="s").suppress(until_window_closes()),
+    "sessions on close": lambda stream: (
+        stream.group_by_key().windowed_by(SessionWindows(gap=5)).emit_strategy("on_window_close").count(store="s")
+    ),
+    "suppress": lambda stream: (
+        stream.group_by_key()
+        .windowed_by(TimeWindows(size=10, grace=4))
+        .count(store="s")
+        .suppress(until_window_closes())
+    ),
     "time limit": lambda stream: stream.group_by_key().count(store="s").suppress(until_time_limit(15)),
 }
 

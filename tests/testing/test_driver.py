@@ -42,7 +42,10 @@ def test_stores_may_be_on_rocksdb(tmp_path: Path) -> None:
 
 def test_read_returns_what_came_since_the_last_read() -> None:
     with TopologyTestDriver(word_count()) as driver:
-        lines, counts = driver.input("lines", serdes.raw, serdes.text), driver.output("word-counts", serdes.text, serdes.int64)
+        lines, counts = (
+            driver.input("lines", serdes.raw, serdes.text),
+            driver.output("word-counts", serdes.text, serdes.int64),
+        )
         lines.send(b"", "a b")
         assert [record.key for record in counts.read()] == ["a", "b"]
         assert counts.read() == []
@@ -93,7 +96,9 @@ def test_a_setting_that_does_not_exist_is_an_error() -> None:
 
 def dividing() -> Topology:
     builder = StreamsBuilder("app")
-    builder.stream("in", key=serdes.text, value=serdes.int64).map_values(lambda value: 12 // value, value=serdes.int64).to("out")
+    builder.stream("in", key=serdes.text, value=serdes.int64).map_values(
+        lambda value: 12 // value, value=serdes.int64
+    ).to("out")
     return builder.build()
 
 
@@ -101,7 +106,9 @@ def test_a_record_that_fails_stops_the_send_and_says_where() -> None:
     with TopologyTestDriver(dividing(), ranges=2) as driver:
         numbers = driver.input("in", serdes.text, serdes.int64)
         numbers.send("a", 4)
-        with pytest.raises(ProcessingError, match=r'"in" partition 0 offset 1 .*KSTREAM-MAPVALUES-0000000001.*ZeroDivisionError'):
+        with pytest.raises(
+            ProcessingError, match=r'"in" partition 0 offset 1 .*KSTREAM-MAPVALUES-0000000001.*ZeroDivisionError'
+        ):
             numbers.send("a", 0)
         assert [record.value for record in driver.outputs()] == [3]
 

@@ -47,7 +47,9 @@ def live(arriving: list[Written], ranges: int, random: Random) -> list[tuple[byt
     scheduler = Scheduler(random)
     machine = Machine(scheduler, "instance")
     topics = {"left": 1, "right": 1, "out": 1}
-    engine = Engine(merged(), topics, host=machine, interval_s=1.0, processing_guarantee=EXACTLY, max_task_idle_ms=IDLE_MS)
+    engine = Engine(
+        merged(), topics, host=machine, interval_s=1.0, processing_guarantee=EXACTLY, max_task_idle_ms=IDLE_MS
+    )
     engine.start()
     for piece in KeyRange.split(ranges):
         engine.open(piece)
@@ -82,7 +84,9 @@ def test_driver_and_instance_take_records_of_two_sources_in_the_same_order(
     """That of stream time, and of equals the first source first."""
     random = Random(seed)
     logs = {
-        topic: [(topic, key, b"%s %d" % (topic.encode(), number), timestamp) for number, (key, timestamp) in enumerate(rows)]
+        topic: [
+            (topic, key, b"%s %d" % (topic.encode(), number), timestamp) for number, (key, timestamp) in enumerate(rows)
+        ]
         for topic, rows in (("left", left), ("right", right))
     }
     waiting = [topic for topic, rows in logs.items() for _ in rows]

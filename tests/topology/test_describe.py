@@ -16,7 +16,9 @@ from coopstreams.topology.serdes import Serde
 from coopstreams.topology.windows import TimeWindows
 
 
-def words(split: Callable[[str], list[str]] = str.split, value: Serde[Any] = serdes.text, store: str = "counts") -> Topology:
+def words(
+    split: Callable[[str], list[str]] = str.split, value: Serde[Any] = serdes.text, store: str = "counts"
+) -> Topology:
     builder = StreamsBuilder("word-count")
     (
         builder.stream("lines", key=serdes.raw, value=value)
@@ -184,7 +186,12 @@ def test_json_says_what_the_pictures_leave_out() -> None:
         "parents": [],
         "children": ["named"],
     }
-    assert nodes["KSTREAM-AGGREGATE-0000000006"]["windows"] == {"type": "TimeWindows", "size_ms": 3_600_000, "advance_ms": 3_600_000, "grace_ms": 0}
+    assert nodes["KSTREAM-AGGREGATE-0000000006"]["windows"] == {
+        "type": "TimeWindows",
+        "size_ms": 3_600_000,
+        "advance_ms": 3_600_000,
+        "grace_ms": 0,
+    }
     assert subtopology["topics"] == ["airlines", "flights"]
     assert subtopology["stores"][1] == {
         "name": "hourly",
@@ -204,7 +211,10 @@ def test_json_says_what_the_pictures_leave_out() -> None:
         {"at": 'left_join at "flights → left_join(airlines)"', "topics": ["flights", "airlines"]},
         {"at": 'table at "flights, airlines → hourly"', "topics": ["flights", "airlines"]},
     ]
-    assert [topic["name"] for topic in drawn["internal_topics"]] == ["delays-airlines-STATE-STORE-0000000000-changelog", "delays-hourly-changelog"]
+    assert [topic["name"] for topic in drawn["internal_topics"]] == [
+        "delays-airlines-STATE-STORE-0000000000-changelog",
+        "delays-hourly-changelog",
+    ]
 
 
 def test_another_format_is_an_error() -> None:
@@ -217,12 +227,19 @@ def test_joins_show_what_they_keep_and_look_into() -> None:
     stream = builder.stream("in", key=serdes.text, value=serdes.text)
     other = builder.stream("other", key=serdes.text, value=serdes.text)
     everywhere = builder.global_table("global", key=serdes.text, value=serdes.text, store="all-rows")
-    both = stream.left_join(other, lambda a, b: a + (b or ""), windows=JoinWindows(5, grace=3), value=serdes.text, store="pair")
+    both = stream.left_join(
+        other, lambda a, b: a + (b or ""), windows=JoinWindows(5, grace=3), value=serdes.text, store="pair"
+    )
     both.join(everywhere, max, on=lambda key, _: key, value=serdes.text).to("out")
     topology = builder.build()
-    assert "(stores: [pair-this-join-store, pair-outer-other-join-store, pair-left-shared-join-store])" in topology.describe()
+    assert (
+        "(stores: [pair-this-join-store, pair-outer-other-join-store, pair-left-shared-join-store])"
+        in topology.describe()
+    )
     assert "(stores: [all-rows])" in topology.describe()
     drawn = orjson.loads(topology.describe("json"))
     assert drawn["global_tables"] == [{"topic": "global", "store": "all-rows"}]
-    windows = next(node["windows"] for node in drawn["subtopologies"][0]["nodes"] if node["operator"] == "StreamStreamJoin")
+    windows = next(
+        node["windows"] for node in drawn["subtopologies"][0]["nodes"] if node["operator"] == "StreamStreamJoin"
+    )
     assert windows == {"type": "JoinWindows", "before_ms": 5, "after_ms": 5, "grace_ms": 3, "eager": False}

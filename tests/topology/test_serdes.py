@@ -118,7 +118,11 @@ def test_a_windowed_key_prints_as_in_kafka_streams() -> None:
         (serdes.json, Flight("DL", None), r"Flight is not a plain JSON value. Name its type: serdes.json\(Flight\)"),
         (serdes.json, {1: 2}, "Dict key must be str"),
         (serdes.json, datetime(2013, 1, 1), "datetime is not a plain JSON value"),
-        (serdes.json(Flight), {"carrier": "DL", "delay": None}, r"serde json\(Flight\) cannot write the dict .* expected Flight, got dict"),
+        (
+            serdes.json(Flight),
+            {"carrier": "DL", "delay": None},
+            r"serde json\(Flight\) cannot write the dict .* expected Flight, got dict",
+        ),
         (serdes.json(Flight), Airline("Delta"), "expected Flight, got Airline"),
         (serdes.json(Row), [("name", "a")], "expected Row, got list"),
         (serdes.json(list[int]), {1, 2}, "got set"),

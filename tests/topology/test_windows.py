@@ -30,7 +30,9 @@ def test_windows_of_two_timestamps_are_the_same_or_do_not_overlap(a: int, b: int
 
 
 @given(TIMES, SIZES, st.integers(0, 10**11))
-def test_a_window_closes_when_stream_time_reaches_its_end_and_grace(timestamp: int, size_ms: int, grace_ms: int) -> None:
+def test_a_window_closes_when_stream_time_reaches_its_end_and_grace(
+    timestamp: int, size_ms: int, grace_ms: int
+) -> None:
     windows = TimeWindows(size=size_ms, grace=grace_ms)
     (start,) = windows.starts(timestamp)
     closes = windows.end(start) + grace_ms

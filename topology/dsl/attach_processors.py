@@ -14,7 +14,15 @@ from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 
 
-def process(flow: Flow, supplier: Function, stores: Sequence[StoreSpec | str], name: str | None, *, by_key: bool, fixed_key: bool = False) -> Flow:
+def process(
+    flow: Flow,
+    supplier: Function,
+    stores: Sequence[StoreSpec | str],
+    name: str | None,
+    *,
+    by_key: bool,
+    fixed_key: bool = False,
+) -> Flow:
     """Return the flow of what a processor forwards; keys and values are known as before.
 
     Raises:
@@ -43,18 +51,27 @@ def using(graph: Graph, node: Processing, stores: Sequence[StoreSpec | str], whe
     """
     for store in stores:
         if not isinstance(store, StoreSpec | str):
-            raise TopologyError(f"{where}: stores= takes stores such as key_value_store(...), and names of stores, not {store!r}")
+            raise TopologyError(
+                f"{where}: stores= takes stores such as key_value_store(...), and names of stores, not {store!r}"
+            )
     specs = [graph.added_stores.get(store, store) if isinstance(store, str) else store for store in stores]
     own = [store for store in specs if isinstance(store, StoreSpec)]
     for store in own:
         take_store(graph, store)
     names = [store.name if isinstance(store, StoreSpec) else store for store in specs]
     graph.needed_stores.update(names)
-    return replace(node, stores=tuple(dict.fromkeys([*node.stores, *own])), store_names=tuple(dict.fromkeys([*node.store_names, *names])))
+    return replace(
+        node,
+        stores=tuple(dict.fromkeys([*node.stores, *own])),
+        store_names=tuple(dict.fromkeys([*node.store_names, *names])),
+    )
 
 
 def take_store(graph: Graph, store: StoreSpec) -> None:
     """Take the name of a store, unless it is that of the very same store, added or of another processor."""
-    known = [*graph.added_stores.values(), *(store for node in graph.nodes.values() if isinstance(node, Processing) for store in node.stores)]
+    known = [
+        *graph.added_stores.values(),
+        *(store for node in graph.nodes.values() if isinstance(node, Processing) for store in node.stores),
+    ]
     if store not in known:
         graph.names.store("", store.name)

@@ -1,4 +1,6 @@
-"""Hopping windows: a record counts in each window that holds it; those that are closed leave it out. Windows that never end; windows of one's own."""
+"""Hopping windows: a record counts in each window that holds it; those that are closed leave it out. Windows that never
+end; windows of one's own.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def test_a_late_record_counts_in_the_windows_that_are_still_open() -> None:
         topic = driver.input("in", serdes.text, serdes.text)
         topic.send("b", "x", 12)
         topic.send("a", "x", 8)
-        assert [(str(record.key), record.value) for record in driver.outputs() if record.key.key == "a"] == [("[a@5/15]", 1)]
+        assert [(str(record.key), record.value) for record in driver.outputs() if record.key.key == "a"] == [
+            ("[a@5/15]", 1)
+        ]
         assert [(reason, count) for (_, reason), count in driver.dropped.items()] == [("late", 1)]
 
 
@@ -79,7 +83,11 @@ def test_an_unlimited_window_takes_everything_from_its_start_on() -> None:
         for timestamp in (99, 100, 1 << 40, 101):
             topic.send("a", "x", timestamp)
         key = Windowed("a", 100, (1 << 63) - 1)
-        assert [(record.key, record.value, record.timestamp) for record in driver.outputs()] == [(key, 1, 100), (key, 2, 1 << 40), (key, 3, 1 << 40)]
+        assert [(record.key, record.value, record.timestamp) for record in driver.outputs()] == [
+            (key, 1, 100),
+            (key, 2, 1 << 40),
+            (key, 3, 1 << 40),
+        ]
         assert driver.store("counts").get(key) == 3
 
 
@@ -108,7 +116,11 @@ def test_days_of_a_time_zone_are_windows_of_ones_own_and_may_differ_in_length() 
         for timestamp in (midnight - 1, midnight, midnight + 23 * HOUR - 1, midnight + 23 * HOUR):
             topic.send("a", "x", timestamp)
         rows = driver.store("counts").all()
-        assert [(row.key.end_ms - row.key.start_ms, row.value) for row in rows] == [(24 * HOUR, 1), (23 * HOUR, 2), (24 * HOUR, 1)]
+        assert [(row.key.end_ms - row.key.start_ms, row.value) for row in rows] == [
+            (24 * HOUR, 1),
+            (23 * HOUR, 2),
+            (24 * HOUR, 1),
+        ]
 
 
 @pytest.mark.parametrize("wrong", [{"size": 10, "advance": 11}, {"size": 10, "advance": 0}, {"size": 10, "grace": -1}])

@@ -68,7 +68,9 @@ def driver_of(
     return TopologyTestDriver(builder.build(), ranges, config)
 
 
-def each(function: Callable[[Context, AnyRecord], AnyRecord | None], *records: tuple[Any, ...], **more: Any) -> list[Any]:
+def each(
+    function: Callable[[Context, AnyRecord], AnyRecord | None], *records: tuple[Any, ...], **more: Any
+) -> list[Any]:
     with driver_of(lambda: Each(function), **more) as driver:
         for record in records:
             driver.input("in", serdes.text, serdes.json).send(*record)
@@ -76,7 +78,9 @@ def each(function: Callable[[Context, AnyRecord], AnyRecord | None], *records: t
 
 
 def test_what_is_forwarded_has_the_key_value_timestamp_and_headers_that_it_was_given() -> None:
-    (made,) = each(lambda _, record: Record("k", [record.key, record.value], 7, [("a", b"1")]), ("x", 1, 3, [("b", b"2")]))
+    (made,) = each(
+        lambda _, record: Record("k", [record.key, record.value], 7, [("a", b"1")]), ("x", 1, 3, [("b", b"2")])
+    )
     assert (made.key, made.value, made.timestamp, made.headers) == ("k", ["x", 1], 7, [("a", b"1")])
 
 
@@ -109,7 +113,9 @@ def test_a_record_can_be_forwarded_to_one_operator_by_its_name(ranges: int) -> N
 
 
 def test_the_only_operator_below_has_a_name_too() -> None:
-    with driver_of(lambda: Each(lambda context, record: context.forward(record, to="KSTREAM-SINK-0000000002"))) as driver:
+    with driver_of(
+        lambda: Each(lambda context, record: context.forward(record, to="KSTREAM-SINK-0000000002"))
+    ) as driver:
         driver.input("in", serdes.text, serdes.json).send("a", 1)
         assert [record.value for record in driver.outputs()] == [1]
 
@@ -149,7 +155,9 @@ def test_a_store_counts_and_can_be_read(ranges: int) -> None:
 def test_two_processors_may_share_a_store() -> None:
     builder = StreamsBuilder("app")
     for topic in ("left", "right"):
-        builder.stream(topic, key=serdes.text, value=serdes.json).process(Counting, stores=[COUNTS], key=serdes.text, value=serdes.json).to("out")
+        builder.stream(topic, key=serdes.text, value=serdes.json).process(
+            Counting, stores=[COUNTS], key=serdes.text, value=serdes.json
+        ).to("out")
     topology = builder.build()
     assert len(topology.subtopologies) == 1
     with TopologyTestDriver(topology) as driver:
@@ -166,7 +174,9 @@ def test_a_processor_may_look_into_the_store_of_a_table() -> None:
 
     builder = StreamsBuilder("app")
     builder.table("names-topic", key=serdes.text, value=serdes.json, store="names")
-    builder.stream("in", key=serdes.text, value=serdes.json).process_values(Look, stores=["names"], value=serdes.json).to("out")
+    builder.stream("in", key=serdes.text, value=serdes.json).process_values(
+        Look, stores=["names"], value=serdes.json
+    ).to("out")
     with TopologyTestDriver(builder.build()) as driver:
         driver.input("names-topic", serdes.text, serdes.json).send("a", "Ann", 5)
         for key in "ab":
@@ -191,7 +201,10 @@ def test_process_values_cannot_change_the_key() -> None:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.json)
     stream.process_values(lambda: Each(lambda _, record: record.with_key("other")), value=serdes.json).to("out")
-    with TopologyTestDriver(builder.build()) as driver, pytest.raises(ProcessingError, match="cannot change the key 'a' to 'other'"):
+    with (
+        TopologyTestDriver(builder.build()) as driver,
+        pytest.raises(ProcessingError, match="cannot change the key 'a' to 'other'"),
+    ):
         driver.input("in", serdes.text, serdes.json).send("a", 1)
 
 
@@ -215,9 +228,14 @@ def test_an_error_below_is_that_of_the_node_below_even_if_the_processor_catches_
                 self.context.forward(record.with_value(1))
 
     builder = StreamsBuilder("app")
-    stream = builder.stream("in", key=serdes.text, value=serdes.json).process(Careless, key=serdes.text, value=serdes.json)
+    stream = builder.stream("in", key=serdes.text, value=serdes.json).process(
+        Careless, key=serdes.text, value=serdes.json
+    )
     stream.map_values(lambda value: 1 // value, value=serdes.json, name="divide").to("out")
-    with TopologyTestDriver(builder.build()) as driver, pytest.raises(ProcessingError, match="divide: ZeroDivisionError"):
+    with (
+        TopologyTestDriver(builder.build()) as driver,
+        pytest.raises(ProcessingError, match="divide: ZeroDivisionError"),
+    ):
         driver.input("in", serdes.text, serdes.json).send("a", 0)
 
 
@@ -226,13 +244,20 @@ def test_a_window_store_forgets_what_lies_behind_its_retention() -> None:
         def process(self, record: Record[str, Any]) -> None:
             windows: WindowStore[str, Any] = self.context.store("windows")
             windows.put(record.key, record.value, record.timestamp)
-            self.context.forward(record.with_value([list(pair) for pair in windows.fetch(record.key, 0, 1000, reverse=True)]))
+            self.context.forward(
+                record.with_value([list(pair) for pair in windows.fetch(record.key, 0, 1000, reverse=True)])
+            )
 
     store = window_store("windows", key=serdes.text, value=serdes.json, size=10, retention=20)
     with driver_of(Windows, store) as driver:
         for value, at in ((1, 5), (2, 15), (3, 24), (4, 3)):
             driver.input("in", serdes.text, serdes.json).send("a", value, at)
-        assert [record.value for record in driver.outputs()] == [[[5, 1]], [[15, 2], [5, 1]], [[24, 3], [15, 2], [5, 1]], [[24, 3], [15, 2], [5, 1]]]
+        assert [record.value for record in driver.outputs()] == [
+            [[5, 1]],
+            [[15, 2], [5, 1]],
+            [[24, 3], [15, 2], [5, 1]],
+            [[24, 3], [15, 2], [5, 1]],
+        ]
 
 
 @pytest.mark.parametrize("ranges", [1, 3])
@@ -287,8 +312,14 @@ def test_a_versioned_store_knows_what_was(ranges: int) -> None:
 def test_a_processor_sees_the_versions_of_a_table_as_versions() -> None:
     builder = StreamsBuilder("app")
     builder.table("prices", key=serdes.text, value=serdes.int64, history=100, store="prices")
-    looked = each_of(lambda context, record: record.with_value([context.store("prices").get("a"), context.store("prices").as_of("a", 1)]))
-    builder.stream("in", key=serdes.text, value=serdes.json).process(looked, stores=["prices"], key=serdes.text, value=serdes.json).to("out")
+    looked = each_of(
+        lambda context, record: record.with_value(
+            [context.store("prices").get("a"), context.store("prices").as_of("a", 1)]
+        )
+    )
+    builder.stream("in", key=serdes.text, value=serdes.json).process(
+        looked, stores=["prices"], key=serdes.text, value=serdes.json
+    ).to("out")
     with TopologyTestDriver(builder.build()) as driver:
         for value, at in ((7, 0), (8, 2)):
             driver.input("prices", serdes.text, serdes.int64).send("a", value, at)
@@ -334,7 +365,9 @@ def test_mistakes_are_found_while_building_or_when_the_task_begins() -> None:
 def test_new_keys_that_were_not_repartitioned_are_treated_by_one_task() -> None:
     def rows(ranges: int) -> list[Any]:
         builder = StreamsBuilder("app")
-        stream = builder.stream("in", key=serdes.text, value=serdes.json).select_key(lambda _, value: value, key=serdes.text)
+        stream = builder.stream("in", key=serdes.text, value=serdes.json).select_key(
+            lambda _, value: value, key=serdes.text
+        )
         stream.process(Counting, stores=[COUNTS], by_key=True)
         with TopologyTestDriver(builder.build(), ranges) as driver:
             for at, key in enumerate("abcdefgh"):

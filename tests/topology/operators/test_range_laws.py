@@ -51,9 +51,9 @@ def program() -> Topology:
     stream.group_by_key().windowed_by(TimeWindows(size=10, grace=5)).aggregate(
         lambda: 0, lambda _, value, total: total + (value or 100), value=serdes.int64, store="windows", retention=1000
     ).to_stream().to("windows")
-    stream.flat_map_values(twice).group_by(lambda _, value: "even" if value % 2 == 0 else "odd", key=serdes.text, value=serdes.int64).count(
-        store="parity"
-    ).to_stream().to("parity")
+    stream.flat_map_values(twice).group_by(
+        lambda _, value: "even" if value % 2 == 0 else "odd", key=serdes.text, value=serdes.int64
+    ).count(store="parity").to_stream().to("parity")
     names.filter(lambda _, name: name > 0).to_stream().to("positive")
     return builder.build()
 
@@ -109,7 +109,10 @@ def test_windows_that_begin_with_their_records_expire_alike_for_any_number_of_ra
     def run_windows(ranges: int) -> tuple[Outputs, list[Any]]:
         builder = StreamsBuilder("app")
         stream = builder.stream("in", key=serdes.text, value=serdes.int64)
-        for store, windows in (("sliding", SlidingWindows(difference=difference, grace=grace)), ("own", SinceEachRecord())):
+        for store, windows in (
+            ("sliding", SlidingWindows(difference=difference, grace=grace)),
+            ("own", SinceEachRecord()),
+        ):
             stream.group_by_key().windowed_by(windows).aggregate(
                 list, lambda _, value, seen: [*seen, value], value=serdes.json, store=store
             ).to_stream().to(store)
@@ -139,13 +142,17 @@ class Recent(Processor[str, int, str, Any]):
 
 @settings(max_examples=60, deadline=None)
 @given(INPUTS, st.sampled_from([2, 3, 7]))
-def test_windows_that_a_processor_keeps_by_key_expire_alike_for_any_number_of_ranges(inputs: list[Input], ranges: int) -> None:
+def test_windows_that_a_processor_keeps_by_key_expire_alike_for_any_number_of_ranges(
+    inputs: list[Input], ranges: int
+) -> None:
     stores = [
         window_store("windows", key=serdes.text, value=serdes.int64, size=5, retention=20),
         session_store("sessions", key=serdes.text, value=serdes.int64, retention=15),
     ]
     builder = StreamsBuilder("app")
-    numbers = builder.stream("in", key=serdes.text, value=serdes.int64).filter(lambda key, value: None not in (key, value))
+    numbers = builder.stream("in", key=serdes.text, value=serdes.int64).filter(
+        lambda key, value: None not in (key, value)
+    )
     numbers.process(Recent, stores=stores, key=serdes.text, value=serdes.json, by_key=True).to("out")
     topology = builder.build()
 
@@ -164,7 +171,9 @@ def test_windows_that_a_processor_keeps_by_key_expire_alike_for_any_number_of_ra
 
 @settings(max_examples=40, deadline=None)
 @given(INPUTS, st.integers(1, 10), st.sampled_from([1, 3]))
-def test_outputs_with_the_record_cache_are_a_subsequence_of_those_without_and_end_alike(inputs: list[Input], commit_every: int, ranges: int) -> None:
+def test_outputs_with_the_record_cache_are_a_subsequence_of_those_without_and_end_alike(
+    inputs: list[Input], commit_every: int, ranges: int
+) -> None:
     every, tables = run(inputs, ranges=1)
     cached, tables_of_cache = run(inputs, ranges, caching=True, commit_every=commit_every)
     assert tables_of_cache == tables

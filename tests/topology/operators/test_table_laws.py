@@ -1,4 +1,6 @@
-"""A table and the stream of its updates are two views of one thing: at any moment, the updates so far fold to the table."""
+"""A table and the stream of its updates are two views of one thing: at any moment, the updates so far fold to the
+table.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ Change: TypeAlias = tuple[str, str, int | None, int]
 Write: TypeAlias = Callable[[KTable[str, int], KTable[str, int]], KTable[Any, Any]]
 
 CHANGES = st.lists(
-    st.tuples(st.sampled_from(["left", "right"]), st.sampled_from("ab"), st.one_of(st.none(), st.integers(0, 9)), st.integers(0, 40)), max_size=16
+    st.tuples(
+        st.sampled_from(["left", "right"]),
+        st.sampled_from("ab"),
+        st.one_of(st.none(), st.integers(0, 9)),
+        st.integers(0, 40),
+    ),
+    max_size=16,
 )
 RANGES = st.sampled_from([1, 3])
 YEAR = 10**10
@@ -42,11 +50,25 @@ TABLES: dict[str, Write] = {
         right, pair, foreign_key=lambda value: "ab"[value % 2], value=serdes.json, store="table"
     ),
     "count": lambda left, _: left.to_stream().group_by_key().count(store="table"),
-    "tumbling": lambda left, _: left.to_stream().group_by_key().windowed_by(TimeWindows(size=10, grace=99)).count(store="table", retention=YEAR),
-    "sliding": lambda left, _: left.to_stream().group_by_key().windowed_by(SlidingWindows(difference=9, grace=99)).count(store="table", retention=YEAR),
-    "sessions": lambda left, _: left.to_stream().group_by_key().windowed_by(SessionWindows(gap=5, grace=99)).count(store="table", retention=YEAR),
-    "of a table": lambda left, right: total(left.outer_join(right, lambda one, other: (one or 0) + (other or 0), value=serdes.int64)),
-}  # fmt: skip
+    "tumbling": lambda left, _: (
+        left.to_stream().group_by_key().windowed_by(TimeWindows(size=10, grace=99)).count(store="table", retention=YEAR)
+    ),
+    "sliding": lambda left, _: (
+        left.to_stream()
+        .group_by_key()
+        .windowed_by(SlidingWindows(difference=9, grace=99))
+        .count(store="table", retention=YEAR)
+    ),
+    "sessions": lambda left, _: (
+        left.to_stream()
+        .group_by_key()
+        .windowed_by(SessionWindows(gap=5, grace=99))
+        .count(store="table", retention=YEAR)
+    ),
+    "of a table": lambda left, right: total(
+        left.outer_join(right, lambda one, other: (one or 0) + (other or 0), value=serdes.int64)
+    ),
+}
 
 
 def topology_of(write: Write) -> Any:
