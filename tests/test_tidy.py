@@ -22,8 +22,8 @@ OTHERS = sorted(
     for path in (ROOT / room).rglob("*.py")
 )
 
-MODULE_LINES = 400
-FUNCTION_LINES = 50
+MODULE_LINES = 500
+FUNCTION_STATEMENTS = 45
 
 MAY_IMPORT = {
     "confluent_kafka": ("coopstreams/log/kafka/*.py",),
@@ -80,19 +80,12 @@ def imported(path: str) -> Iterator[str]:
 
 
 def long_functions(path: str) -> Iterator[str]:
-    """Yield the functions that have too many lines; the docstring does not count."""
+    """Yield the functions that have too many statements: how the formatter breaks their lines does not count."""
     for node in ast.walk(ast.parse(source(path))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            first = node.body[0]
-            described = (
-                isinstance(first, ast.Expr)
-                and isinstance(first.value, ast.Constant)
-                and isinstance(first.value.value, str)
-            )
-            docstring = (first.end_lineno or first.lineno) - first.lineno + 1 if described else 0
-            lines = (node.end_lineno or node.lineno) - node.lineno + 1 - docstring
-            if lines > FUNCTION_LINES:
-                yield f"{path}:{node.lineno} {node.name}: {lines} lines"
+            statements = sum(isinstance(part, ast.stmt) for part in ast.walk(node)) - 1
+            if statements > FUNCTION_STATEMENTS:
+                yield f"{path}:{node.lineno} {node.name}: {statements} statements"
 
 
 @pytest.mark.parametrize("path", LIBRARY + OTHERS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import accumulate, pairwise
+from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
