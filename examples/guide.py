@@ -18,5 +18,5 @@ def outputs_of(
     """Send (topic, key, value, timestamp) to the topics of a program; return the keys and values of all outputs."""
     with TopologyTestDriver(new.build(), ranges=ranges) as driver:
         for topic, key, value, timestamp in records:
-            driver.input(topic, serdes.text, serdes.int64).send(key, value, timestamp)
+            driver.input(topic).send(key, value, timestamp)
         return [(str(record.key), record.value) for record in driver.outputs()]

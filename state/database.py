@@ -3,7 +3,7 @@
 Sibling tasks share it, each with key groups of its own, from several threads; so do restores and queries. What they
 write comes with the checkpoint it stands for, in one batch.
 
-Stores may be in several engines. Each of these is a `EngineStores`, with the checkpoints of its own stores: what is in
+Stores may be in several engines. Each of these is an `EngineStores`, with the checkpoints of its own stores: what is in
 memory is restored from the beginning of its changelog at every start, while its neighbour on disk goes on from where it
 stands.
 

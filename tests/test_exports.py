@@ -76,6 +76,36 @@ def test_the_command_line_loads_neither_spark_nor_a_web_server() -> None:
     assert loaded_after("import coopstreams.commands.cli") & {"pyspark", "starlette", "uvicorn"} == set()
 
 
+def help_of_run(module: str) -> tuple[str, set[str]]:
+    """Return what `coopstreams run --help` prints if it is the `main` of this module that is called, and which modules
+    are loaded then.
+    """
+    code = f"""
+import sys
+from {module} import main
+sys.argv = ["coopstreams", "run", "--help"]
+try:
+    main()
+except SystemExit:
+    print("loaded:", *sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    text, _, modules = done.stdout.partition("loaded:")
+    return text, set(modules.split())
+
+
+def test_run_is_the_same_command_alone_as_among_the_others_and_loads_none_of_them() -> None:
+    alone, loaded = help_of_run("coopstreams.__main__")
+    among, all_loaded = help_of_run("coopstreams.commands.cli")
+    assert "Usage: coopstreams run" in alone
+    assert alone == among
+    others = {
+        f"coopstreams.commands.{name}" for name in ("backfill", "check", "group", "policy", "reset", "snapshots")
+    } | {"coopstreams.consumer"}
+    assert all_loaded >= others
+    assert loaded & others == set()
+
+
 @pytest.mark.parametrize("room", ["topology", "state"])
 def test_the_inner_rooms_do_not_load_the_runtime(room: str) -> None:
     loaded = loaded_after(f"import coopstreams.{room}")

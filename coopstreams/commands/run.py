@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from coopstreams.commands.ending import run_command
 from coopstreams.commands.loading import load_topology
 from coopstreams.commands.restarts import MOST_RESTARTS
 from coopstreams.commands.screen import Screen, report
@@ -103,6 +104,16 @@ def run(
         configure_logging(verbose, f"worker {checked['instance']}: ")
         report(app, os.environ)
     app.run()
+
+
+def main() -> None:
+    """Run `coopstreams run` without loading the other commands: they take 0.1 to 0.25 s of processor time
+    (measured).
+    """
+    command_line = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    command_line.callback()(lambda: None)  # else the word "run" would be an argument
+    command_line.command()(run)
+    run_command(command_line)
 
 
 def _supervise(

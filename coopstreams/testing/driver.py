@@ -6,8 +6,8 @@ is the oldest. Each input is processed to its end, through all repartition topic
 results come in the order in which they were forwarded.
 
     with TopologyTestDriver(topology, ranges=4) as driver:
-        driver.input("lines", serdes.raw, serdes.text).send(b"", "to be or not to be")
-        assert driver.output("word-counts", serdes.text, serdes.int64).latest() == {"to": 2, "be": 2, "or": 1, "not": 1}
+        driver.input("lines").send(b"", "to be or not to be")
+        assert driver.output("word-counts").latest() == {"to": 2, "be": 2, "or": 1, "not": 1}
         assert driver.store("counts").get("be") == 2
 
 Invariant: the same inputs give the same tables and, for each key, the same outputs for every number of ranges.
@@ -18,13 +18,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, overload
 
 from coopstreams.commit.progress import Progress
 from coopstreams.common.config import Config
@@ -41,20 +39,20 @@ from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.tally import Tally
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.testing.ordered import ordered
+from coopstreams.testing.topic_serdes import decoded, one_of, read_with, written_with
 from coopstreams.testing.views import InputTopic, OutputRecord, OutputTopic, StoreView
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.compile.outputs import ANY_PARTITION, Output
 from coopstreams.topology.compile.program import Program
-from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.failures import Failure, OnFailure
-from coopstreams.topology.graph.nodes import DynamicSink, Sink, SubTopology
+from coopstreams.topology.graph.nodes import Sink, SubTopology
 from coopstreams.topology.graph.partitions import check_partitions
 from coopstreams.topology.graph.patterns import matched
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange, partition_of
 from coopstreams.topology.naming import changelog_topic, internal_topic
-from coopstreams.topology.serdes import Serde, raw
+from coopstreams.topology.serdes import Serde
 from coopstreams.topology.task_id import TaskId
 from coopstreams.topology.windows import duration_ms
 
@@ -111,12 +109,6 @@ class TopologyTestDriver:
         self._dropped_before: Counter[tuple[str, str]] = Counter()
         self._ranges = KeyRange.split(ranges)
         self._partitions: dict[str, int] = {}
-        self._serdes = {
-            node.topic: node for part in topology.subtopologies for node in part.nodes if isinstance(node, Sink)
-        }
-        self._dynamic = next(
-            (node for part in topology.subtopologies for node in part.nodes if isinstance(node, DynamicSink)), None
-        )
         self._begin()
 
     def __enter__(self) -> TopologyTestDriver:
@@ -151,8 +143,15 @@ class TopologyTestDriver:
                 self._collect()
         self._work()
 
-    def input(self, topic: str, key: Serde[K], value: Serde[V]) -> InputTopic[K, V]:
-        """Return a topic to send records to. One that a pattern of the topology matches is there from now on.
+    @overload
+    def input(self, topic: str, key: Serde[K], value: Serde[V]) -> InputTopic[K, V]: ...
+    @overload
+    def input(self, topic: str, key: AnySerde = None, value: AnySerde = None) -> InputTopic[Any, Any]: ...
+    def input(self, topic: str, key: AnySerde = None, value: AnySerde = None) -> InputTopic[Any, Any]:
+        """Return a topic to send records to, written with these serdes, by default those that the topology reads it
+        with.
+
+        A topic that a pattern of the topology matches is there from now on.
 
         Raises:
             TopologyError: the topology does not read it.
@@ -160,24 +159,34 @@ class TopologyTestDriver:
         if topic not in self.topology.source_topics and topic in matched(self._built, [topic]).source_topics:
             self.commit()
             self._begin(topic)
-        return InputTopic(self._send, _one_of(topic, self.topology.source_topics, "reads no topic"), key, value)
+        return InputTopic(self._send, topic, *read_with(self.topology, topic, key, value))
 
-    def output(self, topic: str, key: Serde[K], value: Serde[V]) -> OutputTopic[K, V]:
-        """Return a topic to read results from.
+    @overload
+    def output(self, topic: str, key: Serde[K], value: Serde[V]) -> OutputTopic[K, V]: ...
+    @overload
+    def output(self, topic: str, key: AnySerde = None, value: AnySerde = None) -> OutputTopic[Any, Any]: ...
+    def output(self, topic: str, key: AnySerde = None, value: AnySerde = None) -> OutputTopic[Any, Any]:
+        """Return a topic to read results from, with these serdes, by default those that the topology writes it with.
+
+        Dead letters are by default the bytes that they are.
 
         Raises:
-            TopologyError: the topology does not write it.
+            TopologyError: the topology does not write it, or, where a serde is left out, with several.
         """
-        if self._dynamic is None:
-            _one_of(topic, [*self._serdes, *self._dead_letters], "writes no topic")
-        return OutputTopic(
-            lambda: [self._read(record, key, value) for record in self._forwarded if record.topic == topic]
-        )
+        serdes = written_with(self.topology, topic, self._dead_letters, key, value)
+        return OutputTopic(lambda: [decoded(record, *serdes) for record in self._forwarded if record.topic == topic])
 
     def outputs(self) -> list[OutputRecord[Any, Any]]:
-        """Return all that was written, to any topic that is not internal, in the order in which it was forwarded."""
+        """Return all that was written, to any topic that is not internal, in the order in which it was forwarded.
+
+        Raises:
+            TopologyError: sinks with different serdes may have written one of the topics: `output` takes those to read
+                it with.
+        """
         internal = {topic.name for topic in self.topology.internal_topics}
-        return [self._read(record) for record in self._forwarded if record.topic not in internal]
+        topics = {record.topic for record in self._forwarded} - internal
+        serdes = {topic: written_with(self.topology, topic, self._dead_letters) for topic in topics}
+        return [decoded(record, *serdes[record.topic]) for record in self._forwarded if record.topic in topics]
 
     @property
     def forwarded(self) -> int:
@@ -195,7 +204,7 @@ class TopologyTestDriver:
         if name in self._globals:
             return StoreView(self._globals[name].spec, [[(WHOLE, self._globals[name])]])
         specs = {spec.name: (part.id, spec) for part in self.topology.subtopologies for spec in part.stores}
-        number, spec = specs[_one_of(name, list(specs), "has no store")]
+        number, spec = specs[one_of(name, list(specs), "has no store")]
         return StoreView(
             spec, [[(task.id.range, task.state.stores[name]) for task in siblings] for siblings in self._parts[number]]
         )
@@ -445,18 +454,6 @@ class TopologyTestDriver:
     def _dead_letter(self, failure: Failure, headers: Headers) -> None:
         self._forward(self._dead_letters[0], failure.key, failure.value, max(0, failure.timestamp), headers)
 
-    def _read(
-        self, record: OutputRecord[bytes | None, bytes | None], key: AnySerde = None, value: AnySerde = None
-    ) -> OutputRecord[Any, Any]:
-        """Return a record with key and value as objects, by these serdes or those of the sink."""
-        sink = self._serdes.get(record.topic) or self._dynamic
-        read_key, read_value = key or (sink.key if sink else raw), value or (sink.value if sink else raw)
-        return replace(
-            record,
-            key=None if record.key is None else read_key.deserialize(record.key),
-            value=None if record.value is None else read_value.deserialize(record.value),
-        )
-
     def _commit(self, task: Task) -> None:
         checkpoints = {}
         try:
@@ -472,13 +469,3 @@ class TopologyTestDriver:
             )
             checkpoints[batch.store] = self._writer.delivered_to(changelog)
         task.commit(checkpoints)
-
-
-def _one_of(name: str, known: Sequence[str], lacks: str) -> str:
-    if name in known:
-        return name
-    near = get_close_matches(name, known, n=1)
-    raise TopologyError(
-        f'the topology {lacks} "{name}"'
-        + (f'; did you mean "{near[0]}"?' if near else f"; it knows {', '.join(known) or 'none'}")
-    )

@@ -15,10 +15,10 @@ def join_st(world: World, op: Op) -> Any:
     require(op, "kind", "joiner", "name", "grace_ms")
     left, right = op["in"]
     stream = world.stream(left)
-    method: Any = stream.left_join if op["kind"] == "left" else stream.join
+    method: Any = stream.left_join_with_key if op["kind"] == "left" else stream.join_with_key
     return method(
         world.nodes[right],
-        joiner_with_key=lambda key, a, b: vocab.joined(op["joiner"], key, a, b),
+        lambda key, a, b: vocab.joined(op["joiner"], key, a, b),
         value=VALUE,
         grace=op.get("grace_ms"),
         name=op.get("name"),
@@ -48,21 +48,21 @@ def join_ss(world: World, op: Op) -> Any:
         grace=op.get("grace_ms", LEGACY_GRACE_MS if eager else 0),
         eager=eager,
     )
-    method: Any = {"inner": left.join, "left": left.left_join, "outer": left.outer_join}[op["kind"]]
+    method: Any = {"inner": left.join_with_key, "left": left.left_join_with_key, "outer": left.outer_join_with_key}[
+        op["kind"]
+    ]
     joiner = lambda key, a, b: vocab.joined(op["joiner"], key, a, b)  # noqa: E731 one line, used once
-    return method(
-        right, joiner_with_key=joiner, windows=windows, value=VALUE, name=op.get("name"), store=op.get("store")
-    )
+    return method(right, joiner, windows=windows, value=VALUE, name=op.get("name"), store=op.get("store"))
 
 
 def join_sg(world: World, op: Op) -> Any:
     require(op, "kind", "joiner", "key_fn", "name")
     left, right = op["in"]
     stream = world.stream(left)
-    method: Any = stream.left_join if op["kind"] == "left" else stream.join
+    method: Any = stream.left_join_with_key if op["kind"] == "left" else stream.join_with_key
     joiner = lambda key, a, b: vocab.joined(op["joiner"], key, a, b)  # noqa: E731 one line, used once
     on = lambda key, value: vocab.new_key(op["key_fn"], key, value)  # noqa: E731
-    return method(world.nodes[right], joiner_with_key=joiner, on=on, value=VALUE, name=op.get("name"))
+    return method(world.nodes[right], joiner, on=on, value=VALUE, name=op.get("name"))
 
 
 def join_fk(world: World, op: Op) -> Any:

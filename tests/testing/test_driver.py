@@ -1,5 +1,6 @@
 """The test driver itself: topics, time, stores, handlers."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,9 @@ def word_count() -> Topology:
 @pytest.mark.parametrize("caching", [False, True])
 def test_words_are_counted(ranges: int, partitions: int, caching: bool) -> None:
     with TopologyTestDriver(word_count(), ranges, caching=caching, partitions=partitions) as driver:
-        driver.input("lines", serdes.raw, serdes.text).send(b"", "to be or not to be")
+        driver.input("lines").send(b"", "to be or not to be")
         driver.commit()
-        assert driver.output("word-counts", serdes.text, serdes.int64).latest() == {"to": 2, "be": 2, "or": 1, "not": 1}
+        assert driver.output("word-counts").latest() == {"to": 2, "be": 2, "or": 1, "not": 1}
         assert driver.store("counts").get("be") == 2
         assert driver.store("counts").get("bee") is None
         assert driver.store("counts").all() == [Row("be", 2, 0), Row("not", 1, 0), Row("or", 1, 0), Row("to", 2, 0)]
@@ -34,7 +35,7 @@ def test_words_are_counted(ranges: int, partitions: int, caching: bool) -> None:
 def test_stores_may_be_on_rocksdb(tmp_path: Path) -> None:
     with TopologyTestDriver(word_count(), ranges=2, state_dir=tmp_path) as driver:
         for line in ("a b", "a"):
-            driver.input("lines", serdes.raw, serdes.text).send(b"", line)
+            driver.input("lines").send(b"", line)
             driver.commit()
         assert driver.store("counts").all() == [Row("a", 2, 0), Row("b", 1, 0)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0_0", "1_0"]
@@ -42,10 +43,7 @@ def test_stores_may_be_on_rocksdb(tmp_path: Path) -> None:
 
 def test_read_returns_what_came_since_the_last_read() -> None:
     with TopologyTestDriver(word_count()) as driver:
-        lines, counts = (
-            driver.input("lines", serdes.raw, serdes.text),
-            driver.output("word-counts", serdes.text, serdes.int64),
-        )
+        lines, counts = driver.input("lines"), driver.output("word-counts")
         lines.send(b"", "a b")
         assert [record.key for record in counts.read()] == ["a", "b"]
         assert counts.read() == []
@@ -56,7 +54,7 @@ def test_read_returns_what_came_since_the_last_read() -> None:
 
 def test_time_stands_still_until_it_is_moved() -> None:
     with TopologyTestDriver(word_count()) as driver:
-        lines = driver.input("lines", serdes.raw, serdes.text)
+        lines = driver.input("lines")
         lines.send(b"", "a")
         driver.advance(50)
         lines.send(b"", "b")
@@ -102,9 +100,50 @@ def dividing() -> Topology:
     return builder.build()
 
 
+def test_topics_are_written_and_read_with_the_serdes_of_the_topology() -> None:
+    builder = StreamsBuilder("app")
+    names = builder.global_table("names", key=serdes.int64, value=serdes.text, store="names")
+    stream = builder.stream(re.compile("in-.*"), key=serdes.text, value=serdes.int64)
+    stream.join(names, lambda _, name: name, on=lambda _, value: value, value=serdes.text).to("named")
+    stream.to(lambda key, _: f"of-{key}")
+    with TopologyTestDriver(builder.build()) as driver:
+        driver.input("names").send(7, "seven")
+        driver.input("in-1").send("a", 7)
+        assert driver.output("named").latest() == {"a": "seven"}
+        assert driver.output("of-a").latest() == {"a": 7}
+
+
+def test_other_serdes_than_those_of_the_topology_may_be_named_one_by_one() -> None:
+    with TopologyTestDriver(dividing()) as driver:
+        driver.input("in", value=serdes.raw).send("a", serdes.int64.serialize(4))
+        driver.input("in", serdes.raw).send(b"b", 6)
+        assert driver.output("out", key=serdes.raw).latest() == {b"a": 3, b"b": 2}
+        assert driver.output("out", serdes.text, serdes.raw).latest() == {
+            "a": serdes.int64.serialize(3),
+            "b": serdes.int64.serialize(2),
+        }
+
+
+def test_a_topic_that_is_written_with_two_serdes_is_read_with_one_that_the_test_names() -> None:
+    builder = StreamsBuilder("app")
+    stream = builder.stream("in", key=serdes.text, value=serdes.int64)
+    stream.to("out")
+    stream.map_values(str, value=serdes.text).to("out")
+    with TopologyTestDriver(builder.build()) as driver:
+        driver.input("in").send("a", 1)
+        with pytest.raises(
+            TopologyError,
+            match=r'sinks that write "out" have different serdes .int64 and text.: read it with output."out", value=',
+        ):
+            driver.output("out")
+        with pytest.raises(TopologyError, match='output\\("out", value='):
+            driver.outputs()
+        assert [record.key for record in driver.output("out", value=serdes.raw).records()] == ["a", "a"]
+
+
 def test_a_record_that_fails_stops_the_send_and_says_where() -> None:
     with TopologyTestDriver(dividing(), ranges=2) as driver:
-        numbers = driver.input("in", serdes.text, serdes.int64)
+        numbers = driver.input("in")
         numbers.send("a", 4)
         with pytest.raises(
             ProcessingError, match=r'"in" partition 0 offset 1 .*KSTREAM-MAPVALUES-0000000001.*ZeroDivisionError'
@@ -116,7 +155,7 @@ def test_a_record_that_fails_stops_the_send_and_says_where() -> None:
 def test_with_continue_the_others_go_on() -> None:
     with TopologyTestDriver(dividing(), config={"processing.exception.handler": "continue"}) as driver:
         for value in (4, 0, 6):
-            driver.input("in", serdes.text, serdes.int64).send("a", value)
+            driver.input("in").send("a", value)
         assert [record.value for record in driver.outputs()] == [3, 2]
         assert [failure.offset for failure in driver.failures] == [1]
 
@@ -124,8 +163,8 @@ def test_with_continue_the_others_go_on() -> None:
 def test_a_dead_letter_has_the_record_and_the_reason() -> None:
     settings = {"processing.exception.handler": "dead-letter", "errors.dead.letter.queue.topic.name": "dead"}
     with TopologyTestDriver(dividing(), config=settings) as driver:
-        driver.input("in", serdes.text, serdes.int64).send("a", 0, 5, [("h", b"x")])
-        (record,) = driver.output("dead", serdes.text, serdes.int64).records()
-        assert (record.key, record.value, record.timestamp) == ("a", 0, 5)
+        driver.input("in").send("a", 0, 5, [("h", b"x")])
+        (record,) = driver.output("dead").records()
+        assert (record.key, record.value, record.timestamp) == (b"a", bytes(8), 5)
         assert ("h", b"x") in record.headers
         assert any(value == b"ZeroDivisionError" for _, value in record.headers)

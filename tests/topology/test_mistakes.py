@@ -136,11 +136,13 @@ MISTAKES: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
         "how far apart may two records be",
     ),
     "join windows that are empty": (lambda b: JoinWindows(before=-2, after=1), "nothing is in it"),
-    "no joiner": (lambda b: text(b).join(table(b)), "give it one function, joiner"),
-    "two joiners": (lambda b: text(b).left_join(table(b), max, joiner_with_key=max), "give it one function, joiner"),
     "a joiner of the wrong arity": (
         lambda b: text(b).join(table(b), lambda k, v, t: v),
         r"join calls \(value, table_value\)",
+    ),
+    "a joiner without the key": (
+        lambda b: text(b).left_join_with_key(table(b), lambda v, t: v),
+        r"left_join_with_key calls \(key, value, table_value\)",
     ),
     "join with windows": (lambda b: text(b).join(hourly(b), max), "its keys are windows, a stream's are not"),
     "keys written differently": (

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypedDict, assert_type
 
+from coopstreams.testing import InputTopic, OutputTopic, TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.dsl.global_tables import GlobalKTable
@@ -126,23 +127,33 @@ assert_type(airlines.map_values(lambda a: a.name), KTable[str, str])
 assert_type(airlines.map_values_with_key(lambda k, a: k + a.name), KTable[str, str])
 assert_type(airlines.to_stream(), KStream[str, Airline])
 assert_type(flights.join(airlines, lambda f, a: (f.carrier, a.name)), KStream[str, tuple[str, str]])
-assert_type(flights.join(airlines, joiner_with_key=lambda k, f, a: k + f.carrier + a.name), KStream[str, str])
+assert_type(flights.join_with_key(airlines, lambda k, f, a: k + f.carrier + a.name), KStream[str, str])
 assert_type(flights.left_join(airlines, lambda f, a: a.name if a else None), KStream[str, str | None])
-assert_type(flights.left_join(airlines, joiner_with_key=lambda k, f, a: a.name if a else k), KStream[str, str])
+assert_type(flights.left_join_with_key(airlines, lambda k, f, a: a.name if a else k), KStream[str, str])
 assert_type(flights.join(airlines.map_values(lambda a: a.name), lambda f, name: name), KStream[str, str])
 near = JoinWindows(timedelta(minutes=5), grace=timedelta(minutes=1))
 assert_type(flights.join(flights, lambda f, g: (f.carrier, g.time_ms), windows=near), KStream[str, tuple[str, int]])
 assert_type(flights.left_join(flights, lambda f, g: g.time_ms if g else None, windows=near), KStream[str, int | None])
+assert_type(flights.join_with_key(flights, lambda k, f, g: (k, g.time_ms), windows=near), KStream[str, tuple[str, int]])
 assert_type(
-    flights.outer_join(flights, joiner_with_key=lambda k, f, g: (k, f, g), windows=near),
+    flights.left_join_with_key(flights, lambda k, f, g: (k, g), windows=near), KStream[str, tuple[str, Flight | None]]
+)
+assert_type(
+    flights.outer_join(flights, lambda f, g: (f, g), windows=near), KStream[str, tuple[Flight | None, Flight | None]]
+)
+assert_type(
+    flights.outer_join_with_key(flights, lambda k, f, g: (k, f, g), windows=near),
     KStream[str, tuple[str, Flight | None, Flight | None]],
 )
 everywhere = builder.global_table("everywhere", key=serdes.int64, value=serdes.text)
 assert_type(everywhere, GlobalKTable[int, str])
 assert_type(flights.join(everywhere, lambda f, text: text, on=lambda _, f: f.time_ms), KStream[str, str])
 assert_type(
-    flights.left_join(everywhere, joiner_with_key=lambda k, f, text: text, on=lambda _, f: f.time_ms),
-    KStream[str, str | None],
+    flights.join_with_key(everywhere, lambda k, f, text: (k, text), on=lambda _, f: f.time_ms),
+    KStream[str, tuple[str, str]],
+)
+assert_type(
+    flights.left_join_with_key(everywhere, lambda k, f, text: text, on=lambda _, f: f.time_ms), KStream[str, str | None]
 )
 names = airlines.map_values(lambda a: a.name)
 assert_type(airlines.join(names, lambda a, name: (a, name)), KTable[str, tuple[Airline, str]])
@@ -153,6 +164,14 @@ assert_type(
     airlines.join(numbers, lambda a, text: text, foreign_key=lambda a: len(a.name), value=serdes.text), KTable[str, str]
 )
 assert_type(flights.join(airlines, lambda f, a: a.name, grace=timedelta(minutes=1)), KStream[str, str])
+
+# the test driver
+driver = TopologyTestDriver(builder.build())
+assert_type(driver.input("flights", serdes.text, serdes.json(Flight)), InputTopic[str, Flight])
+assert_type(driver.input("flights"), InputTopic[Any, Any])
+assert_type(driver.input("flights", value=serdes.raw), InputTopic[Any, Any])
+assert_type(driver.output("copy", serdes.text, serdes.json(Flight)), OutputTopic[str, Flight])
+assert_type(driver.output("copy").latest(), dict[Any, Any])
 
 flights.to("copy")
 flights.to("copy", key=serdes.text, value=serdes.json(Flight))

@@ -52,9 +52,10 @@ orders.join(orders, lambda order, other: other)  # type: ignore[call-overload]
 # what a left join may not find
 orders.left_join(customers, lambda order, name: name.upper())  # type: ignore[union-attr]
 
-# no joiner, two joiners
+# no joiner, a joiner of the other method
 orders.join(customers)  # type: ignore[call-overload]
-orders.join(customers, lambda order, name: name, joiner_with_key=lambda key, order, name: name)  # type: ignore[call-overload]
+orders.join(customers, lambda key, order, name: name)  # type: ignore[arg-type, misc]
+orders.join_with_key(customers, lambda order, name: name)  # type: ignore[arg-type, misc]
 
 # a stream is no table
 orders.join(orders, lambda left, right: left)  # type: ignore[call-overload]

@@ -44,11 +44,11 @@ LEFT_AND_RIGHT = ("left", "right")
 def joined(
     flow: Flow,
     other: Flow | TableFlow | GlobalTable,
-    joiner: Function | None = None,
+    joiner: Function,
     *,
     kind: JoinKind,
+    with_key: bool = False,
     on: Function | None = None,
-    joiner_with_key: Function | None = None,
     windows: JoinWindows | None = None,
     grace: timedelta | int | None = None,
     value: Serde[Any] | None = None,
@@ -63,15 +63,15 @@ def joined(
     if isinstance(other, Flow):
         if grace is not None:
             raise TopologyError(f"the join with {other.node}: give the grace to the windows, JoinWindows(…, grace=…)")
-        return join_streams(flow, other, windows, joiner, joiner_with_key, value, store, name, kind=kind)
-    method = "join" if kind == "inner" else f"{kind}_join"
+        return join_streams(flow, other, windows, joiner, value, store, name, kind=kind, with_key=with_key)
+    method = _method(kind, with_key=with_key)
     if isinstance(other, GlobalTable):
         if kind == "outer" or on is None or windows is not None or grace is not None or store is not None:
             raise TopologyError(
                 f'{method} with the global table "{other.topic}": it takes on=, a function (key, value) of the key to '
                 "look up, a joiner, no more"
             )
-        return join_global(flow, other, on, joiner, joiner_with_key, value, name, left=kind == "left")
+        return join_global(flow, other, on, joiner, value, name, left=kind == "left", with_key=with_key)
     if on is not None:
         raise TopologyError(
             f"{method} with {other.flow.node}: on= is for global tables; select_key() gives the records another key"
@@ -82,30 +82,30 @@ def joined(
             f"{method} with {other.flow.node}: {what} is for two streams; a stream meets the row that a table has at "
             "the moment"
         )
-    return join_table(flow, other, joiner, joiner_with_key, value, grace, name, left=kind == "left")
+    return join_table(flow, other, joiner, value, grace, name, left=kind == "left", with_key=with_key)
 
 
 def join_table(
     flow: Flow,
     table: TableFlow,
-    joiner: Function | None,
-    joiner_with_key: Function | None,
+    joiner: Function,
     value: Serde[Any] | None,
     grace: timedelta | int | None,
     name: str | None,
     *,
     left: bool,
+    with_key: bool,
 ) -> Flow:
     """Return a flow of what the joiner makes of each record and the table's row of its key.
 
     Raises:
-        TopologyError: no or two joiners, a windowed table, two builders, keys written in different ways, a serde
-            missing.
+        TopologyError: a joiner that cannot be called so, a windowed table, two builders, keys written in different
+            ways, a serde missing.
     """
-    method = "left_join" if left else "join"
+    method = _method("left" if left else "inner", with_key=with_key)
     where = f"{method} with {table.flow.node}"
     flow.same_graph(table.flow, where)
-    function, with_key = one_joiner(method, where, joiner, joiner_with_key, "table_value")
+    function = _joiner(method, joiner, "table_value", with_key=with_key)
     if table.is_windowed:
         raise TopologyError(
             f"{where}: its keys are windows, a stream's are not. Join .to_stream() with select_key(), or aggregate "
@@ -157,21 +157,21 @@ def join_global(
     flow: Flow,
     table: GlobalTable,
     on: Function,
-    joiner: Function | None,
-    joiner_with_key: Function | None,
+    joiner: Function,
     value: Serde[Any] | None,
     name: str | None,
     *,
     left: bool,
+    with_key: bool,
 ) -> Flow:
     """Return a flow of what the joiner makes of each record and the row of the key that it names; keys stay what they
     are.
     """
-    method = "left_join" if left else "join"
+    method = _method("left" if left else "inner", with_key=with_key)
     where = f'{method} with the global table "{table.topic}"'
     if table not in flow.graph.global_tables:
         raise TopologyError(f"{where}: both must come from the same StreamsBuilder")
-    function, with_key = one_joiner(method, where, joiner, joiner_with_key, "table_value")
+    function = _joiner(method, joiner, "table_value", with_key=with_key)
     mapper = checked("on=", on, "key", "value")
     make = partial(StreamGlobalJoin, store=table.store, mapper=mapper, joiner=function, with_key=with_key, left=left)
     return flow.then("KSTREAM-LEFTJOIN-" if left else "KSTREAM-JOIN-", name, make).with_value(value, method)
@@ -247,23 +247,24 @@ def join_streams(
     left: Flow,
     right: Flow,
     windows: JoinWindows | None,
-    joiner: Function | None,
-    joiner_with_key: Function | None,
+    joiner: Function,
     value: Serde[Any] | None,
     store: str | None,
     name: str | None,
     *,
     kind: JoinKind,
+    with_key: bool,
 ) -> Flow:
     """Return the join of two streams.
 
     Raises:
-        TopologyError: no or two joiners, no windows, two builders, keys written in different ways, or a serde missing.
+        TopologyError: a joiner that cannot be called so, no windows, two builders, keys written in different ways, or a
+            serde missing.
     """
-    method = "join" if kind == "inner" else f"{kind}_join"
+    method = _method(kind, with_key=with_key)
     where = f"{method} with {right.node}"
     left.same_graph(right, where)
-    function, with_key = one_joiner(method, where, joiner, joiner_with_key, "other_value")
+    function = _joiner(method, joiner, "other_value", with_key=with_key)
     if not isinstance(windows, JoinWindows):
         raise TopologyError(
             f"{where}: two streams are joined within windows such as JoinWindows(timedelta(minutes=5)), not {windows!r}"
@@ -338,21 +339,14 @@ def _join_stores(
     return (*sides, StoreSpec(f"{shared}-store", "key_value", key, waiting_of(*values)))
 
 
-def one_joiner(
-    method: str, where: str, joiner: Function | None, joiner_with_key: Function | None, other: str
-) -> tuple[Function, bool]:
-    """Return the joiner and whether it is given the key.
+def _method(kind: JoinKind, *, with_key: bool) -> str:
+    """Return the name of the method that the user called."""
+    return f"{'' if kind == 'inner' else f'{kind}_'}join{'_with_key' if with_key else ''}"
 
-    Raises:
-        TopologyError: none or both were given, or the one cannot be called so.
-    """
-    joiners = [function for function in (joiner, joiner_with_key) if function is not None]
-    if len(joiners) != 1:
-        raise TopologyError(
-            f"{where}: give it one function, joiner(value, {other}) or joiner_with_key=(key, value, {other})"
-        )
-    with_key = joiner is None
-    return checked(method, joiners[0], *(["key"] if with_key else []), "value", other), with_key
+
+def _joiner(method: str, joiner: Function, other: str, *, with_key: bool) -> Function:
+    """Return the joiner, which can be called as the method calls it."""
+    return checked(method, joiner, *(["key"] if with_key else []), "value", other)
 
 
 def check_same_keys(left: Flow, right: Flow, where: str) -> None:

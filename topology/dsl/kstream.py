@@ -5,33 +5,20 @@ of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
 from functools import partial
-from typing import Any, Generic, TypeVar, overload
+from typing import TypeVar
 
 from coopstreams.topology.dsl import attach
-from coopstreams.topology.dsl.attach_joins import joined
 from coopstreams.topology.dsl.attach_processors import process
 from coopstreams.topology.dsl.branches import BranchedKStream
 from coopstreams.topology.dsl.functions import checked
-from coopstreams.topology.dsl.global_tables import GlobalKTable
 from coopstreams.topology.dsl.grouped import KGroupedStream
 from coopstreams.topology.dsl.ktable import KTable
 from coopstreams.topology.dsl.materialized import Materialized
 from coopstreams.topology.dsl.repartition import repartition
+from coopstreams.topology.dsl.stream_joins import StreamJoins
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.graph.graph import Flow
-from coopstreams.topology.graph.nodes import (
-    Filter,
-    FlatMap,
-    FlatMapValues,
-    GlobalTable,
-    Map,
-    MapValues,
-    Peek,
-    SelectKey,
-)
-from coopstreams.topology.join_windows import JoinWindows
+from coopstreams.topology.graph.nodes import Filter, FlatMap, FlatMapValues, Map, MapValues, Peek, SelectKey
 from coopstreams.topology.partitioners import Partitioner
 from coopstreams.topology.printed import Destination, Printer
 from coopstreams.topology.processors import Processor
@@ -42,10 +29,9 @@ K = TypeVar("K")
 V = TypeVar("V")
 K2 = TypeVar("K2")
 V2 = TypeVar("V2")
-VT = TypeVar("VT")
 
 
-class KStream(Generic[K, V]):
+class KStream(StreamJoins[K, V]):
     """A stream of records with keys K and values V.
 
     `key=` and `value=` name the serde of what a method makes; where keys or values stay the same, so does their serde.
@@ -53,10 +39,7 @@ class KStream(Generic[K, V]):
     such records.
     """
 
-    __slots__ = ("_flow",)
-
-    def __init__(self, flow: Flow) -> None:
-        self._flow = flow
+    __slots__ = ()
 
     def filter(self, predicate: Callable[[K, V], bool], *, name: str | None = None) -> KStream[K, V]:
         """Keep the records for which `predicate(key, value)` is true."""
@@ -201,181 +184,6 @@ class KStream(Generic[K, V]):
         flow = self._flow.then("KSTREAM-KEY-SELECT-", name, make).with_key(key, "group_by")
         return KGroupedStream(attach.grouped(flow, name, None, value))
 
-    @overload
-    def join(
-        self,
-        other: KTable[K, VT],
-        joiner: Callable[[V, VT], V2],
-        *,
-        value: Serde[V2] | None = None,
-        grace: timedelta | int | None = None,
-        name: str | None = None,
-    ) -> KStream[K, V2]: ...
-    @overload
-    def join(
-        self,
-        other: KTable[K, VT],
-        *,
-        joiner_with_key: Callable[[K, V, VT], V2],
-        value: Serde[V2] | None = None,
-        grace: timedelta | int | None = None,
-        name: str | None = None,
-    ) -> KStream[K, V2]: ...
-    @overload
-    def join(
-        self,
-        other: KStream[K, VT],
-        joiner: Callable[[V, VT], V2],
-        *,
-        windows: JoinWindows,
-        value: Serde[V2] | None = None,
-        store: str | None = None,
-        name: str | None = None,
-    ) -> KStream[K, V2]: ...
-    @overload
-    def join(
-        self,
-        other: KStream[K, VT],
-        *,
-        joiner_with_key: Callable[[K, V, VT], V2],
-        windows: JoinWindows,
-        value: Serde[V2] | None = None,
-        store: str | None = None,
-        name: str | None = None,
-    ) -> KStream[K, V2]: ...
-    @overload
-    def join(
-        self,
-        other: GlobalKTable[K2, VT],
-        joiner: Callable[[V, VT], V2],
-        *,
-        on: Callable[[K, V], K2 | None],
-        value: Serde[V2] | None = None,
-        name: str | None = None,
-    ) -> KStream[K, V2]: ...
-    @overload
-    def join(
-        self,
-        other: GlobalKTable[K2, VT],
-        *,
-        joiner_with_key: Callable[[K, V, VT], V2],
-        on: Callable[[K, V], K2 | None],
-        value: Serde[V2] | None = None,
-        name: str | None = None,
-    ) -> KStream[K, V2]: ...
-    def join(self, other: Any, joiner: Any = None, **options: Any) -> Any:
-        """Join each record with a table, or with another stream.
-
-        With a table: with its row of the same key, as it is when the record is processed; without a row the record is
-        dropped. The table alone never makes a record. A versioned table gives the row as it was at the record's time;
-        with `grace=` the record waits that long (in stream time) for late rows. New keys without a serde are written
-        with the table's, the only one under which they meet its rows.
-        With a stream: with each of its records of the same key that is within `windows=` of this one, whichever comes
-        first; the result has the later timestamp. `store=` names the two stores that keep the records meanwhile.
-
-        With a global table: with its row of the key that `on=(key, value)` names.
-
-        The joiner is `joiner(value, other_value)` or `joiner_with_key=(key, value, other_value)`.
-        """
-        return KStream(joined(self._flow, _side(other), joiner, kind="inner", **options))
-
-    @overload
-    def left_join(
-        self,
-        other: KTable[K, VT],
-        joiner: Callable[[V, VT | None], V2],
-        *,
-        value: Serde[V2] | None = None,
-        grace: timedelta | int | None = None,
-        name: str | None = None,
-    ) -> KStream[K, V2]: ...
-    @overload
-    def left_join(
-        self,
-        other: KTable[K, VT],
-        *,
-        joiner_with_key: Callable[[K, V, VT | None], V2],
-        value: Serde[V2] | None = None,
-        grace: timedelta | int | None = None,
-        name: str | None = None,
-    ) -> KStream[K, V2]: ...
-    @overload
-    def left_join(
-        self,
-        other: KStream[K, VT],
-        joiner: Callable[[V, VT | None], V2],
-        *,
-        windows: JoinWindows,
-        value: Serde[V2] | None = None,
-        store: str | None = None,
-        name: str | None = None,
-    ) -> KStream[K, V2]: ...
-    @overload
-    def left_join(
-        self,
-        other: KStream[K, VT],
-        *,
-        joiner_with_key: Callable[[K, V, VT | None], V2],
-        windows: JoinWindows,
-        value: Serde[V2] | None = None,
-        store: str | None = None,
-        name: str | None = None,
-    ) -> KStream[K, V2]: ...
-    @overload
-    def left_join(
-        self,
-        other: GlobalKTable[K2, VT],
-        joiner: Callable[[V, VT | None], V2],
-        *,
-        on: Callable[[K, V], K2 | None],
-        value: Serde[V2] | None = None,
-        name: str | None = None,
-    ) -> KStream[K, V2]: ...
-    @overload
-    def left_join(
-        self,
-        other: GlobalKTable[K2, VT],
-        *,
-        joiner_with_key: Callable[[K, V, VT | None], V2],
-        on: Callable[[K, V], K2 | None],
-        value: Serde[V2] | None = None,
-        name: str | None = None,
-    ) -> KStream[K, V2]: ...
-    def left_join(self, other: Any, joiner: Any = None, **options: Any) -> Any:
-        """Join each record as `join` does, or with None if there is nothing to join it with, also if it has no key.
-
-        With a stream, a record waits until its window has closed before it is joined with None.
-        """
-        return KStream(joined(self._flow, _side(other), joiner, kind="left", **options))
-
-    @overload
-    def outer_join(
-        self,
-        other: KStream[K, VT],
-        joiner: Callable[[V | None, VT | None], V2],
-        *,
-        windows: JoinWindows,
-        value: Serde[V2] | None = None,
-        store: str | None = None,
-        name: str | None = None,
-    ) -> KStream[K, V2]: ...
-    @overload
-    def outer_join(
-        self,
-        other: KStream[K, VT],
-        *,
-        joiner_with_key: Callable[[K, V | None, VT | None], V2],
-        windows: JoinWindows,
-        value: Serde[V2] | None = None,
-        store: str | None = None,
-        name: str | None = None,
-    ) -> KStream[K, V2]: ...
-    def outer_join(self, other: Any, joiner: Any = None, **options: Any) -> Any:
-        """Join the records of two streams as `join` does; those of either side that find no match until their window
-        closes, with None.
-        """
-        return KStream(joined(self._flow, _side(other), joiner, kind="outer", **options))
-
     def process(
         self,
         supplier: Callable[[], Processor[K, V, K2, V2]],
@@ -443,16 +251,3 @@ class KStream(Generic[K, V]):
         `[]` to drop the record; otherwise the key does, as in Java.
         """
         attach.sink(self._flow, topic, key, value, partitioner, name)
-
-
-def _side(other: object) -> Flow | attach.TableFlow | GlobalTable:
-    if isinstance(other, GlobalKTable):
-        return other._table
-    if isinstance(other, KTable):
-        return other._table
-    if isinstance(other, KStream):
-        return other._flow
-    raise TopologyError(
-        f"a stream is joined with a table or a stream, not with a {type(other).__name__}. Read its topic with the "
-        "builder."
-    )

@@ -117,9 +117,9 @@ def test_changed_keys_meet_through_repartition_topics() -> None:
         lambda _, value: str(value % 2), key=serdes.text
     )
     right = builder.stream("right", key=serdes.text, value=serdes.json)
-    left.join(
-        right, joiner_with_key=lambda key, a, b: [key, a, b], windows=JoinWindows(5), value=serdes.json, name="odd"
-    ).to("out")
+    left.join_with_key(right, lambda key, a, b: [key, a, b], windows=JoinWindows(5), value=serdes.json, name="odd").to(
+        "out"
+    )
     topology = builder.build()
     assert [topic.name for topic in topology.internal_topics if topic.kind == "repartition"] == [
         "app-odd-left-repartition"

@@ -98,7 +98,7 @@ def test_the_joiner_may_see_the_key() -> None:
     builder = StreamsBuilder("app")
     names = builder.table("names", key=serdes.text, value=serdes.text)
     orders = builder.stream("orders", key=serdes.text, value=serdes.text)
-    orders.join(names, joiner_with_key=lambda key, order, name: f"{key}:{order}:{name}", value=serdes.text).to("out")
+    orders.join_with_key(names, lambda key, order, name: f"{key}:{order}:{name}", value=serdes.text).to("out")
     with TopologyTestDriver(builder.build()) as driver:
         driver.input("names", serdes.text, serdes.text).send("a", "Ann")
         driver.input("orders", serdes.text, serdes.text).send("a", "tea")

@@ -1,0 +1,105 @@
+"""With which serdes a topology reads and writes a topic: those that a test need not name.
+
+Turned down: raw bytes where several are possible. A test would compare bytes with objects, and fail without saying why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import Any, TypeAlias
+
+from coopstreams.testing.views import OutputRecord
+from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.graph.nodes import DynamicSink, Sink, Source, Structure
+from coopstreams.topology.serdes import Serde, raw
+
+Serdes: TypeAlias = tuple[Serde[Any], Serde[Any]]
+"""Of the keys, and of the values."""
+
+
+def read_with(topology: Structure, topic: str, key: Serde[Any] | None, value: Serde[Any] | None) -> Serdes:
+    """Return these serdes; for None that of the source, or of the global table, that reads the topic.
+
+    Raises:
+        TopologyError: the topology does not read it.
+    """
+    one_of(topic, topology.source_topics, "reads no topic")
+    kept = [table.update or table.store for table in topology.global_tables if table.topic == topic]
+    sources = [
+        node
+        for part in topology.subtopologies
+        for node in part.nodes
+        if isinstance(node, Source) and topic in node.topics
+    ]
+    reader = [*kept, *sources][0]  # a topic has one
+    return key or reader.key, value or reader.value
+
+
+def written_with(
+    topology: Structure,
+    topic: str,
+    dead_letters: Sequence[str],
+    key: Serde[Any] | None = None,
+    value: Serde[Any] | None = None,
+) -> Serdes:
+    """Return these serdes; for None that of the sinks that name the topic, or else of those that choose one for each
+    record.
+
+    Dead letters are the bytes that they are.
+
+    Raises:
+        TopologyError: the topology does not write it, or with several serdes where none is given.
+    """
+    nodes = [node for part in topology.subtopologies for node in part.nodes]
+    named, dynamic = (
+        [node for node in nodes if isinstance(node, Sink)],
+        [node for node in nodes if isinstance(node, DynamicSink)],
+    )
+    if not dynamic:
+        one_of(topic, [*(sink.topic for sink in named), *dead_letters], "writes no topic")
+    sinks: list[Sink] | list[DynamicSink] = [sink for sink in named if sink.topic == topic]
+    sinks = sinks or ([] if topic in dead_letters else dynamic)
+    keys, values = (
+        ([key] if key else [sink.key for sink in sinks]),
+        ([value] if value else [sink.value for sink in sinks]),
+    )
+    return _the_one("key", topic, keys), _the_one("value", topic, values)
+
+
+def decoded(
+    record: OutputRecord[bytes | None, bytes | None], key: Serde[Any], value: Serde[Any]
+) -> OutputRecord[Any, Any]:
+    """Return a record with key and value as objects."""
+    return replace(
+        record,
+        key=None if record.key is None else key.deserialize(record.key),
+        value=None if record.value is None else value.deserialize(record.value),
+    )
+
+
+def one_of(name: str, known: Sequence[str], lacks: str) -> str:
+    """Return the name.
+
+    Raises:
+        TopologyError: it is not known; says which one may be meant.
+    """
+    if name in known:
+        return name
+    near = get_close_matches(name, known, n=1)
+    raise TopologyError(
+        f'the topology {lacks} "{name}"'
+        + (f'; did you mean "{near[0]}"?' if near else f"; it knows {', '.join(known) or 'none'}")
+    )
+
+
+def _the_one(part: str, topic: str, serdes: Sequence[Serde[Any]]) -> Serde[Any]:
+    first, *others = serdes or [raw]
+    if any(other != first for other in others):
+        known = " and ".join(dict.fromkeys(str(serde) for serde in serdes))
+        raise TopologyError(
+            f'the sinks that write "{topic}" have different serdes ({known}): read it with output("{topic}", '
+            f"{part}=...)"
+        )
+    return first
