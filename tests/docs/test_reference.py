@@ -91,7 +91,7 @@ def test_every_reason_of_ill_health_is_explained() -> None:
     source = (ROOT / "coopstreams" / "instance" / "serving.py").read_text() + (
         ROOT / "coopstreams" / "query" / "reports.py"
     ).read_text()
-    codes = set(re.findall(r"Reason\(\"([\w-]+)\"", source)) | set(re.findall(r'"code": "([\w-]+)"', source))
+    codes = set(re.findall(r"Reason\(\s*\"([\w-]+)\"", source)) | set(re.findall(r'"code": "([\w-]+)"', source))
     assert explained == codes | {state.value for state in State if state is not State.RUNNING}
 
 
