@@ -1,7 +1,7 @@
 """Records per second of one process, next to a bare loop with the same parts: `python -m benchmarks [--records N]`.
 
-Each case runs in a process of its own, on a fresh group, against one real broker on this machine. Compare the ratios within one run:
-machines differ, and are noisy.
+Each case runs in a process of its own, on a fresh group, against one real broker on this machine. Compare the ratios
+within one run: machines differ, and are noisy.
 
     stateless        JSON -> filter -> map -> JSON
     count            a keyed count with changelog, record cache on (updates go out once a commit)
@@ -37,11 +37,20 @@ HERE = Path(__file__).parent
 
 def fill(bootstrap: str, topic: str, records: int) -> None:
     """Write the input."""
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 50, "queue.buffering.max.messages": 1_000_000, "partitioner": "murmur2_random"})
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "linger.ms": 50,
+            "queue.buffering.max.messages": 1_000_000,
+            "partitioner": "murmur2_random",
+        }
+    )
     generator = random.Random(7)
     for number in range(records):
         user = generator.randrange(KEYS)
-        producer.produce(topic, b'{"user":"u%d","amount":%d,"n":%d}' % (user, generator.randrange(100), number), b"u%d" % user)
+        producer.produce(
+            topic, b'{"user":"u%d","amount":%d,"n":%d}' % (user, generator.randrange(100), number), b"u%d" % user
+        )
         if number % 10_000 == 0:
             producer.poll(0)
     producer.flush()
@@ -56,8 +65,12 @@ def committed(admin: KafkaAdminClient, group: str, topic: str) -> int:
     return max((found.offset for partition, found in offsets.items() if partition.topic == topic), default=0)
 
 
-def measure(admin: KafkaAdminClient, source: str, command: list[str], group: str, records: int, environment: dict[str, str]) -> tuple[float, float]:
-    """Run a process until it has committed everything; return records/s from its first commit on, and its CPU seconds per million records."""
+def measure(
+    admin: KafkaAdminClient, source: str, command: list[str], group: str, records: int, environment: dict[str, str]
+) -> tuple[float, float]:
+    """Run a process until it has committed everything; return records/s from its first commit on, and its CPU seconds
+    per million records.
+    """
     before = os.times()
     worker = subprocess.Popen(command, env=os.environ | environment)
     first: tuple[float, int] | None = None
@@ -77,7 +90,11 @@ def measure(admin: KafkaAdminClient, source: str, command: list[str], group: str
         worker.send_signal(signal.SIGTERM)
         worker.wait()
     after = os.times()
-    cpu = (after.children_user - before.children_user + after.children_system - before.children_system) * 1_000_000 / records
+    cpu = (
+        (after.children_user - before.children_user + after.children_system - before.children_system)
+        * 1_000_000
+        / records
+    )
     return rate, cpu
 
 

@@ -27,7 +27,8 @@ _sessions = StreamsBuilder(NAME)
     .group_by_key()
     .windowed_by(
         SessionWindows(
-            milliseconds=int(os.environ.get("BENCH_GAP_MS", "600000")), grace=timedelta(milliseconds=int(os.environ.get("BENCH_GRACE_MS", "0")))
+            milliseconds=int(os.environ.get("BENCH_GAP_MS", "600000")),
+            grace=timedelta(milliseconds=int(os.environ.get("BENCH_GRACE_MS", "0"))),
         )
     )
     .count(store="sessions")

@@ -1,11 +1,14 @@
 """What a commit of a cooperative consumer costs: `python -m benchmarks.consumer_commits [--commits N]`.
 
-A consumer reads a partition and leaves every second record of its beginning unfinished, so that each commit says so many ranges of offsets
-above the position. Each measured commit has one more record done. One real broker on this machine; machines differ, and are noisy.
+A consumer reads a partition and leaves every second record of its beginning unfinished, so that each commit says so
+many ranges of offsets above the position. Each measured commit has one more record done. One real broker on this
+machine; machines differ, and are noisy.
 
     ms            one `commit()`: a transaction with one record, and the fence
-    value bytes   the individual commit itself; log bytes: what the partition of the commit topic grows by a commit, markers included
-    memory        what a range takes in a process that follows the group, and what a record takes that is out and not done
+    value bytes   the individual commit itself; log bytes: what the partition of the commit topic grows by a commit,
+                  markers included
+    memory        what a range takes in a process that follows the group, and what a record takes that is out and not
+                  done
 """
 
 from __future__ import annotations
@@ -92,7 +95,9 @@ def segment_of(ranges: int) -> Segment:
 
 
 def memory() -> tuple[float, float, float]:
-    """Return the bytes that these take: an individual commit without ranges in a view, a range of a large one, a record in flight."""
+    """Return the bytes that these take: an individual commit without ranges in a view, a range of a large one, a record
+    in flight.
+    """
     count = 10_000
     plain = encode_value(CommitValue("orders-0", (segment_of(0),)))
     keys = [encode_key(CommitKey("orders", "orders", partition, WHOLE, 1, 1)) for partition in range(count)]
@@ -107,7 +112,8 @@ def memory() -> tuple[float, float, float]:
     return (
         taken(entries) / count,
         taken(lambda: views[1].apply(keys[0], bytes(bytearray(large)))) / count,
-        taken(lambda: inflight.hand_out([b"k"] * count, range(1_000_000, 1_000_000 + count), 1_000_000 + count)) / count,
+        taken(lambda: inflight.hand_out([b"k"] * count, range(1_000_000, 1_000_000 + count), 1_000_000 + count))
+        / count,
     )
 
 
@@ -136,11 +142,18 @@ def main() -> None:
             with console.status(f"{ranges} ranges"):
                 seconds, grown = measure(broker, Path(name), ranges, arguments.commits)
             p95 = statistics.quantiles(seconds, n=20)[-1]
-            table.add_row(f"{ranges:,}", f"{1000 * statistics.median(seconds):.1f}", f"{1000 * p95:.1f}", f"{value_bytes(ranges):,}", f"{grown:,.0f}")
+            table.add_row(
+                f"{ranges:,}",
+                f"{1000 * statistics.median(seconds):.1f}",
+                f"{1000 * p95:.1f}",
+                f"{value_bytes(ranges):,}",
+                f"{grown:,.0f}",
+            )
     console.print(table)
     entry, in_view, in_flight = memory()
     console.print(
-        f"memory: {entry:.0f} bytes an individual commit, {in_view:.1f} bytes a range of a large one, {in_flight:.0f} bytes a record in flight"
+        f"memory: {entry:.0f} bytes an individual commit, {in_view:.1f} bytes a range of a large one, {in_flight:.0f} "
+        "bytes a record in flight"
     )
 
 

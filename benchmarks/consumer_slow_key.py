@@ -1,7 +1,8 @@
 """What a slow key does to the others: `python -m benchmarks.consumer_slow_key [--records N] [--slow-ms MS]`.
 
-One partition, fifty keys, one of which takes long for each of its records: work that waits, as for another service. Both ways keep the
-order of each key. Both begin when their first record comes. One real broker on this machine; machines differ, and are noisy.
+One partition, fifty keys, one of which takes long for each of its records: work that waits, as for another service.
+Both ways keep the order of each key. Both begin when their first record comes. One real broker on this machine;
+machines differ, and are noisy.
 
     in order        an ordinary consumer, record after record: positions can only be committed in order
     cooperative     a coroutine a key beside each other, each record committed when it is done
@@ -45,7 +46,14 @@ def fill(bootstrap: str, topic: str, records: int) -> None:
 
 def in_order(bootstrap: str, topic: str, records: int, slow_s: float) -> tuple[float, float]:
     """Process record after record, commit after each batch."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "in-order", "auto.offset.reset": "earliest", "enable.auto.commit": False})
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "in-order",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
     consumer.subscribe([topic])
     done, start, others = 0, 0.0, 0.0
     while done < records:
@@ -97,7 +105,9 @@ def main() -> None:
     arguments = parser.parse_args()
     records, slow_s = arguments.records // KEYS * KEYS, arguments.slow_ms / 1000
     console = Console()
-    table = Table(title=f"{records} records; those of one key in {KEYS} take {arguments.slow_ms:g} ms, the others {FAST_MS:g} ms")
+    table = Table(
+        title=f"{records} records; those of one key in {KEYS} take {arguments.slow_ms:g} ms, the others {FAST_MS:g} ms"
+    )
     for column in ("", "others, s", "all, s"):
         table.add_column(column, justify="right" if column else "left")
     with tempfile.TemporaryDirectory() as name, KafkaBroker(Path(name) / "kafka") as broker:

@@ -1,7 +1,8 @@
-"""A backfill in Spark SQL against the same in Python, in one run: `python -m benchmarks.native [--records N] [--keys N] [--rounds N]`.
+"""A backfill in Spark SQL against the same in Python, in one run: `python -m benchmarks.native [--records N] [--keys N]
+[--rounds N]`.
 
-Parquet on local disk, four partitions, four key ranges each, `local[2]`; snapshots as the only output, without a broker. Compare the ratios:
-machines differ. Each case is run by turns; what both leave must be as many keys.
+Parquet on local disk, four partitions, four key ranges each, `local[2]`; snapshots as the only output, without a
+broker. Compare the ratios: machines differ. Each case is run by turns; what both leave must be as many keys.
 
     count           of each key
     sum             of an integer field of a flat JSON object, of each key
@@ -76,9 +77,12 @@ def topology_of(case: str) -> Topology:
 def write_history(spark: SparkSession, folder: str, records: int, keys: int) -> None:
     """Write a month of orders: the partition follows from the key."""
     rows = spark.range(records).selectExpr(
-        f"cast(pmod(xxhash64(id), {keys}) as string) as customer", "id", f"1700000000000 + id * {30 * DAY_MS} div {records} as timestamp"
+        f"cast(pmod(xxhash64(id), {keys}) as string) as customer",
+        "id",
+        f"1700000000000 + id * {30 * DAY_MS} div {records} as timestamp",
     )
-    value = """'{"amount":', cast(id % 1000 as string), ',"currency":"', if(id % 2 = 0, 'EUR', 'USD'), '","order":', cast(id as string), '}'"""
+    value = """'{"amount":', cast(id % 1000 as string), ',"currency":"', if(id % 2 = 0, 'EUR', 'USD'), '","order":', "
+        "cast(id as string), '}'"""
     made = rows.selectExpr(
         "cast(customer as binary) as key",
         f"cast(concat({value}) as binary) as value",
@@ -95,13 +99,17 @@ def timed(spark: SparkSession, case: str, history: str, folder: Path, native: bo
     stages = planning.stages(topology, {"orders": PARTITIONS}, RANGES, native=native)
     cut = {"orders": dict.fromkeys(range(PARTITIONS), (0, 0))}
     snapshots = str(folder / "snapshots")
-    plan = Plan("run", "bench", planning.digest(topology), cut, stages, {"orders": PARTITIONS}, ("orders",), snapshots=snapshots)
+    plan = Plan(
+        "run", "bench", planning.digest(topology), cut, stages, {"orders": PARTITIONS}, ("orders",), snapshots=snapshots
+    )
     table = TableHistory(spark.read.parquet(history), ["number"])
     config = Config.of({"bootstrap.servers": "nowhere:1"}, "bench")
     begin = time.perf_counter()
     done = carry_out(spark, topology, config, plan, {"orders": table}, str(folder / "work"))
     seconds = time.perf_counter() - begin
-    return seconds, sum(file.entries for result in done.results for each in result.slices["kept"] for file in each.files)
+    return seconds, sum(
+        file.entries for result in done.results for each in result.slices["kept"] for file in each.files
+    )
 
 
 def main() -> None:
@@ -120,7 +128,9 @@ def main() -> None:
             keys: set[int] = set()
             for number in range(given.rounds):
                 for native in (False, True):
-                    took, found = timed(spark, case, str(folder / "history"), folder / f"{case}-{number}-{native}", native)
+                    took, found = timed(
+                        spark, case, str(folder / "history"), folder / f"{case}-{number}-{native}", native
+                    )
                     seconds[native].append(took)
                     keys.add(found)
             (found,) = keys

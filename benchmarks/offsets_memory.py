@@ -1,9 +1,12 @@
-"""What a group's commits take in the memory of a process that follows them: `python -m benchmarks.offsets_memory [--entries N]`.
+"""What a group's commits take in the memory of a process that follows them: `python -m benchmarks.offsets_memory
+[--entries N]`.
 
-An entry is what one (group, topic, partition, key range) has committed: offset, stream time, term, generation. The proposal allows 64 bytes for
-one of group, topic, partition and offset. No broker: a view is given the records that it would read.
+An entry is what one (group, topic, partition, key range) has committed: offset, stream time, term, generation. The
+proposal allows 64 bytes for one of group, topic, partition and offset. No broker: a view is given the records that it
+would read.
 
-    bytes     of Python's allocator (tracemalloc), and by how much the process grew (resident set), each by the number of entries
+    bytes     of Python's allocator (tracemalloc), and by how much the process grew (resident set), each by the number
+              of entries
     us        to take one record that changes an entry, and to ask for the stable offset of a partition
 """
 
@@ -45,7 +48,10 @@ def records(entries: int, topics: int, pieces: int) -> Iterator[tuple[bytes, byt
         covered = ranges[piece]
         segment = Segment(covered, generator.randrange(10_000_000_000), 1_700_000_000_000 + number)
         writer = f"accounting-consumer-{partition % WRITERS:032}-commit"
-        yield encode_key(CommitKey("accounting", f"orders-{topic}", partition, covered, 3, 17)), encode_value(CommitValue(writer, (segment,)))
+        yield (
+            encode_key(CommitKey("accounting", f"orders-{topic}", partition, covered, 3, 17)),
+            encode_value(CommitValue(writer, (segment,))),
+        )
 
 
 def resident() -> int:
@@ -96,11 +102,21 @@ def main() -> None:
     arguments = parser.parse_args()
     console = Console()
     table = Table(title=f"{arguments.entries:,} entries")
-    for column in ("topics", "key ranges a partition", "bytes allocated", "bytes resident", "us a change", "us a question"):
+    for column in (
+        "topics",
+        "key ranges a partition",
+        "bytes allocated",
+        "bytes resident",
+        "us a change",
+        "us a question",
+    ):
         table.add_column(column, justify="right")
     for topics, pieces in SHAPES:
         # Processes of their own: what others freed would hide what is taken.
-        with console.status(f"{topics} topics, {pieces} key ranges a partition"), get_context("spawn").Pool(2, maxtasksperchild=1) as pool:
+        with (
+            console.status(f"{topics} topics, {pieces} key ranges a partition"),
+            get_context("spawn").Pool(2, maxtasksperchild=1) as pool,
+        ):
             sizes = pool.apply_async(grown, (arguments.entries, topics, pieces))
             held = pool.apply(allocated, (arguments.entries, topics, pieces))
             size, change, ask = sizes.get()

@@ -1,7 +1,8 @@
 """Session windows: records per second of one process on RocksDB: `python -m benchmarks.sessions [--records N]`.
 
-Clicks of 1,500 users over five hours, gap ten minutes: 40,000 clicks make about 17,000 sessions. Then as many clicks of more users, and sessions
-that are kept for longer, so that a user has many of them. One real broker on this machine; machines differ, and are noisy.
+Clicks of 1,500 users over five hours, gap ten minutes: 40,000 clicks make about 17,000 sessions. Then as many clicks of
+more users, and sessions that are kept for longer, so that a user has many of them. One real broker on this machine;
+machines differ, and are noisy.
 
     kept         sessions that a key has in the store, about
     records/s    from the moment at which the first record is written until all are committed, every update an output
@@ -90,9 +91,25 @@ def measure(bootstrap: str, offsets: KafkaAdminClient, folder: str, case: Case, 
         made.result(30)
     rows = list(clicks(records, case.keys))
     write(bootstrap, source, [(b"first", BEGIN_MS)])
-    command = [sys.executable, "-m", "coopstreams", "run", f"{HERE / 'apps.py'}:sessions", "--bootstrap-servers", bootstrap, "--http", ""]
+    command = [
+        sys.executable,
+        "-m",
+        "coopstreams",
+        "run",
+        f"{HERE / 'apps.py'}:sessions",
+        "--bootstrap-servers",
+        bootstrap,
+        "--http",
+        "",
+    ]
     settings = ["--state-dir", folder, "--set", "commit.interval.ms=100", "--set", "statestore.cache.max.bytes=0"]
-    own = {"BENCH_APPLICATION": group, "BENCH_SOURCE": source, "BENCH_SINK": sink, "BENCH_GAP_MS": str(GAP_MS), "BENCH_GRACE_MS": str(case.grace_ms)}
+    own = {
+        "BENCH_APPLICATION": group,
+        "BENCH_SOURCE": source,
+        "BENCH_SINK": sink,
+        "BENCH_GAP_MS": str(GAP_MS),
+        "BENCH_GRACE_MS": str(case.grace_ms),
+    }
     worker = subprocess.Popen([*command, *settings], env=os.environ | own)
     try:
         _wait(offsets, worker, group, source, 1)
@@ -128,7 +145,9 @@ def main() -> None:
             with console.status(f"{case.keys} keys"):
                 rate = measure(broker.bootstrap, offsets, folder, case, arguments.records)
             clicks_kept = min(case.span_ms, arguments.records / case.keys * BETWEEN_MS) / BETWEEN_MS
-            table.add_row(f"{case.keys:,}", f"{case.grace_ms // MINUTE_MS:,}", f"{max(1, 0.42 * clicks_kept):.0f}", f"{rate:,.0f}")
+            table.add_row(
+                f"{case.keys:,}", f"{case.grace_ms // MINUTE_MS:,}", f"{max(1, 0.42 * clicks_kept):.0f}", f"{rate:,.0f}"
+            )
     console.print(table)
 
 

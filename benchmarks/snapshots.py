@@ -1,7 +1,9 @@
-"""How long a task waits for its state: snapshot against changelog, in one run: `python -m benchmarks.snapshots [--keys N] [--rounds N]`.
+"""How long a task waits for its state: snapshot against changelog, in one run: `python -m benchmarks.snapshots [--keys
+N] [--rounds N]`.
 
-One partition of a real broker on this machine; each key is written twice, one in a hundred is deleted in the end. What is timed is what an
-instance does between the barrier and the first record, with its own parts; after each round all rows are compared.
+One partition of a real broker on this machine; each key is written twice, one in a hundred is deleted in the end. What
+is timed is what an instance does between the barrier and the first record, with its own parts; after each round all
+rows are compared.
 
     replay      the whole changelog into an empty database
     pick-up     the published snapshot into an empty database, local disk, checked and with nothing behind it
@@ -50,7 +52,12 @@ def program() -> Topology:
 def fill(bootstrap: str, keys: int) -> int:
     """Write the changelog; return how many keys live in the end."""
     producer = Producer(
-        {"bootstrap.servers": bootstrap, "linger.ms": 50, "queue.buffering.max.messages": 1_000_000, "queue.buffering.max.kbytes": 1 << 20}
+        {
+            "bootstrap.servers": bootstrap,
+            "linger.ms": 50,
+            "queue.buffering.max.messages": 1_000_000,
+            "queue.buffering.max.kbytes": 1 << 20,
+        }
     )
     now = int(time.time() * 1000)
     for turn in (1, 2):
@@ -63,7 +70,9 @@ def fill(bootstrap: str, keys: int) -> int:
     return keys - (keys + 99) // 100
 
 
-def opened(cluster: KafkaLog, topology: Topology, folder: Path, key_range: KeyRange, url: str | None) -> tuple[float, int, str]:
+def opened(
+    cluster: KafkaLog, topology: Topology, folder: Path, key_range: KeyRange, url: str | None
+) -> tuple[float, int, str]:
     """Restore into an empty database; return the seconds, the number of rows, and a digest of all of them."""
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "database").mkdir(parents=True)
@@ -98,7 +107,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     topology = program()
-    with tempfile.TemporaryDirectory() as folder, KafkaBroker(Path(folder) / "kafka", console=Console(stderr=True)) as broker:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        KafkaBroker(Path(folder) / "kafka", console=Console(stderr=True)) as broker,
+    ):
         url, cases = f"{folder}/snapshots", {"all ranges": WHOLE, "one of 8": EIGHTH}
         with closing(KafkaLog({"bootstrap.servers": broker.bootstrap})) as cluster:
             cluster.create_topics([TopicSpec("events", 1), TopicSpec(CHANGELOG, 1, {"cleanup.policy": "compact"})])
@@ -110,7 +122,8 @@ def main() -> None:
             for _ in range(options.rounds):
                 for name, key_range in cases.items():
                     found = {
-                        way: opened(cluster, topology, Path(folder) / "state", key_range, at) for way, at in (("replay", None), ("pick-up", url))
+                        way: opened(cluster, topology, Path(folder) / "state", key_range, at)
+                        for way, at in (("replay", None), ("pick-up", url))
                     }
                     assert found["replay"][1:] == found["pick-up"][1:], "the rows differ"
                     assert name != "all ranges" or found["replay"][1] == live
@@ -119,7 +132,8 @@ def main() -> None:
         files = list((Path(folder) / "snapshots").rglob("*.sst"))
         size = sum(file.stat().st_size for file in files) / 1e6
     table = Table(
-        title=f"{live:,} keys of {2 * options.keys:,} changelog records; snapshot {size:.0f} MB in {len(files)} files, made in {rebuilt:.1f} s"
+        title=f"{live:,} keys of {2 * options.keys:,} changelog records; snapshot {size:.0f} MB in {len(files)} files, "
+        f"made in {rebuilt:.1f} s"
     )
     for column in ("", "replay s", "pick-up s", "ratio"):
         table.add_column(column, justify="right" if column else "left")

@@ -29,7 +29,14 @@ if TYPE_CHECKING:
     from coopstreams.topology.fields import field
     from coopstreams.topology.graph.topology import Topology
     from coopstreams.topology.join_windows import JoinWindows
-    from coopstreams.topology.processors import Processor, ProcessorContext, key_value_store, session_store, versioned_store, window_store
+    from coopstreams.topology.processors import (
+        Processor,
+        ProcessorContext,
+        key_value_store,
+        session_store,
+        versioned_store,
+        window_store,
+    )
     from coopstreams.topology.records import Record
     from coopstreams.topology.serdes import Serde, Windowed
     from coopstreams.topology.suppressed import until_time_limit, until_window_closes
@@ -88,7 +95,8 @@ _HOME = {
     name: module
     for module, names in {
         "coopstreams.common.config": "Config",
-        "coopstreams.common.extractors": "fail_on_invalid_timestamp log_and_skip_on_invalid_timestamp use_partition_time_on_invalid_timestamp wallclock_timestamp",
+        "coopstreams.common.extractors": "fail_on_invalid_timestamp log_and_skip_on_invalid_timestamp "
+        "use_partition_time_on_invalid_timestamp wallclock_timestamp",
         "coopstreams.instance.app": "CoopStreams",
         "coopstreams.state.engine": "Change Engine",
         "coopstreams.tasks.lifecycle": "RestoreListener StreamThreadExceptionResponse StreamsState",
@@ -103,7 +111,8 @@ _HOME = {
         "coopstreams.topology.fields": "field",
         "coopstreams.topology.graph.topology": "Topology",
         "coopstreams.topology.join_windows": "JoinWindows",
-        "coopstreams.topology.processors": "Processor ProcessorContext key_value_store session_store versioned_store window_store",
+        "coopstreams.topology.processors": "Processor ProcessorContext key_value_store session_store versioned_store "
+        "window_store",
         "coopstreams.topology.records": "Record",
         "coopstreams.topology.serdes": "Serde Windowed",
         "coopstreams.topology.suppressed": "until_time_limit until_window_closes",
@@ -111,8 +120,9 @@ _HOME = {
     }.items()
     for name in names.split()
 }
-"""Where each name is. None is loaded before it is asked for: who only builds or tests a topology needs no Kafka client, and a command can hear
-Ctrl-C before it has loaded anything."""
+"""Where each name is. None is loaded before it is asked for: who only builds or tests a topology needs no Kafka client,
+and a command can hear Ctrl-C before it has loaded anything.
+"""
 
 
 def __getattr__(name: str) -> Any:
@@ -120,7 +130,9 @@ def __getattr__(name: str) -> Any:
         try:
             from coopstreams.query.client import QueryClient
         except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(f"QueryClient needs the extra `http` ({error}): pip install 'coopstreams[http]'", name=error.name) from error
+            raise ModuleNotFoundError(
+                f"QueryClient needs the extra `http` ({error}): pip install 'coopstreams[http]'", name=error.name
+            ) from error
         return QueryClient
     if name in ("errors", "serdes"):
         return importlib.import_module(f"coopstreams.topology.{name}")

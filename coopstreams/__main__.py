@@ -1,17 +1,25 @@
-"""`python -m coopstreams`, and what the script `coopstreams` calls: the command line, which hears signals before it loads anything."""
+"""`python -m coopstreams`, and what the script `coopstreams` calls: the command line, which hears signals before it
+loads anything.
+"""
 
 import sys
 
 
 def main() -> None:
-    """Run a command. `run` answers SIGTERM and Ctrl-C from here on; the others end as any program does."""
+    """Run a command. `run` answers SIGTERM and Ctrl-C from here on, and is loaded alone; the others end as any program
+    does.
+    """
     if sys.argv[1:2] == ["run"]:
         from coopstreams.common.interrupts import listen
 
         listen()
-    from coopstreams.commands.cli import main
+        from coopstreams.commands.run import main as run
 
-    main()
+        run()
+    else:
+        from coopstreams.commands.cli import main as command_line
+
+        command_line()
 
 
 if __name__ == "__main__":

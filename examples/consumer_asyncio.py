@@ -1,9 +1,10 @@
-"""Slow work at the same time, finished in any order, committed as it is finished: a slow record holds up nobody, and nothing is lost.
+"""Slow work at the same time, finished in any order, committed as it is finished: a slow record holds up nobody, and
+nothing is lost.
 
     python examples/consumer_asyncio.py localhost:9092 orders
 
-A record that was not finished when the process died is done again, and only such records are. Here records of one key may overtake each
-other; for an order per key, chain the tasks of a key.
+A record that was not finished when the process died is done again, and only such records are. Here records of one key
+may overtake each other; for an order per key, chain the tasks of a key.
 """
 
 import asyncio
@@ -16,14 +17,18 @@ from coopstreams.consumer import ConsumerRecord, CooperativeConsumer
 AT_ONCE = 200
 
 
-async def run(bootstrap: str, topic: str, work: Callable[[ConsumerRecord], Awaitable[None]], running: Callable[[], bool]) -> None:
+async def run(
+    bootstrap: str, topic: str, work: Callable[[ConsumerRecord], Awaitable[None]], running: Callable[[], bool]
+) -> None:
     consumer = CooperativeConsumer({"bootstrap.servers": bootstrap, "group.id": f"{topic}-asyncio"})
     consumer.subscribe([topic])
     tasks: set[asyncio.Task[None]] = set()
 
     async def one(record: ConsumerRecord) -> None:
         await work(record)
-        consumer.done(record)  # not reached if the work failed: then the record is done again, by the next owner of its key
+        consumer.done(
+            record
+        )  # not reached if the work failed: then the record is done again, by the next owner of its key
 
     try:
         while running():

@@ -1,9 +1,10 @@
-"""A rebalance that interrupts nothing: what the group wants back is finished and committed first, the rest goes on at full speed.
+"""A rebalance that interrupts nothing: what the group wants back is finished and committed first, the rest goes on at
+full speed.
 
     python examples/consumer_delayed_revoke.py localhost:9092 orders
 
-One loop, no listener. While a pool of threads still works on records of a partition that is to be revoked, `delay_revoke` keeps it; what
-took too long (`max.revoke.delay.ms`) is lost, and nothing of it is committed any more.
+One loop, no listener. While a pool of threads still works on records of a partition that is to be revoked,
+`delay_revoke` keeps it; what took too long (`max.revoke.delay.ms`) is lost, and nothing of it is committed any more.
 """
 
 import sys
@@ -17,12 +18,16 @@ def run(bootstrap: str, topic: str, work: Callable[[ConsumerRecord], None], runn
     pending: dict[Future[None], ConsumerRecord] = {}
 
     def busy(partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-        working = {TopicPartition(record.topic, record.partition) for future, record in pending.items() if not future.done()}
+        working = {
+            TopicPartition(record.topic, record.partition) for future, record in pending.items() if not future.done()
+        }
         return [at for at in partitions if at in working]
 
     with (
         ThreadPoolExecutor(8) as pool,
-        CooperativeConsumer({"bootstrap.servers": bootstrap, "group.id": f"{topic}-pool", "max.revoke.delay.ms": 30_000}) as consumer,
+        CooperativeConsumer(
+            {"bootstrap.servers": bootstrap, "group.id": f"{topic}-pool", "max.revoke.delay.ms": 30_000}
+        ) as consumer,
     ):
         consumer.subscribe([topic])
         while running():

@@ -28,4 +28,9 @@ def run(bootstrap: str, topic: str, work: Callable[[ConsumerRecord], None], runn
 
 
 if __name__ == "__main__":
-    run(sys.argv[1], sys.argv[2], lambda record: print(record.partition, record.offset, record.key, record.value), lambda: True)
+    run(
+        sys.argv[1],
+        sys.argv[2],
+        lambda record: print(record.partition, record.offset, record.key, record.value),
+        lambda: True,
+    )

@@ -1,9 +1,10 @@
-"""Several processes share each partition by key range, and nobody joins a group: every process is told which part it reads.
+"""Several processes share each partition by key range, and nobody joins a group: every process is told which part it
+reads.
 
     python examples/consumer_key_ranges.py localhost:9092 orders 0 3      the first of three processes; then 1 3 and 2 3
 
-Write these three lines into three pod templates: a pod that is replaced goes on where its predecessor committed. The topic must allow it:
-`coopstreams policy set accept.range.fetch=true --topic orders`.
+Write these three lines into three pod templates: a pod that is replaced goes on where its predecessor committed. The
+topic must allow it: `coopstreams policy set accept.range.fetch=true --topic orders`.
 """
 
 import sys
@@ -12,7 +13,14 @@ from collections.abc import Callable
 from coopstreams.consumer import ConsumerRecord, CooperativeConsumer, KeyRange
 
 
-def run(bootstrap: str, topic: str, number: int, of: int, work: Callable[[ConsumerRecord], None], running: Callable[[], bool]) -> None:
+def run(
+    bootstrap: str,
+    topic: str,
+    number: int,
+    of: int,
+    work: Callable[[ConsumerRecord], None],
+    running: Callable[[], bool],
+) -> None:
     mine = KeyRange.split(of)[number]
     with CooperativeConsumer({"bootstrap.servers": bootstrap, "group.id": f"{topic}-by-range"}) as consumer:
         consumer.assign({(topic, 0): [mine]})
@@ -25,4 +33,11 @@ def run(bootstrap: str, topic: str, number: int, of: int, work: Callable[[Consum
 
 if __name__ == "__main__":
     bootstrap, topic, number, of = sys.argv[1:]
-    run(bootstrap, topic, int(number), int(of), lambda record: print(record.offset, record.key, record.value), lambda: True)
+    run(
+        bootstrap,
+        topic,
+        int(number),
+        int(of),
+        lambda record: print(record.offset, record.key, record.value),
+        lambda: True,
+    )

@@ -83,12 +83,21 @@ builder = StreamsBuilder("flights")
 
 planes = builder.table("planes", key=serdes.text, value=serdes.json(Plane), store="planes")
 airlines = builder.table("airlines", key=serdes.text, value=serdes.json(Airline), store="airlines")
-departed = builder.stream("flights", key=serdes.text, value=serdes.json(Flight)).filter(lambda _, flight: flight.dep_delay is not None)
+departed = builder.stream("flights", key=serdes.text, value=serdes.json(Flight)).filter(
+    lambda _, flight: flight.dep_delay is not None
+)
 
 (
-    departed.left_join(planes, lambda flight, plane: Named(plane.model or "?" if plane else "unknown", flight.dep_delay or 0.0))
+    departed.left_join(
+        planes, lambda flight, plane: Named(plane.model or "?" if plane else "unknown", flight.dep_delay or 0.0)
+    )
     .group_by_key()
-    .aggregate(Delay.zero, lambda _, departure, total: total.add(departure), value=serdes.json(Delay), store="delays-by-aircraft")
+    .aggregate(
+        Delay.zero,
+        lambda _, departure, total: total.add(departure),
+        value=serdes.json(Delay),
+        store="delays-by-aircraft",
+    )
 )
 (
     departed.select_key(lambda _, flight: flight.carrier, key=serdes.text)
@@ -96,7 +105,13 @@ departed = builder.stream("flights", key=serdes.text, value=serdes.json(Flight))
     .join(airlines, lambda flight, airline: Named(airline.name, flight.dep_delay or 0.0))
     .group_by_key()
     .windowed_by(TimeWindows(hours=1, grace=GRACE))
-    .aggregate(Delay.zero, lambda _, departure, total: total.add(departure), value=serdes.json(Delay), store="delays-by-carrier", retention=KEPT)
+    .aggregate(
+        Delay.zero,
+        lambda _, departure, total: total.add(departure),
+        value=serdes.json(Delay),
+        store="delays-by-carrier",
+        retention=KEPT,
+    )
     .to_stream()
     .to("delays-by-hour")
 )

@@ -1,4 +1,6 @@
-"""Two helpers of the guide's examples: a stream to begin with, and the outputs of a program that was sent some records."""
+"""Two helpers of the guide's examples: a stream to begin with, and the outputs of a program that was sent some
+records.
+"""
 
 from coopstreams import KStream, StreamsBuilder, serdes
 from coopstreams.testing import TopologyTestDriver
@@ -10,7 +12,9 @@ def text_stream(name: str, topic: str = "in") -> tuple[StreamsBuilder, KStream[s
     return new, new.stream(topic, key=serdes.text, value=serdes.int64)
 
 
-def outputs_of(new: StreamsBuilder, *records: tuple[str, str | None, int | None, int], ranges: int = 1) -> list[tuple[str, object]]:
+def outputs_of(
+    new: StreamsBuilder, *records: tuple[str, str | None, int | None, int], ranges: int = 1
+) -> list[tuple[str, object]]:
     """Send (topic, key, value, timestamp) to the topics of a program; return the keys and values of all outputs."""
     with TopologyTestDriver(new.build(), ranges=ranges) as driver:
         for topic, key, value, timestamp in records:

@@ -20,7 +20,9 @@ class Customer:
 
 
 builder = StreamsBuilder("shop")  # the application id: consumer group, and prefix of internal topics
-orders = builder.stream("orders", key=serdes.text, value=serdes.json(Order), timestamp=lambda record: record.value.time_ms)
+orders = builder.stream(
+    "orders", key=serdes.text, value=serdes.json(Order), timestamp=lambda record: record.value.time_ms
+)
 customers = builder.table("customers", key=serdes.text, value=serdes.json(Customer), store="customers")
 
 (

@@ -1,13 +1,14 @@
 """How far the state of each key group stands: in which changelog, at which offset, which window start.
 
-Siblings share a store and its changelog partition but commit apart, so there is a checkpoint for each run of key groups. A task that opens
-another range than the last one cuts them: what lies outside its range keeps its own checkpoint.
+Siblings share a store and its changelog partition but commit apart, so there is a checkpoint for each run of key
+groups. A task that opens another range than the last one cuts them: what lies outside its range keeps its own
+checkpoint.
 
 Invariant: the checkpoints of a store are disjoint, ascending, and neighbours that say the same are one.
-Invariant: replaying the changelog from a checkpoint's offset, filtered by its groups, gives the true state of these groups: that changelog
-which the checkpoint names by its topic id, and no other one that has come to have the name.
-Turned down: one offset per store (a sibling that lags would lose records, or the others replay for nothing), and one topic id per store
-(a sibling that runs while the topic is made anew goes on writing at offsets that mean another one).
+Invariant: replaying the changelog from a checkpoint's offset, filtered by its groups, gives the true state of these
+groups: that changelog which the checkpoint names by its topic id, and no other one that has come to have the name.
+Turned down: one offset per store (a sibling that lags would lose records, or the others replay for nothing), and one
+topic id per store (a sibling that runs while the topic is made anew goes on writing at offsets that mean another one).
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class Checkpoint:
     offset: int
     observed: int = NOTHING_OBSERVED
     true_ms: int = NEVER_TRUE
-    """Wall clock when the state was the changelog's at its end. A changelog forgets tombstones: what is too old cannot be continued from."""
+    """Wall clock when the state was the changelog's at its end. A changelog forgets tombstones: what is too old cannot
+    be continued from.
+    """
     topic_id: str = NO_TOPIC
     """Which topic the offset is of."""
 
@@ -60,7 +63,11 @@ class Checkpoints:
 
     def within(self, first: int, last: int) -> list[Checkpoint]:
         """Return the checkpoints of the groups first..last, cut to them."""
-        return [replace(run, first=max(run.first, first), last=min(run.last, last)) for run in self.runs if run.first <= last and first <= run.last]
+        return [
+            replace(run, first=max(run.first, first), last=min(run.last, last))
+            for run in self.runs
+            if run.first <= last and first <= run.last
+        ]
 
     def at(self, group: int) -> Checkpoint | None:
         """Return the checkpoint that holds for a group."""
@@ -74,7 +81,9 @@ class Checkpoints:
         """Return the checkpoints with these in the place of whatever held for their groups."""
         result = self
         for new in checkpoints:
-            result = Checkpoints(tuple(sorted((*result.without(new.first, new.last).runs, new), key=lambda run: run.first)))
+            result = Checkpoints(
+                tuple(sorted((*result.without(new.first, new.last).runs, new), key=lambda run: run.first))
+            )
         return Checkpoints(tuple(_joined(result.runs)))
 
     def offset(self, first: int, last: int) -> int | None:
@@ -86,7 +95,8 @@ class Checkpoints:
     def observed(self, first: int = 0, last: int = 255) -> int:
         """Return the window start that all of the groups first..last have observed.
 
-        The smallest counts: a sibling that lags still needs its windows, and one too many is hidden as soon as stream time moves.
+        The smallest counts: a sibling that lags still needs its windows, and one too many is hidden as soon as stream
+        time moves.
         """
         return min((run.observed for run in self.within(first, last)), default=NOTHING_OBSERVED)
 
@@ -107,13 +117,19 @@ class Checkpoints:
         try:
             return Checkpoints(_DECODER.decode(data))
         except msgspec.DecodeError as error:
-            raise StateCorruptError(f"{len(data)} bytes are no checkpoints ({error}): delete the folder, the changelog restores it") from error
+            raise StateCorruptError(
+                f"{len(data)} bytes are no checkpoints ({error}): delete the folder, the changelog restores it"
+            ) from error
 
 
 def _joined(runs: Iterable[Checkpoint]) -> Iterator[Checkpoint]:
     previous: Checkpoint | None = None
     for run in runs:
-        if previous is not None and previous.last + 1 == run.first and replace(run, first=previous.first) == replace(previous, last=run.last):
+        if (
+            previous is not None
+            and previous.last + 1 == run.first
+            and replace(run, first=previous.first) == replace(previous, last=run.last)
+        ):
             previous = replace(previous, last=run.last)
             continue
         if previous is not None:

@@ -1,14 +1,15 @@
 """The state of one (sub-topology, partition) on an instance: its stores, and how far each key group of them stands.
 
-Sibling tasks share it, each with key groups of its own, from several threads; so do restores and queries. What they write comes with the
-checkpoint it stands for, in one batch.
+Sibling tasks share it, each with key groups of its own, from several threads; so do restores and queries. What they
+write comes with the checkpoint it stands for, in one batch.
 
-Stores may be in several engines. Each of these is an `EngineStores`, with the checkpoints of its own stores: what is in memory is restored from
-the beginning of its changelog at every start, while its neighbour on disk goes on from where it stands.
+Stores may be in several engines. Each of these is an `EngineStores`, with the checkpoints of its own stores: what is in
+memory is restored from the beginning of its changelog at every start, while its neighbour on disk goes on from where it
+stands.
 
 Invariant: state and checkpoint of a key group change together or not at all.
-Turned down: one batch over all engines (no two of them could agree on one, and nobody needs it: each store has a changelog of its own, and
-a database may be behind its changelogs anyhow).
+Turned down: one batch over all engines (no two of them could agree on one, and nobody needs it: each store has a
+changelog of its own, and a database may be behind its changelogs anyhow).
 Turned down: a database for each task (siblings would triple the memory, and a re-cut range would have to move).
 """
 
@@ -33,8 +34,8 @@ _NONE: Mapping[str, Engine] = MappingProxyType({})
 class Database:
     """Stores over an engine. Any thread. `apart`: the engines of those that are in others, by store.
 
-    A store that was written under another shape (kind, segment length, the topic that its checkpoints speak of) starts empty: its changelog
-    restores it.
+    A store that was written under another shape (kind, segment length, the topic that its checkpoints speak of) starts
+    empty: its changelog restores it.
     """
 
     def __init__(self, engine: Engine, specs: Iterable[StoreSpec], *, apart: Mapping[str, Engine] = _NONE) -> None:
@@ -67,8 +68,11 @@ class Database:
         """Return the changelog offset from which the groups first..last are restored; None: from the beginning."""
         return self.checkpoints(store).offset(first, last)
 
-    def scan(self, store: str, groups: Iterable[int], start: bytes | None, end: bytes | None, *, reverse: bool = False) -> Rows:
-        """Return the store keys start <= key < end of some key groups with their values, merged in key order, as of now.
+    def scan(
+        self, store: str, groups: Iterable[int], start: bytes | None, end: bytes | None, *, reverse: bool = False
+    ) -> Rows:
+        """Return the store keys start <= key < end of some key groups with their values, merged in key order, as of
+        now.
 
         It costs an iterator for each group and segment: for the windows of one key there is `windows_of`.
         """
@@ -82,10 +86,12 @@ class Database:
         return self._of[store].windows_of(store, key, first, last, reverse=reverse)
 
     def write(self, changes: Sequence[Change], checkpoints: Mapping[str, Sequence[Checkpoint]]) -> None:
-        """Write what happened to some stores together with the checkpoints it stands for; then drop the segments nobody needs.
+        """Write what happened to some stores together with the checkpoints it stands for; then drop the segments nobody
+        needs.
 
         Raises:
-            StateError: nothing was written; of stores in several engines, some may be written, with their checkpoints, and others not.
+            StateError: nothing was written; of stores in several engines, some may be written, with their checkpoints,
+                and others not.
         """
         if len(self._engine_stores) == 1:
             self._engine_stores[0].write(changes, checkpoints)
@@ -101,10 +107,11 @@ class Database:
         return self._of[store].rows(store, first, last)
 
     def ingest(self, store: str, checkpoints: Sequence[Checkpoint], files: Mapping[str, Sequence[Path]]) -> None:
-        """Put sorted files (by family) in the place of all keys of a store in the groups of the checkpoints, which is where they stand then.
+        """Put sorted files (by family) in the place of all keys of a store in the groups of the checkpoints, which is
+        where they stand then.
 
-        The files hold keys of these groups alone, and are gone afterwards. If it is interrupted, the groups have no checkpoint: they are
-        emptied when they are opened next.
+        The files hold keys of these groups alone, and are gone afterwards. If it is interrupted, the groups have no
+        checkpoint: they are emptied when they are opened next.
         """
         self._of[store].ingest(store, checkpoints, files)
 

@@ -41,7 +41,9 @@ from coopstreams.topology.task_id import TaskId
 log = logging.getLogger(__name__)
 
 FORMAT = 2
-"""Version of the layout on disk. Since 2, checkpoints name their changelog: those of 1 may be of any topic that ever had the name."""
+"""Version of the layout on disk. Since 2, checkpoints name their changelog: those of 1 may be of any topic that ever
+had the name.
+"""
 
 MEMBER_ID = "member-id"
 _PARTITION = re.compile(r"(\d+)_(\d+)(\..*(?<!\.deleted))?")
@@ -71,7 +73,9 @@ class StateDirectory:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock_file = _take_lock(self.folder)
         except OSError as error:
-            raise StateError(f'state folder "{self.folder}" cannot be used: {error}. Set state.dir to a folder that can be written.') from error
+            raise StateError(
+                f'state folder "{self.folder}" cannot be used: {error}. Set state.dir to a folder that can be written.'
+            ) from error
         try:
             _check_format(self.folder)
             self.process_id = _process_id(self.folder)
@@ -83,19 +87,25 @@ class StateDirectory:
 
     @property
     def last_member(self) -> str:
-        """The member id of the process that had the folder last; empty: not known. Who has the lock knows that it has ended."""
+        """The member id of the process that had the folder last; empty: not known. Who has the lock knows that it has
+        ended.
+        """
         file = self.folder / MEMBER_ID
         return file.read_text(errors="replace").strip() if file.exists() else ""
 
     def note_member(self, id_: str) -> None:
-        """Keep the member id of this process for its successor, who else has to wait until the group misses this one."""
+        """Keep the member id of this process for its successor, who else has to wait until the group misses this
+        one.
+        """
         try:
             if id_ != self.last_member:
                 _write(self.folder / MEMBER_ID, id_)
         except OSError as error:
             log.warning('"%s" cannot be written: %s', self.folder / MEMBER_ID, error)
 
-    def open(self, subtopology: int, partition: int, specs: Sequence[StoreSpec], *, wipe_corrupt: bool = False) -> Database:
+    def open(
+        self, subtopology: int, partition: int, specs: Sequence[StoreSpec], *, wipe_corrupt: bool = False
+    ) -> Database:
         """Return the database of a partition; everybody who asks gets the same one. Give it back with `release`.
 
         `wipe_corrupt`: delete a damaged one and begin with an empty one, and say so in the log.
@@ -107,7 +117,9 @@ class StateDirectory:
             return self._use((subtopology, partition), specs, wipe_corrupt)
 
     def release(self, subtopology: int, partition: int) -> None:
-        """Give a database back; the last one closes it, and removes the folder if nothing is in it. Not after `close`, which has done that."""
+        """Give a database back; the last one closes it, and removes the folder if nothing is in it. Not after `close`,
+        which has done that.
+        """
         with self._lock:
             if self._lock_file >= 0:
                 self._give_back((subtopology, partition))
@@ -217,7 +229,9 @@ class Databases:
         return self._subtopologies[task.subtopology]
 
     def enter(self, task: TaskId) -> Database:
-        """Return the database of a task's partition; `leave` it once. One that is corrupt is made anew: the changelogs restore it."""
+        """Return the database of a task's partition; `leave` it once. One that is corrupt is made anew: the changelogs
+        restore it.
+        """
         return self._directory.open(task.subtopology, task.partition, self.subtopology(task).stores, wipe_corrupt=True)
 
     def state(self, task: TaskId, database: Database) -> TaskState:
@@ -262,7 +276,8 @@ def _take_lock(folder: Path) -> int:
         owner = os.pread(file, 20, 0).decode(errors="replace").strip() or "unknown"
         os.close(file)
         raise StateLockedError(
-            f'state folder "{folder}" is in use by process {owner}: stop it, or give this one another instance number or state.dir'
+            f'state folder "{folder}" is in use by process {owner}: stop it, or give this one another instance number '
+            "or state.dir"
         ) from error
     os.ftruncate(file, 0)
     os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
@@ -280,11 +295,14 @@ def _check_format(folder: Path) -> None:
         for path in folder.iterdir():
             if path.is_dir() and _PARTITION.fullmatch(path.name):
                 _remove(path)
-        log.warning('state folder "%s" was of format %s: it is emptied once, the changelogs restore it', folder, written)
+        log.warning(
+            'state folder "%s" was of format %s: it is emptied once, the changelogs restore it', folder, written
+        )
         _write(file, str(FORMAT))
     if int(written) > FORMAT:
         raise StateError(
-            f'state folder "{folder}" has format {written}, this coopstreams knows up to {FORMAT}: upgrade coopstreams, '
+            f'state folder "{folder}" has format {written}, this coopstreams knows up to {FORMAT}: upgrade '
+            "coopstreams, "
             "give this one another state.dir, or delete the folder (changelogs restore it)"
         )
 

@@ -1,7 +1,8 @@
 """The stores of a database that are in one engine, and how far each key group of them stands.
 
-Invariant: state and checkpoint of a key group change together or not at all: a checkpoint lies in the engine that has the rows it speaks
-of. So no store is ever taken to stand where another engine, which remembers more, or less, has got to.
+Invariant: state and checkpoint of a key group change together or not at all: a checkpoint lies in the engine that has
+the rows it speaks of. So no store is ever taken to stand where another engine, which remembers more, or less, has got
+to.
 Invariant: a time segment of a window store is dropped when all key groups have left it behind: expiry never scans.
 """
 
@@ -32,8 +33,8 @@ _BATCH = 10_000
 class EngineStores:
     """Stores in an engine. Any thread.
 
-    A store that was written under another shape (kind, segment length, the topic that its checkpoints speak of) starts empty: its changelog
-    restores it.
+    A store that was written under another shape (kind, segment length, the topic that its checkpoints speak of) starts
+    empty: its changelog restores it.
     """
 
     def __init__(self, engine: Engine, specs: Iterable[StoreSpec]) -> None:
@@ -62,15 +63,20 @@ class EngineStores:
     def segment_getter(self, store: str, segment: int) -> Getter | None:
         """Return the function that reads a database key of a time segment; None if there is no such segment."""
         with self._lock:
-            return self._engine.getter(layout.segment_family(store, segment)) if segment in self._segments[store] else None
+            return (
+                self._engine.getter(layout.segment_family(store, segment)) if segment in self._segments[store] else None
+            )
 
     def checkpoints(self, store: str) -> Checkpoints:
         """Return where each key group of a store stands."""
         with self._lock:
             return self._checkpoints[store]
 
-    def scan(self, store: str, groups: Iterable[int], start: bytes | None, end: bytes | None, *, reverse: bool = False) -> Rows:
-        """Return the store keys start <= key < end of some key groups with their values, merged in key order, as of now.
+    def scan(
+        self, store: str, groups: Iterable[int], start: bytes | None, end: bytes | None, *, reverse: bool = False
+    ) -> Rows:
+        """Return the store keys start <= key < end of some key groups with their values, merged in key order, as of
+        now.
 
         It costs an iterator for each group and segment: for the windows of one key there is `windows_of`.
         """
@@ -96,7 +102,9 @@ class EngineStores:
         suffix = layout.suffix_bytes(self.specs[store])
         rows: list[Rows] = []
         with self._lock:  # no commit between the iterators: they all see the same
-            segments = sorted(segment for segment in self._segments[store] if first // length <= segment <= last // length)
+            segments = sorted(
+                segment for segment in self._segments[store] if first // length <= segment <= last // length
+            )
             for segment in reversed(segments) if reverse else segments:
                 low = place + layout.TIMESTAMP.pack(max(first, segment * length))
                 high = layout.prefix_end(place + layout.TIMESTAMP.pack(min(last, (segment + 1) * length - 1)))
@@ -105,7 +113,8 @@ class EngineStores:
         return ((at[1:], value) for at, value in chain.from_iterable(rows) if len(at) == size)
 
     def write(self, changes: Sequence[Change], checkpoints: Mapping[str, Sequence[Checkpoint]]) -> None:
-        """Write what happened to some stores together with the checkpoints it stands for; then drop the segments nobody needs.
+        """Write what happened to some stores together with the checkpoints it stands for; then drop the segments nobody
+        needs.
 
         Raises:
             StateError: nothing was written.
@@ -124,17 +133,21 @@ class EngineStores:
             return [(family, self._engine.scan(family, low, high)) for family in self._families(store)]
 
     def ingest(self, store: str, checkpoints: Sequence[Checkpoint], files: Mapping[str, Sequence[Path]]) -> None:
-        """Put sorted files (by family) in the place of all keys of a store in the groups of the checkpoints, which is where they stand then.
+        """Put sorted files (by family) in the place of all keys of a store in the groups of the checkpoints, which is
+        where they stand then.
 
-        The files hold keys of these groups alone, and are gone afterwards. If it is interrupted, the groups have no checkpoint: they are
-        emptied when they are opened next.
+        The files hold keys of these groups alone, and are gone afterwards. If it is interrupted, the groups have no
+        checkpoint: they are emptied when they are opened next.
         """
         with self._lock:
             known = self._checkpoints[store]
             for at in checkpoints:
                 known = known.without(at.first, at.last)
             families = self._families(store)
-            self._write([self._vanishing(family, at.first, at.last) for at in checkpoints for family in families], {store: known})
+            self._write(
+                [self._vanishing(family, at.first, at.last) for at in checkpoints for family in families],
+                {store: known},
+            )
             for family, of_family in files.items():
                 self._make(family)
                 self._ingest(family, of_family)
@@ -166,7 +179,9 @@ class EngineStores:
         """Whether there is neither a key nor a checkpoint."""
         with self._lock:
             families = [family for family in self._engine.families() if family != _META]
-            return not any(self._checkpoints.values()) and not any(self._has_keys(family, 0, _LAST) for family in families)
+            return not any(self._checkpoints.values()) and not any(
+                self._has_keys(family, 0, _LAST) for family in families
+            )
 
     def count(self, store: str) -> int:
         """Return about how many keys a store has."""
@@ -187,7 +202,9 @@ class EngineStores:
         for change in changes:
             self._make(change.family)
         new = {store: known for store, known in checkpoints.items() if known != self._checkpoints[store]}
-        meta = Change(_META, [_checkpoint_key(store) for store in sorted(new)], [new[store].encode() for store in sorted(new)])
+        meta = Change(
+            _META, [_checkpoint_key(store) for store in sorted(new)], [new[store].encode() for store in sorted(new)]
+        )
         self._engine.write([*changes, meta])
         self._checkpoints.update(new)
 
@@ -212,8 +229,9 @@ class EngineStores:
     def _expire(self, spec: StoreSpec) -> None:
         """Drop the segments that all key groups have left behind.
 
-        A machine that dies may come back with an older moment of all families, less what was dropped since. That is no loss: the
-        changelog was ahead of the drop, and whoever is restored to its end has left these windows behind as well.
+        A machine that dies may come back with an older moment of all families, less what was dropped since. That is no
+        loss: the changelog was ahead of the drop, and whoever is restored to its end has left these windows behind as
+        well.
         """
         observed = self._checkpoints[spec.name].observed()
         if observed == NOTHING_OBSERVED:
@@ -231,8 +249,16 @@ class EngineStores:
         if written == shape.encode():
             return
         if written is not None:
-            log.warning('store "%s" was %s and is %s now: it is emptied, its changelog restores it', spec.name, written.decode(), shape)
-            for family in {layout.family_of(spec.name), *(layout.segment_family(spec.name, segment) for segment in self._segments[spec.name])}:
+            log.warning(
+                'store "%s" was %s and is %s now: it is emptied, its changelog restores it',
+                spec.name,
+                written.decode(),
+                shape,
+            )
+            for family in {
+                layout.family_of(spec.name),
+                *(layout.segment_family(spec.name, segment) for segment in self._segments[spec.name]),
+            }:
                 if family in self._engine.families():
                     self._engine.drop(family)
             self._segments[spec.name] = set()

@@ -36,10 +36,13 @@ def new_engine(store_type: str) -> NewEngine:
         found: NewEngine = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f'there is no engine "{store_type}": {error}. Name a class as package.module:Class, of a module that can be imported.'
+            f'there is no engine "{store_type}": {error}. Name a class as package.module:Class, of a module that can '
+            "be imported."
         ) from error
     if not callable(found):
-        raise ConfigError(f'"{store_type}" is {found!r}, which cannot be called with a folder: name a class that is an Engine')
+        raise ConfigError(
+            f'"{store_type}" is {found!r}, which cannot be called with a folder: name a class that is an Engine'
+        )
     return found
 
 
@@ -70,7 +73,8 @@ def open_engine(folder: Path, store_type: str) -> Engine:
 
 
 def open_database(specs: Sequence[StoreSpec], default: str, open_engine: Callable[[str], Engine]) -> Database:
-    """Return the database of these stores, each in an engine of its type; `open_engine` opens one of a type that has files.
+    """Return the database of these stores, each in an engine of its type; `open_engine` opens one of a type that has
+    files.
 
     Raises:
         StateError: one of them cannot be opened; then none is.

@@ -1,10 +1,13 @@
-"""The rows of a global store that a processor of the user's keeps: it is given every record of the topic, on every instance, at each start.
+"""The rows of a global store that a processor of the user's keeps: it is given every record of the topic, on every
+instance, at each start.
 
-It works on drafts, which only it sees. What it has put for a record is published when it is done with it, all or nothing: so the threads of
-tasks, which look up meanwhile, see no rows that a failing record would have left behind.
+It works on drafts, which only it sees. What it has put for a record is published when it is done with it, all or
+nothing: so the threads of tasks, which look up meanwhile, see no rows that a failing record would have left behind.
 
-Invariant: the rows are what the processor makes of the topic from its beginning. There is no other way to restore them, so it may compute.
-Turned down: restoring past the processor, as Kafka Streams did before KAFKA-7663 (rows after a restart would be others than before).
+Invariant: the rows are what the processor makes of the topic from its beginning. There is no other way to restore them,
+so it may compute.
+Turned down: restoring past the processor, as Kafka Streams did before KAFKA-7663 (rows after a restart would be others
+than before).
 """
 
 from __future__ import annotations
@@ -37,18 +40,26 @@ class UpdatedRows(GlobalRows):
         self._drafts = _Drafts(self)
         self._around = _Around(update.name, clock)
         node = Processing(
-            name=update.name, supplier=update.supplier, stores=(), store_names=(self.spec.name,), key=None, fixed_key=False, by_key=False
+            name=update.name,
+            supplier=update.supplier,
+            stores=(),
+            store_names=(self.spec.name,),
+            key=None,
+            fixed_key=False,
+            by_key=False,
         )
         self._work = Work(node, {self.spec.name: self._drafts}, self._around, self._around.nothing_below, {})
 
     def apply(self, source: TopicPartition, columns: Columns, on_failure: OnFailure) -> None:
         """Give the records to the processor, one after the other.
 
-        `on_failure` is asked what becomes of one that is not of the topic's serdes, or that the processor does not bear; if it returns,
-        the rows stay as they were before that record.
+        `on_failure` is asked what becomes of one that is not of the topic's serdes, or that the processor does not
+        bear; if it returns, the rows stay as they were before that record.
         """
         read_key, read_value = self._update.key.deserialize, self._update.value.deserialize
-        for i, (key, value, timestamp, offset) in enumerate(zip(columns.keys, columns.values, columns.timestamps, columns.offsets, strict=True)):
+        for i, (key, value, timestamp, offset) in enumerate(
+            zip(columns.keys, columns.values, columns.timestamps, columns.offsets, strict=True)
+        ):
             headers = None if columns.headers is None else columns.headers[i]
             self._around.take(RecordMetadata(source.topic, source.partition, offset), timestamp, headers)
             phase: Phase = "deserialization"
@@ -86,14 +97,19 @@ class _Drafts(GlobalRows):
     def scan(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, Entry]]:
         """Yield the entries with start <= key < end in key order."""
         rows = {key: _copy(entry) for key, entry in self._rows.scan(start, end)}
-        rows |= {key: entry for key, entry in self._changed.items() if (start is None or key >= start) and (end is None or key < end)}
+        rows |= {
+            key: entry
+            for key, entry in self._changed.items()
+            if (start is None or key >= start) and (end is None or key < end)
+        }
         return iter([(key, entry) for key, entry in sorted(rows.items()) if entry.value is not None])
 
     def publish(self) -> None:
         """Let everybody see what has changed; nothing of it, if a value is not of the store's serde."""
         write = self.spec.value.serialize
         rows = [
-            (key, None if entry.value is None else Entry(entry.value, entry.timestamp, write(entry.value))) for key, entry in self._changed.items()
+            (key, None if entry.value is None else Entry(entry.value, entry.timestamp, write(entry.value)))
+            for key, entry in self._changed.items()
         ]
         for key, row in rows:
             if row is None:

@@ -1,15 +1,17 @@
 """How keys and values lie in a database, and how a changelog record becomes one of them.
 
     database key    key group (1 byte, of the hash of the plain key) + store key
-    store key       plain key; window stores: plain key + window start (8 bytes); session stores: plain key + end + start (8 bytes each)
+    store key       plain key; window stores: plain key + window start (8 bytes); session stores: plain key + end +
+                    start (8 bytes each)
     changelog key   store key; window stores: store key + sequence number 0 (4 bytes), as Kafka Streams writes it
     value           timestamp (8 bytes) + serialised value; the changelog has the serialised value alone
 
-A *family* is an ordered map of its own in a database: one for each key-value store, one for each time segment of a window store.
+A *family* is an ordered map of its own in a database: one for each key-value store, one for each time segment of a
+window store.
 
 Invariant: the keys of a key range are a run of contiguous key groups in every family: cheap to scan, drop or ship.
-Turned down: the changelog key with the group in front (other tools could not read it), and the window start before the key (a fetch by
-key would visit every window).
+Turned down: the changelog key with the group in front (other tools could not read it), and the window start before the
+key (a fetch by key would visit every window).
 """
 
 from __future__ import annotations

@@ -4,13 +4,15 @@
     <storage>/<application>/<run>/manifest.json     written last, never changed
     <storage>/<application>/<run>/<store>/…sst      the state, sorted files of RocksDB
 
-A *slice* is a run of key groups of one store and partition, with the files of these groups alone: a task takes the slices of its range and
-leaves the others where they are. Each slice says where it stands in the changelog, so a manifest may hold slices of several runs.
+A *slice* is a run of key groups of one store and partition, with the files of these groups alone: a task takes the
+slices of its range and leaves the others where they are. Each slice says where it stands in the changelog, so a
+manifest may hold slices of several runs.
 
-Invariant: slices of a store and partition do not overlap. A file belongs to one family and holds nothing of another slice.
-Invariant: a snapshot is a cache: the changelogs alone give the same state. A backfill writes its result there before it publishes. (Turned
-down: a snapshot as the only copy. It could not be refused when it is damaged, and the first tombstone that compaction removes from the
-changelog behind it would leave its key alive for ever.)
+Invariant: slices of a store and partition do not overlap. A file belongs to one family and holds nothing of another
+slice.
+Invariant: a snapshot is a cache: the changelogs alone give the same state. A backfill writes its result there before it
+publishes. (Turned down: a snapshot as the only copy. It could not be refused when it is damaged, and the first
+tombstone that compaction removes from the changelog behind it would leave its key alive for ever.)
 Invariant: the bytes of a manifest carry their own SHA-256, and those of every file; whoever reads checks.
 Turned down: RocksDB checkpoints (tied to one database and its options; a range could not be taken out).
 """
@@ -55,7 +57,8 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The key groups first..last (inclusive) of a store and partition. One without files has no keys: that is state, too.
+    """The key groups first..last (inclusive) of a store and partition. One without files has no keys: that is state,
+    too.
 
     The numbers are those of a `Checkpoint`: `offset` is the changelog offset to go on from.
     """
@@ -88,7 +91,9 @@ class StoreSlices:
 
     def of(self, partition: int, first: int, last: int) -> list[Slice]:
         """Return the slices of a partition that have some of the groups first..last, ascending."""
-        found = [each for each in self.slices if each.partition == partition and each.first <= last and first <= each.last]
+        found = [
+            each for each in self.slices if each.partition == partition and each.first <= last and first <= each.last
+        ]
         return sorted(found, key=lambda each: each.first)
 
 
@@ -96,8 +101,8 @@ class StoreSlices:
 class Manifest:
     """A snapshot of an application.
 
-    Shape: `cut` has, by source topic and partition, the first offset that is not in the state; empty for a rebuild, which follows changelogs.
-    `stream_times` likewise, in ms. `created` is ISO 8601, UTC.
+    Shape: `cut` has, by source topic and partition, the first offset that is not in the state; empty for a rebuild,
+    which follows changelogs. `stream_times` likewise, in ms. `created` is ISO 8601, UTC.
     """
 
     application: str
@@ -109,7 +114,9 @@ class Manifest:
     stream_times: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
-        """Return the manifest as a file: indented JSON with `format` and `sha256`, which is that of the canonical form without itself."""
+        """Return the manifest as a file: indented JSON with `format` and `sha256`, which is that of the canonical form
+        without itself.
+        """
         content = {"format": FORMAT, **msgspec.to_builtins(self, str_keys=True)}
         return msgspec.json.format(msgspec.json.encode({**content, "sha256": _digest(content)}), indent=1)
 
@@ -124,7 +131,9 @@ class Manifest:
             content = msgspec.json.decode(data)
             version = content.pop("format")
             if isinstance(version, int) and version > FORMAT:
-                raise SnapshotError(f"it has format {version}, this coopstreams knows up to {FORMAT}: upgrade coopstreams")
+                raise SnapshotError(
+                    f"it has format {version}, this coopstreams knows up to {FORMAT}: upgrade coopstreams"
+                )
             written = content.pop("sha256")
             if written != _digest({"format": version, **content}):
                 raise SnapshotError("its bytes are not those that were written (SHA-256 differs)")
@@ -141,7 +150,9 @@ class Manifest:
 
 def shape_of(spec: StoreSpec) -> str:
     """Return in words what the bytes of a store depend on: those of a store with another shape would be misread."""
-    return f"{layout.shape(spec)}, keys {spec.key.name}, values {spec.value.name}" + (f", suffix {spec.suffix_bytes}" if spec.suffix_bytes else "")
+    return f"{layout.shape(spec)}, keys {spec.key.name}, values {spec.value.name}" + (
+        f", suffix {spec.suffix_bytes}" if spec.suffix_bytes else ""
+    )
 
 
 def cut(checkpoints: Iterable[Checkpoint]) -> Iterator[Checkpoint]:
@@ -158,7 +169,8 @@ def whole_slices(key_range: KeyRange) -> KeyRange:
 
 
 def placed(slices: Iterable[Slice], offsets: Mapping[int, int], true_ms: int) -> tuple[Slice, ...]:
-    """Return the slices at these changelog offsets (by partition): what a backfill learns only after its tasks are done.
+    """Return the slices at these changelog offsets (by partition): what a backfill learns only after its tasks are
+    done.
 
     Units: `true_ms` is the wall clock at which the offsets were the changelog's ends.
     """
@@ -172,7 +184,11 @@ def merged(older: Iterable[Slice], newer: Iterable[Slice]) -> tuple[Slice, ...]:
     """
     result = list(newer)
     taken = {(each.partition, group) for each in result for group in range(each.first, each.last + 1)}
-    result += [each for each in older if not any((each.partition, group) in taken for group in range(each.first, each.last + 1))]
+    result += [
+        each
+        for each in older
+        if not any((each.partition, group) in taken for group in range(each.first, each.last + 1))
+    ]
     return tuple(sorted(result, key=lambda each: (each.partition, each.first)))
 
 
@@ -180,7 +196,12 @@ def holes(slices: Iterable[Slice], partitions: int) -> list[tuple[int, int]]:
     """Return the (partition, key group) pairs that no slice has, and those that several have."""
     seen = [(each.partition, group) for each in slices for group in range(each.first, each.last + 1)]
     once = set(seen)
-    missing = [(partition, group) for partition in range(partitions) for group in range(GROUPS) if (partition, group) not in once]
+    missing = [
+        (partition, group)
+        for partition in range(partitions)
+        for group in range(GROUPS)
+        if (partition, group) not in once
+    ]
     return missing + sorted({pair for pair in once if seen.count(pair) > 1} if len(once) < len(seen) else [])
 
 

@@ -1,4 +1,6 @@
-"""Families in memory: for applications that say so, for tests, and for the test driver of topologies. Nothing survives the process."""
+"""Families in memory: for applications that say so, for tests, and for the test driver of topologies. Nothing survives
+the process.
+"""
 
 from __future__ import annotations
 

@@ -1,14 +1,16 @@
 """A store is brought up to its changelog: records in, sorted batches and checkpoints into the database.
 
-No Kafka here: the caller reads the changelog partition from `position` and feeds what comes, whatever it reads besides. Records are
-filtered by the hash of the plain key, so one changelog partition serves any cut into ranges, and many ranges at once.
+No Kafka here: the caller reads the changelog partition from `position` and feeds what comes, whatever it reads besides.
+Records are filtered by the hash of the plain key, so one changelog partition serves any cut into ranges, and many
+ranges at once.
 
-Invariant: every batch is written with the checkpoints it stands for, so that a restore can stop or die anywhere and goes on from there.
+Invariant: every batch is written with the checkpoints it stands for, so that a restore can stop or die anywhere and
+goes on from there.
 Invariant: it ends on the position, never on a record: control records and compaction leave offsets that no record has.
-Invariant: it goes on from a checkpoint only in the changelog that the checkpoint names, while that still has what lies behind: all offsets
-from there on, and all tombstones since the state was true.
-A store without a changelog of its own is what its tasks have read of a source topic. It is restored from there, each range up to where
-its task stands and not a record further: what comes behind, the task will process. What the task dropped because it could not be read, is
+Invariant: it goes on from a checkpoint only in the changelog that the checkpoint names, while that still has what lies
+behind: all offsets from there on, and all tombstones since the state was true. A store without a changelog of its own
+is what its tasks have read of a source topic. It is restored from there, each range up to where its task stands and not
+a record further: what comes behind, the task will process. What the task dropped because it could not be read, is
 dropped again.
 Turned down: one offset for all groups (a group that was ahead would go back in time, and another cut would start over).
 """
@@ -42,7 +44,9 @@ TRUSTED_MS = TOMBSTONES_MS - MARGIN_MS
 """For how long a checkpoint can be continued from if nobody knows how its changelog is set."""
 
 AHEAD_MS = 5 * 60 * 1000
-"""How far in the future a checkpoint may be dated at most: clocks of hosts differ a little, and are put right in small steps."""
+"""How far in the future a checkpoint may be dated at most: clocks of hosts differ a little, and are put right in small
+steps.
+"""
 
 NO_STOPS: Mapping[KeyRange, int] = {}
 
@@ -53,8 +57,9 @@ _EVER = -(1 << 63)
 def trusted_ms(settings: Mapping[str, str]) -> int:
     """Return for how long a checkpoint can be continued from, given the settings of the changelog.
 
-    What is older may have missed a tombstone that compaction has removed since. A tenth of the time, an hour at most, is for the replay.
-    What a changelog of windows deletes besides, by age, moves its start: a checkpoint below that is refused whatever its age.
+    What is older may have missed a tombstone that compaction has removed since. A tenth of the time, an hour at most,
+    is for the replay. What a changelog of windows deletes besides, by age, moves its start: a checkpoint below that is
+    refused whatever its age.
     Source: KIP-534; Kafka's `delete.retention.ms`.
     """
     kept_ms = int(settings.get("delete.retention.ms", TOMBSTONES_MS))
@@ -65,9 +70,10 @@ def trusted_ms(settings: Mapping[str, str]) -> int:
 class Bounds:
     """A changelog partition as it is now, and so what state can be continued from.
 
-    Shape: `log_start` and `target` are offsets: the first that it has, and the end to reach. `topic_id` was asked for before them.
-    Units: `asked_ms` is the wall clock before any of it was asked for: at the target, state is true since then. `trusted_ms` as of the function
-    of that name.
+    Shape: `log_start` and `target` are offsets: the first that it has, and the end to reach. `topic_id` was asked for
+    before them.
+    Units: `asked_ms` is the wall clock before any of it was asked for: at the target, state is true since then.
+    `trusted_ms` as of the function of that name.
     """
 
     log_start: int
@@ -79,9 +85,15 @@ class Bounds:
     def refusal(self, at: Checkpoint) -> str:
         """Return why a restore cannot go on from a checkpoint; empty if it can."""
         if self.topic_id == NO_TOPIC:
-            return "the brokers give topics no ids, so nobody knows whether its changelog is still the same (inter.broker.protocol.version 2.8)"
+            return (
+                "the brokers give topics no ids, so nobody knows whether its changelog is still the same "
+                "(inter.broker.protocol.version 2.8)"
+            )
         if at.topic_id != self.topic_id:
-            return f"its checkpoint is of another topic than its changelog is now (id {at.topic_id}, not {self.topic_id}): that was made anew"
+            return (
+                f"its checkpoint is of another topic than its changelog is now (id {at.topic_id}, not "
+                f"{self.topic_id}): that was made anew"
+            )
         if at.offset < self.log_start:
             return f"its checkpoint {at.offset} is below the log start {self.log_start}"
         if at.offset > self.target:
@@ -90,12 +102,17 @@ class Bounds:
             return "it is older than the changelog keeps tombstones"
         if at.true_ms > self.asked_ms + min(AHEAD_MS, self.trusted_ms // 10):
             ahead_s = (at.true_ms - self.asked_ms) // 1000
-            return f"its checkpoint is dated {ahead_s} s ahead of the clock of this host: one of both is wrong, and its age is not known"
+            return (
+                f"its checkpoint is dated {ahead_s} s ahead of the clock of this host: one of both is wrong, and its "
+                "age is not known"
+            )
         return ""
 
 
 def lacking(known: Checkpoints, key_range: KeyRange, bounds: Bounds) -> list[int]:
-    """Return the key groups of a range, ascending, that a restore cannot go on from: without a checkpoint, or with one out of bounds."""
+    """Return the key groups of a range, ascending, that a restore cannot go on from: without a checkpoint, or with one
+    out of bounds.
+    """
     return [group for group in _groups(key_range) if (at := known.at(group)) is None or bounds.refusal(at)]
 
 
@@ -103,7 +120,8 @@ def lacking(known: Checkpoints, key_range: KeyRange, bounds: Bounds) -> list[int
 class RestoreProgress:
     """How far a restore is.
 
-    Units: `read` and `kept` in records, `remaining` in offsets, `rate` in records read per second; `eta_s` None: cannot be told yet.
+    Units: `read` and `kept` in records, `remaining` in offsets, `rate` in records read per second; `eta_s` None: cannot
+    be told yet.
     """
 
     store: str
@@ -119,8 +137,8 @@ class RestoreProgress:
 class Restore:
     """Restores some key ranges of one store of a database. One thread.
 
-    Making one looks at the checkpoints. Key groups whose checkpoint cannot be continued from, or that have none, are emptied and start at the
-    log start; `Bounds.refusal` says why.
+    Making one looks at the checkpoints. Key groups whose checkpoint cannot be continued from, or that have none, are
+    emptied and start at the log start; `Bounds.refusal` says why.
 
     Shape: `stops` are the ranges that end before the target, and where.
     """
@@ -144,7 +162,9 @@ class Restore:
         self._stops = [bounds.target] * GROUPS
         """The offset at which each group ends."""
         self._seen = [NOTHING_OBSERVED] * GROUPS
-        """The largest window start of each group. Not of the store: siblings lag, and theirs must not expire by another's."""
+        """The largest window start of each group. Not of the store: siblings lag, and theirs must not expire by
+        another's.
+        """
         self._true_ms = [0] * GROUPS
         """When the state of each group was last known to be true: the time a restore may take is counted from there."""
         self._position = bounds.log_start
@@ -162,7 +182,9 @@ class Restore:
         """Whether the store stands at the target."""
         return self._position >= self.bounds.target
 
-    def retarget(self, ranges: Iterable[KeyRange], *, bounds: Bounds | None = None, stops: Mapping[KeyRange, int] = NO_STOPS) -> None:
+    def retarget(
+        self, ranges: Iterable[KeyRange], *, bounds: Bounds | None = None, stops: Mapping[KeyRange, int] = NO_STOPS
+    ) -> None:
         """Restore these ranges from now on. What was restored counts; what is new is read from its own checkpoint.
 
         `bounds`: of the same topic, later.
@@ -179,12 +201,15 @@ class Restore:
             if group not in wanted:
                 self._need[group] = _NEVER
         self._admit(new)
-        if at_end := [group for group in new if self._need[group] == self._stops[group]]:  # nothing to feed, but it is known to be true now
+        if at_end := [
+            group for group in new if self._need[group] == self._stops[group]
+        ]:  # nothing to feed, but it is known to be true now
             self.database.write([], {self.spec.name: list(self._checkpoints(at_end))})
         self._move()
 
     def feed(self, columns: Columns, next_offset: int) -> None:
-        """Apply what was read from `position` on, up to `next_offset`; records that no restored group needs are skipped.
+        """Apply what was read from `position` on, up to `next_offset`; records that no restored group needs are
+        skipped.
 
         Raises:
             StateError: nothing of it was written.
@@ -206,7 +231,9 @@ class Restore:
         remaining = max(0, self.bounds.target - self._position)
         eta_s = remaining * seconds / self._moved if self._moved and seconds > 0 else None if remaining else 0.0
         rate = self._read / seconds if seconds > 0 else 0.0
-        return RestoreProgress(self.spec.name, self._read, self._kept, self._position, self.bounds.target, remaining, rate, eta_s)
+        return RestoreProgress(
+            self.spec.name, self._read, self._kept, self._position, self.bounds.target, remaining, rate, eta_s
+        )
 
     def _move(self) -> None:
         unfinished = (need for need, stop in zip(self._need, self._stops, strict=True) if need < stop)
@@ -220,7 +247,9 @@ class Restore:
         suffix = layout.suffix_bytes(self.spec)
         plain = columns.keys if not suffix else [None if key is None else key[:-suffix] for key in columns.keys]
         hashes = key_hashes(plain, columns.offsets)
-        for key, hash_, value, timestamp, offset in zip(columns.keys, hashes, columns.values, columns.timestamps, columns.offsets, strict=True):
+        for key, hash_, value, timestamp, offset in zip(
+            columns.keys, hashes, columns.values, columns.timestamps, columns.offsets, strict=True
+        ):
             group = hash_ >> GROUP_SHIFT
             if need[group] <= offset < stops[group] and key is not None:
                 if as_row is not None and value is not None:
@@ -245,8 +274,12 @@ class Restore:
         need, stops, seen, pack = self._need, self._stops, self._seen, layout.TIMESTAMP.pack
         keep: dict[bytes, bytes | None] = {}
         keys = [None if key is None else layout.store_key(self.spec.kind, key) for key in columns.keys]
-        hashes = key_hashes([None if key is None else layout.plain_key(self.spec, key) for key in keys], columns.offsets)
-        for key, hash_, value, timestamp, offset in zip(keys, hashes, columns.values, columns.timestamps, columns.offsets, strict=True):
+        hashes = key_hashes(
+            [None if key is None else layout.plain_key(self.spec, key) for key in keys], columns.offsets
+        )
+        for key, hash_, value, timestamp, offset in zip(
+            keys, hashes, columns.values, columns.timestamps, columns.offsets, strict=True
+        ):
             group = hash_ >> GROUP_SHIFT
             if need[group] <= offset < stops[group] and key is not None:
                 seen[group] = max(seen[group], layout.time_of(self.spec.kind, key))
@@ -268,10 +301,17 @@ class Restore:
             yield Change(layout.segment_family(self.spec.name, segment), of_segment, [keep[key] for key in of_segment])
 
     def _checkpoints(self, groups: Sequence[int]) -> Iterator[Checkpoint]:
-        """Where groups stand now, in runs. Of the window starts the smallest counts, of groups that have windows at all."""
-        for offset, alike in groupby(sorted(groups, key=lambda group: (self._need[group], group)), key=self._need.__getitem__):
+        """Where groups stand now, in runs. Of the window starts the smallest counts, of groups that have windows at
+        all.
+        """
+        for offset, alike in groupby(
+            sorted(groups, key=lambda group: (self._need[group], group)), key=self._need.__getitem__
+        ):
             for run in _runs(list(alike)):
-                observed = min((self._seen[group] for group in run if self._seen[group] != NOTHING_OBSERVED), default=NOTHING_OBSERVED)
+                observed = min(
+                    (self._seen[group] for group in run if self._seen[group] != NOTHING_OBSERVED),
+                    default=NOTHING_OBSERVED,
+                )
                 at_end = all(offset >= self._stops[group] for group in run)
                 true_ms = self.bounds.asked_ms if at_end else min(self._true_ms[group] for group in run)
                 yield Checkpoint(run[0], run[-1], offset, observed, true_ms, self.bounds.topic_id)
@@ -287,14 +327,19 @@ class Restore:
                 reasons[group] = reason
             else:
                 self._need[group], self._seen[group], self._true_ms[group] = at.offset, at.observed, at.true_ms
-        for reason, of_reason in groupby(sorted(reasons, key=lambda group: (reasons[group], group)), key=reasons.__getitem__):
+        for reason, of_reason in groupby(
+            sorted(reasons, key=lambda group: (reasons[group], group)), key=reasons.__getitem__
+        ):
             for run in _runs(list(of_reason)):
                 self._empty(run, reason)
 
     def _refusal(self, group: int, at: Checkpoint) -> str:
         same = at.topic_id == self.bounds.topic_id
         if same and self.spec.source is not None and at.offset > self._stops[group]:
-            return f"its checkpoint {at.offset} is above the position {self._stops[group]} of its task: were the offsets of the group reset?"
+            return (
+                f"its checkpoint {at.offset} is above the position {self._stops[group]} of its task: were the offsets "
+                "of the group reset?"
+            )
         return self.bounds.refusal(at)
 
     def _empty(self, groups: Sequence[int], reason: str) -> None:
@@ -308,9 +353,15 @@ class Restore:
                 reason or "keys without a checkpoint",
             )
         bounds = self.bounds
-        self.database.wipe(self.spec.name, Checkpoint(first, last, bounds.log_start, true_ms=bounds.asked_ms, topic_id=bounds.topic_id))
+        self.database.wipe(
+            self.spec.name, Checkpoint(first, last, bounds.log_start, true_ms=bounds.asked_ms, topic_id=bounds.topic_id)
+        )
         for group in groups:
-            self._need[group], self._seen[group], self._true_ms[group] = bounds.log_start, NOTHING_OBSERVED, bounds.asked_ms
+            self._need[group], self._seen[group], self._true_ms[group] = (
+                bounds.log_start,
+                NOTHING_OBSERVED,
+                bounds.asked_ms,
+            )
 
 
 def _groups(key_range: KeyRange) -> range:

@@ -1,12 +1,12 @@
 """Families on disk: RocksDB, one column family each. This module and `sst` alone import rocksdict.
 
-RocksDB loses no returned write when the process dies (write-ahead log, no fsync per write); when the machine dies it comes back as an
-older moment, all families alike, and the changelog has the rest.
+RocksDB loses no returned write when the process dies (write-ahead log, no fsync per write); when the machine dies it
+comes back as an older moment, all families alike, and the changelog has the rest.
 
-Invariant: after `close` nothing of this process holds the folder, whatever getters, iterators and errors are still around: an error keeps the
-variables of the functions that raised it, so none of these may be a column's handle.
-Turned down: rocksdict's own `items()`: it ends without an error at a block that does not read (seen), so that a scan over a
-damaged file would silently lose keys. `RdictIter` says at its end how it ended.
+Invariant: after `close` nothing of this process holds the folder, whatever getters, iterators and errors are still
+around: an error keeps the variables of the functions that raised it, so none of these may be a column's handle.
+Turned down: rocksdict's own `items()`: it ends without an error at a block that does not read (seen), so that a scan
+over a damaged file would silently lose keys. `RdictIter` says at its end how it ended.
 """
 
 from __future__ import annotations
@@ -157,7 +157,8 @@ class Rocks:
         with self._lock:
             self._check_open()
             try:
-                # What was written before is on disk before the files are: a machine that dies must not come back with them alone.
+                # What was written before is on disk before the files are: a machine that dies must not come back with
+                # them alone.
                 self._db.flush_wal(True)
             except Exception as error:
                 raise self._error(error) from error
@@ -167,7 +168,9 @@ class Rocks:
                 raise SnapshotError(f'files do not go into "{self._folder}": {str(error).strip()}') from error
 
     def count(self, family: str) -> int:
-        """Return about how many keys a family has; keys that are written again and again count several times until they are compacted."""
+        """Return about how many keys a family has; keys that are written again and again count several times until they
+        are compacted.
+        """
         return self._columns[family].rdict.property_int_value("rocksdb.estimate-num-keys") or 0
 
     def close(self) -> None:
@@ -254,7 +257,8 @@ class Rocks:
             return self._damaged(text)
         if "LOCK" in text:
             return StateLockedError(
-                f'"{self._folder}" is in use: stop the other process, or give this one another instance number or state.dir ({text})'
+                f'"{self._folder}" is in use: stop the other process, or give this one another instance number or '
+                f"state.dir ({text})"
             )
         return StateError(f'"{self._folder}" cannot be {"opened" if opening else "used"}: {text}')
 
@@ -279,7 +283,9 @@ class _Cursor:
 
     def __init__(self, iterator: RdictIter, bounds: ReadOptions) -> None:
         self.iterator: RdictIter | None = iterator
-        self._bounds = bounds  # RocksDB reads the upper bound out of it as long as it iterates, and rocksdict lets it go (seen)
+        self._bounds = (
+            bounds  # RocksDB reads the upper bound out of it as long as it iterates, and rocksdict lets it go (seen)
+        )
 
 
 @cache

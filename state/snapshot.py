@@ -4,8 +4,8 @@
     slices = writer.export(database, spec, partition, key_range)
     publish(url, Manifest(...))                           once, when all slices are there: from now on it counts
 
-Invariant: nobody sees a snapshot before its manifest is complete and CURRENT names it. Attempts that die, and attempts that run twice, leave
-files under names that no manifest mentions; `sweep` removes them.
+Invariant: nobody sees a snapshot before its manifest is complete and CURRENT names it. Attempts that die, and attempts
+that run twice, leave files under names that no manifest mentions; `sweep` removes them.
 Turned down: one file for all slices of a store (a range of eight would download the other seven).
 """
 
@@ -56,19 +56,26 @@ class SnapshotWriter:
         self._run = run
 
     def export(self, database: Database, spec: StoreSpec, partition: int, key_range: KeyRange) -> list[Slice]:
-        """Write what a database has of a store and key range, as it is now; return the slices, each with the checkpoint it has there.
+        """Write what a database has of a store and key range, as it is now; return the slices, each with the checkpoint
+        it has there.
 
-        Key groups without a checkpoint are left out: nobody knows what they stand for. Nobody may write these groups meanwhile.
+        Key groups without a checkpoint are left out: nobody knows what they stand for. Nobody may write these groups
+        meanwhile.
         """
         runs = database.checkpoints(spec.name).within(*layout.groups_of(key_range))
-        return [self.write(spec.name, partition, piece, database.rows(spec.name, piece.first, piece.last)) for piece in cut(runs)]
+        return [
+            self.write(spec.name, partition, piece, database.rows(spec.name, piece.first, piece.last))
+            for piece in cut(runs)
+        ]
 
     def write(self, store: str, partition: int, at: Checkpoint, families: Iterable[tuple[str, Rows]]) -> Slice:
         """Write the key groups first..last of a checkpoint, which lie in one slice (see `cut`); return the slice.
 
         Shape: for each family its rows, ascending by database key; `layout` has families, keys and values.
         """
-        files = tuple(file for family, rows in families if (file := self._write(store, partition, at, family, rows)) is not None)
+        files = tuple(
+            file for family, rows in families if (file := self._write(store, partition, at, family, rows)) is not None
+        )
         return Slice(partition, at.first, at.last, at.offset, at.observed, at.true_ms, files)
 
     def _write(self, store: str, partition: int, at: Checkpoint, family: str, rows: Rows) -> File | None:
@@ -79,7 +86,15 @@ class SnapshotWriter:
                 return None
             # Unique for each attempt: one that was given up may still be writing.
             name = f"{self._run}/{store}/{partition}/{at.first:03}-{at.last:03}-{uuid.uuid4().hex}.sst"
-            file = File(family, name, local.stat().st_size, written.entries, sha256_of(local), written.first_key.hex(), written.last_key.hex())
+            file = File(
+                family,
+                name,
+                local.stat().st_size,
+                written.entries,
+                sha256_of(local),
+                written.first_key.hex(),
+                written.last_key.hex(),
+            )
             self._storage.upload(local, f"{self._application}/{name}")
             return file
 
@@ -142,7 +157,8 @@ def fetch(storage: Storage, application: str, file: File, folder: Path, heard: H
 
     Raises:
         GivenUpError: `heard` said so.
-        SnapshotError: it is gone, or its bytes are not those that were written. RocksDB itself reads past a flipped byte without a word (seen).
+        SnapshotError: it is gone, or its bytes are not those that were written. RocksDB itself reads past a flipped
+            byte without a word (seen).
     """
     path = folder / f"{uuid.uuid4().hex}.sst"
     where = f'"{application}/{file.name}" at {storage.url}'
@@ -163,7 +179,8 @@ def fetch(storage: Storage, application: str, file: File, folder: Path, heard: H
 def verify(url: str, manifest: Manifest) -> Iterator[tuple[File, str]]:
     """Yield every file, and what is wrong with it, empty if nothing is: its bytes, its count, and each key of it.
 
-    `coopstreams snapshots verify` prints it. A task that restores from it checks the bytes alone: the rest follows from them.
+    `coopstreams snapshots verify` prints it. A task that restores from it checks the bytes alone: the rest follows from
+    them.
     """
     storage = Storage(url)
     for name, store in manifest.stores.items():
@@ -192,10 +209,11 @@ def _wrong(fetched: FetchedFile, store: str, of: Slice) -> str:
 
 
 def sweep(url: str, application: str, *, keep: int = 1, doing: bool = True) -> list[str]:
-    """Delete the runs that no longer count, but for the newest `keep`, and files that no manifest mentions; return the names.
+    """Delete the runs that no longer count, but for the newest `keep`, and files that no manifest mentions; return the
+    names.
 
-    What the kept manifests mention stays, whatever run it is of. A run without a manifest may be at work: it stays while it is
-    newer than what counts. `doing` False: only say what would go.
+    What the kept manifests mention stays, whatever run it is of. A run without a manifest may be at work: it stays
+    while it is newer than what counts. `doing` False: only say what would go.
     """
     storage = Storage(url)
     counts = current_run(url, application)
@@ -203,7 +221,9 @@ def sweep(url: str, application: str, *, keep: int = 1, doing: bool = True) -> l
     complete = [run for run in known if storage.read(f"{application}/{run}/{MANIFEST}") is not None]
     kept = {*complete[max(0, len(complete) - keep) :], *(run for run in complete if run == counts)}
     working = {run for run in known if run not in complete and (counts is None or run > counts)}
-    mentioned = {file.name for run in kept for file in _loaded(url, application, run).files()} | {f"{run}/{MANIFEST}" for run in kept}
+    mentioned = {file.name for run in kept for file in _loaded(url, application, run).files()} | {
+        f"{run}/{MANIFEST}" for run in kept
+    }
     doomed = [
         name
         for name in (full.removeprefix(f"{application}/") for full in storage.names(application))

@@ -1,4 +1,5 @@
-"""State on its way from a snapshot into a database, on threads of its own: whoever waits for it looks in from time to time.
+"""State on its way from a snapshot into a database, on threads of its own: whoever waits for it looks in from time to
+time.
 
     choosing     the manifest is read, and what of it fits
     fetching     slices come, several at a time, each checked
@@ -7,8 +8,8 @@
 
 Invariant: what was given up touches no database any more, and leaves no file; who gives up waits for nobody's network.
 Invariant: a storage that is silent for a minute is called off: what has come is used, and the changelog has the rest.
-Turned down: the executors of `concurrent.futures` (a process waits for their threads when it ends, and one of them may wait for ever); and
-ingesting over what a database has (a file's rows would win over newer ones).
+Turned down: the executors of `concurrent.futures` (a process waits for their threads when it ends, and one of them may
+wait for ever); and ingesting over what a database has (a file's rows would win over newer ones).
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ log = logging.getLogger(__name__)
 AT_ONCE = 8
 """Slices that are fetched at the same time: an object store answers late and many at once."""
 PATIENCE_S = 60.0
-"""How long a storage may be silent. Drivers with time-outs of their own give up sooner; a mounted folder may have none."""
+"""How long a storage may be silent. Drivers with time-outs of their own give up sooner; a mounted folder may have
+none.
+"""
 
 Job = Callable[[], None]
 
@@ -68,7 +71,8 @@ class DownloadProgress:
 
 
 class WorkerPool:
-    """Up to so many threads, which live while there are jobs. Any thread. Jobs raise nothing; nobody waits for their end.
+    """Up to so many threads, which live while there are jobs. Any thread. Jobs raise nothing; nobody waits for their
+    end.
 
     All that have jobs get their turn, one job each: a big store does not make small ones wait until it is there.
     """
@@ -126,7 +130,9 @@ class Downloads:
 
 
 class SnapshotDownload:
-    """What one task takes of one store: some key groups, ascending. It begins at once. One thread looks in; `progress` any."""
+    """What one task takes of one store: some key groups, ascending. It begins at once. One thread looks in; `progress`
+    any.
+    """
 
     def __init__(
         self,
@@ -158,7 +164,10 @@ class SnapshotDownload:
         self._bytes = self._total = 0
         self._began = downloads.clock()
         downloads.move()
-        self._put(downloads.choosing, partial(self._choose, partial(snapshots.chosen, spec, partition, changelog, groups, bounds, self._where)))
+        self._put(
+            downloads.choosing,
+            partial(self._choose, partial(snapshots.chosen, spec, partition, changelog, groups, bounds, self._where)),
+        )
 
     def look(self) -> bool:
         """Return whether it has ended: whatever came is in the database. A storage that is silent is called off.
@@ -210,7 +219,9 @@ class SnapshotDownload:
             raise
         except (StateError, OSError) as error:
             self._heard(0)  # else it failed because the files were taken away
-            log.warning("%s: key groups %d..%d: %s. The changelog restores them.", self._where, wanted.first, wanted.last, error)
+            log.warning(
+                "%s: key groups %d..%d: %s. The changelog restores them.", self._where, wanted.first, wanted.last, error
+            )
         with self._lock:
             self._check(DownloadStage.FETCHING)
             if fetched is not None:
@@ -235,7 +246,12 @@ class SnapshotDownload:
             if self._stage not in (DownloadStage.CHOOSING, DownloadStage.FETCHING):
                 return
             groups = sum(each.last - each.first + 1 for each, _ in self._good)
-        log.warning("%s: no byte has come for %g s. The changelog restores all but %d key groups.", self._where, PATIENCE_S, groups)
+        log.warning(
+            "%s: no byte has come for %g s. The changelog restores all but %d key groups.",
+            self._where,
+            PATIENCE_S,
+            groups,
+        )
         self._ingest_soon()
 
     def _ingest_soon(self) -> None:
@@ -268,7 +284,9 @@ class SnapshotDownload:
             keys += one.file.entries
         if self._good:
             try:
-                self._database.ingest(self._spec.name, [each.checkpoint(self._topic_id) for each, _ in self._good], files)
+                self._database.ingest(
+                    self._spec.name, [each.checkpoint(self._topic_id) for each, _ in self._good], files
+                )
             except SnapshotError as error:  # these groups have no checkpoint now
                 log.warning("%s: %s. The changelog restores it.", self._where, error)
                 return

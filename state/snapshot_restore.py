@@ -1,12 +1,14 @@
-"""State comes from a published snapshot instead of the changelog, where there is one that fits; the changelog has the rest.
+"""State comes from a published snapshot instead of the changelog, where there is one that fits; the changelog has the
+rest.
 
     choose   which slices fit: a pure function of manifest and changelog
     fetch    the files of a slice, checked, onto this machine
 
 `incoming` does that on threads of its own, and brings what came into a database.
 
-Invariant: a snapshot is a cache. Whatever is wrong with it (a flipped byte, a missing file, another topic, a newer format, a storage that does
-not answer) is said in the log, and the changelog is read instead; nothing that was not checked is handed out.
+Invariant: a snapshot is a cache. Whatever is wrong with it (a flipped byte, a missing file, another topic, a newer
+format, a storage that does not answer) is said in the log, and the changelog is read instead; nothing that was not
+checked is handed out.
 """
 
 from __future__ import annotations
@@ -48,9 +50,15 @@ def misfit(store: StoreSlices, spec: StoreSpec, changelog: Changelog) -> str:
     if store.shape != shape_of(spec):
         return f'it was made by another topology: there the store is "{store.shape}", here "{shape_of(spec)}"'
     if not changelog.topic_id:
-        return f"the brokers give topics no ids, so nobody knows whether {changelog.topic} is still the same (inter.broker.protocol.version 2.8)"
+        return (
+            f"the brokers give topics no ids, so nobody knows whether {changelog.topic} is still the same "
+            "(inter.broker.protocol.version 2.8)"
+        )
     if store.topic_id != changelog.topic_id:
-        return f"it follows another topic than {changelog.topic} is now (id {store.topic_id}, not {changelog.topic_id}): that was made anew"
+        return (
+            f"it follows another topic than {changelog.topic} is now (id {store.topic_id}, not {changelog.topic_id}): "
+            "that was made anew"
+        )
     if store.partitions != changelog.partitions:
         return f"{changelog.topic} had {store.partitions} partitions then and has {changelog.partitions} now"
     return ""
@@ -59,7 +67,8 @@ def misfit(store: StoreSlices, spec: StoreSpec, changelog: Changelog) -> str:
 def choose(store: StoreSlices, partition: int, groups: Sequence[int], bounds: Bounds) -> tuple[list[Slice], str]:
     """Return the slices to take, each cut to the wanted key groups, and why others cannot be, empty if all can.
 
-    Shape: `groups` ascending. What comes back covers wanted groups only, none twice; a slice may come in several pieces.
+    Shape: `groups` ascending. What comes back covers wanted groups only, none twice; a slice may come in several
+    pieces.
     """
     wanted = set(groups)
     taken: list[Slice] = []
@@ -79,7 +88,8 @@ def choose(store: StoreSlices, partition: int, groups: Sequence[int], bounds: Bo
 class Snapshots:
     """What is published for an application, for the restores of one instance. Any thread.
 
-    `folder`: where files lie until they are in a database; on the same disk they are moved, not copied. It is emptied now.
+    `folder`: where files lie until they are in a database; on the same disk they are moved, not copied. It is emptied
+    now.
     """
 
     def __init__(self, url: str, application: str, folder: Path) -> None:
@@ -90,8 +100,12 @@ class Snapshots:
         self._known: Manifest | None = None
         shutil.rmtree(folder, ignore_errors=True)
 
-    def chosen(self, spec: StoreSpec, partition: int, changelog: Changelog, groups: Sequence[int], bounds: Bounds, where: str) -> list[Slice]:
-        """Return the slices of the published snapshot to take for these key groups (ascending); what cannot be used is said in the log."""
+    def chosen(
+        self, spec: StoreSpec, partition: int, changelog: Changelog, groups: Sequence[int], bounds: Bounds, where: str
+    ) -> list[Slice]:
+        """Return the slices of the published snapshot to take for these key groups (ascending); what cannot be used is
+        said in the log.
+        """
         try:
             manifest = _twice(self._current)
         except SnapshotError as error:
@@ -104,15 +118,19 @@ class Snapshots:
         reason = misfit(store, spec, changelog)
         slices, refusal = ([], "") if reason else choose(store, partition, groups, bounds)
         for said in filter(None, (reason, refusal)):
-            log.warning('%s: snapshot "%s" is of no use here: %s. The changelog restores it.', where, manifest.run, said)
+            log.warning(
+                '%s: snapshot "%s" is of no use here: %s. The changelog restores it.', where, manifest.run, said
+            )
         return slices
 
     def fetch(self, wanted: Slice, folder: Path, heard: Heard) -> list[FetchedFile]:
-        """Return the files of a slice with nothing in them but its groups: at the edge of a range they are written anew.
+        """Return the files of a slice with nothing in them but its groups: at the edge of a range they are written
+        anew.
 
         Raises:
             GivenUpError: `heard` said so.
-            SnapshotError, StateError, OSError: a file is missing or damaged, the storage does not answer, or the disk is full.
+            SnapshotError, StateError, OSError: a file is missing or damaged, the storage does not answer, or the disk
+                is full.
         """
         storage = Storage(self._url)
         result = []
@@ -137,7 +155,9 @@ class Snapshots:
 
 
 def _twice(ask: Callable[[], T]) -> T:
-    """Return an answer of the storage; one that fails is asked for once more: to read the changelog instead costs far more."""
+    """Return an answer of the storage; one that fails is asked for once more: to read the changelog instead costs far
+    more.
+    """
     try:
         return ask()
     except GivenUpError:

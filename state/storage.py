@@ -1,9 +1,10 @@
 """Where snapshots lie: a folder, or a bucket named by an fsspec URL. The only module that imports fsspec.
 
-Names are relative to the storage and have `/` between their parts. Credentials come from where the fsspec driver looks for them
-(environment, profile), never from a name here.
+Names are relative to the storage and have `/` between their parts. Credentials come from where the fsspec driver looks
+for them (environment, profile), never from a name here.
 
-Invariant: a name shows all of its bytes or nothing: a local file is written under another name and renamed, an object store does that itself.
+Invariant: a name shows all of its bytes or nothing: a local file is written under another name and renamed, an object
+store does that itself.
 Turned down: a path of our own for local folders (two ways to do everything, and one of them less tested).
 """
 
@@ -49,7 +50,9 @@ class Storage:
             raise SnapshotError(f'snapshots at "{url}" need fsspec: pip install "coopstreams[snapshots]"') from error
         try:
             # s3a is what Hadoop calls it.
-            self._files, self._root = url_to_fs("s3://" + url.removeprefix("s3a://") if url.startswith("s3a://") else url)
+            self._files, self._root = url_to_fs(
+                "s3://" + url.removeprefix("s3a://") if url.startswith("s3a://") else url
+            )
         except (ImportError, ValueError) as error:
             raise SnapshotError(f'"{url}" is no storage for snapshots: {error}') from error
         protocols = {self._files.protocol} if isinstance(self._files.protocol, str) else set(self._files.protocol)

@@ -1,12 +1,12 @@
 """A key-value store of one task: live objects in a buffer, over the bytes in the database.
 
-A key is read and deserialised once, then it is an object that operators change in place; it becomes bytes again when a commit
-freezes what is dirty. The database learns of it when the commit has counted.
+A key is read and deserialised once, then it is an object that operators change in place; it becomes bytes again when a
+commit freezes what is dirty. The database learns of it when the commit has counted.
 
 Invariant: reads see the buffer over the database, and the buffer alone is changed between two commits.
 Invariant: an entry is in `entries` at most once, so that whoever changes it changes the one that will be written.
-Turned down: an order on the buffer (a sorted container costs every write; a scan sorts what it needs), and an exact size of live
-objects (Python does not tell): count times average is what keeps a buffer bounded.
+Turned down: an order on the buffer (a sorted container costs every write; a scan sorts what it needs), and an exact
+size of live objects (Python does not tell): count times average is what keeps a buffer bounded.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ class Table:
         self._open()
 
     def load(self, key: bytes) -> Entry:
-        """Return the entry of a key from the buffer or the database; one with value None if there is none. Kept in `entries`."""
+        """Return the entry of a key from the buffer or the database; one with value None if there is none. Kept in
+        `entries`.
+        """
         entry = self.entries.get(key)
         if entry is None:
             at = self._database_key(key)
@@ -111,7 +113,9 @@ class Table:
 
         Keys that come into being meanwhile are left out; whatever else happens to the entries meanwhile is seen.
         """
-        buffered = iter(sorted(key for key in self.entries if (start is None or key >= start) and (end is None or key < end)))
+        buffered = iter(
+            sorted(key for key in self.entries if (start is None or key >= start) and (end is None or key < end))
+        )
         waiting = next(buffered, None)
         for key, data in self._stored_rows(start, end):
             while waiting is not None and waiting <= key:
@@ -131,7 +135,8 @@ class Table:
         """Do nothing: a key-value store keeps its keys whatever time it is."""
 
     def freeze(self) -> ChangelogBatch | None:
-        """Serialise what is dirty and return it for the changelog; None if there is nothing. The entries are clean from then on.
+        """Serialise what is dirty and return it for the changelog; None if there is nothing. The entries are clean from
+        then on.
 
         A key that came and went since the last commit is left out.
 
@@ -150,7 +155,8 @@ class Table:
         if not news:
             return None
         rows = self._rows_of(news)
-        # Cut from the row, not kept as the serde made them: bytes of orjson hold 4 KiB however short they are (seen in 3.13).
+        # Cut from the row, not kept as the serde made them: bytes of orjson hold 4 KiB however short they are (seen in
+        # 3.13).
         values = [None if row is None else row[8:] for row in rows]
         for entry, value in zip(news, values, strict=True):
             entry.stored = value
@@ -159,7 +165,9 @@ class Table:
         self.frozen += self._changes(places, rows)
         sample = rows[:: len(rows) // _SAMPLE + 1]
         self._average = sum(len(row) for row in sample if row is not None) / len(sample) + len(places[0])
-        return ChangelogBatch(self.spec.name, self._changelog_keys(self._latest), values, [entry.timestamp for entry in news])
+        return ChangelogBatch(
+            self.spec.name, self._changelog_keys(self._latest), values, [entry.timestamp for entry in news]
+        )
 
     def discard(self) -> None:
         """Forget the buffer: what the database has is what counts."""
@@ -180,7 +188,9 @@ class Table:
         return int(len(self.entries) * (ENTRY_BYTES + LIVE_FACTOR * self._average))
 
     def weigh(self) -> None:
-        """Look at an entry that changed lately, so that `size_bytes` knows how large values have become before they are frozen."""
+        """Look at an entry that changed lately, so that `size_bytes` knows how large values have become before they are
+        frozen.
+        """
         newest = next(reversed(self._dirty), None)
         if newest is None or (value := self._dirty[newest].value) is None:
             return
@@ -243,7 +253,9 @@ class Table:
                 value = entry.value
                 rows.append(None if value is None else pack(entry.timestamp) + encode(value))
         except Exception as error:
-            raise SerdeError(f'store "{self.spec.name}": the value of key {entry.at[1:]!r} does not become bytes: {error}') from error
+            raise SerdeError(
+                f'store "{self.spec.name}": the value of key {entry.at[1:]!r} does not become bytes: {error}'
+            ) from error
         return rows
 
     def _live(self, key: bytes) -> Iterator[tuple[bytes, Entry]]:
@@ -255,6 +267,7 @@ class Table:
         if dirty[0].at[0] < self._first or dirty[-1].at[0] > self._last:
             stray = next(entry.at for entry in dirty if not self._first <= entry.at[0] <= self._last)
             raise StateError(
-                f'store "{self.spec.name}": key {stray[1:]!r} is of key group {stray[0]}, this task has {self._first}..{self._last}. '
+                f'store "{self.spec.name}": key {stray[1:]!r} is of key group {stray[0]}, this task has '
+                f"{self._first}..{self._last}. "
                 "A store's key must be the key of the record that changes it."
             )

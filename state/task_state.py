@@ -5,8 +5,8 @@
     discard   the buffers are forgotten; the database was not touched
 
 Invariant: the database gets what the changelogs got, after they got it: it may be behind its changelog, never ahead.
-Invariant: whatever it writes stands in the changelogs that it was restored from: made anew meanwhile, they are other topics, and what was
-written at their offsets is not continued from.
+Invariant: whatever it writes stands in the changelogs that it was restored from: made anew meanwhile, they are other
+topics, and what was written at their offsets is not continued from.
 Turned down: writing the database while an interval goes on (an abort would have to wipe it).
 """
 
@@ -32,7 +32,8 @@ _KINDS: Mapping[StoreKind, type[Table]] = {"window": WindowTable, "session": Ses
 
 
 class TaskState:
-    """The stores of a task over the database that it shares with its siblings, restored up to where the task begins. One thread.
+    """The stores of a task over the database that it shares with its siblings, restored up to where the task begins.
+    One thread.
 
     Units: `cache_bytes` bounds the buffers of all its stores together, about.
     """
@@ -46,7 +47,11 @@ class TaskState:
             self._tables[spec.name] = _KINDS.get(spec.kind, Table)(database, spec, self._first, self._last)
         self._stands: dict[str, list[Checkpoint]] = {}
         """Without the time at which they were true."""
-        self.topic_ids = {name: self._topic_id(name) for name, table in self._tables.items() if table.spec.logged or table.spec.source is not None}
+        self.topic_ids = {
+            name: self._topic_id(name)
+            for name, table in self._tables.items()
+            if table.spec.logged or table.spec.source is not None
+        }
         """Of the changelog of each store that has one."""
 
     @property
@@ -74,31 +79,40 @@ class TaskState:
         return [batch for batch in batches if batch is not None and self._tables[batch.store].spec.logged]
 
     def commit(
-        self, checkpoints: Mapping[str, int], positions: Mapping[str, Mapping[KeyRange, int]] = NO_POSITIONS, true_ms: int = NEVER_TRUE
+        self,
+        checkpoints: Mapping[str, int],
+        positions: Mapping[str, Mapping[KeyRange, int]] = NO_POSITIONS,
+        true_ms: int = NEVER_TRUE,
     ) -> None:
         """Write everything `changes` returned since the last commit, with these checkpoints, in one batch.
 
-        Shape: checkpoints by store: the changelog offset below which all records of this task lie. A store that is left out keeps
-        the one it has; one without changelog has none. `positions` by store that holds its source topic: the offset of the topic below
-        which all records of a range are done, for the ranges of the task.
+        Shape: checkpoints by store: the changelog offset below which all records of this task lie. A store that is left
+        out keeps the one it has; one without changelog has none. `positions` by store that holds its source topic: the
+        offset of the topic below which all records of a range are done, for the ranges of the task.
         Units: `true_ms` is a time at which nobody else could write for this task: before the commit was asked for.
 
         Raises:
             StateError: nothing was written; the task is of no use any more and is opened again from the log.
         """
         changes = [change for table in self._tables.values() for change in table.frozen]
-        moved = {name: at for name, at in self._checkpoints(checkpoints, positions).items() if at != self._stands.get(name)}
+        moved = {
+            name: at for name, at in self._checkpoints(checkpoints, positions).items() if at != self._stands.get(name)
+        }
         if changes or moved:
-            self._database.write(changes, {name: [replace(run, true_ms=true_ms) for run in at] for name, at in moved.items()})
+            self._database.write(
+                changes, {name: [replace(run, true_ms=true_ms) for run in at] for name, at in moved.items()}
+            )
         self._stands |= moved
         for table in self._tables.values():
             table.frozen.clear()
         self._make_room()
 
     def confirm(self, true_ms: int) -> None:
-        """Say of what the database has that it is true at this time, too: nobody else could write for this task until then.
+        """Say of what the database has that it is true at this time, too: nobody else could write for this task until
+        then.
 
-        So a task that has nothing to write is not taken for one that was away, and may have missed tombstones that its changelog has forgotten.
+        So a task that has nothing to write is not taken for one that was away, and may have missed tombstones that its
+        changelog has forgotten.
 
         Raises:
             StateError: nothing was written; the task is of no use any more and is opened again from the log.
@@ -111,10 +125,22 @@ class TaskState:
         for table in self._tables.values():
             table.discard()
 
-    def _checkpoints(self, offsets: Mapping[str, int], positions: Mapping[str, Mapping[KeyRange, int]]) -> dict[str, list[Checkpoint]]:
-        unlogged = {name: 0 for name, table in self._tables.items() if not table.spec.logged and table.spec.source is None}
+    def _checkpoints(
+        self, offsets: Mapping[str, int], positions: Mapping[str, Mapping[KeyRange, int]]
+    ) -> dict[str, list[Checkpoint]]:
+        unlogged = {
+            name: 0 for name, table in self._tables.items() if not table.spec.logged and table.spec.source is None
+        }
         whole = {
-            name: [Checkpoint(self._first, self._last, at, self._tables[name].observed, topic_id=self.topic_ids.get(name, NO_TOPIC))]
+            name: [
+                Checkpoint(
+                    self._first,
+                    self._last,
+                    at,
+                    self._tables[name].observed,
+                    topic_id=self.topic_ids.get(name, NO_TOPIC),
+                )
+            ]
             for name, at in {**offsets, **unlogged}.items()
         }
         return whole | {
@@ -128,7 +154,9 @@ class TaskState:
         return ids.pop() if len(ids) == 1 else NO_TOPIC
 
     def _make_room(self) -> bool:
-        """Let go of clean entries if the buffers are over budget, down to half of it; return whether that was not enough."""
+        """Let go of clean entries if the buffers are over budget, down to half of it; return whether that was not
+        enough.
+        """
         size = self._size_bytes()
         if size <= self._budget:
             return False

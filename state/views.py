@@ -1,8 +1,11 @@
-"""What queries see of a store: committed state of owned key ranges, in the order of the plain keys. Read-only, any thread.
+"""What queries see of a store: committed state of owned key ranges, in the order of the plain keys. Read-only, any
+thread.
 
 Invariant: a scan sees one moment, between two commits of each task, however long it is read.
-Invariant: nothing outside the ranges is ever returned. Whether the ranges are still owned is for the caller to ask, after the read.
-Turned down: reading through the write buffers (a query would see what an abort takes back, and need a lock on the hot path).
+Invariant: nothing outside the ranges is ever returned. Whether the ranges are still owned is for the caller to ask,
+after the read.
+Turned down: reading through the write buffers (a query would see what an abort takes back, and need a lock on the hot
+path).
 """
 
 from __future__ import annotations
@@ -63,7 +66,9 @@ class KeyRangeView:
         return key_group(key_hash(key)) in self._groups
 
     def get(self, key: bytes) -> tuple[bytes, int] | None:
-        """Return value and timestamp of a key (window stores: a window key); None if there is none, or if it is not owned."""
+        """Return value and timestamp of a key (window stores: a window key); None if there is none, or if it is not
+        owned.
+        """
         plain = layout.plain_key(self.spec, key)
         if not self.owns(plain):
             return None
@@ -86,7 +91,9 @@ class KeyRangeView:
         reverse: bool = False,
         limit: int | None = None,
     ) -> Iterator[StoredRow]:
-        """Return the entries with first <= key <= last that begin with the prefix, in the order of their bytes; lazily."""
+        """Return the entries with first <= key <= last that begin with the prefix, in the order of their bytes;
+        lazily.
+        """
         start, end = first, None if last is None else layout.after(last)
         if prefix:
             start = prefix if start is None else max(start, prefix)
@@ -98,7 +105,9 @@ class KeyRangeView:
         """Return all entries in the order of their keys; lazily."""
         return self.range(reverse=reverse, limit=limit)
 
-    def fetch(self, key: bytes, from_ms: int, to_ms: int, *, reverse: bool = False, limit: int | None = None) -> Iterator[Window]:
+    def fetch(
+        self, key: bytes, from_ms: int, to_ms: int, *, reverse: bool = False, limit: int | None = None
+    ) -> Iterator[Window]:
         """Return the windows of a key with from_ms <= start <= to_ms, in the order of their starts; lazily.
 
         Raises:
@@ -114,7 +123,8 @@ class KeyRangeView:
         return islice((Window(layout.window_start(row), *layout.unpack(data)) for row, data in rows), limit)
 
     def sessions(self, key: bytes, from_ms: int, to_ms: int, *, limit: int | None = None) -> Iterator[Session]:
-        """Return the sessions of a key that overlap from_ms..to_ms (both inclusive), in the order of their ends; lazily.
+        """Return the sessions of a key that overlap from_ms..to_ms (both inclusive), in the order of their ends;
+        lazily.
 
         Raises:
             ValueError: not a session store.
@@ -143,7 +153,9 @@ class KeyRangeView:
             horizon = horizons[0]
             return (StoredRow(key, *layout.unpack(data)) for key, data in rows if layout.time_of(kind, key) >= horizon)
         return (
-            StoredRow(key, *layout.unpack(data)) for key, data in rows if layout.time_of(kind, key) >= horizons[key_group(key_hash(key[:-suffix]))]
+            StoredRow(key, *layout.unpack(data))
+            for key, data in rows
+            if layout.time_of(kind, key) >= horizons[key_group(key_hash(key[:-suffix]))]
         )
 
     def _horizons(self) -> list[int]:
@@ -151,7 +163,9 @@ class KeyRangeView:
         horizons = [_EVER] * GROUPS
         for run in self._database.checkpoints(self.spec.name):
             if run.observed != NOTHING_OBSERVED:
-                horizons[run.first : run.last + 1] = [layout.horizon(self.spec, run.observed)] * (run.last - run.first + 1)
+                horizons[run.first : run.last + 1] = [layout.horizon(self.spec, run.observed)] * (
+                    run.last - run.first + 1
+                )
         return horizons
 
 
@@ -167,11 +181,25 @@ class GlobalView:
         return None if entry.stored is None else (entry.stored, entry.timestamp)
 
     def range(
-        self, first: bytes | None = None, last: bytes | None = None, *, prefix: bytes | None = None, reverse: bool = False
+        self,
+        first: bytes | None = None,
+        last: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        reverse: bool = False,
     ) -> Iterator[StoredRow]:
-        """Return the entries with first <= key <= last that begin with the prefix, in the order of their bytes, of one moment."""
-        found = [row for row in self._rows.scan(first, None if last is None else layout.after(last)) if row[0].startswith(prefix or b"")]
-        return (StoredRow(key, entry.stored or b"", entry.timestamp) for key, entry in (reversed(found) if reverse else found))
+        """Return the entries with first <= key <= last that begin with the prefix, in the order of their bytes, of one
+        moment.
+        """
+        found = [
+            row
+            for row in self._rows.scan(first, None if last is None else layout.after(last))
+            if row[0].startswith(prefix or b"")
+        ]
+        return (
+            StoredRow(key, entry.stored or b"", entry.timestamp)
+            for key, entry in (reversed(found) if reverse else found)
+        )
 
     def approximate_count(self) -> int:
         """Return how many entries there are."""

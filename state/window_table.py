@@ -1,17 +1,21 @@
-"""A window store of one task, or a session store: a table of window keys, spread over time segments, in which old windows vanish.
+"""A window store of one task, or a session store: a table of window keys, spread over time segments, in which old
+windows vanish.
 
-Which windows are visible follows stream time alone, never what happened to be written: the store observes the start of the newest
-window that the partition's stream time has begun, and shows windows with `start >= observed - retention + 1`. Kafka Streams observes the
-largest start that was put, which is the same when the newest record was put; but a task that has part of the keys does not see
-that record, and the result of a topology must not depend on the number of ranges.
+Which windows are visible follows stream time alone, never what happened to be written: the store observes the start of
+the newest window that the partition's stream time has begun, and shows windows with `start >= observed - retention +
+1`. Kafka Streams observes the largest start that was put, which is the same when the newest record was put; but a task
+that has part of the keys does not see that record, and the result of a topology must not depend on the number of
+ranges.
 
-Where windows begin by the records of their key (sliding windows, windows of the user), stream time does not tell which have begun. There the
-largest start that was put counts, by any of the tasks over the database: each takes in what the others put once its own stream time is
-there. No window starts later than stream time, so what a task that is ahead has put does not count too early.
+Where windows begin by the records of their key (sliding windows, windows of the user), stream time does not tell which
+have begun. There the largest start that was put counts, by any of the tasks over the database: each takes in what the
+others put once its own stream time is there. No window starts later than stream time, so what a task that is ahead has
+put does not count too early.
 
-Invariant: an expired window is neither loaded nor scanned nor written to the database. If it was dirty it is still forwarded and
-logged with the next commit: its last update is a result like any other.
-Turned down: observing stream time itself (a window would vanish up to a window's length before Kafka Streams lets it go).
+Invariant: an expired window is neither loaded nor scanned nor written to the database. If it was dirty it is still
+forwarded and logged with the next commit: its last update is a result like any other.
+Turned down: observing stream time itself (a window would vanish up to a window's length before Kafka Streams lets it
+go).
 """
 
 from __future__ import annotations
@@ -36,7 +40,8 @@ _NEVER = 1 << 63
 class _Times:
     """When the windows of a plain key are: the ends of their store keys, in order.
 
-    Invariant: what has changed since the last commit is there, and all that the database has from the time `read` on, as far as it is visible.
+    Invariant: what has changed since the last commit is there, and all that the database has from the time `read` on,
+    as far as it is visible.
     """
 
     known: list[bytes] = field(default_factory=list)
@@ -61,7 +66,9 @@ class WindowTable(Table):
         super().__init__(database, spec, first, last)
 
     def load(self, key: bytes) -> Entry:
-        """Return the entry of a window from the buffer or the database; one with value None if there is none, or if it has expired."""
+        """Return the entry of a window from the buffer or the database; one with value None if there is none, or if it
+        has expired.
+        """
         entry = self.entries.get(key)
         if entry is None:
             time = layout.time_of(self.spec.kind, key)
@@ -92,7 +99,10 @@ class WindowTable(Table):
         """Return the windows of a plain key with first <= start <= last, by their starts."""
         first = max(first, self._horizon, 0)
         times = self._times(key, first).known
-        rows = [key + time for time in times[bisect_left(times, TIMESTAMP.pack(first)) : bisect_right(times, TIMESTAMP.pack(last))]]
+        rows = [
+            key + time
+            for time in times[bisect_left(times, TIMESTAMP.pack(first)) : bisect_right(times, TIMESTAMP.pack(last))]
+        ]
         found = [(row, self.entries.get(row) or self.load(row)) for row in rows]
         return [(row, entry) for row, entry in found if entry.value is not None]
 
@@ -225,7 +235,9 @@ class WindowTable(Table):
                 of_segment = segments.setdefault(time // self._segment_ms, ([], []))
                 of_segment[0].append(place)
                 of_segment[1].append(row)
-        return [Change(layout.segment_family(self.spec.name, segment), *columns) for segment, columns in segments.items()]
+        return [
+            Change(layout.segment_family(self.spec.name, segment), *columns) for segment, columns in segments.items()
+        ]
 
     def _changelog_keys(self, keys: list[bytes]) -> list[bytes]:
         return [layout.changelog_key(self.spec.kind, key) for key in keys]

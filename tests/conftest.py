@@ -1,4 +1,6 @@
-"""Fixtures for the whole suite: a real Kafka, started once in each process that tests run in, and brokers of their own for tests that break them."""
+"""Fixtures for the whole suite: a real Kafka, started once in each process that tests run in, and brokers of their own
+for tests that break them.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class OneSparkSession(LoadScopeScheduling):  # type: ignore[misc]
-    """Deals the tests one by one, those that need Spark all to one process: each session costs as much as a broker and a hundred tests."""
+    """Deals the tests one by one, those that need Spark all to one process: each session costs as much as a broker and
+    a hundred tests.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         return "spark" if nodeid.startswith("tests/spark/") else nodeid
@@ -45,13 +49,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
     return OneSparkSession(config, log)
 
 
-# A connection that a test has not closed goes on when its broker has gone, and its complaints would be in what later tests have logged.
+# A connection that a test has not closed goes on when its broker has gone, and its complaints would be in what later
+# tests have logged.
 logging.getLogger("kafka").setLevel(logging.CRITICAL)
 
 
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
-    """Take back how a command that a test ran has set up the logging of the process, or each later test would be told of in its terms."""
+    """Take back how a command that a test ran has set up the logging of the process, or each later test would be told
+    of in its terms.
+    """
     loggers = [logging.getLogger(name) for name in ("", "coopstreams", "kafka", "py4j")]
     levels, handlers = [each.level for each in loggers], list(loggers[0].handlers)
     yield
@@ -77,14 +84,18 @@ class Kafka:
         return f"{name}-{os.getpid()}-{next(self._numbers)}"
 
     def topic(self, name: str = "topic", partitions: int = 1, **config: str) -> str:
-        """Make a topic with a name of its own and return the name. Dots in the config are written as underscores: `cleanup_policy="compact"`."""
+        """Make a topic with a name of its own and return the name. Dots in the config are written as underscores:
+        `cleanup_policy="compact"`.
+        """
         topic = self.unique(name)
         self.create(topic, partitions, **config)
         return topic
 
     def create(self, topic: str, partitions: int = 1, **config: str) -> None:
         """Make a topic of this name, and wait until the broker knows it: it answers before that."""
-        new = NewTopic(topic, partitions, self.replicas, config={key.replace("_", "."): value for key, value in config.items()})
+        new = NewTopic(
+            topic, partitions, self.replicas, config={key.replace("_", "."): value for key, value in config.items()}
+        )
         self._admin.create_topics([new])[topic].result(60)
         while not self._is_led(topic, partitions):
             time.sleep(0.01)
@@ -97,8 +108,13 @@ class Kafka:
 
     def configure(self, topic: str, **config: str) -> None:
         """Change settings of a topic, dots written as underscores; the brokers follow soon."""
-        entries = [ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET) for name, value in config.items()]
-        for answer in self._admin.incremental_alter_configs([ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)]).values():
+        entries = [
+            ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
+            for name, value in config.items()
+        ]
+        for answer in self._admin.incremental_alter_configs(
+            [ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)]
+        ).values():
             answer.result(60)
 
     def _is_led(self, topic: str, partitions: int) -> bool:
@@ -106,7 +122,9 @@ class Kafka:
         found = self._admin.list_topics(timeout=60).topics.get(topic)
         if found is None or len(found.partitions) != partitions:
             return False
-        return all(partition.leader > 0 and len(partition.isrs) == self.replicas for partition in found.partitions.values())
+        return all(
+            partition.leader > 0 and len(partition.isrs) == self.replicas for partition in found.partitions.values()
+        )
 
     def topics(self) -> list[str]:
         """Return the names of all topics."""
@@ -121,21 +139,31 @@ class Kafka:
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Kafka]:
     console = download_kafka(request)
-    patient = {"broker.session.timeout.ms": "60000"}  # or a machine that stands still for three seconds has a cluster without brokers
+    patient = {
+        "broker.session.timeout.ms": "60000"
+    }  # or a machine that stands still for three seconds has a cluster without brokers
     with KafkaBroker(tmp_path_factory.mktemp("kafka"), settings=patient, console=console) as broker:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 2})
         yield Kafka(broker.bootstrap, admin)
 
 
 @pytest.fixture
-def broker_of_own(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Callable[..., KafkaBroker]]:
-    """Return a function that starts a broker for this test alone; settings by name, dots written as underscores. Stopped at the end."""
+def broker_of_own(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., KafkaBroker]]:
+    """Return a function that starts a broker for this test alone; settings by name, dots written as underscores.
+    Stopped at the end.
+    """
     brokers: list[KafkaBroker] = []
 
     def start(folder: Path | None = None, *, version: str = KAFKA, **settings: str) -> KafkaBroker:
         console = download_kafka(request, version)
-        changes = {"broker.session.timeout.ms": "9000"} | {key.replace("_", "."): value for key, value in settings.items()}
-        broker = KafkaBroker(folder or tmp_path_factory.mktemp("broker"), settings=changes, console=console, version=version)
+        changes = {"broker.session.timeout.ms": "9000"} | {
+            key.replace("_", "."): value for key, value in settings.items()
+        }
+        broker = KafkaBroker(
+            folder or tmp_path_factory.mktemp("broker"), settings=changes, console=console, version=version
+        )
         brokers.append(broker)
         broker.start()
         return broker
@@ -146,7 +174,9 @@ def broker_of_own(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixt
 
 
 def download_kafka(request: pytest.FixtureRequest, version: str = KAFKA) -> Console:
-    """Have the jars of a version of Kafka in the cache; the first time on a machine, show the download although pytest captures output."""
+    """Have the jars of a version of Kafka in the cache; the first time on a machine, show the download although pytest
+    captures output.
+    """
     console = Console(stderr=True)
     capture = request.config.pluginmanager.getplugin("capturemanager")
     assert isinstance(capture, CaptureManager)

@@ -21,7 +21,11 @@ def loaded_after(statement: str) -> set[str]:
 
 
 def test_importing_coopstreams_loads_neither_spark_nor_a_client_nor_a_web_server() -> None:
-    assert loaded_after("import coopstreams") & {"pyspark", "starlette", "uvicorn", "httpx", "confluent_kafka", "kafka", "rocksdict"} == set()
+    assert (
+        loaded_after("import coopstreams")
+        & {"pyspark", "starlette", "uvicorn", "httpx", "confluent_kafka", "kafka", "rocksdict"}
+        == set()
+    )
 
 
 def test_errors_are_had_with_coopstreams_and_cost_nothing_more() -> None:
@@ -43,13 +47,20 @@ def test_a_query_client_without_its_extra_is_an_error_with_the_cure() -> None:
     assert "pip install 'coopstreams[http]'" in done.stderr
 
 
-WITHOUT_HTTPX = "import sys, importlib.util as util; real = util.find_spec; util.find_spec = lambda name: None if name == 'httpx' else real(name); "
+WITHOUT_HTTPX = (
+    "import sys, importlib.util as util; real = util.find_spec; util.find_spec = lambda name: None if name == 'httpx' "
+    "else real(name); "
+)
 
 
-@pytest.mark.parametrize("command", ["query URL counts be", "status URL", "run examples/word_count.py --bootstrap-servers localhost:9"])
+@pytest.mark.parametrize(
+    "command", ["query URL counts be", "status URL", "run examples/word_count.py --bootstrap-servers localhost:9"]
+)
 def test_a_command_without_its_extra_ends_in_one_line_before_it_connects(command: str) -> None:
     code = f"{WITHOUT_HTTPX}from coopstreams.__main__ import main; sys.argv[1:] = {command.split()}; main()"
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
     assert done.returncode != 0
     assert 'needs httpx: pip install "coopstreams[http]"' in done.stderr
     assert "Traceback" not in done.stderr
@@ -63,6 +74,36 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
 
 def test_the_command_line_loads_neither_spark_nor_a_web_server() -> None:
     assert loaded_after("import coopstreams.commands.cli") & {"pyspark", "starlette", "uvicorn"} == set()
+
+
+def help_of_run(module: str) -> tuple[str, set[str]]:
+    """Return what `coopstreams run --help` prints if it is the `main` of this module that is called, and which modules
+    are loaded then.
+    """
+    code = f"""
+import sys
+from {module} import main
+sys.argv = ["coopstreams", "run", "--help"]
+try:
+    main()
+except SystemExit:
+    print("loaded:", *sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    text, _, modules = done.stdout.partition("loaded:")
+    return text, set(modules.split())
+
+
+def test_run_is_the_same_command_alone_as_among_the_others_and_loads_none_of_them() -> None:
+    alone, loaded = help_of_run("coopstreams.__main__")
+    among, all_loaded = help_of_run("coopstreams.commands.cli")
+    assert "Usage: coopstreams run" in alone
+    assert alone == among
+    others = {
+        f"coopstreams.commands.{name}" for name in ("backfill", "check", "group", "policy", "reset", "snapshots")
+    } | {"coopstreams.consumer"}
+    assert all_loaded >= others
+    assert loaded & others == set()
 
 
 @pytest.mark.parametrize("room", ["topology", "state"])

@@ -11,18 +11,35 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = sorted(path.relative_to(ROOT).as_posix() for room in ("coopstreams", "state", "topology") for path in (ROOT / room).rglob("*.py"))
-OTHERS = sorted(path.relative_to(ROOT).as_posix() for room in ("tests", "examples", "benchmarks") for path in (ROOT / room).rglob("*.py"))
+LIBRARY = sorted(
+    path.relative_to(ROOT).as_posix()
+    for room in ("coopstreams", "state", "topology")
+    for path in (ROOT / room).rglob("*.py")
+)
+OTHERS = sorted(
+    path.relative_to(ROOT).as_posix()
+    for room in ("tests", "examples", "benchmarks")
+    for path in (ROOT / room).rglob("*.py")
+)
 
-MODULE_LINES = 400
-FUNCTION_LINES = 50
+MODULE_LINES = 500
+FUNCTION_STATEMENTS = 45
 
 MAY_IMPORT = {
     "confluent_kafka": ("coopstreams/log/kafka/*.py",),
     "fsspec": ("state/storage.py",),
     "kafka": tuple(
         f"coopstreams/group/{name}.py"
-        for name in ("codec", "connection", "coordinator", "end_requests", "ends", "requests", "transaction_requests", "transactions")
+        for name in (
+            "codec",
+            "connection",
+            "coordinator",
+            "end_requests",
+            "ends",
+            "requests",
+            "transaction_requests",
+            "transactions",
+        )
     ),
     "jgo": ("coopstreams/dev/jars.py", "coopstreams/dev/pins.py"),
     "pyspark": ("coopstreams/spark/*.py",),
@@ -32,8 +49,17 @@ MAY_IMPORT = {
 }
 PURE = {"msgspec", "orjson", "sortedcontainers", "xxhash", "coopstreams"}
 IMPURE = {"asyncio", "multiprocessing", "socket", "subprocess", "threading", "time"}
-HOSTED = ("coopstreams/instance/", "coopstreams/opening/", "coopstreams/tasks/", "coopstreams/commit/", "coopstreams/group/")
-SPEAKS_WITH_BROKERS = {f"coopstreams/group/{name}.py" for name in ("admin", "connection", "coordinator", "ends", "settings", "transactions")}
+HOSTED = (
+    "coopstreams/instance/",
+    "coopstreams/opening/",
+    "coopstreams/tasks/",
+    "coopstreams/commit/",
+    "coopstreams/group/",
+)
+SPEAKS_WITH_BROKERS = {
+    f"coopstreams/group/{name}.py"
+    for name in ("admin", "connection", "coordinator", "ends", "settings", "transactions")
+}
 SEEN_FROM_OUTSIDE = {"coopstreams/commit/offsets.py", "coopstreams/instance/app.py"}
 """What programs and administrators call: no part of what a simulation decides."""
 ASKED_OF_THE_HOST = {"asyncio", "multiprocessing", "queue", "random", "socket", "subprocess", "time", "uuid"}
@@ -54,15 +80,12 @@ def imported(path: str) -> Iterator[str]:
 
 
 def long_functions(path: str) -> Iterator[str]:
-    """Yield the functions that have too many lines; the docstring does not count."""
+    """Yield the functions that have too many statements: how the formatter breaks their lines does not count."""
     for node in ast.walk(ast.parse(source(path))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            first = node.body[0]
-            described = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
-            docstring = (first.end_lineno or first.lineno) - first.lineno + 1 if described else 0
-            lines = (node.end_lineno or node.lineno) - node.lineno + 1 - docstring
-            if lines > FUNCTION_LINES:
-                yield f"{path}:{node.lineno} {node.name}: {lines} lines"
+            statements = sum(isinstance(part, ast.stmt) for part in ast.walk(node)) - 1
+            if statements > FUNCTION_STATEMENTS:
+                yield f"{path}:{node.lineno} {node.name}: {statements} statements"
 
 
 @pytest.mark.parametrize("path", LIBRARY + OTHERS)
@@ -81,7 +104,9 @@ def test_nothing_is_left_for_later(path: str) -> None:
 def test_imports_have_full_names(path: str) -> None:
     names = list(imported(path))
     assert [name for name in names if name.startswith(".")] == []
-    assert [name for name in names if name.partition(".")[0] in ("state", "topology")] == [], "a bare name is a second copy of the module"
+    assert [name for name in names if name.partition(".")[0] in ("state", "topology")] == [], (
+        "a bare name is a second copy of the module"
+    )
 
 
 @pytest.mark.parametrize("path", LIBRARY)
@@ -95,11 +120,20 @@ def test_a_library_stays_behind_its_adapter(path: str) -> None:
     assert strangers == []
 
 
-@pytest.mark.parametrize("path", [path for path in LIBRARY if path.startswith(HOSTED) and path not in SPEAKS_WITH_BROKERS | SEEN_FROM_OUTSIDE])
+@pytest.mark.parametrize(
+    "path",
+    [path for path in LIBRARY if path.startswith(HOSTED) and path not in SPEAKS_WITH_BROKERS | SEEN_FROM_OUTSIDE],
+)
 def test_only_the_host_is_asked_for_time_threads_and_chance(path: str) -> None:
-    """So that a simulation decides them: see `coopstreams/common/host.py`. A lock that nobody waits in is no matter of the host's."""
+    """So that a simulation decides them: see `coopstreams/common/host.py`. A lock that nobody waits in is no matter of
+    the host's.
+    """
     assert {name.partition(".")[0] for name in imported(path)} & ASKED_OF_THE_HOST == set()
-    used = {node.attr for node in ast.walk(ast.parse(source(path))) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "threading"}
+    used = {
+        node.attr
+        for node in ast.walk(ast.parse(source(path)))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "threading"
+    }
     assert used <= {"Lock", "RLock"}
 
 

@@ -1,9 +1,11 @@
 """How long: a `timedelta`, or 0.
 
-Windows also take their length in units, `TimeWindows(hours=1)`. Inside, durations are whole milliseconds, in names that end in `_ms`.
+Windows also take their length in units, `TimeWindows(hours=1)`. Inside, durations are whole milliseconds, in names that
+end in `_ms`.
 
 Invariant: no number without a unit but 0.
-Turned down: plain numbers for milliseconds, as Kafka's settings have them. `grace=30` meant seconds to some readers and milliseconds to the program.
+Turned down: plain numbers for milliseconds, as Kafka's settings have them. `grace=30` says nothing to its reader, and
+meant milliseconds to the program.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ def duration_ms(duration: Duration, what: str) -> int:
     """Return a duration in milliseconds.
 
     Raises:
-        TopologyError: a number without a unit, no duration at all, or finer than a millisecond; `what` names the argument.
+        TopologyError: a number without a unit, no duration at all, or finer than a millisecond; `what` names the
+            argument.
     """
     if isinstance(duration, timedelta):
         if duration % _MILLISECOND:
@@ -41,7 +44,10 @@ def duration_ms(duration: Duration, what: str) -> int:
     if type(duration) is int and duration == 0:  # False is no duration
         return 0
     if type(duration) in (int, float):
-        raise TopologyError(f"{what} is {duration}, a number without a unit. Write timedelta(milliseconds={duration}), timedelta(seconds=...), ...")
+        raise TopologyError(
+            f"{what} is {duration}, a number without a unit. Write timedelta(milliseconds={duration}), "
+            "timedelta(seconds=...), ..."
+        )
     raise TopologyError(f"{what} must be a timedelta such as timedelta(minutes=5), not {duration!r}")
 
 
@@ -53,7 +59,11 @@ def checked_ms(duration: Duration, what: str, least: int = 0) -> int:
     """
     ms = duration_ms(duration, what)
     if ms < least:
-        raise TopologyError(f"{what} must be at least {least} ms, not {ms} ms" if least else f"{what} must not be negative, it is {ms} ms")
+        raise TopologyError(
+            f"{what} must be at least {least} ms, not {ms} ms"
+            if least
+            else f"{what} must not be negative, it is {ms} ms"
+        )
     return ms
 
 
@@ -61,11 +71,14 @@ def length_ms(windows: str, what: str, length: Duration | None, least: int = 0, 
     """Return the length of windows in milliseconds, from a duration or from units, and not below `least`.
 
     Raises:
-        TopologyError: neither of them, both, another word than the units, or no duration. `windows` and `what` name class and argument.
+        TopologyError: neither of them, both, another word than the units, or no duration. `windows` and `what` name
+            class and argument.
     """
     words = ", ".join(f"{unit}=" for unit in Units.__annotations__)
     if unknown := units.keys() - Units.__annotations__.keys():
         raise TopologyError(f"{windows} takes no {min(unknown)}=: give the {what} in {words}")
     if (length is None) != bool(units):
-        raise TopologyError(f"{windows}: give the {what} either in {words} as in {windows}(minutes=5), or as {what}=timedelta(...)")
+        raise TopologyError(
+            f"{windows}: give the {what} either in {words} as in {windows}(minutes=5), or as {what}=timedelta(...)"
+        )
     return checked_ms(timedelta(**units) if length is None else length, f"{windows}: the {what}", least)

@@ -15,7 +15,8 @@
     │   ├── MembershipLostError  the group went on without this member; what is uncommitted is void
     │   ├── CommitConflictError  a commit that expected another offset
     │   └── AssignmentError      key ranges that overlap or leave a hole
-    ├── IndividualCommitError    sharing a partition, or committing out of order, is not allowed or not possible; carries a `code`
+    ├── IndividualCommitError    sharing a partition, or committing out of order, is not allowed or not possible;
+    │                            carries a `code`
     │   ├── IndividualCommitNotAllowedError     88  the cluster's policy, or the consumer's own setting
     │   ├── TopicRangeFetchNotAllowedError      89  the topic's policy
     │   ├── ConsumerRangeFetchNotAcceptedError  90  this consumer does not share
@@ -49,7 +50,9 @@ class TopologyError(CoopStreamsError):
 
 
 class TopologyChangedError(TopologyError):
-    """A version of the topology would lose, mix or misread what the last one has left, and nothing would show it. Says what, and the cures."""
+    """A version of the topology would lose, mix or misread what the last one has left, and nothing would show it. Says
+    what, and the cures.
+    """
 
 
 class SerdeError(CoopStreamsError):
@@ -84,7 +87,9 @@ class DeliveryError(LogError):
 
 
 class RefusedError(DeliveryError):
-    """The broker refused a batch for what is in it: some record has a time, a size or a key that the topic does not allow."""
+    """The broker refused a batch for what is in it: some record has a time, a size or a key that the topic does not
+    allow.
+    """
 
 
 class FencedError(LogError):
@@ -104,7 +109,9 @@ class MembershipLostError(GroupError):
 
 
 class CommitConflictError(GroupError):
-    """A commit named the offset that it expected to be committed, and it is another. Nothing was committed; look at `committed`."""
+    """A commit named the offset that it expected to be committed, and it is another. Nothing was committed; look at
+    `committed`.
+    """
 
 
 class AssignmentError(GroupError):
@@ -114,32 +121,41 @@ class AssignmentError(GroupError):
 class IndividualCommitError(CoopStreamsError):
     """Sharing a partition by key range, or committing out of order, is not allowed or not possible.
 
-    Shape: `code` is the proposal's number. It is for programs and logs and never travels: Apache Kafka uses 88 to 92 for other things.
+    Shape: `code` is the proposal's number. It is for programs and logs and never travels: Apache Kafka uses 88 to 92
+    for other things.
     """
 
     code = -1
 
 
 class IndividualCommitNotAllowedError(IndividualCommitError):
-    """Individual commits are turned off. Cure: `coopstreams policy set accept.individual.commit=true`; in the consumer, `allow.individual.commit`."""
+    """Individual commits are turned off. Cure: `coopstreams policy set accept.individual.commit=true`; in the consumer,
+    `allow.individual.commit`.
+    """
 
     code = 88
 
 
 class TopicRangeFetchNotAllowedError(IndividualCommitError):
-    """The topic keeps the order of its partitions: no parts of them. Cure: `coopstreams policy set accept.range.fetch=true --topic TOPIC`."""
+    """The topic keeps the order of its partitions: no parts of them. Cure: `coopstreams policy set
+    accept.range.fetch=true --topic TOPIC`.
+    """
 
     code = 89
 
 
 class ConsumerRangeFetchNotAcceptedError(IndividualCommitError):
-    """A consumer that does not share was to read a part of a partition. Cure: allow it to (`allow.individual.commit`, `allow_key_share`)."""
+    """A consumer that does not share was to read a part of a partition. Cure: allow it to (`allow.individual.commit`,
+    `allow_key_share`).
+    """
 
     code = 90
 
 
 class IndividualCommitTooOldError(IndividualCommitError):
-    """A commit lies behind the stable offset: everything there is committed already. Go on from `last_stable_offset`."""
+    """A commit lies behind the stable offset: everything there is committed already. Go on from
+    `last_stable_offset`.
+    """
 
     code = 91
 
@@ -149,13 +165,17 @@ class IndividualCommitTooOldError(IndividualCommitError):
 
 
 class MaxIndividualCommitReachedError(IndividualCommitError):
-    """As many done offsets above one that is not as may be kept. Finish the oldest records; a member that hangs should leave."""
+    """As many done offsets above one that is not as may be kept. Finish the oldest records; a member that hangs should
+    leave.
+    """
 
     code = 92
 
 
 class DevError(CoopStreamsError):
-    """Java, the development Kafka, or the data of the examples could not be had; the message says why and what cures it."""
+    """Java, the development Kafka, or the data of the examples could not be had; the message says why and what cures
+    it.
+    """
 
 
 class StateError(CoopStreamsError):
@@ -171,14 +191,16 @@ class StateCorruptError(StateError):
 
 
 class SnapshotError(StateError):
-    """A snapshot that cannot be written, read or used here: damaged, missing, of a newer format, of another topic or store. Names it."""
+    """A snapshot that cannot be written, read or used here: damaged, missing, of a newer format, of another topic or
+    store. Names it.
+    """
 
 
 class QueryError(CoopStreamsError):
     """An interactive query that has no answer now.
 
-    Shape: `code` is the word in the JSON body, `status` the HTTP status; `retryable` and `retry_after_ms` tell a client what to do;
-    `details` are further fields of the body (the owner's url, the epoch of a "not found").
+    Shape: `code` is the word in the JSON body, `status` the HTTP status; `retryable` and `retry_after_ms` tell a client
+    what to do; `details` are further fields of the body (the owner's url, the epoch of a "not found").
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """A failure: the report of a compiled program on a record that a node could not process.
 
-Invariant: a failure belongs to one record and one node. The exception handlers, not the program, decide what follows from it.
+Invariant: a failure belongs to one record and one node. The exception handlers, not the program, decide what follows
+from it.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ Phase = Literal["deserialization", "processing", "production"]
 class Failure:
     """A record that a node could not process.
 
-    Shape: `key`, `value`, `headers`, `timestamp` and `offset` are those of the source record, as read. While the record cache is
-    forwarded (`flush`) there is none: then `offset` is None, `key` and `timestamp` are the table entry's, `value` is None, and `source` is the
-    partition processed last.
+    Shape: `key`, `value`, `headers`, `timestamp` and `offset` are those of the source record, as read. While the record
+    cache is forwarded (`flush`) there is none: then `offset` is None, `key` and `timestamp` are the table entry's,
+    `value` is None, and `source` is the partition processed last.
     """
 
     phase: Phase
@@ -36,4 +37,6 @@ class Failure:
 
 
 OnFailure: TypeAlias = Callable[[Failure], None]
-"""Returns: the record is dropped at the failing node only, its siblings and the next record go on. Raises: the batch ends there."""
+"""Returns: the record is dropped at the failing node only, its siblings and the next record go on. Raises: the batch
+ends there.
+"""

@@ -1,12 +1,13 @@
 """`field("amount")` returns a part of a value; `field("amount") > 100` is a predicate on one.
 
-They are functions, called like any other, and expressions: a native plan of a backfill translates them to Spark SQL instead of
-calling them. The operators are comparisons with constants, `&`, `|` and `~`: few enough to translate all, and enough for the filter
-in front of an aggregation, which is what most programs have.
+They are functions, called like any other, and expressions: a native plan of a backfill translates them to Spark SQL
+instead of calling them. The operators are comparisons with constants, `&`, `|` and `~`: few enough to translate all,
+and enough for the filter in front of an aggregation, which is what most programs have.
 
 Invariant: an expression is immutable and pure.
-Turned down: arithmetic, functions, comparisons of two fields (a second language beside Python, of which a backfill could translate
-little). `and`, `or`, `not` and `if` raise: Python calls `bool()` on their operands at build time, which loses the expression.
+Turned down: arithmetic, functions, comparisons of two fields (a second language beside Python, of which a backfill
+could translate little). `and`, `or`, `not` and `if` raise: Python calls `bool()` on their operands at build time, which
+loses the expression.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _COMPARE: Final[Mapping[Comparing, Callable[[Any, Any], Any]]] = {
 class Condition:
     """What is true of a value or not: a function of `(value)` or `(key, value)`, of which it looks at the last only.
 
-    `one & other` and `one | other` ask the other only if it still matters, as `and` and `or` do; `~one` is the opposite.
+    `one & other` and `one | other` ask the other only if it still matters, as `and` and `or` do; `~one` is the
+    opposite.
     """
 
     __slots__ = ()
@@ -51,7 +53,8 @@ class Condition:
 
     def __bool__(self) -> NoReturn:
         raise TypeError(
-            f"{self!r} is true or false of a value, which is not here yet. Instead of `and`, `or`, `not` and `a < b < c` write `&`, `|` and `~`, "
+            f"{self!r} is true or false of a value, which is not here yet. Instead of `and`, `or`, `not` and `a < b < "
+            "c` write `&`, `|` and `~`, "
             "with each comparison in parentheses."
         )
 
@@ -60,8 +63,8 @@ class Condition:
 class field(Condition):  # noqa: N801 used as a function
     """Return the part of a value that has this name: `map_values(field("amount"))`, `select_key(field("carrier"))`.
 
-    Compared with a constant it is a condition: `filter((field("amount") > 100) & (field("country") == "DE"))`. By itself it is one, too: whether
-    the part is true.
+    Compared with a constant it is a condition: `filter((field("amount") > 100) & (field("country") == "DE"))`. By
+    itself it is one, too: whether the part is true.
 
     Shape: called with `(value)` or `(key, value)`; a dict's item, or the attribute of a typed value.
 
@@ -103,7 +106,10 @@ class field(Condition):  # noqa: N801 used as a function
 
     def _compared(self, comparing: Comparing, other: object) -> Comparison:
         if isinstance(other, Condition):
-            raise TypeError(f"{self!r} {comparing} {other!r}: a field is compared with a constant. Write a function of your own for anything else.")
+            raise TypeError(
+                f"{self!r} {comparing} {other!r}: a field is compared with a constant. Write a function of your own "
+                "for anything else."
+            )
         hash(other)  # a constant that could change raises here
         return Comparison(self, comparing, other)
 

@@ -1,12 +1,14 @@
 """What travels between the two sides of a foreign-key join, and what a change of the left side tells the right side.
 
-Each row of the left table subscribes to the row of the right table that it names: a subscription goes through a topic to the right row's
-key, the answer comes back through another to the left row's. An answer carries the hash of the left value that asked; if the row has changed
-meanwhile the answer is stale and is dropped, so that answers in any order leave the right result.
+Each row of the left table subscribes to the row of the right table that it names: a subscription goes through a topic
+to the right row's key, the answer comes back through another to the left row's. An answer carries the hash of the left
+value that asked; if the row has changed meanwhile the answer is stale and is dropped, so that answers in any order
+leave the right result.
 
 Invariant: after all answers have come, each left row has been joined with the right row that it names now.
 Turned down: sending the left value along (Kafka Streams did not want every value twice in a topic either).
-Source: Kafka Streams KIP-213, `SubscriptionSendProcessorSupplier`, `SubscriptionWrapper`, `SubscriptionResponseWrapper`.
+Source: Kafka Streams KIP-213, `SubscriptionSendProcessorSupplier`, `SubscriptionWrapper`,
+`SubscriptionResponseWrapper`.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class ForeignKeySubscription(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the right side answers: the hash that came with the question, and the right value, None if there is no such row."""
+    """What the right side answers: the hash that came with the question, and the right value, None if there is no such
+    row.
+    """
 
     hash: bytes | None
     value: bytes | None
@@ -61,9 +65,11 @@ def questions(
     data: bytes | None,
     old: Any,
 ) -> list[tuple[bytes | None, ForeignKeySubscription]]:
-    """Return what a change of a left row (`old` to `value`, which is `data`) asks the right side, with the foreign keys it goes to.
+    """Return what a change of a left row (`old` to `value`, which is `data`) asks the right side, with the foreign keys
+    it goes to.
 
-    `left`: rows without a right row have a result too, so each change needs an answer, from a null key if the row names none.
+    `left`: rows without a right row have a result too, so each change needs an answer, from a null key if the row names
+    none.
     """
     hash_ = hash_of(data)
     before = None if old is None else extract(key, old)
@@ -86,7 +92,9 @@ def questions(
 
 
 def subscribe(subscribers: dict[bytes, bytes] | None, asked: ForeignKeySubscription) -> dict[bytes, bytes] | None:
-    """Return the subscribers of a right row, by primary key with their hashes, after a subscription; None if there are none."""
+    """Return the subscribers of a right row, by primary key with their hashes, after a subscription; None if there are
+    none.
+    """
     after = dict(subscribers or {})
     if asked.hash is None or asked.instruction in (UNSUBSCRIBE, UNSUBSCRIBE_AND_ANSWER):
         after.pop(asked.primary_key, None)

@@ -1,6 +1,7 @@
 """Which records of two streams are near enough in time to be joined.
 
-A record of the left stream meets those of the right stream with `left - before <= right <= left + after`, both ends inclusive.
+A record of the left stream meets those of the right stream with `left - before <= right <= left + after`, both ends
+inclusive.
 
 Invariant: `before + after >= 0`: the two ends do not cross.
 Turned down: Kafka Streams' default grace of 24 hours (see `windows`).
@@ -19,8 +20,9 @@ from coopstreams.topology.errors import TopologyError
 class JoinWindows:
     """`JoinWindows(minutes=5, grace=timedelta(minutes=1))`; `before=` or `after=` gives one side a length of its own.
 
-    Either may be negative: `before=timedelta(seconds=-3)` takes right records from three seconds after the left one. With `eager`, left
-    and outer joins tell of a record without a match at once, and of its matches later: Kafka Streams' deprecated `JoinWindows.of`.
+    Either may be negative: `before=timedelta(seconds=-3)` takes right records from three seconds after the left one.
+    With `eager`, left and outer joins tell of a record without a match at once, and of its matches later: Kafka
+    Streams' deprecated `JoinWindows.of`.
 
     Units: durations are timedeltas; `difference=` is the length when it is not given in `minutes=` and the like.
     Source: Kafka Streams `JoinWindows.ofTimeDifferenceAndGrace`, `before`, `after`.
@@ -43,12 +45,19 @@ class JoinWindows:
         **units: Unpack[Units],
     ) -> None:
         both = before is not None and after is not None
-        far = 0 if both and difference is None and not units else length_ms("JoinWindows", "difference", difference, **units)
+        far = (
+            0
+            if both and difference is None and not units
+            else length_ms("JoinWindows", "difference", difference, **units)
+        )
         before_ms = far if before is None else duration_ms(before, "JoinWindows: before")
         after_ms = far if after is None else duration_ms(after, "JoinWindows: after")
         grace_ms = checked_ms(grace, "JoinWindows: grace")
         if before_ms + after_ms < 0:
-            raise TopologyError(f"JoinWindows: it ends {after_ms} ms after a record and begins {-before_ms} ms after it, so nothing is in it")
+            raise TopologyError(
+                f"JoinWindows: it ends {after_ms} ms after a record and begins {-before_ms} ms after it, so nothing is "
+                "in it"
+            )
         object.__setattr__(self, "before_ms", before_ms)
         object.__setattr__(self, "after_ms", after_ms)
         object.__setattr__(self, "grace_ms", grace_ms)

@@ -1,8 +1,9 @@
 """Where a key belongs: partition (Kafka's), key hash, key group, key range.
 
 Two different hashes on purpose. The partition is Kafka's murmur2, so that Java producers and consumers agree with us.
-The key hash that ranges are cut from is xxh64 with a seed, halved: with the partitioner's own hash, `hash % n` inside one
-partition leaves ranges empty. Spark's `xxhash64(binary)` is bit-identical to the key hash, so Spark can cut ranges natively.
+The key hash that ranges are cut from is xxh64 with a seed, halved: with the partitioner's own hash, `hash % n` inside
+one partition leaves ranges empty. Spark's `xxhash64(binary)` is bit-identical to the key hash, so Spark can cut ranges
+natively.
 
 Invariant: both functions are frozen; `tests/topology/test_keys.py` has the published vectors.
 Turned down: `hash % n` for ranges (a range would not be contiguous, a split would move every key).
@@ -40,7 +41,9 @@ def key_hash(key: bytes) -> int:
 
 
 def offset_hash(offset: int) -> int:
-    """Return the key hash of a record without a key: that of its offset, so that such records spread evenly and always alike."""
+    """Return the key hash of a record without a key: that of its offset, so that such records spread evenly and always
+    alike.
+    """
     return xxh64_intdigest(offset.to_bytes(8, "big"), _SEED) >> 1
 
 
@@ -49,7 +52,9 @@ def key_hashes(keys: Sequence[bytes | None], offsets: Sequence[int]) -> list[int
     try:
         return [xxh64_intdigest(key, _SEED) >> 1 for key in keys]  # type: ignore[arg-type]
     except TypeError:  # the hash refuses None: rare, and a test per key would cost every batch
-        return [offset_hash(offset) if key is None else key_hash(key) for key, offset in zip(keys, offsets, strict=True)]
+        return [
+            offset_hash(offset) if key is None else key_hash(key) for key, offset in zip(keys, offsets, strict=True)
+        ]
 
 
 def key_group(hash_: int) -> int:

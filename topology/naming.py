@@ -1,12 +1,13 @@
 """Names that land in Kafka: nodes, stores, internal topics.
 
-Names are the contract between two versions of a program: `<application>-<store>-changelog` holds a store, and a store whose name
-changes is an empty store. Generated names carry a counter, as Kafka Streams counts it: one number a generated or given node name, one
-a generated store name, three a repartition, used or not. So a topology ported from Java keeps its topics, and an operator put in
-front renames what comes behind: give names to what must live long.
+Names are the contract between two versions of a program: `<application>-<store>-changelog` holds a store, and a store
+whose name changes is an empty store. Generated names carry a counter, as Kafka Streams counts it: one number a
+generated or given node name, one a generated store name, three a repartition, used or not. So a topology ported from
+Java keeps its topics, and an operator put in front renames what comes behind: give names to what must live long.
 
 Invariant: a name is legal in Kafka and taken once.
-Source: Kafka Streams `InternalStreamsBuilder.newProcessorName`, `NamedInternal`, `MaterializedInternal`, `Named.validate`.
+Source: Kafka Streams `InternalStreamsBuilder.newProcessorName`, `NamedInternal`, `MaterializedInternal`,
+`Named.validate`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def check_name(name: str, what: str) -> str:
     if not isinstance(name, str):
         raise TopologyError(f"{what} must be a string, not {name!r}")
     if not _LEGAL.fullmatch(name) or name in {".", ".."}:
-        raise TopologyError(f"{what} {name!r} is not a legal name in Kafka: use ASCII letters, digits, '.', '_' and '-'")
+        raise TopologyError(
+            f"{what} {name!r} is not a legal name in Kafka: use ASCII letters, digits, '.', '_' and '-'"
+        )
     if len(name) > MAX_NAME_LENGTH:
         raise TopologyError(f"{what} {name!r} is longer than {MAX_NAME_LENGTH} characters. Shorten it.")
     return name
@@ -52,7 +55,9 @@ class Names:
         self._stores: set[str] = set()
 
     def node(self, prefix: str, given: str | None = None, suffix: str = "") -> str:
-        """Return the name of a new node: the given one with the suffix, else `KSTREAM-FILTER-0000000003`. Counts one either way."""
+        """Return the name of a new node: the given one with the suffix, else `KSTREAM-FILTER-0000000003`. Counts one
+        either way.
+        """
         generated = self._next(prefix)
         if given is None:
             return self.take(generated)
@@ -70,7 +75,8 @@ class Names:
         return name
 
     def store(self, prefix: str, given: str | None = None) -> str:
-        """Return the name of a new store: the given one, else `KSTREAM-AGGREGATE-STATE-STORE-0000000003`, which counts one.
+        """Return the name of a new store: the given one, else `KSTREAM-AGGREGATE-STATE-STORE-0000000003`, which counts
+        one.
 
         Raises:
             TopologyError: another store has the name.
@@ -82,7 +88,9 @@ class Names:
         return name
 
     def repartition(self, prefix: str) -> tuple[str, str, str]:
-        """Return the names of the filter, sink and source of a repartition topic. Counts three. They are not taken yet."""
+        """Return the names of the filter, sink and source of a repartition topic. Counts three. They are not taken
+        yet.
+        """
         sink, drop, source = (self._next(f"KSTREAM-{kind}-") for kind in ("SINK", "FILTER", "SOURCE"))
         if _GENERATED.fullmatch(prefix):
             return drop, sink, source
@@ -120,6 +128,12 @@ def topology_topic(application_id: str) -> str:
 
 
 def backfill_runs(application_id: str, topics: Iterable[str]) -> list[str]:
-    """Return the backfills of an application that have begun and are not published, oldest first: each has a topic with their marks."""
+    """Return the backfills of an application that have begun and are not published, oldest first: each has a topic with
+    their marks.
+    """
     before = f"{application_id}{MARKS}"
-    return sorted(topic.removeprefix(before) for topic in topics if topic.startswith(before) and _RUN.fullmatch(topic.removeprefix(before)))
+    return sorted(
+        topic.removeprefix(before)
+        for topic in topics
+        if topic.startswith(before) and _RUN.fullmatch(topic.removeprefix(before))
+    )

@@ -2,7 +2,8 @@
 
 Everybody else's records go where a Java producer would put them, by `keys.partition_of`.
 
-Turned down: None for "where the key belongs", as Java's empty `Optional` has it (it is also what a function returns that forgot to).
+Turned down: None for "where the key belongs", as Java's empty `Optional` has it (it is also what a function returns
+that forgot to).
 Source: Kafka Streams `StreamPartitioner`; KIP-837 for several partitions, or none.
 """
 
@@ -15,7 +16,9 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 Partitioner: TypeAlias = Callable[[str, K, V, int], int | Collection[int]]
-"""`(topic, key, value, partitions) -> partition`, from 0 to partitions - 1; or several, each of which gets the record; or `[]`: none does."""
+"""`(topic, key, value, partitions) -> partition`, from 0 to partitions - 1; or several, each of which gets the record;
+or `[]`: none does.
+"""
 
 
 def chosen(partitioner: Partitioner[Any, Any], topic: str, key: Any, value: Any, partitions: int) -> Collection[int]:
@@ -30,5 +33,7 @@ def chosen(partitioner: Partitioner[Any, Any], topic: str, key: Any, value: Any,
         found = dict.fromkeys(answer)
     for partition in found:
         if type(partition) is not int or not 0 <= partition < partitions:
-            raise ValueError(f'partitioner= returned {answer!r} for topic "{topic}", which has partitions 0 to {partitions - 1}')
+            raise ValueError(
+                f'partitioner= returned {answer!r} for topic "{topic}", which has partitions 0 to {partitions - 1}'
+            )
     return found

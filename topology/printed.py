@@ -1,7 +1,8 @@
 """What `KStream.print` calls for each record: a line to standard output, to a file, or to whatever has a `write`.
 
 Invariant: a line is written whole and at once, so that those of several tasks and processes do not mix.
-Turned down: emptying a file at the start, as Kafka Streams does (each process of an application would empty what the others wrote).
+Turned down: emptying a file at the start, as Kafka Streams does (each process of an application would empty what the
+others wrote).
 Source: Kafka Streams `Printed`, `PrintForeachAction`.
 """
 
@@ -35,7 +36,10 @@ class Printer:
 
     def __init__(self, to: Destination, label: str) -> None:
         if to is not None and not isinstance(to, str | PathLike) and not callable(getattr(to, "write", None)):
-            raise TopologyError(f"print(): to={to!r} cannot be written to. Give it a path, or an open text file; nothing is standard output.")
+            raise TopologyError(
+                f"print(): to={to!r} cannot be written to. Give it a path, or an open text file; nothing is standard "
+                "output."
+            )
         self._path = Path(to) if isinstance(to, str | PathLike) else None
         self._to = None if isinstance(to, str | PathLike) else to
         self._label = label

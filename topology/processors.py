@@ -14,7 +14,8 @@
             for key, value in self.worst.all():
                 self.context.forward(Record(key, f"{value} at worst", now_ms))
 
-    builder.stream("in", ...).process(Alarm, stores=[key_value_store("worst", key=..., value=...)], key=..., value=..., by_key=True)
+    worst = key_value_store("worst", key=..., value=...)
+    builder.stream("in", ...).process(Alarm, stores=[worst], key=..., value=..., by_key=True)
 
 Invariant: a processor belongs to one task, and to its thread.
 Source: Kafka Streams `org.apache.kafka.streams.processor.api` (KIP-478, KIP-820).
@@ -62,7 +63,8 @@ class ProcessorContext(Protocol[K2, V2]):
     """What a processor may ask for and do. K2 and V2 are of what it forwards."""
 
     def forward(self, record: Record[K2, V2], *, to: str | None = None) -> None:
-        """Pass a record on to the operators below, or to the one that has the `name=`; returns when they are done with it.
+        """Pass a record on to the operators below, or to the one that has the `name=`; returns when they are done with
+        it.
 
         An error of theirs passes through here and ends the batch: do not catch it.
 
@@ -71,7 +73,8 @@ class ProcessorContext(Protocol[K2, V2]):
         """
 
     def store(self, name: str) -> Any:
-        """Return a store named in `stores=`: a `KeyValueStore`, `WindowStore`, `SessionStore` or `VersionedStore`. Annotate the variable.
+        """Return a store named in `stores=`: a `KeyValueStore`, `WindowStore`, `SessionStore` or `VersionedStore`.
+        Annotate the variable.
 
         Raises:
             TopologyError: the processor has no such store.
@@ -85,7 +88,9 @@ class ProcessorContext(Protocol[K2, V2]):
         ...
 
     def stream_time(self) -> int:
-        """Return the largest timestamp of any record that the task has taken in, the one at hand included; -1 if there was none."""
+        """Return the largest timestamp of any record that the task has taken in, the one at hand included; -1 if there
+        was none.
+        """
         ...
 
     def wall_clock(self) -> int:
@@ -98,7 +103,9 @@ class ProcessorContext(Protocol[K2, V2]):
 
 
 class Processor(ABC, Generic[K, V, K2, V2]):
-    """Takes records of K and V, forwards any number of records of K2 and V2. Override `process`, and the others where needed."""
+    """Takes records of K and V, forwards any number of records of K2 and V2. Override `process`, and the others where
+    needed.
+    """
 
     context: ProcessorContext[K2, V2]
 
@@ -114,7 +121,9 @@ class Processor(ABC, Generic[K, V, K2, V2]):
         """End work for the task; nothing can be forwarded any more."""
 
 
-def key_value_store(name: str, *, key: Serde[Any], value: Serde[Any], logged: bool = True, store_type: str | None = None) -> StoreSpec:
+def key_value_store(
+    name: str, *, key: Serde[Any], value: Serde[Any], logged: bool = True, store_type: str | None = None
+) -> StoreSpec:
     """Return a store for `process(stores=[...])` that a processor sees as a `KeyValueStore`.
 
     Not `logged`: lost when its task moves. `store_type`: where it is kept, as `Materialized` says.
@@ -135,20 +144,33 @@ def window_store(
 ) -> StoreSpec:
     """Return a store for `process(stores=[...])` that a processor sees as a `WindowStore`.
 
-    A window can be read until one has been put that starts `retention` later. `size` is what queries say of the windows' length.
+    A window can be read until one has been put that starts `retention` later. `size` is what queries say of the
+    windows' length.
     """
     _check(name, store_type)
-    size_ms, retention_ms = duration_ms(size, f'store "{name}": size'), duration_ms(retention, f'store "{name}": retention')
+    size_ms, retention_ms = (
+        duration_ms(size, f'store "{name}": size'),
+        duration_ms(retention, f'store "{name}": retention'),
+    )
     if size_ms < 1 or retention_ms < size_ms:
         raise TopologyError(
-            f'store "{name}": the size must be at least 1 ms and the retention at least the size, not {size_ms} and {retention_ms} ms'
+            f'store "{name}": the size must be at least 1 ms and the retention at least the size, not {size_ms} and '
+            f"{retention_ms} ms"
         )
     row_key = windowed(key, size_ms)
-    return StoreSpec(name, "window", key, value, retention_ms=retention_ms, row_key=row_key, logged=logged, store_type=store_type)
+    return StoreSpec(
+        name, "window", key, value, retention_ms=retention_ms, row_key=row_key, logged=logged, store_type=store_type
+    )
 
 
 def session_store(
-    name: str, *, key: Serde[Any], value: Serde[Any], retention: Duration, logged: bool = True, store_type: str | None = None
+    name: str,
+    *,
+    key: Serde[Any],
+    value: Serde[Any],
+    retention: Duration,
+    logged: bool = True,
+    store_type: str | None = None,
 ) -> StoreSpec:
     """Return a store for `process(stores=[...])` that a processor sees as a `SessionStore`.
 
@@ -157,16 +179,28 @@ def session_store(
     _check(name, store_type)
     retention_ms = checked_ms(retention, f'store "{name}": the retention', 1)
     row_key = session_windowed(key)
-    return StoreSpec(name, "session", key, value, retention_ms=retention_ms, row_key=row_key, logged=logged, store_type=store_type)
+    return StoreSpec(
+        name, "session", key, value, retention_ms=retention_ms, row_key=row_key, logged=logged, store_type=store_type
+    )
 
 
 def versioned_store(
-    name: str, *, key: Serde[Any], value: Serde[Any], history: Duration, logged: bool = True, store_type: str | None = None
+    name: str,
+    *,
+    key: Serde[Any],
+    value: Serde[Any],
+    history: Duration,
+    logged: bool = True,
+    store_type: str | None = None,
 ) -> StoreSpec:
-    """Return a store for `process(stores=[...])` that a processor sees as a `VersionedStore`. `history`: how far back it knows, in stream time."""
+    """Return a store for `process(stores=[...])` that a processor sees as a `VersionedStore`. `history`: how far back
+    it knows, in stream time.
+    """
     _check(name, store_type)
     history_ms = checked_ms(history, f'store "{name}": the history', 1)
-    return StoreSpec(name, "key_value", key, versions_of(value), history_ms=history_ms, logged=logged, store_type=store_type)
+    return StoreSpec(
+        name, "key_value", key, versions_of(value), history_ms=history_ms, logged=logged, store_type=store_type
+    )
 
 
 def _check(name: str, store_type: str | None) -> None:

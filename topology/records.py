@@ -49,8 +49,8 @@ class Record(Generic[K, V]):
 class TimestampedRecord(Generic[K, V]):
     """What a timestamp extractor is given: `timestamp=lambda record: record.value.time_ms`.
 
-    Units: `timestamp` is the one the record was written with, `stream_time` the largest of the partition so far (-1: none), both in
-    milliseconds. Null keys and values are None, whatever the types say.
+    Units: `timestamp` is the one the record was written with, `stream_time` the largest of the partition so far (-1:
+    none), both in milliseconds. Null keys and values are None, whatever the types say.
     """
 
     key: K

@@ -1,11 +1,12 @@
 """Bytes to values and back.
 
-A `Serde` is a name and two functions. Bytes are the identity of a key (they are hashed, routed, stored), so a serde must write the same
-bytes for the same key, always. Null is not a value: neither function ever sees None, whoever calls them passes null through.
+A `Serde` is a name and two functions. Bytes are the identity of a key (they are hashed, routed, stored), so a serde
+must write the same bytes for the same key, always. Null is not a value: neither function ever sees None, whoever calls
+them passes null through.
 
 Invariant: `deserialize(serialize(value)) == value`, and what does not fit is a `SerdeError`, never other bytes.
-Turned down: choosing a serde by the type a value happens to have at run time (one record in a million corrupts a topic), and
-comparing serdes by name (two people call theirs "json").
+Turned down: choosing a serde by the type a value happens to have at run time (one record in a million corrupts a
+topic), and comparing serdes by name (two people call theirs "json").
 """
 
 from __future__ import annotations
@@ -15,7 +16,20 @@ from dataclasses import dataclass
 from functools import cache
 from struct import Struct
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Protocol, TypeVar, Union, get_args, get_origin, is_typeddict, overload
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Generic,
+    Literal,
+    Protocol,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    is_typeddict,
+    overload,
+)
 
 import msgspec
 import orjson
@@ -34,9 +48,9 @@ SHOWN_BYTES = 60
 class Serde(Generic[T]):
     """How values of one type become bytes and come back. `Serde("csv", encode, decode)` makes your own.
 
-    Shape: `encode` and `decode` are the bare functions, for loops that handle errors themselves: they raise whatever they raise.
-    `serialize` and `deserialize` raise `SerdeError`. None of them is ever given None.
-    Two serdes are equal if name and functions are: only then may bytes pass through unread.
+    Shape: `encode` and `decode` are the bare functions, for loops that handle errors themselves: they raise whatever
+    they raise. `serialize` and `deserialize` raise `SerdeError`. None of them is ever given None. Two serdes are equal
+    if name and functions are: only then may bytes pass through unread.
     """
 
     name: str
@@ -92,7 +106,11 @@ class Windowed(Generic[K]):
 
         def __getattr__(self, name: str) -> Any:
             """Name the attributes for those of Kafka Streams' `Windowed`."""
-            hint = ": a window is key, start_ms and end_ms, without a window() in between" if name in ("window", "start", "end") else ""
+            hint = (
+                ": a window is key, start_ms and end_ms, without a window() in between"
+                if name in ("window", "start", "end")
+                else ""
+            )
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
 
 
@@ -100,7 +118,8 @@ class Windowed(Generic[K]):
 class Json(Serde[Any]):
     """Plain JSON values (dict, list, str, int, float, bool), and `json(Type)` for typed ones.
 
-    The JSON text `null` reads as None, and None is written as a null value: in a table, as a deletion. NaN and infinities become `null`.
+    The JSON text `null` reads as None, and None is written as a null value: in a table, as a deletion. NaN and
+    infinities become `null`.
     """
 
     @overload
@@ -108,15 +127,18 @@ class Json(Serde[Any]):
     @overload
     def __call__(self, type_: object) -> Serde[Any]: ...
     def __call__(self, type_: Any) -> Serde[Any]:
-        """Return the serde of a type that msgspec knows: dataclass, Struct, TypedDict, NamedTuple, list[...], a union, ...
+        """Return the serde of a type that msgspec knows: dataclass, Struct, TypedDict, NamedTuple, list[...], a union,
+        ...
 
-        The same type gives an equal serde. Values are checked against the type when read, and against its outer class when written.
+        The same type gives an equal serde. Values are checked against the type when read, and against its outer class
+        when written.
         """
         try:
             return _typed_json(type_)
         except TypeError as error:
             raise SerdeError(
-                f"serdes.json cannot read {_type_name(type_)}: it, or a type in it, is not one that msgspec knows (dataclass, Struct, TypedDict, "
+                f"serdes.json cannot read {_type_name(type_)}: it, or a type in it, is not one that msgspec knows "
+                "(dataclass, Struct, TypedDict, "
                 "NamedTuple, Enum, the usual builtins). Use one of these, or write Serde(name, encode, decode)."
             ) from error
 
@@ -135,7 +157,9 @@ def windowed(inner: Serde[K], size_ms: int) -> Serde[Windowed[K]]:
 
 
 def windowed_by(inner: Serde[K], windows: _Ends) -> Serde[Windowed[K]]:
-    """Return the serde of the keys of windows that may differ in length: as `windowed`, with the end that `windows` say."""
+    """Return the serde of the keys of windows that may differ in length: as `windowed`, with the end that `windows`
+    say.
+    """
     return _windowed_by(inner, windows)
 
 
@@ -183,7 +207,9 @@ _STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | o
 
 
 def _plain(value: Any) -> Any:
-    raise TypeError(f"{type(value).__name__} is not a plain JSON value. Name its type: serdes.json({type(value).__name__})")
+    raise TypeError(
+        f"{type(value).__name__} is not a plain JSON value. Name its type: serdes.json({type(value).__name__})"
+    )
 
 
 def _json(value: Any) -> bytes:
@@ -309,7 +335,9 @@ def _varint(number: int) -> bytes:
 
 
 def _type_name(type_: Any) -> str:
-    """The name of a type as it is written, without modules: the same wherever a program was imported from, in every Python."""
+    """The name of a type as it is written, without modules: the same wherever a program was imported from, in every
+    Python.
+    """
     origin, inner = get_origin(type_), get_args(type_)
     if type_ is ... or type_ is NoneType:
         return "..." if type_ is ... else "None"

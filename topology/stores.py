@@ -1,7 +1,7 @@
 """The stores that operators see, and the specification that the runtime makes them from.
 
-Operators work on live objects in a write buffer; bytes appear when a commit writes them. Keys are serialised: the very bytes
-that Kafka carried, so that the key hash of a store entry is the key hash of its record.
+Operators work on live objects in a write buffer; bytes appear when a commit writes them. Keys are serialised: the very
+bytes that Kafka carried, so that the key hash of a store entry is the key hash of its record.
 
 Invariant: an entry marked dirty is written (store, changelog) with the next commit or not at all.
 """
@@ -29,12 +29,12 @@ _OF_YOUR_OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 class StoreSpec:
     """What the runtime needs to know to make a store.
 
-    Shape: `key` is the serde of the plain key, also where store keys are more: "window": `window_key(...)`; "session": `session_key(...)`;
-    "buffer": a plain, window or session key, whose last `suffix_bytes` are not of the plain key. `row_key` is the serde of store keys,
-    None where they are plain.
-    Units: `retention_ms` is how long a window stays readable after stream time has passed its start (sessions: its end); `window_ms` its
-    size, None if they differ. `step_ms`: windows start at multiples of it, `lag_ms` before the newest record: then those that a store
-    shows follow stream time; None: the windows that were put decide.
+    Shape: `key` is the serde of the plain key, also where store keys are more: "window": `window_key(...)`; "session":
+    `session_key(...)`; "buffer": a plain, window or session key, whose last `suffix_bytes` are not of the plain key.
+    `row_key` is the serde of store keys, None where they are plain.
+    Units: `retention_ms` is how long a window stays readable after stream time has passed its start (sessions: its
+    end); `window_ms` its size, None if they differ. `step_ms`: windows start at multiples of it, `lag_ms` before the
+    newest record: then those that a store shows follow stream time; None: the windows that were put decide.
     """
 
     name: str
@@ -54,9 +54,13 @@ class StoreSpec:
     cached: bool = True
     """With the record cache on, it holds updates of its table back."""
     store_type: str | None = None
-    """Where it is kept: `rocksDB`, `in_memory`, or `package.module:Class` of an engine. None: as `default.dsl.store` says."""
+    """Where it is kept: `rocksDB`, `in_memory`, or `package.module:Class` of an engine. None: as `default.dsl.store`
+    says.
+    """
     source: str | None = None
-    """The topic that is its changelog, if it has none of its own: what it holds is what its task has read of it. See `optimizing`."""
+    """The topic that is its changelog, if it has none of its own: what it holds is what its task has read of it. See
+    `optimizing`.
+    """
 
 
 def store_type_of(value: object) -> str:
@@ -87,9 +91,9 @@ def check_store_type(store: str, value: str | None) -> None:
 class Entry:
     """One key of a store, live: the value as an object, mutated in place by the operator that owns it.
 
-    Shape: `value` None = no such key. `stored` is the serialised value as of the last commit (None: absent), which is also the
-    last value forwarded when the record cache is on. `dirty`: changed since the last commit. `headers`, with the record cache on: of the
-    record that changed it last, until it is forwarded.
+    Shape: `value` None = no such key. `stored` is the serialised value as of the last commit (None: absent), which is
+    also the last value forwarded when the record cache is on. `dirty`: changed since the last commit. `headers`, with
+    the record cache on: of the record that changed it last, until it is forwarded.
     """
 
     __slots__ = ("dirty", "headers", "stored", "timestamp", "value")
@@ -105,7 +109,8 @@ class Entry:
 class TableStore(Protocol):
     """A timestamped store of one task, behind its write buffer. Window stores use `window_key` bytes as keys.
 
-    The hot path is: `entry = entries.get(key) or load(key)`; change `entry.value` and `entry.timestamp`; `if not entry.dirty: touch(key, entry)`.
+    The hot path is: `entry = entries.get(key) or load(key)`; change `entry.value` and `entry.timestamp`; `if not
+    entry.dirty: touch(key, entry)`.
     """
 
     spec: StoreSpec
@@ -113,25 +118,35 @@ class TableStore(Protocol):
     """What operators of all tasks over the same database share, by name. Several threads: hold the `guard`."""
     guard: AbstractContextManager[Any]
     entries: dict[bytes, Entry]
-    """The buffer: what was loaded or changed lately. A miss says nothing: ask `load`. The same dict for ever: compiled code holds its `get`."""
+    """The buffer: what was loaded or changed lately. A miss says nothing: ask `load`. The same dict for ever: compiled
+    code holds its `get`.
+    """
 
     def load(self, key: bytes) -> Entry:
-        """Return the entry of a key from the buffer or the database; one with value None if there is none. Kept in `entries`."""
+        """Return the entry of a key from the buffer or the database; one with value None if there is none. Kept in
+        `entries`.
+        """
         ...
 
     def touch(self, key: bytes, entry: Entry) -> None:
-        """Mark an entry of `entries` as changed since the last commit. Call it once before or after the first change."""
+        """Mark an entry of `entries` as changed since the last commit. Call it once before or after the first
+        change.
+        """
 
     def dirty(self) -> list[tuple[bytes, Entry]]:
         """Return what changed since the last commit, in the order of the first change."""
         ...
 
     def scan(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, Entry]]:
-        """Yield the live entries with start <= key < end in key order, buffer over database. For operators that need order."""
+        """Yield the live entries with start <= key < end in key order, buffer over database. For operators that need
+        order.
+        """
         ...
 
     def advance(self, stream_time: int) -> None:
-        """Let stream time reach this value: windows older than the retention become invisible and are dropped with the next commit."""
+        """Let stream time reach this value: windows older than the retention become invisible and are dropped with the
+        next commit.
+        """
 
 
 class WindowTableStore(TableStore, Protocol):
@@ -164,7 +179,8 @@ class SessionTableStore(TableStore, Protocol):
 def window_key(key: bytes, start_ms: int) -> bytes:
     """Return the bytes under which a window store keeps the window of a key.
 
-    Shape: serialised key, then the start as 8 bytes big-endian: what Kafka Streams' `TimeWindowedSerializer` writes to a topic.
+    Shape: serialised key, then the start as 8 bytes big-endian: what Kafka Streams' `TimeWindowedSerializer` writes to
+    a topic.
     """
     return key + start_ms.to_bytes(8, "big", signed=True)
 
@@ -177,7 +193,8 @@ def split_window_key(data: bytes) -> tuple[bytes, int]:
 def session_key(key: bytes, start_ms: int, end_ms: int) -> bytes:
     """Return the bytes under which a session store keeps a session of a key.
 
-    Shape: serialised key, then the end and the start as 8 bytes big-endian: what Kafka Streams' `SessionWindowedSerializer` writes.
+    Shape: serialised key, then the end and the start as 8 bytes big-endian: what Kafka Streams'
+    `SessionWindowedSerializer` writes.
     """
     return key + end_ms.to_bytes(8, "big", signed=True) + start_ms.to_bytes(8, "big", signed=True)
 

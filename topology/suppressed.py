@@ -22,7 +22,8 @@ WhenFull = Literal["emit_early", "shut_down"]
 class Suppressed:
     """What `KTable.suppress` is to wait for. Made by the functions below.
 
-    Units: `wait_ms` None: until the window closes. `max_records` and `max_bytes`: what may wait, in each task; None: anything.
+    Units: `wait_ms` None: until the window closes. `max_records` and `max_bytes`: what may wait, in each task; None:
+    anything.
     """
 
     wait_ms: int | None
@@ -32,7 +33,8 @@ class Suppressed:
 
 
 def until_window_closes(*, max_records: int | None = None, max_bytes: int | None = None) -> Suppressed:
-    """Forward each window once, when it is closed: end + grace <= stream time. For windowed tables; deletions are not forwarded.
+    """Forward each window once, when it is closed: end + grace <= stream time. For windowed tables; deletions are not
+    forwarded.
 
     `max_records`, `max_bytes` (of keys and values): what may wait, in each task; with more, the application stops.
     """
@@ -44,13 +46,17 @@ def until_time_limit(
 ) -> Suppressed:
     """Forward the latest update of a row when `limit` has passed in stream time since the first that was held.
 
-    `max_records`, `max_bytes` (of keys and values): what may wait, in each task; with more, the earliest go at once (`emit_early`), or the
-    application stops (`shut_down`).
+    `max_records`, `max_bytes` (of keys and values): what may wait, in each task; with more, the earliest go at once
+    (`emit_early`), or the application stops (`shut_down`).
     """
-    return _suppressed(checked_ms(limit, "until_time_limit: the limit"), max_records, max_bytes, when_full, "until_time_limit")
+    return _suppressed(
+        checked_ms(limit, "until_time_limit: the limit"), max_records, max_bytes, when_full, "until_time_limit"
+    )
 
 
-def _suppressed(wait_ms: int | None, max_records: int | None, max_bytes: int | None, when_full: WhenFull, where: str) -> Suppressed:
+def _suppressed(
+    wait_ms: int | None, max_records: int | None, max_bytes: int | None, when_full: WhenFull, where: str
+) -> Suppressed:
     for what, most in (("max_records", max_records), ("max_bytes", max_bytes)):
         if most is not None and (type(most) is not int or most < 1):
             raise TopologyError(f"{where}: {what} must be a whole number from 1 on, not {most!r}")
@@ -62,8 +68,8 @@ def _suppressed(wait_ms: int | None, max_records: int | None, max_bytes: int | N
 class SuppressedUpdate(NamedTuple):
     """An update in the buffer of a suppression.
 
-    Shape: `place` is the time that orders the buffer; `before` is the value that was forwarded last for the row, None if there was none
-    or if no operator below needs old values.
+    Shape: `place` is the time that orders the buffer; `before` is the value that was forwarded last for the row, None
+    if there was none or if no operator below needs old values.
     """
 
     place: int

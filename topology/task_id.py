@@ -20,4 +20,8 @@ class TaskId:
 
     def conflicts(self, other: TaskId) -> bool:
         """Whether both own some hash of the same partition: they may never run at the same time."""
-        return self.subtopology == other.subtopology and self.partition == other.partition and self.range.overlaps(other.range)
+        return (
+            self.subtopology == other.subtopology
+            and self.partition == other.partition
+            and self.range.overlaps(other.range)
+        )

@@ -1,10 +1,12 @@
 """The history of a row of a versioned table: which value it had when.
 
-A row is the list of its versions, oldest first: (timestamp, value), with None for a deletion. A version is valid from its timestamp until
-that of the next. Versions older than the history retention are removed with the next change of the row.
+A row is the list of its versions, oldest first: (timestamp, value), with None for a deletion. A version is valid from
+its timestamp until that of the next. Versions older than the history retention are removed with the next change of the
+row.
 
 Invariant: timestamps ascend strictly; a second value of one moment replaces the first.
-Turned down: Kafka Streams' segments by time (its changelog has a record for each version, ours one for each row: a restored row is whole).
+Turned down: Kafka Streams' segments by time (its changelog has a record for each version, ours one for each row: a
+restored row is whole).
 Source: Kafka Streams `RocksDBVersionedStore`, KIP-889, KIP-914.
 """
 
@@ -56,7 +58,9 @@ def latest_value(versions: list[Version] | None) -> Any:
 
 
 def version_at(versions: list[Version] | None, timestamp: int, oldest: int) -> Version | None:
-    """Return the version that held at a moment; None if there was none, it was a deletion, or a past before `oldest` is asked for."""
+    """Return the version that held at a moment; None if there was none, it was a deletion, or a past before `oldest` is
+    asked for.
+    """
     if not versions:
         return None
     at = bisect_right(versions, timestamp, key=_timestamp) - 1
@@ -72,10 +76,12 @@ def value_at(versions: list[Version] | None, timestamp: int, oldest: int) -> Any
 
 
 def versions_within(versions: list[Version] | None, first: int, last: int, oldest: int) -> list[Held] | None:
-    """Return the versions that held at some moment of first..last, oldest first, without deletions and without what ended before `oldest`.
+    """Return the versions that held at some moment of first..last, oldest first, without deletions and without what
+    ended before `oldest`.
 
     None: nobody knows, because all of that time is before `oldest` and the row has changed since.
-    Source: Kafka Streams `MultiVersionedKeyQuery` (KIP-968), which answers with nothing where we say that it is forgotten.
+    Source: Kafka Streams `MultiVersionedKeyQuery` (KIP-968), which answers with nothing where we say that it is
+    forgotten.
     """
     if not versions:
         return []
@@ -89,7 +95,9 @@ def versions_within(versions: list[Version] | None, first: int, last: int, oldes
 
 @cache
 def versions_of(inner: Serde[Any]) -> Histories:
-    """Return the serde of histories: for each version its timestamp (8 bytes big-endian), length (4; -1 for a deletion), value."""
+    """Return the serde of histories: for each version its timestamp (8 bytes big-endian), length (4; -1 for a
+    deletion), value.
+    """
 
     def encode(versions: list[Version]) -> bytes:
         parts: list[bytes] = []
@@ -104,7 +112,9 @@ def versions_of(inner: Serde[Any]) -> Histories:
         while position < len(data):
             timestamp, length = _HEAD.unpack_from(data, position)
             position += _HEAD.size + max(length, 0)
-            versions.append((timestamp, None if length == _DELETED else inner.decode(data[position - length : position])))
+            versions.append(
+                (timestamp, None if length == _DELETED else inner.decode(data[position - length : position]))
+            )
         return versions
 
     return Histories(f"versions({inner.name})", encode, decode, inner)

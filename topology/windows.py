@@ -1,12 +1,12 @@
 """Which windows a timestamp falls into.
 
-Windows are plain numbers: a `Windows` maps a timestamp to window starts, says where a window ends and when it is closed; whoever keeps
-state under them knows nothing else. `SlidingWindows` and `SessionWindows` depend on the records of a key, not on the clock alone: they
-are sizes only, and the operators know the rest.
+Windows are plain numbers: a `Windows` maps a timestamp to window starts, says where a window ends and when it is
+closed; whoever keeps state under them knows nothing else. `SlidingWindows` and `SessionWindows` depend on the records
+of a key, not on the clock alone: they are sizes only, and the operators know the rest.
 
 Invariant: every timestamp >= 0 lies in at least one window of fixed size.
-Turned down: a default grace of 24 hours (what Kafka Streams' deprecated `TimeWindows.of` had): results that wait a day surprise more
-than late records that drop. Without `grace=` there is none, as Kafka Streams' `ofSizeWithNoGrace`.
+Turned down: a default grace of 24 hours (what Kafka Streams' deprecated `TimeWindows.of` had): results that wait a day
+surprise more than late records that drop. Without `grace=` there is none, as Kafka Streams' `ofSizeWithNoGrace`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ FOREVER_MS = (1 << 63) - 1
 
 
 class Windows:
-    """Windows of your own, for example days of a time zone: subclass it and say which windows hold a timestamp, and where they end.
+    """Windows of your own, for example days of a time zone: subclass it and say which windows hold a timestamp, and
+    where they end.
 
-    Shape: `[start, end)`. `size_ms` is the length of the longest window, `grace_ms` how long after its end, in stream time, a window takes
-    late records. Two objects of a class must be equal, or the same, where their windows are; they are constants of the program.
+    Shape: `[start, end)`. `size_ms` is the length of the longest window, `grace_ms` how long after its end, in stream
+    time, a window takes late records. Two objects of a class must be equal, or the same, where their windows are; they
+    are constants of the program.
     """
 
     __slots__ = ()
@@ -51,8 +53,8 @@ class Windows:
 class TimeWindows(Windows):
     """Windows of a fixed size: `TimeWindows(hours=1, grace=timedelta(hours=6))`, or `size=timedelta(...)`.
 
-    Tumbling (no gaps, no overlap), or hopping if they advance by less than their size: `TimeWindows(hours=1, advance=timedelta(minutes=5))`.
-    They are aligned to the epoch.
+    Tumbling (no gaps, no overlap), or hopping if they advance by less than their size: `TimeWindows(hours=1,
+    advance=timedelta(minutes=5))`. They are aligned to the epoch.
 
     Units: durations are timedeltas, timestamps milliseconds since the epoch.
     Source: Kafka Streams `TimeWindows`.
@@ -63,11 +65,21 @@ class TimeWindows(Windows):
     grace_ms: int
     """How long after its end (in stream time) a window still takes late records. 0 unless given."""
 
-    def __init__(self, *, size: Duration | None = None, advance: Duration | None = None, grace: Duration = 0, **units: Unpack[Units]) -> None:
+    def __init__(
+        self,
+        *,
+        size: Duration | None = None,
+        advance: Duration | None = None,
+        grace: Duration = 0,
+        **units: Unpack[Units],
+    ) -> None:
         size_ms = length_ms("TimeWindows", "size", size, 1, **units)
         advance_ms = size_ms if advance is None else checked_ms(advance, "TimeWindows: advance", 1)
         if advance_ms > size_ms:
-            raise TopologyError(f"TimeWindows: windows of {size_ms} ms that advance by {advance_ms} ms leave gaps. Advance by at most the size.")
+            raise TopologyError(
+                f"TimeWindows: windows of {size_ms} ms that advance by {advance_ms} ms leave gaps. Advance by at most "
+                "the size."
+            )
         object.__setattr__(self, "size_ms", size_ms)
         object.__setattr__(self, "advance_ms", advance_ms)
         object.__setattr__(self, "grace_ms", checked_ms(grace, "TimeWindows: grace"))
@@ -98,7 +110,9 @@ class UnlimitedWindows(Windows):
 
     def __init__(self, *, start_ms: int = 0) -> None:
         if type(start_ms) is not int or start_ms < 0:
-            raise TopologyError(f"UnlimitedWindows: start_ms is a timestamp, milliseconds since the epoch, not {start_ms!r}")
+            raise TopologyError(
+                f"UnlimitedWindows: start_ms is a timestamp, milliseconds since the epoch, not {start_ms!r}"
+            )
         object.__setattr__(self, "start_ms", start_ms)
 
     @property
@@ -122,7 +136,8 @@ class UnlimitedWindows(Windows):
 
 @dataclass(frozen=True, slots=True, init=False)
 class SlidingWindows:
-    """A window for each set of records of a key that lie at most `difference` apart: `SlidingWindows(minutes=5)`. Both its ends are inside.
+    """A window for each set of records of a key that lie at most `difference` apart: `SlidingWindows(minutes=5)`. Both
+    its ends are inside.
 
     Source: Kafka Streams `SlidingWindows`.
     """
@@ -141,7 +156,8 @@ class SlidingWindows:
 
 @dataclass(frozen=True, slots=True, init=False)
 class SessionWindows:
-    """A window for each run of records of a key without a pause longer than `gap`: `SessionWindows(minutes=30)`. Both its ends are inside.
+    """A window for each run of records of a key without a pause longer than `gap`: `SessionWindows(minutes=30)`. Both
+    its ends are inside.
 
     Source: Kafka Streams `SessionWindows`.
     """

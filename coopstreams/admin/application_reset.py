@@ -1,13 +1,17 @@
-"""Begins an application anew: what it has made is deleted, and its group reads from where it is told. Only while it has no members.
+"""Begins an application anew: what it has made is deleted, and its group reads from where it is told. Only while it has
+no members.
 
     state      of this host, if it is named: a cache, so the first to go
-    offsets    of the topics that it reads, and of its repartition topics: at their beginning, because they are made anew
-    topics     changelogs and repartition topics, deleted; the next start makes them. Marks of backfills that were not published, too, and which
+    offsets    of the topics that it reads, and of its repartition topics: at their beginning, because they are made
+               anew
+    topics     changelogs and repartition topics, deleted; the next start makes them. Marks of backfills that were not
+               published, too, and which
                version of the topology ran last
 
 Invariant: nothing but what the topology names is touched. What it writes for others stays: results are written again.
 Invariant: torn off after any step, doing it again finishes it. In between the application must not be started.
-Turned down: deleting what merely looks like an internal topic of ours (it may belong to an application whose id begins with this one).
+Turned down: deleting what merely looks like an internal topic of ours (it may belong to an application whose id begins
+with this one).
 Source: Kafka Streams `StreamsResetter`.
 """
 
@@ -32,8 +36,8 @@ from coopstreams.topology.naming import MARKS, backfill_runs, topology_topic
 class Reset:
     """What is to be done.
 
-    Shape: `sources` are the partitions whose offsets are to be chosen, `begun_anew` those of topics that are deleted. `left` look like
-    internal topics of the application, but its topology does not have them.
+    Shape: `sources` are the partitions whose offsets are to be chosen, `begun_anew` those of topics that are deleted.
+    `left` look like internal topics of the application, but its topology does not have them.
     """
 
     topics: tuple[str, ...]
@@ -43,7 +47,8 @@ class Reset:
 
 
 def plan_reset(topology: Topology, counts: Mapping[str, int]) -> Reset:
-    """Return what has to go, given the partition counts of the topics that exist; what does not exist has no part in it.
+    """Return what has to go, given the partition counts of the topics that exist; what does not exist has no part in
+    it.
 
     Shape: a topology whose patterns are filled in, as it runs. Topics of global tables have no offsets.
     """
@@ -56,7 +61,10 @@ def plan_reset(topology: Topology, counts: Mapping[str, int]) -> Reset:
     tables = {table.topic for table in topology.global_tables}
     own = [*internal, topology_topic(application)]
     return Reset(
-        (*(name for name in own if name in counts), *(f"{application}{MARKS}{run}" for run in backfill_runs(application, counts))),
+        (
+            *(name for name in own if name in counts),
+            *(f"{application}{MARKS}{run}" for run in backfill_runs(application, counts)),
+        ),
         partitions([topic for topic in topology.source_topics if topic not in tables]),
         partitions([name for name, kind in internal.items() if kind == "repartition"]),
         tuple(name for name in sorted(counts) if looks_internal(topology, name) and name not in internal),
@@ -78,15 +86,23 @@ def check_stopped(coordinator: GroupAdmin) -> None:
 
 
 def carry_out(
-    log: Log, coordinator: GroupAdmin, reset: Reset, offsets: Mapping[TopicPartition, int], folders: Iterable[Path], *, at_beginning: bool = False
+    log: Log,
+    coordinator: GroupAdmin,
+    reset: Reset,
+    offsets: Mapping[TopicPartition, int],
+    folders: Iterable[Path],
+    *,
+    at_beginning: bool = False,
 ) -> None:
     """Have the application begin anew; `offsets` of all its sources, `folders` of local state that go as well.
 
-    `at_beginning`: the offsets are where a group begins that has none. Then one that has never committed is left without, as if it had never
-    been: after a backfill that came to nothing, say, which only a group without offsets can do again.
+    `at_beginning`: the offsets are where a group begins that has none. Then one that has never committed is left
+    without, as if it had never been: after a backfill that came to nothing, say, which only a group without offsets can
+    do again.
 
     Raises:
-        GroupError: the group has members. Nothing is done, or, if they came in this moment, nothing but local state is gone.
+        GroupError: the group has members. Nothing is done, or, if they came in this moment, nothing but local state is
+            gone.
         StateLockedError: a process uses the local state. Stop it.
         LogError: no answer in time, or refused: do it again before the application is started.
     """

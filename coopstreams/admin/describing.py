@@ -1,7 +1,9 @@
-"""A group as an administrator sees it: who is in it, who owns which key range, how far each is, what is done above the stable offset.
+"""A group as an administrator sees it: who is in it, who owns which key range, how far each is, what is done above the
+stable offset.
 
 Any group of coopstreams: of cooperative consumers, or of an application.
-Invariant: for each partition the key ranges shown tile the hash space, whoever owns them and whatever was committed of them.
+Invariant: for each partition the key ranges shown tile the hash space, whoever owns them and whatever was committed of
+them.
 """
 
 from __future__ import annotations
@@ -109,16 +111,24 @@ def _member(id_: str, client: str, host: str, subscription: bytes, assignment: b
         state = decode_subscription(subscription, id_)
         given = decode_assignment(assignment, id_) if assignment else Assignment("")
     except GroupError:
-        return MemberReport(id_, client, host, None)  # somebody else's process: it has no key ranges, and is listed as such
+        return MemberReport(
+            id_, client, host, None
+        )  # somebody else's process: it has no key ranges, and is listed as such
     return MemberReport(id_, client, host, state, given.tasks, given.waits)
 
 
-def _owned(members: Iterable[MemberReport], topics: Iterable[str]) -> Mapping[TopicPartition, list[tuple[KeyRange, str]]]:
-    """Who owns what of which partition, for groups of consumers; the tasks of an application have no topic of their own."""
+def _owned(
+    members: Iterable[MemberReport], topics: Iterable[str]
+) -> Mapping[TopicPartition, list[tuple[KeyRange, str]]]:
+    """Who owns what of which partition, for groups of consumers; the tasks of an application have no topic of their
+    own.
+    """
     names = {topic_number(topic): topic for topic in topics}
     owned: dict[TopicPartition, list[tuple[KeyRange, str]]] = {}
     for member in members:
         for task in member.tasks:
             if task.subtopology in names:
-                owned.setdefault(TopicPartition(names[task.subtopology], task.partition), []).append((task.range, member.id))
+                owned.setdefault(TopicPartition(names[task.subtopology], task.partition), []).append(
+                    (task.range, member.id)
+                )
     return owned

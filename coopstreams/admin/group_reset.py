@@ -1,16 +1,19 @@
 """Puts a group somewhere else: back to the beginning, to the end, to an offset or a time. Only while it has no members.
 
-A plain committed offset alone would not do: where key ranges have committed more under a higher term, they go on speaking (`commit/view.py`).
-So a reset is a commit for the whole hash space under a term of its own:
+A plain committed offset alone would not do: where key ranges have committed more under a higher term, they go on
+speaking (`commit/view.py`). So a reset is a commit for the whole hash space under a term of its own:
 
     ask     a commit that changes nothing: the coordinator refuses it if there are members
     record  [whole]@term -> offset, without anything done above it
     plain   the offset at the same term: what ordinary consumers and lag monitors see
 
-Damaged records of these partitions, which keep tasks from opening, are tombstoned beside it; those of a newer version are not touched.
+Damaged records of these partitions, which keep tasks from opening, are tombstoned beside it; those of a newer version
+are not touched.
 
-Invariant: the term is above that of every commit, and above that which anybody who stalled while opening a range may have chosen.
-Invariant: torn off after any step, nothing stands beyond both where it stood and where it was to be put; trying again finishes it.
+Invariant: the term is above that of every commit, and above that which anybody who stalled while opening a range may
+have chosen.
+Invariant: torn off after any step, nothing stands beyond both where it stood and where it was to be put; trying again
+finishes it.
 Turned down: deleting the individual commits (terms would begin at 1 again, and a process of old would win).
 """
 
@@ -40,7 +43,8 @@ def reset_offsets(log: Log, coordinator: GroupAdmin, targets: Mapping[TopicParti
 
     Raises:
         GroupError: the group has members. Stop them first.
-        LogError: refused, or no answer in time: try again. Or a newer version wrote what cannot be read here: use that one.
+        LogError: refused, or no answer in time: try again. Or a newer version wrote what cannot be read here: use that
+            one.
     """
     follower = Follower(log, coordinator.group)
     writer = log.writer()
@@ -53,15 +57,27 @@ def reset_offsets(log: Log, coordinator: GroupAdmin, targets: Mapping[TopicParti
         for partition, offset in targets.items():
             committed = found.get(partition)
             next_term = follower.next_term(partition, None if committed is None else Committed.parse(*committed))
-            next_term = max([next_term, *(1 + of.term for of in damaged.values() if of and (of.topic, of.partition) == partition)])
+            next_term = max(
+                [next_term, *(1 + of.term for of in damaged.values() if of and (of.topic, of.partition) == partition)]
+            )
             key = reset_key(coordinator.group, partition, next_term)
             value = encode_value(CommitValue(_AUTHOR, (Segment(WHOLE, offset),)))
             writer.append(
-                follower.partition.topic, [encode_key(key)], [value], [time.time_ns() // 1_000_000], partitions=follower.partition.partition
+                follower.partition.topic,
+                [encode_key(key)],
+                [value],
+                [time.time_ns() // 1_000_000],
+                partitions=follower.partition.partition,
             )
             plain[partition] = offset, Committed(offset, term=key.term).metadata
         for bad in damaged:
-            writer.append(follower.partition.topic, [bad], [None], [time.time_ns() // 1_000_000], partitions=follower.partition.partition)
+            writer.append(
+                follower.partition.topic,
+                [bad],
+                [None],
+                [time.time_ns() // 1_000_000],
+                partitions=follower.partition.partition,
+            )
         writer.flush(_FLUSH_S)
         coordinator.commit(plain)
     finally:
@@ -90,12 +106,16 @@ def _damaged(follower: Follower, targets: Collection[TopicPartition]) -> dict[by
 
 
 def reset_key(group: str, partition: TopicPartition, next_term: int) -> CommitKey:
-    """Return as whom a reset speaks: for all hashes, one term above the next, which somebody who stalled before its claim may have chosen."""
+    """Return as whom a reset speaks: for all hashes, one term above the next, which somebody who stalled before its
+    claim may have chosen.
+    """
     return CommitKey(group, *partition, WHOLE, next_term + 1, NO_GENERATION)
 
 
 def never_committed(log: Log, coordinator: GroupAdmin, partitions: Collection[TopicPartition]) -> bool:
-    """Return whether the group has never committed anything of these partitions, neither plainly nor for a key range."""
+    """Return whether the group has never committed anything of these partitions, neither plainly nor for a key
+    range.
+    """
     if any(coordinator.committed(partitions).values()):
         return False
     follower = Follower(log, coordinator.group)

@@ -1,11 +1,14 @@
 """Snapshots made from changelogs, while the application lives or not: nothing of it is touched.
 
     pieces      which partitions of which sub-topologies, with which stores: a pure function
-    Rebuilder   a piece: an empty database, the published snapshot into it, the changelog's tail behind it, slices out of it
+    Rebuilder   a piece: an empty database, the published snapshot into it, the changelog's tail behind it, slices out
+                of it
     assembled   the manifest: the new slices, and what the published one has besides
 
-Invariant: state at offset X of a changelog is right at X whoever writes meanwhile; whoever restores from it replays from X.
-Invariant: what is published names the changelogs that it was read from: one that was made anew meanwhile is not given the other's slices.
+Invariant: state at offset X of a changelog is right at X whoever writes meanwhile; whoever restores from it replays
+from X.
+Invariant: what is published names the changelogs that it was read from: one that was made anew meanwhile is not given
+the other's slices.
 Turned down: copying the files of a running instance (they are one moment of all ranges, of which a task wants its own).
 """
 
@@ -40,7 +43,9 @@ from coopstreams.topology.task_id import TaskId
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 120.0
-"""How long a changelog may not move before a rebuild gives up: brokers that are away, or a transaction that nobody ends."""
+"""How long a changelog may not move before a rebuild gives up: brokers that are away, or a transaction that nobody
+ends.
+"""
 
 OnProgress = Callable[["RebuiltPartition", Sequence[RestoreProgress]], None]
 
@@ -49,7 +54,8 @@ OnProgress = Callable[["RebuiltPartition", Sequence[RestoreProgress]], None]
 class Wanted:
     """What is to be rebuilt. None: all of it.
 
-    Shape: `partitions` are those of the stores' sub-topologies. `key_range` is cut at key groups, and widened to whole slices.
+    Shape: `partitions` are those of the stores' sub-topologies. `key_range` is cut at key groups, and widened to whole
+    slices.
     """
 
     stores: Collection[str] | None = None
@@ -73,14 +79,31 @@ def pieces(topology: Topology, tasks: Sequence[int], wanted: Wanted) -> list[Reb
     """
     known = logged(topology)
     if unknown := sorted(set(wanted.stores or ()) - set(known)):
-        raise ConfigError(f"{', '.join(unknown)}: no such store with a changelog; there are {', '.join(sorted(known)) or 'none'}")
+        raise ConfigError(
+            f"{', '.join(unknown)}: no such store with a changelog; there are {', '.join(sorted(known)) or 'none'}"
+        )
     if unknown_partitions := sorted(set(wanted.partitions or ()) - set(range(max(tasks, default=0)))):
-        raise ConfigError(f"there is no partition {', '.join(map(str, unknown_partitions))}; sub-topologies have {list(tasks)} partitions")
+        raise ConfigError(
+            f"there is no partition {', '.join(map(str, unknown_partitions))}; sub-topologies have {list(tasks)} "
+            "partitions"
+        )
     result = []
     for subtopology in topology.subtopologies:
-        stores = tuple(spec.name for spec in subtopology.stores if spec.logged and (wanted.stores is None or spec.name in wanted.stores))
-        partitions = [number for number in range(tasks[subtopology.id]) if wanted.partitions is None or number in wanted.partitions]
-        result += [RebuiltPartition(TaskId(subtopology.id, number, whole_slices(wanted.key_range)), stores) for number in partitions if stores]
+        stores = tuple(
+            spec.name
+            for spec in subtopology.stores
+            if spec.logged and (wanted.stores is None or spec.name in wanted.stores)
+        )
+        partitions = [
+            number
+            for number in range(tasks[subtopology.id])
+            if wanted.partitions is None or number in wanted.partitions
+        ]
+        result += [
+            RebuiltPartition(TaskId(subtopology.id, number, whole_slices(wanted.key_range)), stores)
+            for number in partitions
+            if stores
+        ]
     return result
 
 
@@ -92,7 +115,9 @@ def assembled(
     specs: Mapping[str, StoreSpec],
     now: Mapping[str, Changelog],
 ) -> Manifest:
-    """Return the manifest of a run: what it found, and what the older one has besides that still fits the topology and its changelogs."""
+    """Return the manifest of a run: what it found, and what the older one has besides that still fits the topology and
+    its changelogs.
+    """
     stores: dict[str, StoreSlices] = {}
     for name, spec in specs.items():
         new = found.get(name, ())
@@ -107,11 +132,20 @@ def assembled(
 class Rebuilder:
     """Makes a snapshot of an application in a storage. One thread.
 
-    `afresh`: read the changelogs from their beginning; else the published snapshot is taken and only what came since is read. `run`: the
-    name of the run, for those that share one.
+    `afresh`: read the changelogs from their beginning; else the published snapshot is taken and only what came since is
+    read. `run`: the name of the run, for those that share one.
     """
 
-    def __init__(self, cluster: Log, topology: Topology, application: str, url: str, *, afresh: bool = False, run: str | None = None) -> None:
+    def __init__(
+        self,
+        cluster: Log,
+        topology: Topology,
+        application: str,
+        url: str,
+        *,
+        afresh: bool = False,
+        run: str | None = None,
+    ) -> None:
         self.run = run or snapshot.new_run()
         self._log = cluster
         self._topology = topology
@@ -133,7 +167,10 @@ class Rebuilder:
         result = pieces(self._topology, resolved.tasks, wanted)
         needed = {self._changelog(self._specs[store]) for piece in result for store in piece.stores}
         if missing := sorted(needed & {plan.name for plan in resolved.missing}):
-            raise UnknownTopicError(f"there is no {', '.join(missing)}: {self._application} has never run here, there is no state to rebuild")
+            raise UnknownTopicError(
+                f"there is no {', '.join(missing)}: {self._application} has never run here, there is no state to "
+                "rebuild"
+            )
         self._ids = {topic: self._log.topic_id(topic) for topic in needed}
         return result
 
@@ -151,7 +188,10 @@ class Rebuilder:
             database = Database(Rocks(Path(folder) / "database"), subtopology.stores)
             try:
                 self._restore(piece, subtopology, database, Path(folder), on_progress)
-                return {spec.name: writer.export(database, spec, piece.task.partition, piece.task.range) for spec in subtopology.stores}
+                return {
+                    spec.name: writer.export(database, spec, piece.task.partition, piece.task.range)
+                    for spec in subtopology.stores
+                }
             finally:
                 database.close()
 
@@ -170,13 +210,25 @@ class Rebuilder:
         topics = {name: self._changelog(spec) for name, spec in self._specs.items()}
         specs = {name: spec for name, spec in self._specs.items() if topics[name] in counts}
         now = {name: Changelog(topics[name], self._log.topic_id(topics[name]), counts[topics[name]]) for name in specs}
-        if changed := sorted(each.topic for each in now.values() if self._ids.get(each.topic, each.topic_id) != each.topic_id):
-            raise SnapshotError(f"{', '.join(changed)}: deleted and made anew while it was rebuilt; what was read is of no use. Rebuild it again.")
+        if changed := sorted(
+            each.topic for each in now.values() if self._ids.get(each.topic, each.topic_id) != each.topic_id
+        ):
+            raise SnapshotError(
+                f"{', '.join(changed)}: deleted and made anew while it was rebuilt; what was read is of no use. "
+                "Rebuild it again."
+            )
         manifest = assembled(self.run, self._application, older, found, specs, now)
         snapshot.publish(self._url, manifest)
         return manifest
 
-    def _restore(self, piece: RebuiltPartition, subtopology: SubTopology, database: Database, folder: Path, on_progress: OnProgress) -> None:
+    def _restore(
+        self,
+        piece: RebuiltPartition,
+        subtopology: SubTopology,
+        database: Database,
+        folder: Path,
+        on_progress: OnProgress,
+    ) -> None:
         snapshots = None if self._afresh else Snapshots(self._url, self._application, folder / "snapshots")
         restoring = Restoring(self._log, self._changelog, snapshots)
         try:
@@ -207,8 +259,10 @@ def finish(restoring: Restoring, task: TaskId, stores: Sequence[str], on_step: C
             moved_at = time.monotonic()
         elif time.monotonic() - moved_at > PATIENCE_S:
             raise LogError(
-                f"the changelogs of {', '.join(stores)}, partition {task.partition}, have not moved for {PATIENCE_S:.0f} s: "
-                "the brokers are away, or a producer left a transaction open (kafka-transactions.sh find-hanging lists them)",
+                f"the changelogs of {', '.join(stores)}, partition {task.partition}, have not moved for "
+                f"{PATIENCE_S:.0f} s: "
+                "the brokers are away, or a producer left a transaction open (kafka-transactions.sh find-hanging lists "
+                "them)",
                 retryable=True,
             )
 

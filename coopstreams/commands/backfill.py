@@ -29,43 +29,80 @@ WORK = "coopstreams-backfill"
 """The folder of runs, unless another one is named."""
 
 Results: TypeAlias = Annotated[
-    str, typer.Option(metavar="none|topic|table", help="Whether results are written: to the topics of the topology, or as Parquet.")
+    str,
+    typer.Option(
+        metavar="none|topic|table", help="Whether results are written: to the topics of the topology, or as Parquet."
+    ),
 ]
 Snapshots: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="URL", help="Where the state goes besides the changelogs, for tasks to restore from it.")
+    str | None,
+    typer.Option(metavar="URL", help="Where the state goes besides the changelogs, for tasks to restore from it."),
 ]
-Work: TypeAlias = Annotated[str, typer.Option(metavar="FOLDER", help="What goes from one stage to the next, and what --resume needs.")]
+Work: TypeAlias = Annotated[
+    str, typer.Option(metavar="FOLDER", help="What goes from one stage to the next, and what --resume needs.")
+]
 Remote: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="sc://HOST", envvar="SPARK_REMOTE", help="A Spark Connect server that does it, instead of this machine.")
+    str | None,
+    typer.Option(
+        metavar="sc://HOST", envvar="SPARK_REMOTE", help="A Spark Connect server that does it, instead of this machine."
+    ),
 ]
 Reads: TypeAlias = Annotated[
-    str, typer.Option(metavar="python|jvm", help="What reads Kafka; jvm is spark-sql-kafka-0-10, which the session must have.")
+    str,
+    typer.Option(
+        metavar="python|jvm", help="What reads Kafka; jvm is spark-sql-kafka-0-10, which the session must have."
+    ),
 ]
 
 
 def backfill(
-    target: Annotated[str, typer.Argument(metavar="APP", help="Where the topology is: app.py, app.py:NAME or package.module:NAME.")],
+    target: Annotated[
+        str, typer.Argument(metavar="APP", help="Where the topology is: app.py, app.py:NAME or package.module:NAME.")
+    ],
     bootstrap_servers: Annotated[str | None, typer.Option(metavar="HOST:PORT,...", help="The Kafka brokers.")] = None,
-    until: Annotated[datetime | None, typer.Option(help="Up to the first record of this time (UTC). Default: up to what is committed now.")] = None,
-    ranges: Annotated[int, typer.Option(min=1, max=256, metavar="N", help="Key ranges of each partition, and so tasks.")] = 4,
+    until: Annotated[
+        datetime | None,
+        typer.Option(help="Up to the first record of this time (UTC). Default: up to what is committed now."),
+    ] = None,
+    ranges: Annotated[
+        int, typer.Option(min=1, max=256, metavar="N", help="Key ranges of each partition, and so tasks.")
+    ] = 4,
     outputs: Results = "none",
-    table: Annotated[str | None, typer.Option(metavar="URL", help="Where results lie as a table: a folder or a URL that Spark writes to.")] = None,
+    table: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Where results lie as a table: a folder or a URL that Spark writes to."),
+    ] = None,
     snapshots: Snapshots = None,
     work: Work = WORK,
     cores: Annotated[str, typer.Option(metavar="N", help="Cores that Spark uses; * is all.")] = "*",
     remote: Remote = None,
     connector: Reads = "python",
-    native: Annotated[bool, typer.Option("--native", help="Let Spark SQL fold what it can; --dry-run says what, and why not the rest.")] = False,
-    resume: Annotated[str | None, typer.Option(metavar="RUN", help="Go on with a run that did not come to its end, or publish one that did.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done; nothing is created or written.")] = False,
-    publish: Annotated[bool, typer.Option("--publish", help="Let it count when it is done: a live application goes on at the cut.")] = False,
-    config: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Settings in a TOML file, by Kafka's dotted names.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting; may be repeated.")] = None,
+    native: Annotated[
+        bool,
+        typer.Option("--native", help="Let Spark SQL fold what it can; --dry-run says what, and why not the rest."),
+    ] = False,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Go on with a run that did not come to its end, or publish one that did."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be done; nothing is created or written.")
+    ] = False,
+    publish: Annotated[
+        bool, typer.Option("--publish", help="Let it count when it is done: a live application goes on at the cut.")
+    ] = False,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE.toml", help="Settings in a TOML file, by Kafka's dotted names.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting; may be repeated.")
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
 ) -> None:
     """Process the history of the source topics in Spark, as tasks of the application, which must not have run yet.
 
-    Needs the extra `spark`, and Java 17; on a cluster, `coopstreams pack`. Tables as history: see `coopstreams.spark.backfill`.
+    Needs the extra `spark`, and Java 17; on a cluster, `coopstreams pack`. Tables as history: see
+    `coopstreams.spark.backfill`.
     """
     configure_logging(verbose)
     try:
@@ -84,16 +121,24 @@ def backfill(
         until=None if until is None else until.replace(tzinfo=UTC) if until.tzinfo is None else until,
     )
     topology = load_topology(target)
-    checked = Config.of(settings_of(config, os.environ, flags(set_, {"bootstrap.servers": bootstrap_servers})), topology.application_id)
+    checked = Config.of(
+        settings_of(config, os.environ, flags(set_, {"bootstrap.servers": bootstrap_servers})), topology.application_id
+    )
     if resume is not None:
         plan = running.taken_up(topology, checked, work, resume)
     else:
-        plan = (partial(preparing.make_plan, create=False) if dry_run else preparing.begin)(topology, checked, {}, options)
+        plan = (partial(preparing.make_plan, create=False) if dry_run else preparing.begin)(
+            topology, checked, {}, options
+        )
     typer.echo(str(plan))
     if dry_run:
         return
     again = f"coopstreams backfill {target} --resume {plan.run}" + ("" if work == WORK else f" --work {work}")
-    with _saying(again), session_or_local(None, f"backfill of {plan.application}", cores=cores, remote=remote) as spark, TaskBars(Console()) as bars:
+    with (
+        _saying(again),
+        session_or_local(None, f"backfill of {plan.application}", cores=cores, remote=remote) as spark,
+        TaskBars(Console()) as bars,
+    ):
         done = running.carry_out(spark, topology, checked, plan, {}, work, _say, bars.show)
     _report(done, checked["errors.dead.letter.queue.topic.name"])
     _publish(done, topology, checked) if publish else typer.echo(f"not published yet: {again} --publish")
@@ -149,12 +194,18 @@ def _report(done: Backfilled, dead_letters: str | None) -> None:
 
 
 def not_written(records: Mapping[str, int], dead_letters: str | None) -> list[str]:
-    """Return what is said of results that a run made and did not write, given by topic: how many, and how to have them."""
+    """Return what is said of results that a run made and did not write, given by topic: how many, and how to have
+    them.
+    """
     if not records:
         return []
-    told = [f"{count:,} {'dead letters' if topic == dead_letters else 'records'} for {topic}" for topic, count in sorted(records.items())]
+    told = [
+        f"{count:,} {'dead letters' if topic == dead_letters else 'records'} for {topic}"
+        for topic, count in sorted(records.items())
+    ]
     return [
         f"not written, because --outputs is none: {', '.join(told)}",
-        "The application goes on behind the cut and does not write them either. To have them, run it again before --publish with --outputs topic, or "
+        "The application goes on behind the cut and does not write them either. To have them, run it again before "
+        "--publish with --outputs topic, or "
         "with --outputs table --table URL to look at them.",
     ]

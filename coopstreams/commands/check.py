@@ -23,17 +23,26 @@ from coopstreams.topology.graph.topology import Topology
 def check(
     versions: Annotated[
         list[str],
-        typer.Argument(metavar="[OLD] NEW", help="Each app.py, app.py:NAME, package.module:NAME, or a .json that `describe --format json` wrote."),
+        typer.Argument(
+            metavar="[OLD] NEW",
+            help="Each app.py, app.py:NAME, package.module:NAME, or a .json that `describe --format json` wrote.",
+        ),
     ],
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    optimization: Annotated[str, typer.Option(metavar="WORDS", help="Two versions as they run with this topology.optimization.")] = "none",
+    optimization: Annotated[
+        str, typer.Option(metavar="WORDS", help="Two versions as they run with this topology.optimization.")
+    ] = "none",
     bootstrap_servers: Brokers = None,
     config: ConfigFile = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting; may be repeated.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting; may be repeated.")
+    ] = None,
 ) -> None:
-    """Say which stores, topics and positions survive a change of the topology. NEW alone is compared with the version that ran last on the cluster.
+    """Say which stores, topics and positions survive a change of the topology. NEW alone is compared with the version
+    that ran last on the cluster.
 
-    Exit status 0: everything does. 1: something starts empty or is orphaned. 2: something would be lost, mixed or misread in silence; `run` refuses it.
+    Exit status 0: everything does. 1: something starts empty or is orphaned. 2: something would be lost, mixed or
+    misread in silence; `run` refuses it.
     """
     configure_logging(verbose=False)
     if len(versions) > 2:
@@ -61,7 +70,8 @@ def _on_cluster(topology: Topology, settings: dict[str, object]) -> tuple[list[T
         last = deployed.last()
         if last is None:
             raise ConfigError(
-                f'the cluster has no topic {deployed.topic}: "{checked["application.id"]}" has not run there, or keeps no state, or ran with an older '
+                f'the cluster has no topic {deployed.topic}: "{checked["application.id"]}" has not run there, or keeps '
+                "no state, or ran with an older "
                 "coopstreams. Say what the old version is: coopstreams check OLD NEW"
             )
         found = changes(last, outline(as_it_runs(topology, log.partitions(), checked)))
@@ -84,12 +94,21 @@ def _print(found: list[TopologyChange], word: str, *, json: bool) -> None:
     worst = severity(found)
     if json:
         rows = [{"what": c.what, "name": c.name, "verdict": c.verdict, "why": c.why, "cure": c.cure} for c in found]
-        typer.echo(orjson.dumps({"severity": worst, "accept": word if worst == 2 else None, "changes": rows}, option=orjson.OPT_INDENT_2).decode())
+        typer.echo(
+            orjson.dumps(
+                {"severity": worst, "accept": word if worst == 2 else None, "changes": rows}, option=orjson.OPT_INDENT_2
+            ).decode()
+        )
         return
     for change in found:
-        typer.secho(f"{change.what} {change.name}: {change.verdict}", fg=(None, typer.colors.YELLOW, typer.colors.RED)[change.verdict.severity])
+        typer.secho(
+            f"{change.what} {change.name}: {change.verdict}",
+            fg=(None, typer.colors.YELLOW, typer.colors.RED)[change.verdict.severity],
+        )
         for told in (change.why, change.cure and f"cure: {change.cure}"):
             if told:
                 typer.echo(f"  {told}")
     if worst == 2:
-        typer.echo(f"`coopstreams run` refuses what would be lost, mixed or misread, unless it is told: --set {ACCEPT}={word}")
+        typer.echo(
+            f"`coopstreams run` refuses what would be lost, mixed or misread, unless it is told: --set {ACCEPT}={word}"
+        )

@@ -30,7 +30,9 @@ def dropped(task: Mapping[str, Any]) -> int | None:
 
 
 def lag(tasks: Iterable[Mapping[str, Any]]) -> str:
-    """Return the lag of tasks together: with `≤` where partitions are shared, for then it counts records of other key ranges, too."""
+    """Return the lag of tasks together: with `≤` where partitions are shared, for then it counts records of other key
+    ranges, too.
+    """
     known = list(tasks)
     value = total(task.get("lag") for task in known)
     return f"≤{number(value)}" if value and any(task.get("shared") for task in known) else number(value)

@@ -29,7 +29,9 @@ _SHOWN = 3
 
 @app.command()
 def describe(group: _Group, bootstrap_servers: Brokers = None, config: ConfigFile = None) -> None:
-    """Print stable offsets, lags, key ranges with their owners, what is done above the stable offset, and the members."""
+    """Print stable offsets, lags, key ranges with their owners, what is done above the stable offset, and the
+    members.
+    """
     settings = connection(bootstrap_servers, config)
     with cluster(settings) as log, GroupAdmin(settings, group) as admin:
         report = describe_group(log, admin)
@@ -45,9 +47,13 @@ def describe(group: _Group, bootstrap_servers: Brokers = None, config: ConfigFil
 @app.command()
 def reset(
     group: _Group,
-    topic: Annotated[str, typer.Option(metavar="TOPIC", help="The topic whose partitions the group shall read from elsewhere.")],
+    topic: Annotated[
+        str, typer.Option(metavar="TOPIC", help="The topic whose partitions the group shall read from elsewhere.")
+    ],
     to: Annotated[str, typer.Option(metavar="earliest|latest|OFFSET", help="Where it goes on.")],
-    partition: Annotated[list[int] | None, typer.Option(metavar="N", help="Only this partition; may be repeated.")] = None,
+    partition: Annotated[
+        list[int] | None, typer.Option(metavar="N", help="Only this partition; may be repeated.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     bootstrap_servers: Brokers = None,
     config: ConfigFile = None,
@@ -99,7 +105,12 @@ def partitions_table(report: GroupReport) -> Table:
     table.add_column("done above", overflow="fold")
     table.add_column("member", overflow="fold")
     for one in report.partitions:
-        heading = [str(one.partition), _number(one.committed.offset if one.committed else None), str(one.end), _number(one.lag)]
+        heading = [
+            str(one.partition),
+            _number(one.committed.offset if one.committed else None),
+            str(one.end),
+            _number(one.lag),
+        ]
         for owned in one.key_ranges:
             table.add_row(*heading, str(owned.range), _number(owned.offset), _runs(owned.ranges), owned.member or "-")
             heading = [""] * len(heading)
@@ -112,7 +123,11 @@ def members_table(report: GroupReport, topics: dict[int, str]) -> Table:
     for name in ("member", "host", "shares", "version", "has"):
         table.add_column(name, overflow="fold")
     for member in report.members:
-        table.add_row(member.id, member.state.info.host if member.state and member.state.info.host else member.host, *_told(member, topics))
+        table.add_row(
+            member.id,
+            member.state.info.host if member.state and member.state.info.host else member.host,
+            *_told(member, topics),
+        )
     return table
 
 
@@ -120,9 +135,15 @@ def _told(member: MemberReport, topics: dict[int, str]) -> tuple[str, str, str]:
     if member.state is None:
         return "-", "-", "(no member of ours)"
     version = version_of(member.state.info)
-    tasks = [f"{topics[t.subtopology]}-{t.partition}[{t.range}]" if t.subtopology in topics else str(t) for t in member.tasks]
+    tasks = [
+        f"{topics[t.subtopology]}-{t.partition}[{t.range}]" if t.subtopology in topics else str(t) for t in member.tasks
+    ]
     shares = "yes" if member.state.info.allow_key_share else "no"
-    return shares, short(version) if version else "-", " ".join(tasks) or (f"waits: {member.waits}" if member.waits else "-")
+    return (
+        shares,
+        short(version) if version else "-",
+        " ".join(tasks) or (f"waits: {member.waits}" if member.waits else "-"),
+    )
 
 
 def _number(value: int | None) -> str:

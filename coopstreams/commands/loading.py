@@ -17,7 +17,8 @@ _KINDS = (Topology, StreamsBuilder, TopologyBuilder)
 
 
 def load_topology(target: str) -> Topology:
-    """Return the topology of a Python file or module; without a name, its variable `topology`, else the only one it has.
+    """Return the topology of a Python file or module; without a name, its variable `topology`, else the only one it
+    has.
 
     Raises:
         ConfigError: nothing there, or no topology in it, or several; says what was found and what to type.
@@ -34,7 +35,9 @@ def load_topology(target: str) -> Topology:
     found = {key: value for key, value in vars(module).items() if isinstance(value, Topology)}
     if len(found) != 1:
         names = ", ".join(sorted(found)) or "none"
-        raise ConfigError(f"{path} has no variable `topology` (topologies found: {names}): say which one, as {path}:NAME")
+        raise ConfigError(
+            f"{path} has no variable `topology` (topologies found: {names}): say which one, as {path}:NAME"
+        )
     return next(iter(found.values()))
 
 

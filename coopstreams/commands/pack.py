@@ -1,7 +1,8 @@
 """`coopstreams pack`: what the workers of a cluster need, as one archive that spark-submit takes along.
 
-A virtual environment with coopstreams and the application's libraries, without PySpark, which each worker of Spark has. Of Python itself only
-a link goes in, so a worker needs the same one in the same place, as it does with Spark's own recipe.
+A virtual environment with coopstreams and the application's libraries, without PySpark, which each worker of Spark has.
+Of Python itself only a link goes in, so a worker needs the same one in the same place, as it does with Spark's own
+recipe.
 
 Turned down: venv-pack (it rewrites the scripts of an environment, which no worker calls; no release since 2018).
 """
@@ -30,7 +31,12 @@ _PACKAGE = Path(coopstreams.__file__).parent
 def pack(
     archive: Annotated[Path, typer.Argument(metavar="WORKER.tar.gz", help="The archive to write.")],
     with_: Annotated[
-        list[str] | None, typer.Option("--with", metavar="REQUIREMENT", help="What pip installs besides: a name, a folder, a wheel; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--with",
+            metavar="REQUIREMENT",
+            help="What pip installs besides: a name, a folder, a wheel; may be repeated.",
+        ),
     ] = None,
 ) -> None:
     """Pack a Python environment for the workers of a cluster, and print how to submit a backfill with it.
@@ -51,11 +57,17 @@ def pack(
 
 
 def _ourselves(folder: Path) -> str:
-    """Return the requirement that installs the coopstreams that runs here: a release, or this checkout, copied, as building leaves files behind."""
+    """Return the requirement that installs the coopstreams that runs here: a release, or this checkout, copied, as
+    building leaves files behind.
+    """
     checkout = _PACKAGE.parent
     if not (checkout / "pyproject.toml").is_file():
         return f"coopstreams[worker]=={version('coopstreams')}"
-    shutil.copytree(checkout, folder, ignore=shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "tests", "benchmarks"))
+    shutil.copytree(
+        checkout,
+        folder,
+        ignore=shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "tests", "benchmarks"),
+    )
     return f"{folder}[worker]"
 
 
@@ -66,7 +78,8 @@ def command(archive: Path) -> str:
     """
     return (
         f"mkdir -p {_WITHIN} && tar -xzf {archive} -C {_WITHIN} && \\\n"
-        f"spark-submit --master MASTER --archives {archive}#{_WITHIN} --conf spark.pyspark.driver.python={sys.executable} \\\n"
+        f"spark-submit --master MASTER --archives {archive}#{_WITHIN} --conf "
+        f"spark.pyspark.driver.python={sys.executable} \\\n"
         f"  --conf spark.pyspark.python=./{_WITHIN}/bin/python --conf spark.speculation=false \\\n"
         f"  {_PACKAGE / 'commands' / 'submit.py'} backfill APP.py --bootstrap-servers HOST:PORT --work URL"
     )

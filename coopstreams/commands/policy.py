@@ -14,9 +14,14 @@ from coopstreams.commands.settings import Brokers, ConfigFile, connection
 from coopstreams.consumer.policy import CLUSTER, TOPICS, Policy, read_policy, set_policy
 from coopstreams.topology.errors import ConfigError
 
-app = typer.Typer(help="What the cluster and its topics allow: committing out of order, and sharing partitions by key range.", no_args_is_help=True)
+app = typer.Typer(
+    help="What the cluster and its topics allow: committing out of order, and sharing partitions by key range.",
+    no_args_is_help=True,
+)
 
-_Topic = Annotated[str | None, typer.Option(metavar="TOPIC", help="The settings of this topic. Without one: those of the cluster.")]
+_Topic = Annotated[
+    str | None, typer.Option(metavar="TOPIC", help="The settings of this topic. Without one: those of the cluster.")
+]
 _WORDS: dict[str, bool | None] = {"true": True, "false": False, "default": None}
 
 

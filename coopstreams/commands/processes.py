@@ -23,7 +23,9 @@ _COLOURS = {"running": "green", "starting": "dim", "ended": "red", "draining": "
 
 @dataclass(slots=True)
 class WorkerProcess:
-    """What is known of a worker. `word` is what its supervisor knows better than itself: `starting`, `draining`, `ended`; empty: nothing."""
+    """What is known of a worker. `word` is what its supervisor knows better than itself: `starting`, `draining`,
+    `ended`; empty: nothing.
+    """
 
     number: int
     pid: int
@@ -39,14 +41,30 @@ class WorkerProcess:
 
 
 def processes_table(application: str, processes: Iterable[WorkerProcess], now: float) -> Table:
-    """Return a row for each process and one for all together: state, tasks with key ranges, records/s, lag. `now` as `again_at`."""
-    table = Table(title=application, title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False, show_footer=True, padding=(0, 1, 0, 0))
+    """Return a row for each process and one for all together: state, tasks with key ranges, records/s, lag. `now` as
+    `again_at`.
+    """
+    table = Table(
+        title=application,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        show_footer=True,
+        padding=(0, 1, 0, 0),
+    )
     known = list(processes)
     tasks = [_tasks(process) for process in known]
     number = sum(map(len, tasks))
     table.add_column("process", footer="together", no_wrap=True)
     table.add_column("state")
-    table.add_column("tasks and key ranges", footer=f"{number} task{'s' * (number != 1)}", overflow="fold", ratio=1, min_width=len("0_0[128..255]"))
+    table.add_column(
+        "tasks and key ranges",
+        footer=f"{number} task{'s' * (number != 1)}",
+        overflow="fold",
+        ratio=1,
+        min_width=len("0_0[128..255]"),
+    )
     together = [task for own in tasks for task in own]
     for name, footer in zip(("records/s", "out", "dropped", "lag", "behind"), _figures(together), strict=True):
         table.add_column(name, footer=footer, justify="right", no_wrap=True)
@@ -82,5 +100,7 @@ def _word(process: WorkerProcess) -> Text:
 
 
 def _ranges(tasks: Sequence[Mapping[str, Any]]) -> str:
-    shown = [task["id"] if task["state"] == "running" else f"{task['id']} {task['state']}" for task in tasks[:MOST_TASKS]]
+    shown = [
+        task["id"] if task["state"] == "running" else f"{task['id']} {task['state']}" for task in tasks[:MOST_TASKS]
+    ]
     return ", ".join([*shown, *([f"and {len(tasks) - MOST_TASKS} more"] if len(tasks) > MOST_TASKS else [])])

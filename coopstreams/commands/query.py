@@ -16,22 +16,38 @@ from coopstreams.topology.errors import QueryError
 
 
 def query(
-    url: Annotated[str, typer.Argument(metavar="URL", help="http://HOST:PORT of any instance of the application; it asks the owner.")],
+    url: Annotated[
+        str,
+        typer.Argument(metavar="URL", help="http://HOST:PORT of any instance of the application; it asks the owner."),
+    ],
     store: Annotated[str, typer.Argument(metavar="STORE", help="The store to ask.")],
     key: Annotated[
         str | None,
-        typer.Argument(metavar="KEY", help="The key as text; a JSON key as JSON. Without one: the entries of the store.", show_default=False),
+        typer.Argument(
+            metavar="KEY",
+            help="The key as text; a JSON key as JSON. Without one: the entries of the store.",
+            show_default=False,
+        ),
     ] = None,
-    prefix: Annotated[str | None, typer.Option(metavar="TEXT", help="Only entries whose key begins so; without KEY.")] = None,
+    prefix: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Only entries whose key begins so; without KEY.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="At most so many entries, windows or sessions.")] = 100,
-    first: Annotated[int | None, typer.Option("--from", min=0, metavar="MS", help="Windows, sessions or versions from this time on.")] = None,
-    last: Annotated[int | None, typer.Option("--to", min=0, metavar="MS", help="Windows, sessions or versions up to this time.")] = None,
-    as_of: Annotated[int | None, typer.Option(min=0, metavar="MS", help="What the row of a versioned store was at this time.")] = None,
+    first: Annotated[
+        int | None, typer.Option("--from", min=0, metavar="MS", help="Windows, sessions or versions from this time on.")
+    ] = None,
+    last: Annotated[
+        int | None, typer.Option("--to", min=0, metavar="MS", help="Windows, sessions or versions up to this time.")
+    ] = None,
+    as_of: Annotated[
+        int | None, typer.Option(min=0, metavar="MS", help="What the row of a versioned store was at this time.")
+    ] = None,
 ) -> None:
     """Print the value of a key, its windows or sessions, or the entries of a store: a line of JSON each.
 
-    Of a versioned store the latest value, what it was with --as-of, or all versions of a time with --from and --to. Times are milliseconds
-    since the epoch. While a task moves it asks again, for 30 seconds at most. Exit status 1: the key has no value, or the query failed.
+    Of a versioned store the latest value, what it was with --as-of, or all versions of a time with --from and --to.
+    Times are milliseconds since the epoch. While a task moves it asks again, for 30 seconds at most. Exit status 1: the
+    key has no value, or the query failed.
     """
     need_http("coopstreams query")
     from coopstreams.query.client import LATEST_MS, QueryClient
@@ -48,8 +64,14 @@ def query(
             return
         stores = {known["name"]: known for known in client.stores()}
         if store not in stores:
-            raise QueryError("UNKNOWN_STORE", f"there is no store {store}; there are {', '.join(sorted(stores))}", status=404)
-        kind, wanted, times = stores[store]["kind"], _key(key, stores[store]["key"]), (first or 0, LATEST_MS if last is None else last)
+            raise QueryError(
+                "UNKNOWN_STORE", f"there is no store {store}; there are {', '.join(sorted(stores))}", status=404
+            )
+        kind, wanted, times = (
+            stores[store]["kind"],
+            _key(key, stores[store]["key"]),
+            (first or 0, LATEST_MS if last is None else last),
+        )
         found: list[Any]
         if as_of is not None:
             found = [client.as_of(store, wanted, as_of)]
@@ -74,7 +96,9 @@ def _key(text: str, serde: str) -> Any:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise QueryError(
-            "BAD_KEY", f"the keys of this store are {serde}, and {text} is no JSON ({error}): a text is written '\"{text}\"'", status=400
+            "BAD_KEY",
+            f"the keys of this store are {serde}, and {text} is no JSON ({error}): a text is written '\"{text}\"'",
+            status=400,
         ) from error
 
 

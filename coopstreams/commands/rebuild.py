@@ -1,4 +1,6 @@
-"""`coopstreams rebuild`: a snapshot from the changelogs, for tasks to begin with; or, `--from source`, changelogs from the source topics."""
+"""`coopstreams rebuild`: a snapshot from the changelogs, for tasks to begin with; or, `--from source`, changelogs from
+the source topics.
+"""
 
 from __future__ import annotations
 
@@ -32,47 +34,79 @@ if TYPE_CHECKING:
     from coopstreams.spark.source_rebuild import RebuiltFromSource
 
 From: TypeAlias = Annotated[
-    str, typer.Option("--from", metavar="changelog|source", help="What the state comes from; source: the application must be stopped.")
+    str,
+    typer.Option(
+        "--from", metavar="changelog|source", help="What the state comes from; source: the application must be stopped."
+    ),
 ]
 
 
 def rebuild(
-    target: Annotated[str, typer.Argument(metavar="APP", help="Where the topology is: app.py, app.py:NAME or package.module:NAME.")],
+    target: Annotated[
+        str, typer.Argument(metavar="APP", help="Where the topology is: app.py, app.py:NAME or package.module:NAME.")
+    ],
     from_: From = "changelog",
-    snapshots: Annotated[str | None, typer.Option(metavar="URL", help="Where snapshots lie: a folder or an fsspec URL (snapshots.dir).")] = None,
+    snapshots: Annotated[
+        str | None, typer.Option(metavar="URL", help="Where snapshots lie: a folder or an fsspec URL (snapshots.dir).")
+    ] = None,
     bootstrap_servers: Annotated[str | None, typer.Option(metavar="HOST:PORT,...", help="The Kafka brokers.")] = None,
-    store: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this store; may be repeated. Default: all.")] = None,
+    store: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only this store; may be repeated. Default: all.")
+    ] = None,
     partitions: Annotated[str | None, typer.Option(metavar="0,3", help="Only these partitions. Default: all.")] = None,
     groups: Annotated[
-        str, typer.Option(metavar="FIRST-LAST", help="Only these key groups, both inclusive; widened to whole slices of eight.")
+        str,
+        typer.Option(
+            metavar="FIRST-LAST", help="Only these key groups, both inclusive; widened to whole slices of eight."
+        ),
     ] = "0-255",
-    afresh: Annotated[bool, typer.Option(help="Read the changelogs from their beginning, not from where the published snapshot ends.")] = False,
+    afresh: Annotated[
+        bool, typer.Option(help="Read the changelogs from their beginning, not from where the published snapshot ends.")
+    ] = False,
     cores: Annotated[
         str | None,
         typer.Option(
             metavar="N",
-            help="Partitions side by side, in Spark on so many cores; * is all. Default: one by one, without Spark; all, from the source.",
+            help="Partitions side by side, in Spark on so many cores; * is all. Default: one by one, without Spark; "
+            "all, from the source.",
         ),
     ] = None,
     ranges: Annotated[
-        int | None, typer.Option(min=1, max=256, metavar="N", help="From the source: key ranges of each partition. Default: 4.")
+        int | None,
+        typer.Option(min=1, max=256, metavar="N", help="From the source: key ranges of each partition. Default: 4."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="From the source: say how the changelogs differ, and write nothing.")] = False,
-    incomplete: Annotated[bool, typer.Option("--incomplete", help="From the source: also where topics have lost records.")] = False,
-    work: Annotated[str | None, typer.Option(metavar="FOLDER", help="From the source: what goes from one stage to the next.")] = None,
-    resume: Annotated[str | None, typer.Option(metavar="RUN", help="From the source: go on with a run that did not come to its end.")] = None,
-    config: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Settings in a TOML file, by Kafka's dotted names.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting; may be repeated.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="From the source: say how the changelogs differ, and write nothing.")
+    ] = False,
+    incomplete: Annotated[
+        bool, typer.Option("--incomplete", help="From the source: also where topics have lost records.")
+    ] = False,
+    work: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="From the source: what goes from one stage to the next.")
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option(metavar="RUN", help="From the source: go on with a run that did not come to its end.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE.toml", help="Settings in a TOML file, by Kafka's dotted names.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting; may be repeated.")
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
 ) -> None:
     """Make a snapshot from the changelogs and publish it; the application may run meanwhile, and is not disturbed.
 
-    What is not rebuilt is kept from the snapshot that was published before. Run it from time to time: each reads only what came since.
+    What is not rebuilt is kept from the snapshot that was published before. Run it from time to time: each reads only
+    what came since.
 
-    With --from source, make the changelogs of a stopped application what its source topics say, by Spark. No offset moves.
+    With --from source, make the changelogs of a stopped application what its source topics say, by Spark. No offset
+    moves.
     """
     configure_logging(verbose)
-    settings = settings_of(config, os.environ, flags(set_, {"bootstrap.servers": bootstrap_servers, "snapshots.dir": snapshots}))
+    settings = settings_of(
+        config, os.environ, flags(set_, {"bootstrap.servers": bootstrap_servers, "snapshots.dir": snapshots})
+    )
     topology = load_topology(target)
     checked = Config.of(settings, topology.application_id)
     wanted = Wanted(store or None, _numbers(partitions), _key_range(groups))
@@ -82,17 +116,33 @@ def rebuild(
         from_source(
             topology,
             checked,
-            SourceRebuildRequest(wanted, ranges or 4, dry_run=dry_run, incomplete=incomplete, work=work, resume=resume, cores=cores or "*"),
+            SourceRebuildRequest(
+                wanted,
+                ranges or 4,
+                dry_run=dry_run,
+                incomplete=incomplete,
+                work=work,
+                resume=resume,
+                cores=cores or "*",
+            ),
         )
         return
     if (ranges, work, resume) != (None, None, None) or dry_run or incomplete:
-        raise ConfigError("--ranges, --dry-run, --incomplete, --work and --resume are for a rebuild from the source: add --from source")
+        raise ConfigError(
+            "--ranges, --dry-run, --incomplete, --work and --resume are for a rebuild from the source: add --from "
+            "source"
+        )
     if checked["snapshots.dir"] is None:
         raise ConfigError("say where the snapshot is to lie: --snapshots URL, or snapshots.dir in the settings")
-    manifest = _alone(topology, checked, wanted, afresh=afresh) if cores is None else _in_spark(topology, checked, wanted, cores, afresh=afresh)
+    manifest = (
+        _alone(topology, checked, wanted, afresh=afresh)
+        if cores is None
+        else _in_spark(topology, checked, wanted, cores, afresh=afresh)
+    )
     files = list(manifest.files())
     typer.echo(
-        f"{manifest.run} is published: {len(manifest.stores)} stores, {sum(file.entries for file in files):,} keys, {megabytes(files)} in {len(files)} files"
+        f"{manifest.run} is published: {len(manifest.stores)} stores, {sum(file.entries for file in files):,} keys, "
+        f"{megabytes(files)} in {len(files)} files"
     )
 
 
@@ -109,7 +159,9 @@ def _in_spark(topology: Topology, config: Config, wanted: Wanted, cores: str, *,
         from coopstreams.spark.session import session_or_local
     except ImportError as error:
         raise ConfigError(f'--cores needs Spark: pip install "coopstreams[spark]" ({error})') from error
-    with session_or_local(None, f"rebuild of {config['application.id']}", {"spark.ui.showConsoleProgress": "true"}, cores=cores) as spark:
+    with session_or_local(
+        None, f"rebuild of {config['application.id']}", {"spark.ui.showConsoleProgress": "true"}, cores=cores
+    ) as spark:
         return rebuild_in_spark(topology, config, spark=spark, wanted=wanted, afresh=afresh)
 
 
@@ -122,7 +174,8 @@ def _rebuilt(rebuilder: Rebuilder, pieces: Iterable[RebuiltPartition]) -> dict[s
             bar = bars.add_task(f"{piece.task} {', '.join(piece.stores)}", total=None)
 
             def show(_: RebuiltPartition, stores: Sequence[RestoreProgress], bar: object = bar) -> None:
-                bars.update(bar, total=sum(one.target for one in stores) or None, completed=sum(one.position for one in stores))  # type: ignore[arg-type]
+                total, done = sum(one.target for one in stores), sum(one.position for one in stores)
+                bars.update(bar, total=total or None, completed=done)  # type: ignore[arg-type]
 
             for name, slices in rebuilder.rebuild(piece, show).items():
                 found.setdefault(name, []).extend(slices)
@@ -187,7 +240,10 @@ def from_source(topology: Topology, config: Config, request: SourceRebuildReques
         resume=request.resume,
     )
     typer.echo(str(plan))
-    with session_or_local(None, f"rebuild of {plan.application}", cores=request.cores) as spark, TaskBars(Console()) as bars:
+    with (
+        session_or_local(None, f"rebuild of {plan.application}", cores=request.cores) as spark,
+        TaskBars(Console()) as bars,
+    ):
         done = carry_out_rebuild(spark, topology, config, plan, work, _say, bars.show)
     _report(done)
 

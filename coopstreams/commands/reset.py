@@ -25,21 +25,34 @@ from coopstreams.topology.errors import ConfigError
 
 
 def reset(
-    target: Annotated[str, typer.Argument(metavar="APP", help="Where the topology is: app.py, app.py:NAME or package.module:NAME.")],
+    target: Annotated[
+        str, typer.Argument(metavar="APP", help="Where the topology is: app.py, app.py:NAME or package.module:NAME.")
+    ],
     to: Annotated[
-        str, typer.Option(metavar="earliest|latest|TIME", help="Where it goes on: TIME as 2026-01-31T08:00Z, or in ms since 1970.")
+        str,
+        typer.Option(
+            metavar="earliest|latest|TIME", help="Where it goes on: TIME as 2026-01-31T08:00Z, or in ms since 1970."
+        ),
     ] = "earliest",
-    state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Delete its local state in this folder, too.")] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Delete its local state in this folder, too.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     bootstrap_servers: Brokers = None,
     config: ConfigFile = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting; may be repeated.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting; may be repeated.")
+    ] = None,
 ) -> None:
-    """Have an application that does not run begin anew: offsets set back, changelogs and repartition topics deleted. Results stay."""
+    """Have an application that does not run begin anew: offsets set back, changelogs and repartition topics deleted.
+    Results stay.
+    """
     configure_logging(verbose=False)
     topology = load_topology(target)
-    settings = Config.of(settings_of(config, os.environ, flags(set_, {"bootstrap.servers": bootstrap_servers})), topology.application_id)
+    settings = Config.of(
+        settings_of(config, os.environ, flags(set_, {"bootstrap.servers": bootstrap_servers})), topology.application_id
+    )
     application, time_ms = settings["application.id"], _time_ms(to)
     with cluster(settings.client) as log, GroupAdmin(settings.client, application) as coordinator:
         counts = log.partitions()
@@ -51,13 +64,18 @@ def reset(
         folders = instance_folders(state_dir, application) if state_dir else []
         _print(application, plan, offsets, folders)
         where = "on every other host" if state_dir else "on every host"
-        typer.echo(f"yours to do, {where} before the next start: delete {(state_dir or Path(settings['state.dir'])) / application}")
+        typer.echo(
+            f"yours to do, {where} before the next start: delete "
+            f"{(state_dir or Path(settings['state.dir'])) / application}"
+        )
         if dry_run:
             return
         check_stopped(coordinator)
         if not yes:
             typer.confirm(f"Reset {application}? Its state is lost", abort=True)
-        carry_out(log, coordinator, plan, offsets, folders, at_beginning=to == settings["auto.offset.reset"] == "earliest")
+        carry_out(
+            log, coordinator, plan, offsets, folders, at_beginning=to == settings["auto.offset.reset"] == "earliest"
+        )
     typer.echo("done")
 
 
@@ -74,13 +92,17 @@ def _time_ms(to: str) -> int | None:
     try:
         moment = datetime.fromisoformat(to)
     except ValueError:
-        raise ConfigError(f"--to {to}: write earliest, latest, or a time as 2026-01-31T08:00Z or in ms since 1970") from None
+        raise ConfigError(
+            f"--to {to}: write earliest, latest, or a time as 2026-01-31T08:00Z or in ms since 1970"
+        ) from None
     if moment.tzinfo is None:
         raise ConfigError(f"--to {to}: in which time zone? Add Z for UTC, or an offset as +01:00")
     return round(moment.timestamp() * 1000)
 
 
-def _offsets_at(log: Log, settings: Config, partitions: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
+def _offsets_at(
+    log: Log, settings: Config, partitions: Sequence[TopicPartition], time_ms: int
+) -> dict[TopicPartition, int]:
     """Return the first offset of that time or later; where there is none, the end."""
     with closing(KafkaOffsets(settings.client, settings["application.id"])) as offsets:
         found = offsets.at_time(partitions, time_ms)
@@ -95,4 +117,7 @@ def _print(application: str, plan: Reset, offsets: dict[TopicPartition, int], fo
     for folder in folders:
         typer.echo(f"delete folder {folder}")
     for topic in plan.left:
-        typer.echo(f"stays: topic {topic}, which is not in this topology. If an older version of it left it behind, delete it yourself")
+        typer.echo(
+            f"stays: topic {topic}, which is not in this topology. If an older version of it left it behind, delete it "
+            "yourself"
+        )

@@ -5,8 +5,9 @@
     WRONG, STOPPED  each worker would end so, now or later                  the run ends
     any other       an error                                                started again
 
-Started again at once after the first end, then after 1, 2, 4, ... 60 s; after ten minutes without an end the count begins anew. A worker that
-ends more than `most` times in a row ends the run: a record that nothing can process kills one worker after the other, and for ever.
+Started again at once after the first end, then after 1, 2, 4, ... 60 s; after ten minutes without an end the count
+begins anew. A worker that ends more than `most` times in a row ends the run: a record that nothing can process kills
+one worker after the other, and for ever.
 
 Invariant: the ends of one worker say nothing about the others, but for WRONG and STOPPED.
 Turned down: one count for all workers (a machine that stands still for a moment may kill all of them at once).
@@ -68,7 +69,9 @@ class Restarts:
         self._back_off = BackOff(FIRST_REST_S, MOST_REST_S, FORGOTTEN_AFTER_S)
 
     def ended(self, status: int, why: str, now: float) -> Verdict:
-        """Note an end; return what follows. `status` as `Popen.returncode` has it; `why`: what the worker said of it, or empty."""
+        """Note an end; return what follows. `status` as `Popen.returncode` has it; `why`: what the worker said of it,
+        or empty.
+        """
         rest_s = self._back_off.died(now)
         told = f"worker {self._worker} {describe_end(status, why)}"
         if status in (WRONG, STOPPED):
@@ -76,7 +79,10 @@ class Restarts:
         row = self._back_off.in_a_row
         if row > self._most:
             times = f"; it has ended {row} times in a row" if row > 1 else ""
-            return Over(128 - status if status < 0 else status or FAILED, f"{told}{times}; all are stopped (--max-restarts {self._most})")
+            return Over(
+                128 - status if status < 0 else status or FAILED,
+                f"{told}{times}; all are stopped (--max-restarts {self._most})",
+            )
         again = f"starting it again in {rest_s:g} s" if rest_s else "starting it again"
         counted = f" ({row} ends in a row; more than {self._most} stop all)" if row > 1 else ""
         return Again(rest_s, f"{told}; {again}{counted}")

@@ -1,9 +1,12 @@
-"""The terminal of `coopstreams run --processes N`: a table of the processes that is redrawn in place, what they log above it.
+"""The terminal of `coopstreams run --processes N`: a table of the processes that is redrawn in place, what they log
+above it.
 
-A worker has two pipes to here: one carries what it prints, line by line; through the other it says once a second what it is doing.
+A worker has two pipes to here: one carries what it prints, line by line; through the other it says once a second what
+it is doing.
 
 Invariant: nothing that a worker prints is lost: `__exit__` returns after the last line of each.
-Turned down: asking the workers over HTTP (they may serve no queries), and letting them write to the terminal (the table would be torn).
+Turned down: asking the workers over HTTP (they may serve no queries), and letting them write to the terminal (the table
+would be torn).
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ REPORTS = "_COOPSTREAMS_REPORTS"
 """In the environment of a worker: the file descriptor for its reports."""
 REPORT_EVERY_S = 1.0
 LAST_LINES_S = 5.0
-"""How long to wait for the last lines of a worker that has ended: a process that it has left behind may keep its pipe open."""
+"""How long to wait for the last lines of a worker that has ended: a process that it has left behind may keep its pipe
+open.
+"""
 
 
 class Screen:
@@ -40,7 +45,13 @@ class Screen:
         self._application = application
         self._processes: dict[int, WorkerProcess] = {}
         self._readers: list[threading.Thread] = []
-        self._live = Live(console=console, get_renderable=self._table, refresh_per_second=4, redirect_stdout=False, redirect_stderr=False)
+        self._live = Live(
+            console=console,
+            get_renderable=self._table,
+            refresh_per_second=4,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -51,8 +62,12 @@ class Screen:
             reader.join(LAST_LINES_S)
         self._live.stop()
 
-    def spawn(self, number: int, command: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
-        """Start a worker, in a session of its own: Ctrl-C reaches the supervisor alone, which ends the workers in good order."""
+    def spawn(
+        self, number: int, command: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]
+    ) -> subprocess.Popen[bytes]:
+        """Start a worker, in a session of its own: Ctrl-C reaches the supervisor alone, which ends the workers in good
+        order.
+        """
         reports, descriptor = os.pipe()
         try:
             worker = subprocess.Popen(
@@ -70,7 +85,9 @@ class Screen:
         finally:
             os.close(descriptor)
         before = self._processes.get(number)
-        process = self._processes[number] = WorkerProcess(number, worker.pid, restarts=0 if before is None else before.restarts + 1)
+        process = self._processes[number] = WorkerProcess(
+            number, worker.pid, restarts=0 if before is None else before.restarts + 1
+        )
         assert worker.stdout is not None
         self._read(self._lines, worker.stdout, process)
         self._read(self._reports, os.fdopen(reports, "rb"), process)
@@ -97,11 +114,15 @@ class Screen:
         return _Above(self)
 
     def _table(self) -> Table:
-        return processes_table(self._application, [process for _, process in sorted(dict(self._processes).items())], time.monotonic())
+        return processes_table(
+            self._application, [process for _, process in sorted(dict(self._processes).items())], time.monotonic()
+        )
 
     def _read(self, read: Any, stream: IO[bytes], process: WorkerProcess) -> None:
         self._readers = [reader for reader in self._readers if reader.is_alive()]
-        self._readers.append(threading.Thread(target=read, args=(stream, process), name=f"worker {process.number}", daemon=True))
+        self._readers.append(
+            threading.Thread(target=read, args=(stream, process), name=f"worker {process.number}", daemon=True)
+        )
         self._readers[-1].start()
 
     def _lines(self, stream: IO[bytes], process: WorkerProcess) -> None:

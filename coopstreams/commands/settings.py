@@ -1,4 +1,6 @@
-"""What commands that contact Kafka have in common: their settings, from a file, the environment and what is typed; where it is; their log lines."""
+"""What commands that contact Kafka have in common: their settings, from a file, the environment and what is typed;
+where it is; their log lines.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def flags(pairs: Iterable[str] | None, named: Mapping[str, Any]) -> dict[str, An
     Raises:
         ConfigError: one is not of that form.
     """
-    return dict(_pair(text) for text in pairs or ()) | {name: value for name, value in named.items() if value is not None}
+    return dict(_pair(text) for text in pairs or ()) | {
+        name: value for name, value in named.items() if value is not None
+    }
 
 
 def configure_logging(verbose: bool, who: str = "", handler: logging.Handler | None = None) -> None:
@@ -40,7 +44,9 @@ def configure_logging(verbose: bool, who: str = "", handler: logging.Handler | N
 
 
 class _Terminal(logging.StreamHandler[TextIO]):
-    """Writes to what `sys.stderr` is when a line comes: the one of before may be closed, as that of a test in which a command ran."""
+    """Writes to what `sys.stderr` is when a line comes: the one of before may be closed, as that of a test in which a
+    command ran.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -56,7 +62,8 @@ def _pair(text: str) -> tuple[str, str]:
 
 Brokers = Annotated[str | None, typer.Option("--bootstrap-servers", metavar="HOST:PORT,...", help="The Kafka brokers.")]
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE.toml", help="Settings in a TOML file: how to connect, with which identity.")
+    Path | None,
+    typer.Option("--config", metavar="FILE.toml", help="Settings in a TOML file: how to connect, with which identity."),
 ]
 
 
@@ -90,9 +97,14 @@ def refusals(servers: str, timeout_s: float = 1.0) -> list[str]:
 
 @contextmanager
 def cluster(settings: Mapping[str, Any]) -> Iterator[KafkaLog]:
-    """Have a cluster to ask and to write to, for as long as the command takes. Say at once if nobody is there, and try all the same."""
+    """Have a cluster to ask and to write to, for as long as the command takes. Say at once if nobody is there, and try
+    all the same.
+    """
     if said := refusals(settings.get("bootstrap.servers", "")):
-        cure = "Is it running (`coopstreams dev` starts one here), is bootstrap.servers right? Trying on for a while; Ctrl-C ends it."
+        cure = (
+            "Is it running (`coopstreams dev` starts one here), is bootstrap.servers right? Trying on for a while; "
+            "Ctrl-C ends it."
+        )
         typer.echo(f"no Kafka broker answers at {'; '.join(said)}. {cure}", err=True)
     log = KafkaLog(settings)
     try:

@@ -31,7 +31,9 @@ def list_(url: Url) -> None:
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for column in ("application", "run", "kind", "made", "stores", "keys", "size"):
         # A run is copied into other commands: it is never cut short, however narrow the terminal is.
-        table.add_column(column, justify="right" if column in ("keys", "size") else "left", no_wrap=column in ("application", "run"))
+        table.add_column(
+            column, justify="right" if column in ("keys", "size") else "left", no_wrap=column in ("application", "run")
+        )
     for application in names:
         current = snapshot.current_run(url, application)
         for run in snapshot.runs(url, application):
@@ -63,8 +65,14 @@ def verify(
 
 
 @app.command()
-def publish(url: Url, application: Application, run: Annotated[str, typer.Argument(metavar="RUN", help="The run that is to count.")]) -> None:
-    """Let another snapshot count: an earlier one, say. Tasks that open from now on begin with it and replay what came since."""
+def publish(
+    url: Url,
+    application: Application,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The run that is to count.")],
+) -> None:
+    """Let another snapshot count: an earlier one, say. Tasks that open from now on begin with it and replay what came
+    since.
+    """
     manifest = _loaded(url, application, run)
     snapshot.publish(url, manifest)
     typer.echo(f"{run} is published")
@@ -74,7 +82,9 @@ def publish(url: Url, application: Application, run: Annotated[str, typer.Argume
 def gc(
     url: Url,
     application: Application,
-    keep: Annotated[int, typer.Option(min=1, metavar="N", help="How many of the newest runs stay, besides the published one.")] = 1,
+    keep: Annotated[
+        int, typer.Option(min=1, metavar="N", help="How many of the newest runs stay, besides the published one.")
+    ] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would go.")] = False,
 ) -> None:
     """Delete files that no kept run mentions. What may still be at work stays: files newer than the published run."""
@@ -98,7 +108,13 @@ def _described(url: str, application: str, run: str) -> tuple[str, str, str, str
     except SnapshotError:
         return "damaged", "", "", "", ""
     files = list(manifest.files())
-    return manifest.kind, manifest.created, " ".join(sorted(manifest.stores)), f"{sum(file.entries for file in files):,}", megabytes(files)
+    return (
+        manifest.kind,
+        manifest.created,
+        " ".join(sorted(manifest.stores)),
+        f"{sum(file.entries for file in files):,}",
+        megabytes(files),
+    )
 
 
 def _loaded(url: str, application: str, run: str | None) -> Manifest:

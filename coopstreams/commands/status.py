@@ -17,8 +17,11 @@ from coopstreams.commands.settings import say_waiting
 from coopstreams.query.extra import need_http
 
 
-def status(url: Annotated[str, typer.Argument(metavar="URL", help="http://HOST:PORT of any instance of the application.")]) -> None:
-    """Print the instances of an application with their tasks, key ranges, rates and lags, and why something does not move.
+def status(
+    url: Annotated[str, typer.Argument(metavar="URL", help="http://HOST:PORT of any instance of the application.")],
+) -> None:
+    """Print the instances of an application with their tasks, key ranges, rates and lags, and why something does not
+    move.
 
     Exit status 1: an instance is not well or does not answer.
     """
@@ -33,7 +36,11 @@ def status(url: Annotated[str, typer.Argument(metavar="URL", help="http://HOST:P
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     for instance in report["instances"]:
         if restarts := instance.get("details", {}).get("restarts"):
-            console.print(f"[yellow]{instance['id']}[/]: started again {restarts} times; last it {instance['details']['last_end']}", highlight=False)
+            console.print(
+                f"[yellow]{instance['id']}[/]: started again {restarts} times; last it "
+                f"{instance['details']['last_end']}",
+                highlight=False,
+            )
         for reason in instance["reasons"]:
             console.print(f"[yellow]{instance['id']}[/]: {reason['code']}: {reason['message']}")
     if not all(instance["live"] for instance in report["instances"]):
@@ -64,15 +71,27 @@ def status_table(report: dict[str, Any]) -> Table:
 
 def _task(task: dict[str, Any]) -> tuple[str, ...]:
     waits = [f"{store['store']} {store['remaining']:,} to go" for store in task.get("restore", ())]
-    waits += [f"{store['store']} {_megabytes(store['fetched_bytes'])} of {_megabytes(store['total_bytes'])} MB" for store in task.get("download", ())]
+    waits += [
+        f"{store['store']} {_megabytes(store['fetched_bytes'])} of {_megabytes(store['total_bytes'])} MB"
+        for store in task.get("download", ())
+    ]
     state = task["state"] or "unknown"
     told = f"{state} ({', '.join(waits)})" if waits else state
-    figures = number(task.get("processed")), number(task.get("rate")), number(written(task)), number(dropped(task)), lag([task]), behind([task])
+    figures = (
+        number(task.get("processed")),
+        number(task.get("rate")),
+        number(written(task)),
+        number(dropped(task)),
+        lag([task]),
+        behind([task]),
+    )
     return task.get("id", "-"), told, *figures
 
 
 def done_lines(report: dict[str, Any]) -> list[str]:
-    """Return what the tasks have done since they were opened, all together: records out by topic, those left out by node and reason."""
+    """Return what the tasks have done since they were opened, all together: records out by topic, those left out by
+    node and reason.
+    """
     tasks = [task for instance in report["instances"] for task in instance["tasks"]]
     out, left_out = Counter[str](), Counter[str]()
     for task in tasks:

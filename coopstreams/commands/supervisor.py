@@ -1,12 +1,15 @@
-"""Several processes of one application: each a member of the group of its own, because Python computes on one core a process.
+"""Several processes of one application: each a member of the group of its own, because Python computes on one core a
+process.
 
-One worker's end is not the others' end. A worker that ended, by a signal, by an error or because somebody else asked it to, is started
-again after a while, and the others go on with its tasks; `restarts.py` says after which while, and when all end instead.
+One worker's end is not the others' end. A worker that ended, by a signal, by an error or because somebody else asked it
+to, is started again after a while, and the others go on with its tasks; `restarts.py` says after which while, and when
+all end instead.
 
-A worker and its supervisor know of each other by the worker's environment: whose child it is, how often it was started again and why,
-and the file descriptor of a pipe for the sentence with which it ends.
+A worker and its supervisor know of each other by the worker's environment: whose child it is, how often it was started
+again and why, and the file descriptor of a pipe for the sentence with which it ends.
 
-Invariant: no worker outlives its supervisor's `run`; a worker that does not drain in time is killed, and the log knows the rest.
+Invariant: no worker outlives its supervisor's `run`; a worker that does not drain in time is killed, and the log knows
+the rest.
 """
 
 from __future__ import annotations
@@ -44,7 +47,9 @@ Rests: TypeAlias = Callable[[int, float, str], None]
 """Hears that a worker is started again in so many seconds, and how it ended."""
 
 
-def spawn(_: int, command: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
+def spawn(
+    _: int, command: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]
+) -> subprocess.Popen[bytes]:
     """Start a worker that prints where its supervisor does.
 
     In a session of its own: Ctrl-C reaches the supervisor alone, which then ends the workers in good order.
@@ -162,7 +167,9 @@ class Supervisor:
 
 
 def _read(words: int) -> str:
-    """Return what a worker that has ended said last, and close the pipe. A process that it left behind may keep the other end open."""
+    """Return what a worker that has ended said last, and close the pipe. A process that it left behind may keep the
+    other end open.
+    """
     said = b""
     with suppress(BlockingIOError):
         said = os.read(words, 4 * MOST_WORDS)

@@ -1,4 +1,5 @@
-"""How far the tasks of a backfill are: bars that are redrawn on a terminal, a line for each task that is done anywhere else.
+"""How far the tasks of a backfill are: bars that are redrawn on a terminal, a line for each task that is done anywhere
+else.
 
     sub-topology 0      ━━━━━━━━╸━━━━━━━━  3 of 8 tasks
     reading orders-1    ━━━━━━━━━━━━━━━━━  1,200 records
@@ -25,7 +26,12 @@ class TaskBars:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[amount]}"), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[amount]}"),
+            TimeElapsedColumn(),
+        )
         self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
         self._stages: dict[str, TaskID] = {}
         self._running: dict[str, TaskID] = {}
@@ -47,7 +53,9 @@ class TaskBars:
             for each in progress:
                 if each.done and (stage.name, each.name) not in self._said:
                     self._said.add((stage.name, each.name))
-                    self._console.print(f"{label(each)}: {each.records:,} records", highlight=False, markup=False, soft_wrap=True)
+                    self._console.print(
+                        f"{label(each)}: {each.records:,} records", highlight=False, markup=False, soft_wrap=True
+                    )
             return
         if stage.name not in self._stages:
             self._stages[stage.name] = self._bars.add_task(stage.name, total=len(stage.running), amount="")
@@ -62,7 +70,9 @@ class TaskBars:
                 self._bars.remove_task(bar)
             return
         if each.name not in self._running:
-            self._running[each.name] = self._bars.add_task(label(each).replace("[", "\\["), total=each.target, amount="")
+            self._running[each.name] = self._bars.add_task(
+                label(each).replace("[", "\\["), total=each.target, amount=""
+            )
         self._bars.update(self._running[each.name], completed=each.position, amount=f"{each.records:,} records")
 
 

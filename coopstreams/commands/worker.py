@@ -1,4 +1,5 @@
-"""The worker's side of a supervisor: who started it and how often, the sentence with which it ends, and an end with its supervisor's.
+"""The worker's side of a supervisor: who started it and how often, the sentence with which it ends, and an end with its
+supervisor's.
 
 All of it comes from the environment (`supervisor.py`); a process that nobody supervises finds nothing there.
 """
@@ -18,13 +19,17 @@ LOOK_EVERY_S = 1.0
 
 
 def past(environment: Mapping[str, str]) -> dict[str, str | int | float]:
-    """Return what `/v1/status` says of a worker that was started again: `restarts` and `last_end`; nothing of any other process."""
+    """Return what `/v1/status` says of a worker that was started again: `restarts` and `last_end`; nothing of any other
+    process.
+    """
     restarts = int(environment.get(RESTARTS, "0"))
     return {"restarts": restarts, "last_end": environment.get(LAST_END, "")} if restarts else {}
 
 
 def end_with_supervisor(environment: Mapping[str, str], stop: Callable[[], None]) -> bool:
-    """Have `stop` called when the supervisor is gone, since nobody would end this process otherwise; return whether there is one."""
+    """Have `stop` called when the supervisor is gone, since nobody would end this process otherwise; return whether
+    there is one.
+    """
     supervisor = environment.get(SUPERVISOR)
     if supervisor is None:
         return False

@@ -1,7 +1,7 @@
 """Waiting until everything that earlier owners of a range can still commit is decided and known.
 
-The barrier is the true end of the commit topic, taken after the generation is known: whoever was fenced out has nothing above it.
-Transactions of members that are gone would hold it for their time-out, so they are ended at once.
+The barrier is the true end of the commit topic, taken after the generation is known: whoever was fenced out has nothing
+above it. Transactions of members that are gone would hold it for their time-out, so they are ended at once.
 
 Invariant: nothing an earlier owner can still commit is missed: it lies below the barrier, or its fence is refused.
 """
@@ -28,7 +28,9 @@ END_MS = 3000
 
 
 HANGING_S = 5.0
-"""How long somebody waits before transactions are looked for that have ended and still hold a partition: three requests to each broker."""
+"""How long somebody waits before transactions are looked for that have ended and still hold a partition: three requests
+to each broker.
+"""
 
 
 class Group(Protocol):
@@ -68,7 +70,8 @@ class Barrier:
     ) -> None:
         """`member` None: nobody tells who is alive, so nothing is ended.
 
-        `ours`: whether a transactional id belongs to some member, present or past, of this group. `settle`: ends what hangs of dead ones.
+        `ours`: whether a transactional id belongs to some member, present or past, of this group. `settle`: ends what
+        hangs of dead ones.
         """
         self._host = host
         self._member = member
@@ -110,9 +113,11 @@ class Barrier:
             self._settle_at = self._host.now() + HANGING_S
 
     def hunt(self) -> None:
-        """End transactions of members that are gone, if it is time. Only while nobody can have joined whom this process does not know of.
+        """End transactions of members that are gone, if it is time. Only while nobody can have joined whom this process
+        does not know of.
 
-        That is asked again before each ending: a generation may have begun during the listing, or the ending before this one.
+        That is asked again before each ending: a generation may have begun during the listing, or the ending before
+        this one.
         """
         if self._member is None or self._hunt_at is None or self._host.now() < self._hunt_at or not self._living:
             return
@@ -130,7 +135,9 @@ class Barrier:
         self._end_hanging()
 
     def _end_hanging(self) -> None:
-        """End what hangs of members that are gone, if somebody has waited for long: the brokers do not count it among the open ones."""
+        """End what hangs of members that are gone, if somebody has waited for long: the brokers do not count it among
+        the open ones.
+        """
         if (
             self._settle_at is None
             or self._host.now() < self._settle_at

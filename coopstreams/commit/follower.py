@@ -1,17 +1,20 @@
 """What this process knows of its group's progress: tails the group's partition of `__individual_commit_offsets`.
 
-The opener thread polls; stream threads ask (`mirror`, `garbage`, `open`) at any time. A barrier is the partition's high watermark, taken after
-the own generation is known: whoever was fenced out before has nothing above it. When `tail` has passed it, reading committed records only,
-every transaction below it is decided and known.
+The opener thread polls; stream threads ask (`mirror`, `garbage`, `open`) at any time. A barrier is the partition's high
+watermark, taken after the own generation is known: whoever was fenced out before has nothing above it. When `tail` has
+passed it, reading committed records only, every transaction below it is decided and known.
 
-A record of the group that cannot be read (a newer version wrote it, or it is damaged) is never skipped: its key is set aside, and as long as one
-is, no barrier counts as passed, and nothing is derived from the view: no mirror, no tombstone. So no task opens, while those that run go on, since
-they need only what they know of themselves. The last record of a key speaks for it, in this topic: one that can be read, or a tombstone, of the
-same key, later in the log, takes it back, and so does the cleaner. Records of other groups are not looked into.
+A record of the group that cannot be read (a newer version wrote it, or it is damaged) is never skipped: its key is set
+aside, and as long as one is, no barrier counts as passed, and nothing is derived from the view: no mirror, no
+tombstone. So no task opens, while those that run go on, since they need only what they know of themselves. The last
+record of a key speaks for it, in this topic: one that can be read, or a tombstone, of the same key, later in the log,
+takes it back, and so does the cleaner. Records of other groups are not looked into.
 
-Invariant: everything of the group that counts below `tail` is in the view, or its key is set aside; `tail` never goes back.
-Turned down: a follower per stream thread (the topic would be read and kept several times over). Standing still at a record that cannot be read
-(tombstoned, it would have to be compacted away first: an hour, and never in the last segment).
+Invariant: everything of the group that counts below `tail` is in the view, or its key is set aside; `tail` never goes
+back.
+Turned down: a follower per stream thread (the topic would be read and kept several times over). Standing still at a
+record that cannot be read (tombstoned, it would have to be compacted away first: an hour, and never in the last
+segment).
 """
 
 from __future__ import annotations
@@ -21,7 +24,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
-from coopstreams.commit.record import PARTITIONS, VERSION, Committed, Segment, decode_key, decode_value, encode_text, partition_of, topic_spec
+from coopstreams.commit.record import (
+    PARTITIONS,
+    VERSION,
+    Committed,
+    Segment,
+    decode_key,
+    decode_value,
+    encode_text,
+    partition_of,
+    topic_spec,
+)
 from coopstreams.commit.view import CommitView, Hole, LiveCommit, PartitionStart, Winner
 from coopstreams.log.log import Log, Position, Reader
 from coopstreams.topology.columns import TopicPartition
@@ -54,7 +67,9 @@ class Follower:
     """
 
     def __init__(self, log: Log, group: str, *, partitions: int = PARTITIONS, replication: int = -1) -> None:
-        """Find the group's partition, and create the topic with so many partitions if there is none; read nothing yet."""
+        """Find the group's partition, and create the topic with so many partitions if there is none; read nothing
+        yet.
+        """
         self._log = log
         counts = log.partitions([COMMIT_TOPIC])
         if COMMIT_TOPIC not in counts:
@@ -83,32 +98,44 @@ class Follower:
             return
         if policy != "compact":
             raise ConfigError(
-                f"{COMMIT_TOPIC} has cleanup.policy={policy}: it would delete the progress of groups. Make it a compacted topic: `kafka-configs.sh "
-                f"--bootstrap-server HOST:PORT --alter --entity-type topics --entity-name {COMMIT_TOPIC} --add-config cleanup.policy=compact`"
+                f"{COMMIT_TOPIC} has cleanup.policy={policy}: it would delete the progress of groups. Make it a "
+                "compacted topic: `kafka-configs.sh "
+                f"--bootstrap-server HOST:PORT --alter --entity-type topics --entity-name {COMMIT_TOPIC} --add-config "
+                "cleanup.policy=compact`"
             )
 
     def check(self, rows: Mapping[TopicPartition, tuple[int, str] | None]) -> None:
-        """Do nothing if the group has always been in this partition, as far as the offsets tell that its fences have left there (`rows`).
+        """Do nothing if the group has always been in this partition, as far as the offsets tell that its fences have
+        left there (`rows`).
 
         Raises:
-            ConfigError: the topic's partition count was changed, so the group's progress is in another partition now; or records are gone.
+            ConfigError: the topic's partition count was changed, so the group's progress is in another partition now;
+                or records are gone.
         """
-        found = {partition: row[0] for partition, row in rows.items() if row is not None and partition.topic == COMMIT_TOPIC}
+        found = {
+            partition: row[0] for partition, row in rows.items() if row is not None and partition.topic == COMMIT_TOPIC
+        }
         known, end = found.pop(self.partition, 0), self.barrier()
         if known > end:
             raise ConfigError(
-                f"{self.partition} ends at offset {end}, and group {self.group!r} had read it up to {known}: records of its progress are gone. "
-                "Restore the topic, or say where to go on: `coopstreams group reset`, or `coopstreams reset` to begin anew"
+                f"{self.partition} ends at offset {end}, and group {self.group!r} had read it up to {known}: records "
+                "of its progress are gone. "
+                "Restore the topic, or say where to go on: `coopstreams group reset`, or `coopstreams reset` to begin "
+                "anew"
             )
         others = sorted(partition.partition for partition in found)
         if others:
             raise ConfigError(
-                f"group {self.group!r} keeps its progress in partition {others[0]} of {COMMIT_TOPIC}, but with {self.partitions} partitions it belongs "
-                f"into {self.partition.partition}: the partition count was changed, which it must never be. Restore the count, or reset the group"
+                f"group {self.group!r} keeps its progress in partition {others[0]} of {COMMIT_TOPIC}, but with "
+                f"{self.partitions} partitions it belongs "
+                f"into {self.partition.partition}: the partition count was changed, which it must never be. Restore "
+                "the count, or reset the group"
             )
 
     def rows(self) -> list[TopicPartition]:
-        """Return all partitions of the commit topic: where the group may have left an offset of its own when it fenced."""
+        """Return all partitions of the commit topic: where the group may have left an offset of its own when it
+        fenced.
+        """
         return [TopicPartition(COMMIT_TOPIC, number) for number in range(max(self.partitions, PARTITIONS))]
 
     @property
@@ -149,7 +176,9 @@ class Follower:
 
     @property
     def trouble(self) -> str:
-        """Why no barrier is passed although everything was read, with the cure; empty: there is no such reason. Any thread."""
+        """Why no barrier is passed although everything was read, with the cure; empty: there is no such reason. Any
+        thread.
+        """
         records = self.unreadable
         if not records:
             return ""
@@ -157,10 +186,12 @@ class Follower:
         cure = (
             "A newer coopstreams wrote to this group: upgrade this process"
             if first.newer
-            else f"Stop all instances; `coopstreams group reset {self.group}` for the partitions that are concerned takes it away and says where to go on"
+            else f"Stop all instances; `coopstreams group reset {self.group}` for the partitions that are concerned "
+            "takes it away and says where to go on"
         )
         return (
-            f"{len(records)} of the records of group {self.group!r} in {self.partition} cannot be read, the first at offset {first.offset}: {first.why}. "
+            f"{len(records)} of the records of group {self.group!r} in {self.partition} cannot be read, the first at "
+            f"offset {first.offset}: {first.why}. "
             f"{cure}. Until then no task opens here; those that run go on"
         )
 
@@ -174,17 +205,20 @@ class Follower:
             raise LogError(trouble)
 
     def barrier(self) -> int:
-        """Return an offset that everything written so far lies below, decided or not: the true high watermark, asked for now.
+        """Return an offset that everything written so far lies below, decided or not: the true high watermark, asked
+        for now.
 
         Raises:
-            LogError: retryable: it lies below what was read already, so the broker that answered does not lead the partition any more (it stood
-                still for a while), or the topic was made anew.
+            LogError: retryable: it lies below what was read already, so the broker that answered does not lead the
+                partition any more (it stood still for a while), or the topic was made anew.
         """
         end = self._log.end_offset(self.partition)
         if end < self._tail:
             raise LogError(
-                f"{self.partition} ends at offset {end}, and was read up to {self._tail}: a broker answered that was its leader before; or, if this "
-                f"stays so, {COMMIT_TOPIC} was made anew while group {self.group!r} was running: start this process again, it says then what is missing",
+                f"{self.partition} ends at offset {end}, and was read up to {self._tail}: a broker answered that was "
+                "its leader before; or, if this "
+                f"stays so, {COMMIT_TOPIC} was made anew while group {self.group!r} was running: start this process "
+                "again, it says then what is missing",
                 retryable=True,
             )
         return end
@@ -196,7 +230,8 @@ class Follower:
     def blockers(self, barrier: int) -> set[str]:
         """Return the transactional ids of this group with records between the tail and the barrier.
 
-        One of them keeps the tail back, or a group in the same partition does. Ids of members that are gone should be ended at once.
+        One of them keeps the tail back, or a group in the same partition does. Ids of members that are gone should be
+        ended at once.
         """
         name, ids, at, tries = encode_text(self.group), set[str](), self._tail, _TRIES
         reader = self._log.reader(committed_only=False)
@@ -213,12 +248,16 @@ class Follower:
             reader.close()
         return ids
 
-    def open(self, partition: TopicPartition, covered: KeyRange, committed: Committed | None, reset: Position) -> PartitionStart:
+    def open(
+        self, partition: TopicPartition, covered: KeyRange, committed: Committed | None, reset: Position
+    ) -> PartitionStart:
         """See `CommitView.open`: only when `passed` the barrier, with the plain offset fetched after it."""
         with self._lock:
             return self._view.open(partition, covered, committed, reset)
 
-    def stable(self, partition: TopicPartition, committed: Committed | None, own: Sequence[Segment] = ()) -> Position | None:
+    def stable(
+        self, partition: TopicPartition, committed: Committed | None, own: Sequence[Segment] = ()
+    ) -> Position | None:
         """See `CommitView.stable`."""
         with self._lock:
             return self._view.stable(partition, committed, own)
@@ -272,7 +311,13 @@ class Follower:
                 return
             newer = max(key[:1], value[:1]) > bytes([VERSION])
             if key not in self._unreadable:
-                log.error("%s: the record at offset %d of group %r cannot be read; no task opens here: %s", self.partition, offset, self.group, error)
+                log.error(
+                    "%s: the record at offset %d of group %r cannot be read; no task opens here: %s",
+                    self.partition,
+                    offset,
+                    self.group,
+                    error,
+                )
             self._unreadable[key] = Unreadable(key, offset, str(error), newer)
         else:
             if self._unreadable:

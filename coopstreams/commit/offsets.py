@@ -1,12 +1,15 @@
 """How far a group is, for people and programs that are not in it: stable offsets, what is done above them, key ranges.
 
-A group's progress is two things: plain committed offsets in `__consumer_offsets`, and individual commits of key ranges in
-`__individual_commit_offsets`. `commit/view.py` says which of them speaks for which hash; here both are read, up to now, and put together.
+A group's progress is two things: plain committed offsets in `__consumer_offsets`, and individual commits of key ranges
+in `__individual_commit_offsets`. `commit/view.py` says which of them speaks for which hash; here both are read, up to
+now, and put together.
 
-Nobody can tell the key of an offset without reading it. So an offset above the stable one counts as done here if it is done in *every* key
-range: what the proposal's coordinator would hold as individual commits. What each key range has done for itself stands beside it.
+Nobody can tell the key of an offset without reading it. So an offset above the stable one counts as done here if it is
+done in *every* key range: what the proposal's coordinator would hold as individual commits. What each key range has
+done for itself stands beside it.
 
-Invariant: what is returned was committed before, and contains every commit that was finished before the question (the barrier).
+Invariant: what is returned was committed before, and contains every commit that was finished before the question (the
+barrier).
 Turned down: asking a member over HTTP (there may be none).
 """
 
@@ -38,7 +41,8 @@ _TIMEOUT_S = 30.0
 class OffsetAndRanges:
     """What a group has committed of one partition. Source: the proposal's `OffsetAndMetadata` with `rangeOffsets`.
 
-    Shape: everything below `offset` is done; `ranges` above it, too: inclusive, ascending. `key_ranges` tile the hash space.
+    Shape: everything below `offset` is done; `ranges` above it, too: inclusive, ascending. `key_ranges` tile the hash
+    space.
     """
 
     offset: int
@@ -50,7 +54,8 @@ class OffsetAndRanges:
 def list_consumer_group_offsets(
     settings: Mapping[str, Any], group: str, partitions: Iterable[TopicPartition] | None = None
 ) -> dict[TopicPartition, OffsetAndRanges | None]:
-    """Return what a group has committed of these partitions (of all: None); None for one of which some key range has committed nothing.
+    """Return what a group has committed of these partitions (of all: None); None for one of which some key range has
+    committed nothing.
 
     Shape: `settings` in librdkafka's names: how to reach the brokers. The group may have members or none.
 
@@ -96,7 +101,8 @@ def catch_up(follower: Follower, timeout_s: float = _TIMEOUT_S, *, check: bool =
         if follower.tail < barrier and time.monotonic() > give_up:
             names = ", ".join(sorted(follower.blockers(barrier))) or "of another group in the same partition"
             raise LogError(
-                f"{follower.partition} ends at {barrier}; read up to {follower.tail} in {timeout_s:.0f} s. An open transaction keeps the rest back: {names}",
+                f"{follower.partition} ends at {barrier}; read up to {follower.tail} in {timeout_s:.0f} s. An open "
+                f"transaction keeps the rest back: {names}",
                 retryable=True,
             )
     if check:
@@ -118,7 +124,9 @@ def group_offsets(
     return {at: offset_and_ranges(follower, at, plain.get(at)) for at in sorted(wanted)}
 
 
-def offset_and_ranges(follower: Follower | None, partition: TopicPartition, plain: tuple[int, str] | None) -> OffsetAndRanges | None:
+def offset_and_ranges(
+    follower: Follower | None, partition: TopicPartition, plain: tuple[int, str] | None
+) -> OffsetAndRanges | None:
     """Return what was committed of a partition; None while some key range has committed nothing.
 
     Shape: `plain` is the plain committed offset with its metadata.
@@ -135,8 +143,13 @@ def offset_and_ranges(follower: Follower | None, partition: TopicPartition, plai
 
 
 def done_by_all(segments: Iterable[Segment]) -> tuple[int, Runs]:
-    """Return the stable offset of key ranges that stand like this, and the offsets above it that all of them have done."""
+    """Return the stable offset of key ranges that stand like this, and the offsets above it that all of them have
+    done.
+    """
     stands = list(segments)
     lowest = min(segment.position for segment in stands)
-    done = [merge(((lowest, segment.position - 1),), segment.runs) if segment.position > lowest else segment.runs for segment in stands]
+    done = [
+        merge(((lowest, segment.position - 1),), segment.runs) if segment.position > lowest else segment.runs
+        for segment in stands
+    ]
     return advance(lowest, reduce(common, done))

@@ -1,7 +1,7 @@
 """A sorted map from keys of one length to bytes that costs a few bytes an entry beside what it holds.
 
-Neighbouring entries lie one behind the other in one `bytes` object, a leaf of about 2 KiB; a list has the first key of each leaf. Finding an
-entry is a bisection and a walk through a leaf, changing it makes one leaf anew.
+Neighbouring entries lie one behind the other in one `bytes` object, a leaf of about 2 KiB; a list has the first key of
+each leaf. Finding an entry is a bisection and a walk through a leaf, changing it makes one leaf anew.
 
     leaf    n x (key | u32 length | value)
 

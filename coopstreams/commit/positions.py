@@ -2,9 +2,9 @@
 
 A consumer's task has one source: its topic takes the place of a sub-topology.
 
-A plain offset that an open transaction may still change is asked for again; what is certain is kept with the task that asked, since behind
-its barrier no earlier owner can change it any more. So a task waits for its own partitions only, and no question fails as a whole: under
-exactly-once somebody's transaction is always open.
+A plain offset that an open transaction may still change is asked for again; what is certain is kept with the task that
+asked, since behind its barrier no earlier owner can change it any more. So a task waits for its own partitions only,
+and no question fails as a whole: under exactly-once somebody's transaction is always open.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from coopstreams.topology.errors import ConfigError, LogError, OffsetOutOfRangeE
 from coopstreams.topology.task_id import TaskId
 
 DOUBT_S = 10.0
-"""How long commits may be missing before it is believed that they went away: their topic was made anew, or its records were deleted."""
+"""How long commits may be missing before it is believed that they went away: their topic was made anew, or its records
+were deleted.
+"""
 
 Sources: TypeAlias = Callable[[TaskId], tuple[TopicPartition, ...]]
 
@@ -59,7 +61,12 @@ class Asking(Protocol):
 class Begun(Protocol):
     """Who knows whether a task has ever begun: `tasks.begun.Begun`."""
 
-    def check(self, task: TaskId, openings: Mapping[TopicPartition, PartitionStart], individual: Callable[[], Iterable[TopicPartition]]) -> None:
+    def check(
+        self,
+        task: TaskId,
+        openings: Mapping[TopicPartition, PartitionStart],
+        individual: Callable[[], Iterable[TopicPartition]],
+    ) -> None:
         """See `tasks.begun.Begun.check`."""
 
 
@@ -73,15 +80,20 @@ def check_beside(follower: Follower, committed: Mapping[TopicPartition, Committe
         if plain is not None and follower.lacks(partition, plain):
             topic, number = partition
             raise ConfigError(
-                f"{partition}: key ranges of group {follower.group!r} had committed more than the plain offset {plain.offset} says, and these commits are no "
-                f"longer in {follower.partition}: {follower.partition.topic} was made anew, or its records were deleted. Everything below {plain.offset} is "
-                "done, and of some keys what lies above. Restore the topic; or begin anew (`coopstreams reset`); or do some of it again: stop all "
-                f"instances and run `coopstreams group reset {follower.group} --topic {topic} --partition {number} --to {plain.offset}`"
+                f"{partition}: key ranges of group {follower.group!r} had committed more than the plain offset "
+                f"{plain.offset} says, and these commits are no "
+                f"longer in {follower.partition}: {follower.partition.topic} was made anew, or its records were "
+                f"deleted. Everything below {plain.offset} is "
+                "done, and of some keys what lies above. Restore the topic; or begin anew (`coopstreams reset`); or do "
+                "some of it again: stop all "
+                f"instances and run `coopstreams group reset {follower.group} --topic {topic} --partition {number} "
+                f"--to {plain.offset}`"
             )
 
 
 def check_named(group: str, openings: Mapping[TopicPartition, PartitionStart], ids: Mapping[str, str]) -> None:
-    """Do nothing if the individual commits are of the topics that have these ids now. Commits of older versions name none.
+    """Do nothing if the individual commits are of the topics that have these ids now. Commits of older versions name
+    none.
 
     Raises:
         ConfigError: a topic was made anew since.
@@ -94,8 +106,10 @@ def check_named(group: str, openings: Mapping[TopicPartition, PartitionStart], i
 def made_anew(group: str, partition: TopicPartition, offset: int) -> ConfigError:
     """Return what is said of a source that is another topic than the one in which the group stands; with the cure."""
     return ConfigError(
-        f"{partition}: the topic was deleted and made anew since group {group!r} was at offset {offset} of it. What the new "
-        "one has there is other records, and those below were never processed. Begin anew (`coopstreams reset`); or read it "
+        f"{partition}: the topic was deleted and made anew since group {group!r} was at offset {offset} of it. What "
+        "the new "
+        "one has there is other records, and those below were never processed. Begin anew (`coopstreams reset`); or "
+        "read it "
         "from its beginning, on top of the state that is there: stop all instances and run "
         f"`coopstreams group reset {group} --topic {partition.topic} --to earliest`"
     )
@@ -132,7 +146,9 @@ class Positions:
         self._alone = alone
         self._begun = begun
         self.unstable: dict[TopicPartition, float] = {}
-        """Since when (`Host.now`) an open transaction has kept a plain offset back that some task waits for. Any thread may look."""
+        """Since when (`Host.now`) an open transaction has kept a plain offset back that some task waits for. Any thread
+        may look.
+        """
         self._checked = False
         self._doubted_at: float | None = None
 
@@ -146,11 +162,21 @@ class Positions:
         self._learn(asking)
         ready = [one for one in asking if one.plain.keys() >= set(self.sources(one.id))]
         author = Author(self._follower.group, generation, self._author, self._alone)
-        resets = {partition: self._reset(partition) for partition in {source for one in ready for source in self.sources(one.id)}}
-        ids = {topic: self._log.topic_id(topic) for topic in {source.topic for source in resets}} if self._begun is not None else {}
+        resets = {
+            partition: self._reset(partition)
+            for partition in {source for one in ready for source in self.sources(one.id)}
+        }
+        ids = (
+            {topic: self._log.topic_id(topic) for topic in {source.topic for source in resets}}
+            if self._begun is not None
+            else {}
+        )
         progress = {}
         for one in filter(self._trusted, ready):
-            openings = {source: self._follower.open(source, one.id.range, one.plain[source], resets[source]) for source in self.sources(one.id)}
+            openings = {
+                source: self._follower.open(source, one.id.range, one.plain[source], resets[source])
+                for source in self.sources(one.id)
+            }
             if self._begun is not None:
                 check_named(self._follower.group, openings, ids)
                 self._begun.check(one.id, openings, self._follower.sources)
@@ -159,10 +185,12 @@ class Positions:
         return progress
 
     def _trusted(self, one: Asking) -> bool:
-        """Return whether all commits are known on which a task's plain offsets rest; if not, its barrier is taken again.
+        """Return whether all commits are known on which a task's plain offsets rest; if not, its barrier is taken
+        again.
 
-        A sibling that opens at the same time may have committed between the barrier and the question for the offsets; and a broker that stood
-        still may have told an end of before. Each commit is in the log before the offset that names it, so a barrier taken now lies above it.
+        A sibling that opens at the same time may have committed between the barrier and the question for the offsets;
+        and a broker that stood still may have told an end of before. Each commit is in the log before the offset that
+        names it, so a barrier taken now lies above it.
 
         Raises:
             ConfigError: they are missing behind each barrier for `DOUBT_S`: they went away.
@@ -182,7 +210,9 @@ class Positions:
         unstable = dict(self.unstable)
         now = self._host.now()
         kept = [f"{source} for {now - unstable[source]:.0f} s" for source in self.sources(task) if source in unstable]
-        return "the group's plain offsets" + (f": an open transaction keeps back that of {', '.join(kept)}" if kept else "")
+        return "the group's plain offsets" + (
+            f": an open transaction keeps back that of {', '.join(kept)}" if kept else ""
+        )
 
     def _learn(self, asking: Sequence[Asking]) -> None:
         """Ask for the plain offsets that are not yet known, in one question."""
@@ -204,7 +234,9 @@ class Positions:
                     one.plain.setdefault(partition, committed)
 
     def _check_rows(self, rows: Offsets) -> None:
-        """See `Follower.check`; what it finds wrong is asked again for `DOUBT_S`, since a broker that stood still may have told an end of before."""
+        """See `Follower.check`; what it finds wrong is asked again for `DOUBT_S`, since a broker that stood still may
+        have told an end of before.
+        """
         try:
             self._follower.check(rows)
         except ConfigError as error:
@@ -224,9 +256,12 @@ class Positions:
                 at, start = one.position(partition).offset, self._log.start_offset(partition)
                 if at < start:
                     command = (
-                        f"coopstreams group reset {self._follower.group} --topic {partition.topic} --partition {partition.partition} --to earliest"
+                        f"coopstreams group reset {self._follower.group} --topic {partition.topic} --partition "
+                        f"{partition.partition} --to earliest"
                     )
                     raise OffsetOutOfRangeError(
-                        f"{partition}: the group stands at offset {at}, but the log begins at {start}: {start - at} records were deleted before they were "
-                        f"processed. Raise the topic's retention; to go on without them, stop all instances and run `{command}`"
+                        f"{partition}: the group stands at offset {at}, but the log begins at {start}: {start - at} "
+                        "records were deleted before they were "
+                        "processed. Raise the topic's retention; to go on without them, stop all instances and run "
+                        f"`{command}`"
                     )

@@ -1,15 +1,19 @@
 """How far one task is, what of a batch it still has to do, and what a commit of several tasks consists of.
 
-A consumer that finishes records out of order keeps count of them itself (`consumer.inflight`) and says where it stands with `stand`.
+A consumer that finishes records out of order keeps count of them itself (`consumer.inflight`) and says where it stands
+with `stand`.
 
-A task opens with segments (`view.PartitionStart`): parts of its range may be further than others, after a merge of ranges. The reader begins at the
-lowest; `unseen` drops what is done already; once the reader is past the highest, there is one segment and `unseen` costs one comparison.
+A task opens with segments (`view.PartitionStart`): parts of its range may be further than others, after a merge of
+ranges. The reader begins at the lowest; `unseen` drops what is done already; once the reader is past the highest, there
+is one segment and `unseen` costs one comparison.
 
 `plan` turns the tasks of one stream thread into one commit: records first, offsets to fence with last.
 
-Invariant: a record is handed to the program exactly once between opening and closing, however often the reader begins again below it.
-After any doubt about a commit, `Progress` is thrown away and opened again from the log: what was staged may or may not have counted.
-Turned down: keeping done runs as a reason to jump ahead of them (the stream time at the end of a run is unknown; reading on is cheap).
+Invariant: a record is handed to the program exactly once between opening and closing, however often the reader begins
+again below it. After any doubt about a commit, `Progress` is thrown away and opened again from the log: what was staged
+may or may not have counted.
+Turned down: keeping done runs as a reason to jump ahead of them (the stream time at the end of a run is unknown;
+reading on is cheap).
 """
 
 from __future__ import annotations
@@ -31,8 +35,8 @@ from coopstreams.topology.keys import KeyRange, key_hashes
 class Author:
     """Who writes a task's commits: stays the same as long as the task stays open.
 
-    Shape: `generation` is that in which the task was opened; `transactional_id` names the writer (at-least-once: any name for people).
-    `alone`: no group coordinator fences its plain offset, so an individual commit says everything.
+    Shape: `generation` is that in which the task was opened; `transactional_id` names the writer (at-least-once: any
+    name for people). `alone`: no group coordinator fences its plain offset, so an individual commit says everything.
     """
 
     group: str
@@ -100,7 +104,11 @@ class Progress:
     """How far one task is on each of its source partitions. Belongs to its stream thread; no I/O."""
 
     def __init__(
-        self, covered: KeyRange, openings: Mapping[TopicPartition, PartitionStart], author: Author, topic_ids: Mapping[str, str] | None = None
+        self,
+        covered: KeyRange,
+        openings: Mapping[TopicPartition, PartitionStart],
+        author: Author,
+        topic_ids: Mapping[str, str] | None = None,
     ) -> None:
         self.range = covered
         self.author = author
@@ -127,7 +135,11 @@ class Progress:
     def beginning(covered: KeyRange, positions: Mapping[TopicPartition, Position]) -> Progress:
         """Return the progress of a task that begins at these positions, and whose commits no group hears of."""
         segments = {source: (Segment(covered, at.offset, at.stream_time),) for source, at in positions.items()}
-        return Progress(covered, {source: PartitionStart(0, at, None, claim=False) for source, at in segments.items()}, Author("", 0, ""))
+        return Progress(
+            covered,
+            {source: PartitionStart(0, at, None, claim=False) for source, at in segments.items()},
+            Author("", 0, ""),
+        )
 
     @property
     def partitions(self) -> list[TopicPartition]:
@@ -140,7 +152,8 @@ class Progress:
         return Position(lowest.position, lowest.stream_time)
 
     def unseen(self, partition: TopicPartition, columns: Columns) -> Columns:
-        """Return the records of a batch (of this task's range) that have to be processed: the batch itself, unless the reader went back.
+        """Return the records of a batch (of this task's range) that have to be processed: the batch itself, unless the
+        reader went back.
 
         Call `advance` with the batch's `next_offset` after each one, before the next.
         """
@@ -188,7 +201,9 @@ class Progress:
 
     @property
     def parted(self) -> bool:
-        """Whether parts of the range are at different offsets: of the records that come now, earlier owners have done some."""
+        """Whether parts of the range are at different offsets: of the records that come now, earlier owners have done
+        some.
+        """
         return any(_parted(source.now()) for source in self._sources.values())
 
     @property
@@ -197,9 +212,11 @@ class Progress:
         return any(source.now() != source.durable for source in self._sources.values())
 
     def record(self, partition: TopicPartition, *, claim: bool = False) -> tuple[bytes, bytes] | None:
-        """Stage what was reached; return the individual commit that says it, None where nothing moved or the plain offset says it all.
+        """Stage what was reached; return the individual commit that says it, None where nothing moved or the plain
+        offset says it all.
 
-        `claim` (at-least-once, before the first record is processed): return the inherited segments, unless no claim is needed.
+        `claim` (at-least-once, before the first record is processed): return the inherited segments, unless no claim is
+        needed.
         """
         source = self._sources[partition]
         segments = source.staged = source.now()
@@ -208,8 +225,9 @@ class Progress:
         elif claim:
             needed = source.claim
         elif self.range.is_whole:
-            # Also when nothing moved: the plain offset goes out at this term, and would silence what older terms say above it. And where there are
-            # individual commits of others, this task writes its own, too: plain offsets may go away, and older terms would speak again.
+            # Also when nothing moved: the plain offset goes out at this term, and would silence what older terms say
+            # above it. And where there are individual commits of others, this task writes its own, too: plain offsets
+            # may go away, and older terms would speak again.
             needed = _parted(segments) or (source.claim and segments != source.said)
         else:
             needed = segments != source.durable
@@ -221,7 +239,9 @@ class Progress:
         return encode_key(key), encode_value(CommitValue(self.author.transactional_id, segments, beside))
 
     def plain(self, partition: TopicPartition, commits: Commits) -> Committed | None:
-        """Stage and return the plain offset to write: a whole-range task's own position, hash 0's owner's mirror of the stable offset."""
+        """Stage and return the plain offset to write: a whole-range task's own position, hash 0's owner's mirror of the
+        stable offset.
+        """
         source = self._sources[partition]
         if self.range.start:
             return None
@@ -236,9 +256,11 @@ class Progress:
         return source.staged_mirror
 
     def begin(self) -> dict[TopicPartition, tuple[int, str]]:
-        """Stage and return the plain offsets with which a task begins partitions of which nothing was ever committed; most often none.
+        """Stage and return the plain offsets with which a task begins partitions of which nothing was ever committed;
+        most often none.
 
-        They go out before its first record is processed: without a position there can be no state, and state without one has lost it.
+        They go out before its first record is processed: without a position there can be no state, and state without
+        one has lost it.
         """
         offsets: dict[TopicPartition, tuple[int, str]] = {}
         for partition, source in self._sources.items():
@@ -265,15 +287,22 @@ class Progress:
         """
         segments = self._sources[partition].now()
         if any(segment.runs for segment in segments):
-            raise ValueError(f"{partition}: records were done out of order, so no offset says what is in a table that is restored from this topic")
+            raise ValueError(
+                f"{partition}: records were done out of order, so no offset says what is in a table that is restored "
+                "from this topic"
+            )
         return {segment.range: segment.position for segment in segments}
 
     def stream_time(self, partition: TopicPartition) -> int:
-        """Return the stream time of the latest commit, or of one that is on its way: what is in the database is not newer. Any thread."""
+        """Return the stream time of the latest commit, or of one that is on its way: what is in the database is not
+        newer. Any thread.
+        """
         return max(segment.stream_time for segment in self._sources[partition].staged)
 
     def stable(self, partition: TopicPartition) -> int | None:
-        """Return the offset below which the whole partition is done, as this task last committed it; None unless it owns hash 0. Any thread."""
+        """Return the offset below which the whole partition is done, as this task last committed it; None unless it
+        owns hash 0. Any thread.
+        """
         mirrored = self._sources[partition].mirrored
         return mirrored.offset if mirrored is not None and not self.range.start else None
 
@@ -283,9 +312,12 @@ class Progress:
         return not self.range.start and not self.range.is_whole
 
     def mirror_due(self, commits: Commits) -> bool:
-        """Whether siblings moved the stable offset since this task last wrote it: then commit even if nothing of its own moved."""
+        """Whether siblings moved the stable offset since this task last wrote it: then commit even if nothing of its
+        own moved.
+        """
         return self.mirrors and any(
-            commits.mirror(partition, source.mirrored) not in (None, source.mirrored) for partition, source in self._sources.items()
+            commits.mirror(partition, source.mirrored) not in (None, source.mirrored)
+            for partition, source in self._sources.items()
         )
 
     def committed(self) -> None:
@@ -305,12 +337,13 @@ def _parted(segments: Sequence[Segment]) -> bool:
 class CommitPlan:
     """One commit of one stream thread.
 
-    Shape: `records` (key, value or None = tombstone) go to the group's partition of the commit topic. `offsets` (offset, metadata) go out
-    with the fence. It is never empty: an empty list is not fenced.
+    Shape: `records` (key, value or None = tombstone) go to the group's partition of the commit topic. `offsets`
+    (offset, metadata) go out with the fence. It is never empty: an empty list is not fenced.
 
-    Exactly-once: outputs, changelogs, `records`; flush; `offsets` with the fence; commit.
-    At-least-once: outputs, changelogs; flush; `records`; flush; `offsets` in a fenced OffsetCommit. A record that arrives without the outputs
-    it stands for would lose them. A task opens there with `ask` in a fenced OffsetCommit, then `plan(..., claim=True)` written the same way.
+    Exactly-once: outputs, changelogs, `records`; flush; `offsets` with the fence; commit. At-least-once: outputs,
+    changelogs; flush; `records`; flush; `offsets` in a fenced OffsetCommit. A record that arrives without the outputs
+    it stands for would lose them. A task opens there with `ask` in a fenced OffsetCommit, then `plan(..., claim=True)`
+    written the same way.
     """
 
     records: list[tuple[bytes, bytes | None]]
@@ -318,7 +351,8 @@ class CommitPlan:
 
 
 def plan(tasks: Iterable[Progress], commits: Commits, *, claim: bool = False) -> CommitPlan:
-    """Stage a commit of these tasks (of one thread) and return what to write. When it counted, call `committed` on each of them.
+    """Stage a commit of these tasks (of one thread) and return what to write. When it counted, call `committed` on each
+    of them.
 
     `claim`: the commit with which at-least-once tasks open, before they process anything; exactly-once has none.
     """
@@ -334,7 +368,8 @@ def plan(tasks: Iterable[Progress], commits: Commits, *, claim: bool = False) ->
             plain = task.plain(partition, commits)
             if plain:
                 offsets[partition] = plain.offset, plain.metadata
-    # Tombstones only beside a record: it names the transaction's writer, for those who must end it when it is left open.
+    # Tombstones only beside a record: it names the transaction's writer, for those who must end it when it is left
+    # open.
     if records:
         for partition, ranges in mine.items():
             records += [(key, None) for key in commits.garbage(partition, ranges)]
@@ -342,5 +377,7 @@ def plan(tasks: Iterable[Progress], commits: Commits, *, claim: bool = False) ->
 
 
 def ask(commits: Commits) -> dict[TopicPartition, tuple[int, str]]:
-    """Return what an at-least-once opener sends with the fence after reading its opening and before writing its claim (see `view`)."""
+    """Return what an at-least-once opener sends with the fence after reading its opening and before writing its claim
+    (see `view`).
+    """
     return {commits.partition: (commits.tail, "")}

@@ -2,7 +2,8 @@
 
 A task that finishes records out of order has done everything below its position, and some runs above it.
 
-Invariant: runs are inclusive `(start, end)` pairs as the proposal prints them, ascending, never overlapping and never adjacent.
+Invariant: runs are inclusive `(start, end)` pairs as the proposal prints them, ascending, never overlapping and never
+adjacent.
 Turned down: a set of offsets (10 000 runs are 20 kB in a commit; the offsets in them may be millions).
 """
 

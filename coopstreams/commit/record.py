@@ -6,19 +6,23 @@ One record per task, source partition and commit. The key says who speaks for wh
     value   u8 version | str transactional.id | uvar n | n x segment [| str metadata]               null = tombstone
     segment [u64 end, not for the last] | uvar position | svar stream time | uvar m | m x (uvar gap, uvar length)
 
-    str = uvar length + UTF-8; uvar = 7 bits a byte, lowest first; svar = zigzag uvar; numbers of fixed width are big-endian.
-    Segments tile the key's range. Each of the m runs begins `gap` after the end of the one before (the first: after the position).
+    str = uvar length + UTF-8; uvar = 7 bits a byte, lowest first; svar = zigzag uvar; numbers of fixed width are
+    big-endian. Segments tile the key's range. Each of the m runs begins `gap` after the end of the one before (the
+    first: after the position).
 
-Of any version a key begins with version and group, so that a group can tell its own records from others'.
-The generation is that in which the task was opened. It is in the key because, under at-least-once, two openers of the same range may choose
-the same term (the first one stalled before its claim): with equal keys the late claim of the first would overwrite the commits of the second.
-Each segment carries the partition's stream time at its position, so that windows close alike wherever the task goes on.
+Of any version a key begins with version and group, so that a group can tell its own records from others'. The
+generation is that in which the task was opened. It is in the key because, under at-least-once, two openers of the same
+range may choose the same term (the first one stalled before its claim): with equal keys the late claim of the first
+would overwrite the commits of the second. Each segment carries the partition's stream time at its position, so that
+windows close alike wherever the task goes on.
 
-A plain committed offset carries `ic <stream time> <term>`: it is the record of a task that owns the whole hash space (see `view`). Where it does
-not say everything by itself, a fourth word names the highest term of an individual commit beside it: without that one, commits went away.
+A plain committed offset carries `ic <stream time> <term>`: it is the record of a task that owns the whole hash space
+(see `view`). Where it does not say everything by itself, a fourth word names the highest term of an individual commit
+beside it: without that one, commits went away.
 
 Invariant: a key has one writer for ever; its positions only grow.
-Turned down: one record per run, as the proposal has it (a commit would need an id and a count to be atomic, and a tombstone per absorbed run).
+Turned down: one record per run, as the proposal has it (a commit would need an id and a count to be atomic, and a
+tombstone per absorbed run).
 Source: `notes/ic-commit.md` section 1.
 """
 
@@ -48,11 +52,18 @@ _DAMAGED = (IndexError, ValueError, struct.error)
 
 
 def topic_spec(partitions: int = PARTITIONS, replication: int = -1) -> TopicSpec:
-    """Return how the commit topic is created: compacted, in segments of 10 MiB, so that reading all of it stays about a second."""
+    """Return how the commit topic is created: compacted, in segments of 10 MiB, so that reading all of it stays about a
+    second.
+    """
     return TopicSpec(
         COMMIT_TOPIC,
         partitions,
-        {"cleanup.policy": "compact", "segment.bytes": "10485760", "segment.ms": "3600000", "min.cleanable.dirty.ratio": "0.1"},
+        {
+            "cleanup.policy": "compact",
+            "segment.bytes": "10485760",
+            "segment.ms": "3600000",
+            "min.cleanable.dirty.ratio": "0.1",
+        },
         replication,
     )
 
@@ -92,10 +103,11 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class CommitValue:
-    """What is said: segments that tile the key's range, and the transactional id of the writer (for ending it when it is dead).
+    """What is said: segments that tile the key's range, and the transactional id of the writer (for ending it when it
+    is dead).
 
-    Shape: `metadata` is what a consumer wants to find beside its offsets, as in any commit; empty, it is not written. An application puts the id
-    of the source topic there: its positions mean nothing in another topic of that name.
+    Shape: `metadata` is what a consumer wants to find beside its offsets, as in any commit; empty, it is not written.
+    An application puts the id of the source topic there: its positions mean nothing in another topic of that name.
     """
 
     transactional_id: str
@@ -107,8 +119,8 @@ class CommitValue:
 class Committed:
     """The plain committed offset of a source partition, as the group coordinator keeps it.
 
-    Shape: `term` None means somebody else wrote it (an ordinary consumer, or an operator's reset). `beside`: the highest term of an individual
-    commit that was there when this was written; 0 where it says everything itself.
+    Shape: `term` None means somebody else wrote it (an ordinary consumer, or an operator's reset). `beside`: the
+    highest term of an individual commit that was there when this was written; 0 where it says everything itself.
     """
 
     offset: int
@@ -260,7 +272,9 @@ def _read_segment(data: bytes, at: int, covered: KeyRange) -> tuple[Segment, int
 
 def _uvar(out: bytearray, number: int) -> None:
     if number < 0:
-        raise ValueError(f"cannot write {number}: positions, runs and lengths are not negative, runs lie in order above the position")
+        raise ValueError(
+            f"cannot write {number}: positions, runs and lengths are not negative, runs lie in order above the position"
+        )
     while number > 127:
         out.append(number & 127 | 128)
         number >>= 7
@@ -294,4 +308,6 @@ def _check_version(data: bytes) -> None:
 
 
 def _damaged(part: str, data: bytes, problem: Exception) -> LogError:
-    return LogError(f"a record of {COMMIT_TOPIC} has a {part} that nobody of this group wrote ({problem}): {data[:80].hex()}")
+    return LogError(
+        f"a record of {COMMIT_TOPIC} has a {part} that nobody of this group wrote ({problem}): {data[:80].hex()}"
+    )

@@ -2,77 +2,91 @@
 
 Two kinds of records say how far a source partition is:
 
-* **individual commits** `[range]@term -> segments` in `__individual_commit_offsets` (`record`), one per task that shares the partition;
-* the **plain committed offset** in `__consumer_offsets`, written by the owner of hash 0. A task that owns the whole hash space, has
-  done nothing out of order, and has found no individual commit on the partition writes nothing else: an ordinary Kafka application. Its
-  metadata says at which term (`ic <stream time> <term>`). While the partition is shared, the owner of hash 0 keeps that term and mirrors the
-  *stable* offset there, for lag monitors.
+* **individual commits** `[range]@term -> segments` in `__individual_commit_offsets` (`record`), one per task that
+  shares the partition;
+* the **plain committed offset** in `__consumer_offsets`, written by the owner of hash 0. A task that owns the whole
+  hash space, has done nothing out of order, and has found no individual commit on the partition writes nothing else: an
+  ordinary Kafka application. Its metadata says at which term (`ic <stream time> <term>`). While the partition is
+  shared, the owner of hash 0 keeps that term and mirrors the *stable* offset there, for lag monitors.
 
-The rule. For each hash the record of the highest term speaks; the plain offset is a record for all hashes at the term in its metadata.
+The rule. For each hash the record of the highest term speaks; the plain offset is a record for all hashes at the term
+in its metadata.
 
-    resolve(h)  plain.term > individual(h).term -> the plain offset          equal -> the larger of both         smaller -> individual(h)
+    resolve(h)  plain.term > individual(h).term -> the plain offset          equal -> the larger of both
+                smaller -> individual(h)
                 neither -> auto.offset.reset
     term        1 + the highest term, plain or individual, on the whole source partition when the task is opened
-    garbage(K)  every hash of K has a live individual commit of a higher rank (term, generation): anyone may tombstone K, at any time
+    garbage(K)  every hash of K has a live individual commit of a higher rank (term, generation): anyone may tombstone
+                K, at any time
     stable      the smallest resolve(h) over the whole hash space
-    foreign     a plain offset without our metadata (another client, an operator's reset) counts for each hash if it is the larger of both
+    foreign     a plain offset without our metadata (another client, an operator's reset) counts for each hash if it is
+                the larger of both
 
-**Exactly-once: resolve(h) is the last commit of h's last owner.** Let o1, o2, ... own h in order. The group has one owner of h at a time,
-others are zombies; the fence, asked for after all records of the transaction are in the log, refuses zombies; o(k+1) opens when it has read
-the commit partition up to the high watermark it took after learning its generation, and after that fetched the plain offset with
-`require_stable`; so it sees everything that earlier owners can ever commit. Its term is above all it saw, so whatever it commits speaks
-from then on; what it did not commit changes nothing. In detail, for the mixed use:
+**Exactly-once: resolve(h) is the last commit of h's last owner.** Let o1, o2, ... own h in order. The group has one
+owner of h at a time, others are zombies; the fence, asked for after all records of the transaction are in the log,
+refuses zombies; o(k+1) opens when it has read the commit partition up to the high watermark it took after learning its
+generation, and after that fetched the plain offset with `require_stable`; so it sees everything that earlier owners can
+ever commit. Its term is above all it saw, so whatever it commits speaks from then on; what it did not commit changes
+nothing. In detail, for the mixed use:
 
-* *whole -> split.* The whole-range task at term t committed plain = p@t. Children resolve to p (older individual commits have lower terms)
-  and open at terms > t. One that has not committed yet rests upon p@t: the mirror keeps term t, and cannot move while a hash rests upon it,
-  because stable is at most p then.
-* *split -> whole.* The new task at term t inherits segments, and finds individual commits. So it writes its own at t beside the plain offset
-  (the smallest position, at t): equal terms, the larger of both is right for each hash. What it outranks is collected; the highest individual
-  commit of a hash is never tombstoned.
+* *whole -> split.* The whole-range task at term t committed plain = p@t. Children resolve to p (older individual
+  commits have lower terms) and open at terms > t. One that has not committed yet rests upon p@t: the mirror keeps term
+  t, and cannot move while a hash rests upon it, because stable is at most p then.
+* *split -> whole.* The new task at term t inherits segments, and finds individual commits. So it writes its own at t
+  beside the plain offset (the smallest position, at t): equal terms, the larger of both is right for each hash. What it
+  outranks is collected; the highest individual commit of a hash is never tombstoned.
 * *merges of ranges and re-cuts*: resolve works on hashes, not on tasks.
 
-**What goes away.** Both places are outside of this program: offsets expire when a group is empty for long (`offsets.retention.minutes`) or are
-deleted with their group; topics are deleted, or made anew.
-* *The plain offset goes away*: individual commits alone say the same, where they tile the hash space. For whoever opened a partition that had
-  one wrote one with each commit, at its own term, also as the owner of all of it. A hash without one has never been committed since the
-  partition was first shared: it rested upon the plain offset. An application opens nothing then (`tasks.begun`), because a position was made
-  durable before the first record was processed (`Progress.begin`): nothing in either place means that nothing was done.
-  Under at-least-once, claims of stalled openers may tile the hash space beside an owner of all of it who found none and wrote none: then they
-  speak, and what was done since is done again.
-* *Individual commits go away*: the plain offset names the highest term beside it (`Committed.beside`). That record is never garbage, so a view
-  behind the barrier without it lacks commits (`lacks`): refused. A task of all hashes in one segment names none: its offset says everything.
-  Terms go on above the one that is named, so a zombie of before stays outranked. What is not seen is a loss between the very first individual
-  commit of a partition and the next commit of the owner of hash 0.
+**What goes away.** Both places are outside of this program: offsets expire when a group is empty for long
+(`offsets.retention.minutes`) or are deleted with their group; topics are deleted, or made anew.
+* *The plain offset goes away*: individual commits alone say the same, where they tile the hash space. For whoever
+  opened a partition that had one wrote one with each commit, at its own term, also as the owner of all of it. A hash
+  without one has never been committed since the partition was first shared: it rested upon the plain offset. An
+  application opens nothing then (`tasks.begun`), because a position was made durable before the first record was
+  processed (`Progress.begin`): nothing in either place means that nothing was done. Under at-least-once, claims of
+  stalled openers may tile the hash space beside an owner of all of it who found none and wrote none: then they speak,
+  and what was done since is done again.
+* *Individual commits go away*: the plain offset names the highest term beside it (`Committed.beside`). That record is
+  never garbage, so a view behind the barrier without it lacks commits (`lacks`): refused. A task of all hashes in one
+  segment names none: its offset says everything. Terms go on above the one that is named, so a zombie of before stays
+  outranked. What is not seen is a loss between the very first individual commit of a partition and the next commit of
+  the owner of hash 0.
 
-* *The plain offset goes back*: a copy of a transaction's offsets that a client sent again, delayed until the producer's next transaction, would
-  be taken for that one's (transactions of protocol version 1; version 2 gives each its own epoch). Beside an individual commit at its term the
-  larger one counts, so this concerns ordinary applications only, as it does any Kafka client: the copy would have to be overtaken by the answer
-  to its repetition, the end of its transaction, and the offsets of the next.
+* *The plain offset goes back*: a copy of a transaction's offsets that a client sent again, delayed until the producer's
+  next transaction, would be taken for that one's (transactions of protocol version 1; version 2 gives each its own
+  epoch). Beside an individual commit at its term the larger one counts, so this concerns ordinary applications only, as
+  it does any Kafka client: the copy would have to be overtaken by the answer to its repetition, the end of its
+  transaction, and the offsets of the next.
 
-**At-least-once: complete commits <= resolve(h) <= what the state of h's owner holds.** Individual commits are not fenced, so a zombie's may
-appear at any time. Hence a task opens in four steps: read (barrier, plain offset, `open`); *ask*, a fenced OffsetCommit; *claim*, its inherited
-segments under its own term, flushed; a fenced OffsetCommit again; only then does it process. So a zombie's commits have lower ranks than
-its successor's claim, and its position cannot get ahead of the state that the successor restored, which would lose records.
-* *Ask.* Without it an opener that stalls before it reads would see its successor's commits, choose a higher term than theirs, and claim over
-  them. After it, all that it read was written before any successor opened.
-* *Term over the whole partition*, not over the range only: a stalled opener of a wider range could have a higher term from elsewhere.
-  The highest term of a partition never falls (that record is never garbage), so a successor's term is never lower.
-* *Generation.* It can be equal, when the first opener stalls between ask and claim: then the later generation outranks the earlier one, and
-  as the generation is in the key, a late claim does not overwrite the successor's commits either.
-* *No claim*, and no individual commit, for a task that owns the whole partition and finds no individual commit on it: the plain offset is fenced, so a zombie of its own
-  kind writes nothing. A stalled opener of a part may still claim, at a term that is not higher, the plain offset that this task began with:
-  equal terms, the larger one counts. An ordinary application never writes an individual commit.
-* *The plain offset has a term* because "always the larger" leaks a zombie's position through the mirror: B stalls, B' has read up to its high
-  watermark, B writes [50..99]@1 -> 180, A mirrors stable = 180, B' claims [50..99]@2 -> 130: the successor of B' would skip 130..179, which
-  are in nobody's state but the zombie's.
+**At-least-once: complete commits <= resolve(h) <= what the state of h's owner holds.** Individual commits are not
+fenced, so a zombie's may appear at any time. Hence a task opens in four steps: read (barrier, plain offset, `open`);
+*ask*, a fenced OffsetCommit; *claim*, its inherited segments under its own term, flushed; a fenced OffsetCommit again;
+only then does it process. So a zombie's commits have lower ranks than its successor's claim, and its position cannot
+get ahead of the state that the successor restored, which would lose records.
+* *Ask.* Without it an opener that stalls before it reads would see its successor's commits, choose a higher term than
+  theirs, and claim over them. After it, all that it read was written before any successor opened.
+* *Term over the whole partition*, not over the range only: a stalled opener of a wider range could have a higher term
+  from elsewhere. The highest term of a partition never falls (that record is never garbage), so a successor's term is
+  never lower.
+* *Generation.* It can be equal, when the first opener stalls between ask and claim: then the later generation outranks
+  the earlier one, and as the generation is in the key, a late claim does not overwrite the successor's commits either.
+* *No claim*, and no individual commit, for a task that owns the whole partition and finds no individual commit on it:
+  the plain offset is fenced, so a zombie of its own kind writes nothing. A stalled opener of a part may still claim, at
+  a term that is not higher, the plain offset that this task began with: equal terms, the larger one counts. An ordinary
+  application never writes an individual commit.
+* *The plain offset has a term* because "always the larger" leaks a zombie's position through the mirror: B stalls, B'
+  has read up to its high watermark, B writes [50..99]@1 -> 180, A mirrors stable = 180, B' claims [50..99]@2 -> 130:
+  the successor of B' would skip 130..179, which are in nobody's state but the zombie's.
 `tests/commit/test_commit_simulation.py` finds a wrong history when any one of these is taken away.
 
-A torn at-least-once commit (some records arrived) is harmless: each is written after the outputs and changelogs it stands for were flushed.
-Tombstones are derived from what is *read back*, never from what is about to be written, so they may be torn off as well.
+A torn at-least-once commit (some records arrived) is harmless: each is written after the outputs and changelogs it
+stands for were flushed. Tombstones are derived from what is *read back*, never from what is about to be written, so
+they may be torn off as well.
 
-Invariant: `live` holds the last value of each key and no tombstoned key; which record speaks for which hash changes only with the keys.
-Turned down: "last in the log wins" (one unfenced zombie is enough to go back); collecting what lies below the stable offset (terms would
-start again at 1, and an old zombie would win).
+Invariant: `live` holds the last value of each key and no tombstoned key; which record speaks for which hash changes
+only with the keys.
+Turned down: "last in the log wins" (one unfenced zombie is enough to go back); collecting what lies below the stable
+offset (terms would start again at 1, and an old zombie would win).
 Source: `notes/ic-commit.md` section 2, with the plain offset brought under the same rule.
 """
 
@@ -125,8 +139,9 @@ class Winner(NamedTuple):
 class PartitionStart:
     """Where a task begins on one source partition.
 
-    Shape: `segments` tile the range. `committed` is the plain offset found, its term filled in. `claim`: under at-least-once these segments
-    must be in the log, under this term, before the first record is processed. Under both guarantees: the task writes individual commits.
+    Shape: `segments` tile the range. `committed` is the plain offset found, its term filled in. `claim`: under
+    at-least-once these segments must be in the log, under this term, before the first record is processed. Under both
+    guarantees: the task writes individual commits.
     """
 
     term: int
@@ -141,7 +156,9 @@ class PartitionStart:
 
 @dataclass(frozen=True, slots=True)
 class LiveCommit:
-    """What one record says, and under which key. Who wrote it is not kept: only `Follower.blockers` asks, which reads the log."""
+    """What one record says, and under which key. Who wrote it is not kept: only `Follower.blockers` asks, which reads
+    the log.
+    """
 
     key: CommitKey
     segments: tuple[Segment, ...]
@@ -164,7 +181,8 @@ TILINGS = 64
 class CommitView:
     """The individual commits of one group, as far as they were read. Not thread-safe: `follower.Follower` guards one.
 
-    They are kept as they were written, packed, and decoded when they are asked for: 50 bytes a key range instead of 990 (measured).
+    They are kept as they were written, packed, and decoded when they are asked for: 50 bytes a key range instead of 990
+    (measured).
     """
 
     def __init__(self, group: str) -> None:
@@ -197,12 +215,17 @@ class CommitView:
 
     def sources(self) -> list[TopicPartition]:
         """Return the source partitions of which there are individual commits."""
-        found = {(topic, *PARTITION.unpack_from(tail)) for topic, live in self._live.items() for tail, _ in live.items()}
+        found = {
+            (topic, *PARTITION.unpack_from(tail)) for topic, live in self._live.items() for tail, _ in live.items()
+        }
         return sorted(TopicPartition(*at) for at in found)
 
     def live(self, partition: TopicPartition) -> list[LiveCommit]:
         """Return every record that is neither tombstoned nor replaced, highest rank last."""
-        return sorted((LiveCommit(key, *decode_payload(said, key.range)) for key, said in self._entries(partition)), key=lambda said: _rank(said.key))
+        return sorted(
+            (LiveCommit(key, *decode_payload(said, key.range)) for key, said in self._entries(partition)),
+            key=lambda said: _rank(said.key),
+        )
 
     def resolve(self, partition: TopicPartition, covered: KeyRange) -> list[Winner | Hole]:
         """Return what the individual commits say about a range: pieces that tile it, ascending."""
@@ -218,7 +241,9 @@ class CommitView:
             for segment in decode_payload(said, key.range)[0]:
                 common = segment.range.intersect(part)
                 if common is not None:
-                    pieces.append(Winner(segment if common == segment.range else replace(segment, range=common), key.term))
+                    pieces.append(
+                        Winner(segment if common == segment.range else replace(segment, range=common), key.term)
+                    )
         return pieces
 
     def next_term(self, partition: TopicPartition, committed: Committed | None) -> int:
@@ -231,19 +256,39 @@ class CommitView:
         return max((key.term for key, _ in self._entries(partition)), default=0)
 
     def lacks(self, partition: TopicPartition, committed: Committed | None) -> bool:
-        """Whether individual commits went away on which this plain offset rests: their topic was made anew, or its records were deleted."""
-        return committed is not None and committed.beside >= max(1, committed.term or 0) and self.highest(partition) < committed.beside
+        """Whether individual commits went away on which this plain offset rests: their topic was made anew, or its
+        records were deleted.
+        """
+        return (
+            committed is not None
+            and committed.beside >= max(1, committed.term or 0)
+            and self.highest(partition) < committed.beside
+        )
 
-    def open(self, partition: TopicPartition, covered: KeyRange, committed: Committed | None, reset: Position) -> PartitionStart:
-        """Return where a task with this range begins. Only behind the barrier, with the plain offset fetched after it."""
+    def open(
+        self, partition: TopicPartition, covered: KeyRange, committed: Committed | None, reset: Position
+    ) -> PartitionStart:
+        """Return where a task with this range begins. Only behind the barrier, with the plain offset fetched after
+        it.
+        """
         pieces = self.resolve(partition, covered)
         segments = combine(pieces, committed, reset)
         claim = not covered.is_whole or any(self._entries(partition))
         begins = committed is None and any(isinstance(piece, Hole) for piece in pieces)
-        return PartitionStart(self.next_term(partition, committed), tuple(segments), committed, claim, begins, self._named(partition, covered))
+        return PartitionStart(
+            self.next_term(partition, committed),
+            tuple(segments),
+            committed,
+            claim,
+            begins,
+            self._named(partition, covered),
+        )
 
-    def stable(self, partition: TopicPartition, committed: Committed | None, own: Sequence[Segment] = ()) -> Position | None:
-        """Return the position below which everything is done over the whole hash space; None while some hash never committed.
+    def stable(
+        self, partition: TopicPartition, committed: Committed | None, own: Sequence[Segment] = ()
+    ) -> Position | None:
+        """Return the position below which everything is done over the whole hash space; None while some hash never
+        committed.
 
         Shape: `own` is what the caller knows to be committed of its ranges, read back or not.
         """
@@ -251,13 +296,18 @@ class CommitView:
         pieces = [piece for covered in others for piece in self.resolve(partition, covered)]
         if committed is None and any(isinstance(piece, Hole) for piece in pieces):
             return None
-        lowest = min([*combine(pieces, committed, Position(0)), *own], key=lambda segment: (segment.position, -segment.stream_time))
+        lowest = min(
+            [*combine(pieces, committed, Position(0)), *own],
+            key=lambda segment: (segment.position, -segment.stream_time),
+        )
         return Position(lowest.position, lowest.stream_time)
 
     def mirror(self, partition: TopicPartition, committed: Committed | None) -> Committed | None:
-        """Return the plain offset that the owner of hash 0 writes now, where it last wrote (or found) `committed`; None: nothing yet.
+        """Return the plain offset that the owner of hash 0 writes now, where it last wrote (or found) `committed`;
+        None: nothing yet.
 
-        A foreign one is replaced only when nothing rests upon it any more: ours would no longer count as the larger of both.
+        A foreign one is replaced only when nothing rests upon it any more: ours would no longer count as the larger of
+        both.
         """
         asked = partition, committed
         if asked not in self._mirrors:
@@ -276,13 +326,23 @@ class CommitView:
         return Committed(stable.offset, stable.stream_time, committed.term or 0 if committed else 0, beside)
 
     def garbage(self, partition: TopicPartition, mine: Sequence[KeyRange]) -> list[bytes]:
-        """Return the keys that may be tombstoned and whose first hash lies in one of these ranges: each has one such owner."""
-        return [encode_key(key) for key in self._tiling(partition).silent if any(key.range.start in covered for covered in mine)]
+        """Return the keys that may be tombstoned and whose first hash lies in one of these ranges: each has one such
+        owner.
+        """
+        return [
+            encode_key(key)
+            for key in self._tiling(partition).silent
+            if any(key.range.start in covered for covered in mine)
+        ]
 
     def _named(self, partition: TopicPartition, covered: KeyRange) -> frozenset[str]:
         """Return the metadata of the records that speak for some of these hashes."""
         keys = {key for tile, key in self._tiling(partition).tiles if key and tile.overlaps(covered)}
-        return frozenset(metadata for key, said in self._entries(partition) if key in keys and (metadata := decode_payload(said, key.range)[1]))
+        return frozenset(
+            metadata
+            for key, said in self._entries(partition)
+            if key in keys and (metadata := decode_payload(said, key.range)[1])
+        )
 
     def _entries(self, partition: TopicPartition) -> Iterator[tuple[CommitKey, bytes]]:
         """What is live of a partition, as it was said."""
@@ -292,7 +352,9 @@ class CommitView:
                 yield key_of(self.group, topic, tail), said
 
     def _tiling(self, partition: TopicPartition) -> _Tiling:
-        """Return which record speaks for what. Kept until a key comes or goes: a commit of a running task changes no tile."""
+        """Return which record speaks for what. Kept until a key comes or goes: a commit of a running task changes no
+        tile.
+        """
         tiling = self._tilings.get(partition)
         if tiling is None:
             if len(self._tilings) >= TILINGS:
@@ -357,4 +419,6 @@ def _combined(piece: Winner | Hole, committed: Committed | None, reset: Position
         return segment if committed.term < term else Segment(segment.range, committed.offset, committed.stream_time)
     # The stream time of a position is that of all records below it, so the larger one belongs to the larger position.
     position = max(segment.position, committed.offset)
-    return Segment(segment.range, position, max(segment.stream_time, committed.stream_time), above(segment.runs, position))
+    return Segment(
+        segment.range, position, max(segment.stream_time, committed.stream_time), above(segment.runs, position)
+    )

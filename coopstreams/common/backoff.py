@@ -1,4 +1,5 @@
-"""How long a successor rests, of a stream thread or of a worker: not at all after the first death, then longer and longer.
+"""How long a successor rests, of a stream thread or of a worker: not at all after the first death, then longer and
+longer.
 
 A record that kills whoever processes it is met again at once, and each time what was not committed is done again.
 """
@@ -16,7 +17,9 @@ FORGOTTEN_AFTER_S = 60.0
 
 @dataclass(slots=True)
 class BackOff:
-    """Deaths that may have one cause. The defaults are those of an instance's stream threads: of all, since the tasks of one may go on with another."""
+    """Deaths that may have one cause. The defaults are those of an instance's stream threads: of all, since the tasks
+    of one may go on with another.
+    """
 
     first_s: float = FIRST_S
     """The rest after the second death in a row; each further one doubles it."""

@@ -1,7 +1,8 @@
 """Settings: Kafka's dotted names, checked before anything starts.
 
-A setting comes from a TOML file, then the environment (`COOPSTREAMS_COMMIT_INTERVAL_MS`), then flags; the later one wins.
-Connection and security settings carry librdkafka's names and are given once; the group's own client translates them.
+A setting comes from a TOML file, then the environment (`COOPSTREAMS_COMMIT_INTERVAL_MS`), then flags; the later one
+wins. Connection and security settings carry librdkafka's names and are given once; the group's own client translates
+them.
 
 Invariant: a `Config` is complete and consistent; nothing below asks for a default again.
 Turned down: an object with a class per client (a user copies dotted names from Kafka's documentation).
@@ -82,10 +83,15 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
     "application.id": (
         text,
         None,
-        "The consumer group and the prefix of internal topics; the topology says it. If it is set, too, it must be the same.",
+        "The consumer group and the prefix of internal topics; the topology says it. If it is set, too, it must be the "
+        "same.",
     ),
     "state.dir": (text, "coopstreams-state", "Folder of the local state, one sub-folder an application and instance."),
-    "snapshots.dir": (text, None, "Folder or URL of published snapshots: state that is not in `state.dir` comes from there, not from changelogs."),
+    "snapshots.dir": (
+        text,
+        None,
+        "Folder or URL of published snapshots: state that is not in `state.dir` comes from there, not from changelogs.",
+    ),
     "instance": (integer(0), 0, "Number of this process among those that share `state.dir` on this host."),
     "default.dsl.store": (
         store_type_of,
@@ -98,45 +104,93 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         1,
         "Threads that run tasks in one process: for functions that wait. Processes are for functions that compute.",
     ),
-    "ranges.per.partition": (integer(1, GROUPS), 1, "Least number of key ranges a partition is split into; more when threads outnumber partitions."),
+    "ranges.per.partition": (
+        integer(1, GROUPS),
+        1,
+        "Least number of key ranges a partition is split into; more when threads outnumber partitions.",
+    ),
     "processing.guarantee": (one_of(AT_LEAST_ONCE, EXACTLY_ONCE), AT_LEAST_ONCE, "at_least_once or exactly_once_v2."),
     "commit.interval.ms": (
         integer(1),
         None,
-        "Time between commits. Default 100 under exactly_once_v2, else 1000. State, outputs and queries move with commits.",
+        "Time between commits. Default 100 under exactly_once_v2, else 1000. State, outputs and queries move with "
+        "commits.",
     ),
-    "statestore.cache.max.bytes": (integer(0), 64 << 20, "Record cache of one process. 0: every update of a table is forwarded by itself."),
-    "max.bytes.key.range.cache": (integer(1 << 20), 209_715_200, "Bound on records fetched but not yet processed, per process."),
+    "statestore.cache.max.bytes": (
+        integer(0),
+        64 << 20,
+        "Record cache of one process. 0: every update of a table is forwarded by itself.",
+    ),
+    "max.bytes.key.range.cache": (
+        integer(1 << 20),
+        209_715_200,
+        "Bound on records fetched but not yet processed, per process.",
+    ),
     "auto.offset.reset": (one_of("earliest", "latest"), "earliest", "Where a group without a committed offset begins."),
     "max.task.idle.ms": (
         integer(-1),
         0,
-        "How long a task with several sources waits for new records of one that it has read to the end. 0: only for what the broker has; -1: not at all.",
+        "How long a task with several sources waits for new records of one that it has read to the end. 0: only for "
+        "what the broker has; -1: not at all.",
     ),
-    "metadata.max.age.ms": (integer(100), 300_000, "Time between checks for new topics that match a pattern of the topology."),
-    "ensure.explicit.internal.resource.naming": (boolean, False, "Refuse to start when an internal topic has a generated name."),
+    "metadata.max.age.ms": (
+        integer(100),
+        300_000,
+        "Time between checks for new topics that match a pattern of the topology.",
+    ),
+    "ensure.explicit.internal.resource.naming": (
+        boolean,
+        False,
+        "Refuse to start when an internal topic has a generated name.",
+    ),
     "topology.optimization": (
         _optimization,
         "none",
-        "`none`, `all`, or a list of `reuse.ktable.source.topics`, `single.store.self.join`, `merge.repartition.topics` (always done).",
+        "`none`, `all`, or a list of `reuse.ktable.source.topics`, `single.store.self.join`, "
+        "`merge.repartition.topics` (always done).",
     ),
     "topology.change.accepted": (
         text,
         None,
-        "The word that a start was refused with because a new version of the topology loses or mixes state: this change may.",
+        "The word that a start was refused with because a new version of the topology loses or mixes state: this "
+        "change may.",
     ),
     "replication.factor": (integer(-1), -1, "Replicas of internal topics; -1: the broker's default."),
-    "session.timeout.ms": (integer(1000), 10_000, "A process that sends no heartbeat for so long is removed from the group."),
+    "session.timeout.ms": (
+        integer(1000),
+        10_000,
+        "A process that sends no heartbeat for so long is removed from the group.",
+    ),
     "heartbeat.interval.ms": (integer(50), 400, "Time between heartbeats; sets how fast a rebalance goes."),
-    "max.poll.interval.ms": (integer(1000), 300_000, "A stream thread that makes no progress for so long takes its process out of the group."),
+    "max.poll.interval.ms": (
+        integer(1000),
+        300_000,
+        "A stream thread that makes no progress for so long takes its process out of the group.",
+    ),
     "transaction.timeout.ms": (integer(1000), 15_000, "The broker aborts a transaction that is open for longer."),
     "deserialization.exception.handler": (one_of(*HANDLERS), "fail", "For records whose bytes do not parse."),
-    "processing.exception.handler": (one_of(*HANDLERS), "fail", "For records on which a function of the topology raises."),
-    "production.exception.handler": (one_of(*HANDLERS), "fail", "For results that cannot be serialised, or that Kafka refuses."),
+    "processing.exception.handler": (
+        one_of(*HANDLERS),
+        "fail",
+        "For records on which a function of the topology raises.",
+    ),
+    "production.exception.handler": (
+        one_of(*HANDLERS),
+        "fail",
+        "For results that cannot be serialised, or that Kafka refuses.",
+    ),
     "errors.dead.letter.queue.topic.name": (text, None, "Where `dead-letter` puts records, with headers that say why."),
     "http.listen": (_listen, "127.0.0.1:0", "HOST:PORT of the query server; port 0 takes a free one; empty: none."),
-    "application.server": (text, None, "HOST:PORT under which other instances reach the query server. Default: where it listens."),
-    "repartition.purge.interval.ms": (integer(1000), 30_000, "Time between deletions of repartition records that are done."),
+    "application.server": (
+        text,
+        None,
+        "HOST:PORT under which other instances reach the query server. Default: where it listens.",
+    ),
+    "repartition.purge.interval.ms": (
+        integer(1000),
+        30_000,
+        "Time between deletions of repartition records that are done.",
+    ),
     "connect.timeout.ms": (integer(1000), 60_000, "How long to look for the brokers at start before giving up."),
 }
 """Every setting of ours: how it is read, its default, what it means."""
@@ -161,7 +215,9 @@ _PASSED_ON = (
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Checked settings. `values` has every name of `SETTINGS`; `client` what goes to the Kafka clients, in librdkafka's names."""
+    """Checked settings. `values` has every name of `SETTINGS`; `client` what goes to the Kafka clients, in librdkafka's
+    names.
+    """
 
     values: Mapping[str, Any]
     client: Mapping[str, Any] = field(default_factory=dict)
@@ -197,9 +253,15 @@ class Config:
             elif name.startswith(_PASSED_ON):
                 client[name] = value
             else:
-                raise ConfigError(f'unknown setting "{name}"{_nearest(name)}. Settings of one client carry its prefix: consumer., producer., admin.')
+                raise ConfigError(
+                    f'unknown setting "{name}"{_nearest(name)}. Settings of one client carry its prefix: consumer., '
+                    "producer., admin."
+                )
         if values["bootstrap.servers"] is None:
-            raise ConfigError("bootstrap.servers is not set: say where Kafka is (--bootstrap-servers HOST:PORT), or start one with `coopstreams dev`")
+            raise ConfigError(
+                "bootstrap.servers is not set: say where Kafka is (--bootstrap-servers HOST:PORT), or start one with "
+                "`coopstreams dev`"
+            )
         client["bootstrap.servers"] = values["bootstrap.servers"]
         _check_application(values["application.id"], application_id)
         values["application.id"] = values["application.id"] or application_id
@@ -216,14 +278,18 @@ def check_heartbeat(values: Mapping[str, Any]) -> None:
         ConfigError: heartbeats are too rare for the session.
     """
     if values["heartbeat.interval.ms"] * 3 > values["session.timeout.ms"]:
-        raise ConfigError("heartbeat.interval.ms must be at most a third of session.timeout.ms, or one lost heartbeat costs the membership")
+        raise ConfigError(
+            "heartbeat.interval.ms must be at most a third of session.timeout.ms, or one lost heartbeat costs the "
+            "membership"
+        )
 
 
 def _check_application(given: str | None, of_topology: str | None) -> None:
     """Do nothing if there is one application id: the topology's is in the names of its internal topics already."""
     if given is not None and of_topology is not None and given != of_topology:
         raise ConfigError(
-            f'application.id is "{given}", but the topology was built as "{of_topology}", and its internal topics are named so. '
+            f'application.id is "{given}", but the topology was built as "{of_topology}", and its internal topics are '
+            "named so. "
             f'Leave the setting out, or build the topology with StreamsBuilder("{given}")'
         )
 
@@ -232,11 +298,18 @@ def _check_together(values: Mapping[str, Any]) -> None:
     check_heartbeat(values)
     handlers = [f"{phase}.exception.handler" for phase in ("deserialization", "processing", "production")]
     if any(values[h] == "dead-letter" for h in handlers) and values["errors.dead.letter.queue.topic.name"] is None:
-        raise ConfigError("a handler says dead-letter, but errors.dead.letter.queue.topic.name is not set: name the topic")
-    interval = values["commit.interval.ms"]
-    if values["processing.guarantee"] == EXACTLY_ONCE and interval is not None and interval * 2 > values["transaction.timeout.ms"]:
         raise ConfigError(
-            "commit.interval.ms must be at most half of transaction.timeout.ms, or the broker aborts transactions that are still wanted"
+            "a handler says dead-letter, but errors.dead.letter.queue.topic.name is not set: name the topic"
+        )
+    interval = values["commit.interval.ms"]
+    if (
+        values["processing.guarantee"] == EXACTLY_ONCE
+        and interval is not None
+        and interval * 2 > values["transaction.timeout.ms"]
+    ):
+        raise ConfigError(
+            "commit.interval.ms must be at most half of transaction.timeout.ms, or the broker aborts transactions that "
+            "are still wanted"
         )
 
 

@@ -1,7 +1,7 @@
 """Timestamp extractors that are ready to use, with Kafka Streams' names: `stream(..., timestamp=wallclock_timestamp)`.
 
-A timestamp is invalid if it is negative: the record was written in a format of before Kafka 0.10, or by a producer that gave none. Without
-`timestamp=` Kafka's own is taken as it is.
+A timestamp is invalid if it is negative: the record was written in a format of before Kafka 0.10, or by a producer that
+gave none. Without `timestamp=` Kafka's own is taken as it is.
 
 Source: Kafka Streams `FailOnInvalidTimestamp`, `LogAndSkipOnInvalidTimestamp`, `UsePartitionTimeOnInvalidTimestamp`,
 `WallclockTimestampExtractor`.
@@ -27,7 +27,8 @@ def fail_on_invalid_timestamp(record: TimestampedRecord[Any, Any]) -> int:
     """
     if record.timestamp < 0:
         raise ProcessingError(
-            f"{_where(record)} has the timestamp {record.timestamp}. Take log_and_skip_on_invalid_timestamp, use_partition_time_on_invalid_timestamp "
+            f"{_where(record)} has the timestamp {record.timestamp}. Take log_and_skip_on_invalid_timestamp, "
+            "use_partition_time_on_invalid_timestamp "
             "or a function of yours as timestamp= to go on."
         )
     return record.timestamp
@@ -49,12 +50,16 @@ def use_partition_time_on_invalid_timestamp(record: TimestampedRecord[Any, Any])
     if record.timestamp >= 0:
         return record.timestamp
     if record.stream_time < 0:
-        raise ProcessingError(f"{_where(record)} has the timestamp {record.timestamp}, and the partition has had no other yet")
+        raise ProcessingError(
+            f"{_where(record)} has the timestamp {record.timestamp}, and the partition has had no other yet"
+        )
     return record.stream_time
 
 
 def wallclock_timestamp(_: TimestampedRecord[Any, Any]) -> int:
-    """Return what time it is. Each process that reads a partition, and each that reads it again, sees another time: not for windows that count."""
+    """Return what time it is. Each process that reads a partition, and each that reads it again, sees another time: not
+    for windows that count.
+    """
     return time.time_ns() // 1_000_000
 
 

@@ -1,16 +1,19 @@
 """What the runtime asks of the machine it is on: the time, threads, and places where a thread waits for another.
 
-In production that is the operating system (`SYSTEM`). In the simulation (`tests/simulation`) it is one scheduler with virtual time: every wait
-below is a point at which it decides who goes on, so the interleavings of a whole group can be chosen, and played again.
+In production that is the operating system (`SYSTEM`). In the simulation (`tests/simulation`) it is one scheduler with
+virtual time: every wait below is a point at which it decides who goes on, so the interleavings of a whole group can be
+chosen, and played again.
 
     now        a clock that never goes back: time-outs, intervals
     elapsed    the same, but it goes on while the machine is suspended: sessions
     wall_ms    what the clock on the wall shows, and may jump: timestamps, punctuation
 
-Invariant: what runs a task, commits it or gives it away (`instance/`, `opening/`, `tasks/`, `commit/`, `group/` but for its connection) asks nobody
-else for these; a `threading.Lock` that is held only for a moment, and never across a wait, is nothing that anybody waits for.
-Turned down: actors as objects with a `step(now)` each. A commit is one step then, and whatever happens between its flush, its fence and its end
-would have to be written as states by hand, or not be simulated; as plain code that waits here, each of these is a point of its own.
+Invariant: what runs a task, commits it or gives it away (`instance/`, `opening/`, `tasks/`, `commit/`, `group/` but for
+its connection) asks nobody else for these; a `threading.Lock` that is held only for a moment, and never across a wait,
+is nothing that anybody waits for.
+Turned down: actors as objects with a `step(now)` each. A commit is one step then, and whatever happens between its
+flush, its fence and its end would have to be written as states by hand, or not be simulated; as plain code that waits
+here, each of these is a point of its own.
 """
 
 from __future__ import annotations
@@ -79,7 +82,9 @@ class Condition(Protocol):
 
     def __enter__(self) -> bool: ...
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
         """Wait until this holds; return whether it does."""

@@ -1,13 +1,16 @@
-"""SIGTERM and Ctrl-C from the first instruction of `coopstreams run` on: it drains, or ends, with status 0 and without a traceback.
+"""SIGTERM and Ctrl-C from the first instruction of `coopstreams run` on: it drains, or ends, with status 0 and without
+a traceback.
 
     before `drain_by`   nothing has begun: the process ends at once
     from then on        `drain` is called, and says whether there is anything to drain; if not, the process ends at once
 
-A thread of its own hears the signals, by Python's wakeup descriptor: while brokers are away the main thread is in calls of a C library that
-take up to `connect.timeout.ms`, and Python runs no handler before they return.
+A thread of its own hears the signals, by Python's wakeup descriptor: while brokers are away the main thread is in calls
+of a C library that take up to `connect.timeout.ms`, and Python runs no handler before they return.
 
-Invariant: a process ends in the middle of its work only before it asks to join the group: it owns no task then, and no transaction is open.
-Turned down: an exception from a handler (librdkafka's callbacks, and imports, may swallow it or make another one of it).
+Invariant: a process ends in the middle of its work only before it asks to join the group: it owns no task then, and no
+transaction is open.
+Turned down: an exception from a handler (librdkafka's callbacks, and imports, may swallow it or make another one of
+it).
 """
 
 from __future__ import annotations
@@ -46,7 +49,9 @@ def listening() -> bool:
 
 
 def drain_by(drain: Callable[[], bool]) -> None:
-    """Have this called, on another thread, when the process is asked to end; it returns at once, and whether there is anything to drain."""
+    """Have this called, on another thread, when the process is asked to end; it returns at once, and whether there is
+    anything to drain.
+    """
     _drains.append(drain)
 
 

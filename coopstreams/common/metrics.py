@@ -1,10 +1,12 @@
 """What an instance counts, for Prometheus.
 
-Threads call one method a batch, never one a record: `metrics.processed(task, len(batch))`. Each series is looked up once and kept.
-Counters are by sub-topology: they never go back while the process lives, whatever tasks come and go, and ranges that are cut anew leave no
-series behind. Gauges are by task: one that closes takes them with it, so that a split or a move leaves no stale lag behind.
+Threads call one method a batch, never one a record: `metrics.processed(task, len(batch))`. Each series is looked up
+once and kept. Counters are by sub-topology: they never go back while the process lives, whatever tasks come and go, and
+ranges that are cut anew leave no series behind. Gauges are by task: one that closes takes them with it, so that a split
+or a move leaves no stale lag behind.
 
-Invariant: every instance has a registry of its own; nothing is global, so several instances live in one process (tests do).
+Invariant: every instance has a registry of its own; nothing is global, so several instances live in one process (tests
+do).
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ M = TypeVar("M", bound=MetricWrapperBase)
 
 
 class _Family(Generic[M]):
-    """The series of one metric: made when first used, found again without the registry's lock and without making label texts.
+    """The series of one metric: made when first used, found again without the registry's lock and without making label
+    texts.
 
     The first label is the task's if `by_task`; `forget` then removes all series of a task.
     """
@@ -59,32 +62,64 @@ class _Family(Generic[M]):
 
 
 class Metrics:
-    """Counters, gauges and histograms of one instance. Any thread may call any method; each costs about a microsecond."""
+    """Counters, gauges and histograms of one instance. Any thread may call any method; each costs about a
+    microsecond.
+    """
 
     def __init__(self, application_id: str, instance_id: str) -> None:
         self.registry = CollectorRegistry()
         self._families: list[_Family[Any]] = []
-        info = Gauge("coopstreams_instance_info", "1: which application and instance this is.", ["application", "instance"], registry=self.registry)
+        info = Gauge(
+            "coopstreams_instance_info",
+            "1: which application and instance this is.",
+            ["application", "instance"],
+            registry=self.registry,
+        )
         info.labels(application_id, instance_id).set(1)
         self._consumed = self._counter("consumed_records", "Records that tasks were handed.", "subtopology", "topic")
         self._processed = self._counter("processed_records", "Records that tasks have processed.", "subtopology")
-        self._produced = self._counter("produced_records", "Records that tasks have written, changelogs included.", "subtopology", "topic")
+        self._produced = self._counter(
+            "produced_records", "Records that tasks have written, changelogs included.", "subtopology", "topic"
+        )
         says = "Records left out, by node and reason: late, null-key, deserialization, ..."
         self._dropped = self._counter("dropped_records", says, "subtopology", "node", "reason")
-        self._dead_letters = self._counter("dead_letters", "Records that failed and went to the dead-letter topic.", "subtopology")
-        self._restored = self._counter("restored_records", "Changelog records read to restore a store.", "subtopology", "store")
+        self._dead_letters = self._counter(
+            "dead_letters", "Records that failed and went to the dead-letter topic.", "subtopology"
+        )
+        self._restored = self._counter(
+            "restored_records", "Changelog records read to restore a store.", "subtopology", "store"
+        )
         self._fetched = self._counter("fetched_bytes", "Bytes of snapshots that have come.", "subtopology", "store")
-        self._to_fetch = self._gauge("fetch_remaining_bytes", "Bytes of a snapshot yet to come until it can be restored.", "task", "store")
-        self._snapshot_keys = self._counter("snapshot_keys", "Keys that came from a snapshot instead of a changelog.", "subtopology", "store")
-        says = "Records between what a task has committed and the end of its partition, those of other key ranges included."
+        self._to_fetch = self._gauge(
+            "fetch_remaining_bytes", "Bytes of a snapshot yet to come until it can be restored.", "task", "store"
+        )
+        self._snapshot_keys = self._counter(
+            "snapshot_keys", "Keys that came from a snapshot instead of a changelog.", "subtopology", "store"
+        )
+        says = (
+            "Records between what a task has committed and the end of its partition, those of other key ranges "
+            "included."
+        )
         self._lag = self._gauge("lag_records", says, "task", "topic")
-        self._remaining = self._gauge("restore_remaining_records", "Changelog records yet to be read until a store is restored.", "task", "store")
+        self._remaining = self._gauge(
+            "restore_remaining_records", "Changelog records yet to be read until a store is restored.", "task", "store"
+        )
         self._tasks = self._gauge("tasks", "Tasks of this instance, by state.", "state")
         self._commits = self._counter("commits", "Commits that counted, by stream thread.", "thread")
-        self._aborts = self._counter("aborts", "Commits given up, by stream thread; what they held is done again.", "thread")
-        self._failed_threads = self._counter("failed_stream_threads", "Stream threads that died of an error, by number.", "thread")
-        self._rebalances = Counter("coopstreams_rebalances", "Assignments received from the group.", registry=self.registry)
-        self._generation = Gauge("coopstreams_generation", "Generation of the group that the last assignment belongs to.", registry=self.registry)
+        self._aborts = self._counter(
+            "aborts", "Commits given up, by stream thread; what they held is done again.", "thread"
+        )
+        self._failed_threads = self._counter(
+            "failed_stream_threads", "Stream threads that died of an error, by number.", "thread"
+        )
+        self._rebalances = Counter(
+            "coopstreams_rebalances", "Assignments received from the group.", registry=self.registry
+        )
+        self._generation = Gauge(
+            "coopstreams_generation",
+            "Generation of the group that the last assignment belongs to.",
+            registry=self.registry,
+        )
         self._commit_seconds = self._histogram(
             "commit_latency_seconds", "From the flush of a commit until the state is written.", COMMIT_BUCKETS, "thread"
         )
@@ -95,7 +130,9 @@ class Metrics:
             "subtopology",
         )
         self._queries = self._counter("http_requests", "Requests answered, by route and status.", "route", "status")
-        self._query_seconds = self._histogram("http_request_seconds", "Time to answer a request, by route.", QUERY_BUCKETS, "route")
+        self._query_seconds = self._histogram(
+            "http_request_seconds", "Time to answer a request, by route.", QUERY_BUCKETS, "route"
+        )
         for state in TASK_STATES:
             self._tasks.of(state).set(0)
 
@@ -112,7 +149,9 @@ class Metrics:
         self._produced.of(task.subtopology, topic).inc(records)
 
     def dropped(self, task: TaskId | None, node: str, reason: str, records: int = 1) -> None:
-        """Count records left out, by a task or (None) by global tables. `reason` is one of a few words, never a text with values in it."""
+        """Count records left out, by a task or (None) by global tables. `reason` is one of a few words, never a text
+        with values in it.
+        """
         self._dropped.of(GLOBAL_TABLES if task is None else task.subtopology, node, reason).inc(records)
 
     def dead_lettered(self, task: TaskId | None, records: int = 1) -> None:
@@ -186,7 +225,9 @@ class Metrics:
         return self._family(Gauge(f"coopstreams_{name}", says, labels, registry=self.registry), labels)
 
     def _histogram(self, name: str, says: str, buckets: tuple[float, ...], *labels: str) -> _Family[Histogram]:
-        return self._family(Histogram(f"coopstreams_{name}", says, labels, registry=self.registry, buckets=buckets), labels)
+        return self._family(
+            Histogram(f"coopstreams_{name}", says, labels, registry=self.registry, buckets=buckets), labels
+        )
 
     def _family(self, metric: M, labels: tuple[str, ...]) -> _Family[M]:
         family = _Family(metric, by_task=labels[0] == "task")

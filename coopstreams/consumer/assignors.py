@@ -1,18 +1,22 @@
 """Which consumer of a group reads which key ranges of which partitions: pure functions, run by the group's leader.
 
-Where the members of a group that opt into sharing outnumber the partitions of a topic, its partitions are cut and assigned to them (the
-proposal's *reverse-assign*: members are assigned to partitions, not partitions to members). Elsewhere partitions stay whole.
+Where the members of a group that opt into sharing outnumber the partitions of a topic, its partitions are cut and
+assigned to them (the proposal's *reverse-assign*: members are assigned to partitions, not partitions to members).
+Elsewhere partitions stay whole.
 
     key_range_round_robin   member after member takes the next partition                       `roundrobin`
     key_range_range         neighbouring members share a partition, neighbouring partitions a member   `range`
     sticky                  fair like those, and nothing moves without a cause                 `cooperative-sticky`
 
-Each returns what everybody shall have in the end. What somebody else still holds is withheld from it until it was released
-(`group/claims.py`), whichever of the three was asked: so every one of them is cooperative.
+Each returns what everybody shall have in the end. What somebody else still holds is withheld from it until it was
+released (`group/claims.py`), whichever of the three was asked: so every one of them is cooperative.
 
-Invariant: `check` holds for what is returned: no overlap, no hole, nobody gets what it did not subscribe to or may not share.
-Source: the proposal's `KeyRangeBasedRoundRobinAssignor`; Kafka's RangeAssignor, RoundRobinAssignor, and KIP-429 for the third.
-Turned down: giving whole partitions to members that do not share while others share the rest (nobody could foresee its load).
+Invariant: `check` holds for what is returned: no overlap, no hole, nobody gets what it did not subscribe to or may not
+share.
+Source: the proposal's `KeyRangeBasedRoundRobinAssignor`; Kafka's RangeAssignor, RoundRobinAssignor, and KIP-429 for the
+third.
+Turned down: giving whole partitions to members that do not share while others share the rest (nobody could foresee its
+load).
 """
 
 from __future__ import annotations
@@ -37,7 +41,9 @@ Held: TypeAlias = Mapping[str, tuple[tuple[int, KeyRange], ...]]
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """A member as an assignor sees it. Source: Kafka's `ConsumerPartitionAssignor.Subscription`, with the proposal's `allowKeyShare`."""
+    """A member as an assignor sees it. Source: Kafka's `ConsumerPartitionAssignor.Subscription`, with the proposal's
+    `allowKeyShare`.
+    """
 
     topics: frozenset[str]
     allow_key_share: bool = True
@@ -54,10 +60,14 @@ Assignor: TypeAlias = Callable[[Mapping[str, int], Members, Collection[str]], Ma
 """(partitions by topic, members by id, topics that may be shared) -> what each member shall have."""
 
 
-def key_range_round_robin(partitions: Mapping[str, int], members: Members, shareable: Collection[str]) -> Mapping[str, Held]:
-    """Return each member's key ranges, assigned in turn: sharers of a topic over its partitions, whole partitions over the members.
+def key_range_round_robin(
+    partitions: Mapping[str, int], members: Members, shareable: Collection[str]
+) -> Mapping[str, Held]:
+    """Return each member's key ranges, assigned in turn: sharers of a topic over its partitions, whole partitions over
+    the members.
 
-    Shape: the order of the members' ids. Whole partitions of all topics are assigned in one circle, those of a shared topic in their own.
+    Shape: the order of the members' ids. Whole partitions of all topics are assigned in one circle, those of a shared
+    topic in their own.
 
     Raises:
         AssignmentError: a bug here.
@@ -76,7 +86,8 @@ def key_range_round_robin(partitions: Mapping[str, int], members: Members, share
 
 
 def key_range_range(partitions: Mapping[str, int], members: Members, shareable: Collection[str]) -> Mapping[str, Held]:
-    """Return each member's key ranges, in blocks: neighbouring members share a partition, or a member has neighbouring partitions.
+    """Return each member's key ranges, in blocks: neighbouring members share a partition, or a member has neighbouring
+    partitions.
 
     Shape: the order of the members' ids, topic by topic; the first ones take one more where it does not come out even.
 
@@ -97,7 +108,8 @@ def key_range_range(partitions: Mapping[str, int], members: Members, shareable: 
 
 
 def sticky(partitions: Mapping[str, int], members: Members, shareable: Collection[str]) -> Mapping[str, Held]:
-    """Return each member's key ranges, fair, and moving little: what was promised while it still fits, else around what is held.
+    """Return each member's key ranges, fair, and moving little: what was promised while it still fits, else around what
+    is held.
 
     The same decision as for shared tasks (`group/assignor.py`), a topic in the place of a sub-topology.
 
@@ -105,7 +117,12 @@ def sticky(partitions: Mapping[str, int], members: Members, shareable: Collectio
         AssignmentError: a bug here.
     """
     index = {topic: i for i, topic in enumerate(sorted(partitions))}
-    claims = claims_of({id_: MemberState(MemberInfo(id_), _tasks(member.held, index), member.generation) for id_, member in members.items()})
+    claims = claims_of(
+        {
+            id_: MemberState(MemberInfo(id_), _tasks(member.held, index), member.generation)
+            for id_, member in members.items()
+        }
+    )
     promised = {id_: _tasks(member.promised, index) for id_, member in members.items()}
     load = dict.fromkeys(members, Fraction(0))
     assigned = _Assigned(members)
@@ -117,15 +134,22 @@ def sticky(partitions: Mapping[str, int], members: Members, shareable: Collectio
     return checked(partitions, members, shareable, assigned.ranges())
 
 
-ASSIGNORS: Mapping[str, Assignor] = {"cooperative-sticky": sticky, "range": key_range_range, "roundrobin": key_range_round_robin}
+ASSIGNORS: Mapping[str, Assignor] = {
+    "cooperative-sticky": sticky,
+    "range": key_range_range,
+    "roundrobin": key_range_round_robin,
+}
 """By librdkafka's names in `partition.assignment.strategy`."""
 
 
-def checked(partitions: Mapping[str, int], members: Members, shareable: Collection[str], assigned: Mapping[str, Held]) -> Mapping[str, Held]:
+def checked(
+    partitions: Mapping[str, int], members: Members, shareable: Collection[str], assigned: Mapping[str, Held]
+) -> Mapping[str, Held]:
     """Return what was assigned, looked at by someone else: also for an assignor of the user's.
 
     Raises:
-        AssignmentError: an overlap, a hole, a stranger, a topic that the member did not subscribe to, a part where sharing is not allowed.
+        AssignmentError: an overlap, a hole, a stranger, a topic that the member did not subscribe to, a part where
+            sharing is not allowed.
     """
     owned: dict[tuple[str, int], list[KeyRange]] = {}
     for member, held in assigned.items():
@@ -142,15 +166,24 @@ def checked(partitions: Mapping[str, int], members: Members, shareable: Collecti
 
 
 def _check_piece(
-    topic: str, partition: int, piece: KeyRange, id_: str, member: Subscription, partitions: Mapping[str, int], shareable: Collection[str]
+    topic: str,
+    partition: int,
+    piece: KeyRange,
+    id_: str,
+    member: Subscription,
+    partitions: Mapping[str, int],
+    shareable: Collection[str],
 ) -> None:
     if topic not in member.topics:
         raise AssignmentError(f"{id_} is assigned {topic}/{partition}, and did not subscribe to {topic}")
     if not 0 <= partition < partitions.get(topic, 0):
-        raise AssignmentError(f"{id_} is assigned {topic}/{partition}; {topic} has {partitions.get(topic, 0)} partitions")
+        raise AssignmentError(
+            f"{id_} is assigned {topic}/{partition}; {topic} has {partitions.get(topic, 0)} partitions"
+        )
     if not piece.is_whole and not (topic in shareable and member.allow_key_share):
         raise AssignmentError(
-            f"{id_} is assigned the part {piece} of {topic}/{partition}, and {'it' if topic in shareable else topic} does not share"
+            f"{id_} is assigned the part {piece} of {topic}/{partition}, and {'it' if topic in shareable else topic} "
+            "does not share"
         )
 
 
@@ -164,17 +197,26 @@ class _Assigned:
         self._of[member].setdefault(topic, []).append((partition, piece))
 
     def share(self, topic: str, partition: int, members: list[str]) -> None:
-        """Cut a partition for its members, in their order. More than there are key groups: the last ones get nothing of it."""
+        """Cut a partition for its members, in their order. More than there are key groups: the last ones get nothing of
+        it.
+        """
         members = members[:GROUPS]
         for member, piece in zip(members, KeyRange.split(len(members)), strict=True):
             self.give(topic, partition, member, piece)
 
     def ranges(self) -> dict[str, Held]:
-        return {member: {topic: tuple(sorted(pieces)) for topic, pieces in sorted(of.items())} for member, of in self._of.items()}
+        return {
+            member: {topic: tuple(sorted(pieces)) for topic, pieces in sorted(of.items())}
+            for member, of in self._of.items()
+        }
 
 
-def _topics(partitions: Mapping[str, int], members: Members, shareable: Collection[str]) -> Iterator[tuple[str, list[str], bool]]:
-    """Yield each topic that somebody reads, who reads it, and whether its partitions are cut; members that do not share read none of those."""
+def _topics(
+    partitions: Mapping[str, int], members: Members, shareable: Collection[str]
+) -> Iterator[tuple[str, list[str], bool]]:
+    """Yield each topic that somebody reads, who reads it, and whether its partitions are cut; members that do not share
+    read none of those.
+    """
     for topic in sorted(partitions):
         readers = sorted(id_ for id_, member in members.items() if topic in member.topics)
         sharers = [id_ for id_ in readers if members[id_].allow_key_share]
@@ -184,10 +226,17 @@ def _topics(partitions: Mapping[str, int], members: Members, shareable: Collecti
 
 
 def _blocks(items: int, parts: int) -> Iterator[tuple[int, int]]:
-    """Yield the half-open bounds of `parts` neighbouring blocks; the first ones are one larger where it does not come out even."""
+    """Yield the half-open bounds of `parts` neighbouring blocks; the first ones are one larger where it does not come
+    out even.
+    """
     size, larger = divmod(items, parts)
     return pairwise(size * i + min(i, larger) for i in range(parts + 1))
 
 
 def _tasks(held: Held, index: Mapping[str, int]) -> tuple[TaskId, ...]:
-    return tuple(TaskId(index[topic], partition, piece) for topic, pieces in held.items() if topic in index for partition, piece in pieces)
+    return tuple(
+        TaskId(index[topic], partition, piece)
+        for topic, pieces in held.items()
+        if topic in index
+        for partition, piece in pieces
+    )

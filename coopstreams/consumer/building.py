@@ -30,12 +30,18 @@ from coopstreams.group.members import Assignment, MemberInfo, MemberState
 from coopstreams.group.membership import GroupMember, Timings
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import ConsumerRangeFetchNotAcceptedError, TopicRangeFetchNotAllowedError, UnknownTopicError
+from coopstreams.topology.errors import (
+    ConsumerRangeFetchNotAcceptedError,
+    TopicRangeFetchNotAllowedError,
+    UnknownTopicError,
+)
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.task_id import TaskId
 
 STEADY_S = 5.0
-"""How long a question within `consume` may wait for brokers that are away; then `consume` returns, and asks again the next time."""
+"""How long a question within `consume` may wait for brokers that are away; then `consume` returns, and asks again the
+next time.
+"""
 
 
 def transactional_ids(group: str) -> tuple[str, str]:
@@ -44,18 +50,29 @@ def transactional_ids(group: str) -> tuple[str, str]:
     return f"{group}-consumer-{life}", f"{group}-consumer-{life}-commit"
 
 
-def alone(config: ConsumerConfig, log: KafkaLog, wanted: Mapping[TopicPartition, tuple[KeyRange, ...]], filter_: Filter | None) -> ConsumerSession:
+def alone(
+    config: ConsumerConfig, log: KafkaLog, wanted: Mapping[TopicPartition, tuple[KeyRange, ...]], filter_: Filter | None
+) -> ConsumerSession:
     """Return a session for these key ranges; see `CooperativeConsumer.assign`."""
     policies = Policies(log, config["replication.factor"])
     _check(config, log, policies, wanted)
     topics = topic_numbers(sorted({at.topic for at in wanted}))
-    ids = [TaskId(topic_number(at.topic), at.partition, piece) for at, pieces in wanted.items() for piece in pieces or (WHOLE,)]
+    ids = [
+        TaskId(topic_number(at.topic), at.partition, piece)
+        for at, pieces in wanted.items()
+        for piece in pieces or (WHOLE,)
+    ]
     ownership = Alone(GroupAdmin(config.client, config["group.id"], timeout_s=config["connect.timeout.ms"] / 1000))
     # The same for whoever is told to read the same: a replacement ends what its predecessor left open, and fences it.
-    what = hashlib.sha256("\n".join(sorted(f"{topics[id_.subtopology]} {id_}" for id_ in ids)).encode()).hexdigest()[:16]
+    what = hashlib.sha256("\n".join(sorted(f"{topics[id_.subtopology]} {id_}" for id_ in ids)).encode()).hexdigest()[
+        :16
+    ]
     transactional_id = f"{config['group.id']}-alone-{what}"
-    session = _session(config, log, ownership, topics, transactional_id, filter_, policies, {}, queue.SimpleQueue(), parts=True)
-    # No coordinator counts generations here: of two that choose the same term, the one that began later outranks the other.
+    session = _session(
+        config, log, ownership, topics, transactional_id, filter_, policies, {}, queue.SimpleQueue(), parts=True
+    )
+    # No coordinator counts generations here: of two that choose the same term, the one that began later outranks the
+    # other.
     session.openings.barrier.generation = int(time.time())
     session.openings.want(ids, 0)
     return session
@@ -81,7 +98,9 @@ def shared(
     polled = [time.monotonic()]
 
     def info() -> MemberInfo:
-        return MemberInfo(transactional[0], socket.gethostname(), transactional_ids=transactional, allow_key_share=parts)
+        return MemberInfo(
+            transactional[0], socket.gethostname(), transactional_ids=transactional, allow_key_share=parts
+        )
 
     def assign(states: Mapping[str, MemberState]) -> Mapping[str, Assignment]:
         partitions, shareable = policies.for_leader({topic for state in states.values() for topic in state.topics})
@@ -107,7 +126,19 @@ def shared(
         timings=timings,
     )
     numbers = topic_numbers(topics)
-    session = _session(config, log, Shared(member), numbers, transactional[1], filter_, policies, listeners, inbox, parts=parts, follower=follower)
+    session = _session(
+        config,
+        log,
+        Shared(member),
+        numbers,
+        transactional[1],
+        filter_,
+        policies,
+        listeners,
+        inbox,
+        parts=parts,
+        follower=follower,
+    )
     session.polled = polled
     member.start()
     return session
@@ -133,12 +164,16 @@ def _session(
     def sources(task: TaskId) -> tuple[TopicPartition, ...]:
         return (TopicPartition(topics[task.subtopology], task.partition),)
 
-    positions = Positions(log, ownership, follower, sources, config["auto.offset.reset"], transactional_id, alone=ownership.alone)
+    positions = Positions(
+        log, ownership, follower, sources, config["auto.offset.reset"], transactional_id, alone=ownership.alone
+    )
     # The whole form: the id of another group may begin like ours.
     form = re.compile(re.escape(config["group.id"]) + r"-consumer-[0-9a-f]{32}(-commit)?")
     member = ownership.member if isinstance(ownership, Shared) else None
     commits = [follower.partition.topic]
-    barrier = Barrier(member, follower, lambda name: form.fullmatch(name) is not None, lambda dead: log.settle(dead, commits))
+    barrier = Barrier(
+        member, follower, lambda name: form.fullmatch(name) is not None, lambda dead: log.settle(dead, commits)
+    )
     openings = Openings(follower, barrier, positions)
     reader = partial(log.reader, committed_only=config["isolation.level"] == "read_committed")
     fetching = Fetching(reader, config["max.bytes.key.range.cache"], policies.reserves_values, filter_)
@@ -147,10 +182,14 @@ def _session(
     log.timeout_s = timeout_s  # for the writer's life: brokers have been found by now
     committing = Committing(log, follower, transactional_id, timeout_s, in_offset_order=in_offset_order)
     log.timeout_s = STEADY_S
-    return ConsumerSession(config, ownership, follower, openings, fetching, committing, policies, inbox, listeners, parts=parts)
+    return ConsumerSession(
+        config, ownership, follower, openings, fetching, committing, policies, inbox, listeners, parts=parts
+    )
 
 
-def _check(config: ConsumerConfig, log: KafkaLog, policies: Policies, wanted: Mapping[TopicPartition, tuple[KeyRange, ...]]) -> None:
+def _check(
+    config: ConsumerConfig, log: KafkaLog, policies: Policies, wanted: Mapping[TopicPartition, tuple[KeyRange, ...]]
+) -> None:
     counts = log.partitions(sorted({at.topic for at in wanted}))
     policies.watch([at.topic for at in wanted if at.topic in counts])
     for at, pieces in wanted.items():
@@ -162,8 +201,11 @@ def _check(config: ConsumerConfig, log: KafkaLog, policies: Policies, wanted: Ma
         if all(piece.is_whole for piece in pieces):
             continue
         if not config["allow.individual.commit"]:
-            raise ConsumerRangeFetchNotAcceptedError(f"{at}: a part of a partition, and allow.individual.commit of this consumer is false")
+            raise ConsumerRangeFetchNotAcceptedError(
+                f"{at}: a part of a partition, and allow.individual.commit of this consumer is false"
+            )
         if not policies.shareable(at.topic):
             raise TopicRangeFetchNotAllowedError(
-                f"{at}: its topic may not be read by key range. Allow it: `coopstreams policy set accept.range.fetch=true --topic {at.topic}`"
+                f"{at}: its topic may not be read by key range. Allow it: `coopstreams policy set "
+                f"accept.range.fetch=true --topic {at.topic}`"
             )

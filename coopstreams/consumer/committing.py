@@ -2,20 +2,23 @@
 
     begin | one individual commit a key range, tombstones | flush | fence: plain offsets | commit
 
-The proposal's commit id and number of records, by which a reader tells a torn commit, are Kafka's transaction here: producer id and
-epoch name it, its marker completes it, readers of committed records never see a torn one, and compaction does not let it replace what
-was complete. So nothing has to be restored or committed again.
+The proposal's commit id and number of records, by which a reader tells a torn commit, are Kafka's transaction here:
+producer id and epoch name it, its marker completes it, readers of committed records never see a torn one, and
+compaction does not let it replace what was complete. So nothing has to be restored or committed again.
 
-`commit_order="offset"` is the proposal's purgatory ("Look into the future: Transactional Support"). The transaction markers of Kafka know the
-order of a partition only. Who needs results to become visible in the order of the input has its transactional commit wait until the stable
-offset of the partition has reached its first offset; the next one then waits for this one.
+`commit_order="offset"` is the proposal's purgatory ("Look into the future: Transactional Support"). The transaction
+markers of Kafka know the order of a partition only. Who needs results to become visible in the order of the input has
+its transactional commit wait until the stable offset of the partition has reached its first offset; the next one then
+waits for this one.
 
     stable 40;  B commits [45,49] -> waits;  A commits [40,44] -> proceeds, stable 45 -> B proceeds
 
-The queue is the commit topic: each consumer reads there how far the others are, so nobody has to be told that it may proceed.
+The queue is the commit topic: each consumer reads there how far the others are, so nobody has to be told that it may
+proceed.
 
-Invariant: records first, fence last (`tasks/committer`). After a failure what is in flight stays as it is, and the next commit says it all again:
-the writer is aborted first, so whether the failed one counted is decided by then, and positions only grow.
+Invariant: records first, fence last (`tasks/committer`). After a failure what is in flight stays as it is, and the next
+commit says it all again: the writer is aborted first, so whether the failed one counted is decided by then, and
+positions only grow.
 Turned down: making every transaction wait (the default is free of order: per key there is one anyway).
 """
 
@@ -43,8 +46,9 @@ WAIT_S = 0.02
 class CommitResult:
     """What a commit came to, of each partition that it was about.
 
-    Shape: `offset`: everything of this consumer's key ranges below it is committed. `last_stable_offset`: everything of all key ranges below
-    it is, as far as is known; None: some key range has never committed. `ranges`: what was done since the last commit.
+    Shape: `offset`: everything of this consumer's key ranges below it is committed. `last_stable_offset`: everything of
+    all key ranges below it is, as far as is known; None: some key range has never committed. `ranges`: what was done
+    since the last commit.
     """
 
     offset: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -55,7 +59,9 @@ class CommitResult:
 class Committing:
     """Commits the key ranges of one consumer. One thread."""
 
-    def __init__(self, log: Log, follower: Follower, transactional_id: str, timeout_s: float, *, in_offset_order: bool) -> None:
+    def __init__(
+        self, log: Log, follower: Follower, transactional_id: str, timeout_s: float, *, in_offset_order: bool
+    ) -> None:
         """`transactional_id`: of our own writer, which ends what a predecessor of that id left open."""
         self._follower = follower
         self._writer: Writer = log.writer(transactional_id, lambda: [follower.partition.topic])
@@ -65,7 +71,8 @@ class Committing:
         """Whether commits say positions only."""
 
     def claim(self, shares: Sequence[Share], ownership: Ownership) -> None:
-        """Say under our own terms what was found: whoever opens the same hashes from now on speaks louder, and can be heard.
+        """Say under our own terms what was found: whoever opens the same hashes from now on speaks louder, and can be
+        heard.
 
         A group that begins at the end of the log keeps that position from now on, whoever gets the key range next.
 
@@ -80,7 +87,9 @@ class Committing:
             share.progress.committed()
             share.progress.metadata = ""
 
-    def commit(self, shares: Sequence[Share], ownership: Ownership, metadata: Mapping[TopicPartition, str]) -> CommitResult:
+    def commit(
+        self, shares: Sequence[Share], ownership: Ownership, metadata: Mapping[TopicPartition, str]
+    ) -> CommitResult:
         """Commit what these have done, in a transaction of its own; without anything to say, write nothing.
 
         Raises:
@@ -90,7 +99,11 @@ class Committing:
         for share in shares:
             share.stand(in_order=self.in_order)
             share.progress.metadata = metadata.get(share.at, "")
-        moved = [share for share in shares if share.progress.metadata or share.progress.moved or share.progress.mirror_due(self._follower)]
+        moved = [
+            share
+            for share in shares
+            if share.progress.metadata or share.progress.moved or share.progress.mirror_due(self._follower)
+        ]
         news = _news(shares)
         if moved:
             self._in_own_transaction(moved, ownership)
@@ -108,7 +121,9 @@ class Committing:
         news = _news(shares)
         if self._in_offset_order:
             self._await_turn(shares, news)
-        self._write(transaction, moved, ownership, shares[0].epoch)  # the fence also if nothing moved: results are fenced, too
+        self._write(
+            transaction, moved, ownership, shares[0].epoch
+        )  # the fence also if nothing moved: results are fenced, too
         return self._result(shares, moved, news)
 
     def close(self) -> None:
@@ -123,7 +138,15 @@ class Committing:
             self._writer.abort()
             raise
 
-    def _write(self, transaction: Transaction, shares: Sequence[Share], ownership: Ownership, epoch: int, *, claim: bool = False) -> None:
+    def _write(
+        self,
+        transaction: Transaction,
+        shares: Sequence[Share],
+        ownership: Ownership,
+        epoch: int,
+        *,
+        claim: bool = False,
+    ) -> None:
         commit = plan([share.progress for share in shares], self._follower, claim=claim)
         if commit.records:
             now = int(time.time() * 1000)
@@ -143,9 +166,13 @@ class Committing:
         give_up = time.monotonic() + self._timeout_s / 2
         while blocked := behind(first, {at: self._others_stable(at, shares) for at in first}):
             if time.monotonic() > give_up:
-                reasons = ", ".join(f"{at} from {first[at]} on, the others are at {stable}" for at, stable in blocked.items())
+                reasons = ", ".join(
+                    f"{at} from {first[at]} on, the others are at {stable}" for at, stable in blocked.items()
+                )
                 raise LogError(
-                    f"commit.order=offset: not everything before this commit is committed after {self._timeout_s / 2:g} s: {reasons}", retryable=True
+                    "commit.order=offset: not everything before this commit is committed after "
+                    f"{self._timeout_s / 2:g} s: {reasons}",
+                    retryable=True,
                 )
             self._follower.poll(WAIT_S)
 
@@ -156,7 +183,9 @@ class Committing:
         stable = self._follower.stable(at, mine[0].progress.plain_offset(at), own)
         return None if stable is None else stable.offset
 
-    def _result(self, shares: Sequence[Share], moved: Sequence[Share], news: Mapping[TopicPartition, Runs]) -> CommitResult:
+    def _result(
+        self, shares: Sequence[Share], moved: Sequence[Share], news: Mapping[TopicPartition, Runs]
+    ) -> CommitResult:
         for share in moved:
             share.progress.committed()
             share.progress.metadata = ""
@@ -188,6 +217,9 @@ P = TypeVar("P")
 def behind(first: Mapping[P, int], stable: Mapping[P, int | None]) -> dict[P, int | None]:
     """Return the partitions in which somebody is not done with what comes before a commit; empty: it may proceed.
 
-    Shape: `first` is the first offset that it commits, of each partition; `stable` the first offset that is not done there, None: not known.
+    Shape: `first` is the first offset that it commits, of each partition; `stable` the first offset that is not done
+    there, None: not known.
     """
-    return {at: stable.get(at) for at, offset in first.items() if (reached := stable.get(at)) is None or reached < offset}
+    return {
+        at: stable.get(at) for at, offset in first.items() if (reached := stable.get(at)) is None or reached < offset
+    }

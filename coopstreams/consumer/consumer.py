@@ -2,10 +2,11 @@
 
     subscribe | assign  ->  consume  ->  (your work, any thread)  ->  done  ->  commit  ->  close
 
-The methods below check what they are given and hand it to the `ConsumerSession`. They belong to one thread at a time (a second one waits); `done`
-may be called from any, at any time.
+The methods below check what they are given and hand it to the `ConsumerSession`. They belong to one thread at a time (a
+second one waits); `done` may be called from any, at any time.
 
-Invariant: what is committed was `done` (or named as done); a record that is not done is handed out again, to whoever has its key range next.
+Invariant: what is committed was `done` (or named as done); a record that is not done is handed out again, to whoever
+has its key range next.
 Turned down: a background thread (one more queue between a record and its user, and errors that nobody sees).
 Source: the proposals 1 (cooperative consumer), 2 (KIP-983), 3 (offset management); see docs/proposals.md.
 """
@@ -48,10 +49,17 @@ Partition = TopicPartition | tuple[str, int]
 class CooperativeConsumer:
     """Reads key ranges of partitions, and commits what was done, in any order.
 
-    Shape: `config` in Kafka's dotted names; what is not ours goes to librdkafka. `filter`: records that it does not let pass count as done.
+    Shape: `config` in Kafka's dotted names; what is not ours goes to librdkafka. `filter`: records that it does not let
+    pass count as done.
     """
 
-    def __init__(self, config: Mapping[str, Any], *, filter: Filter | None = None, assignor: Assignor | None = None) -> None:  # noqa: A002
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        *,
+        filter: Filter | None = None,  # noqa: A002
+        assignor: Assignor | None = None,
+    ) -> None:
         """Check the settings; contact nothing yet.
 
         Raises:
@@ -79,8 +87,8 @@ class CooperativeConsumer:
     ) -> None:
         """Join the group, and read what it assigns to this member; with `allow_key_share`, parts of partitions, too.
 
-        Shape: the callbacks get key ranges by partition, from within `consume`: when they are open; before they are given up (their last
-        commit follows); when they are lost.
+        Shape: the callbacks get key ranges by partition, from within `consume`: when they are open; before they are
+        given up (their last commit follows); when they are lost.
 
         Raises:
             UnknownTopicError: a topic that does not exist.
@@ -90,13 +98,22 @@ class CooperativeConsumer:
         parts = allow_key_share and self._config["allow.individual.commit"]
         with self._lock:
             self._check_new()
-            self._running = shared(self._config, self._log, self._assignor, sorted(set(topics)), self._ids, self._filter, listeners, parts=parts)
+            self._running = shared(
+                self._config,
+                self._log,
+                self._assignor,
+                sorted(set(topics)),
+                self._ids,
+                self._filter,
+                listeners,
+                parts=parts,
+            )
 
     def assign(self, partitions: Mapping[Partition, Sequence[KeyRange]]) -> None:
         """Read these key ranges, as a member of nothing; an empty sequence is the whole partition.
 
-        The positions are those of the group `group.id`, which must have no members. Of two consumers that are told to read the same hashes
-        the one that came last counts.
+        The positions are those of the group `group.id`, which must have no members. Of two consumers that are told to
+        read the same hashes the one that came last counts.
 
         Raises:
             TopicRangeFetchNotAllowedError: a part of a partition, and the topic does not allow it.
@@ -117,7 +134,8 @@ class CooperativeConsumer:
     # --- records ---
 
     def consume(self, num_messages: int = 500, timeout_s: float = 1.0) -> list[ConsumerRecord]:
-        """Return the next records, at most so many; without any, wait for the first. Returns early when the group wants something back.
+        """Return the next records, at most so many; without any, wait for the first. Returns early when the group wants
+        something back.
 
         Never records that are committed, nor of key ranges that are to be revoked.
 
@@ -148,7 +166,9 @@ class CooperativeConsumer:
                 self._session.fetching.pause(TopicPartition(*at), False)
 
     def seek(self, partition: Partition, offset: int) -> None:
-        """Hand out from this offset on. What is skipped counts as done; what is done stays committed, although it is handed out again."""
+        """Hand out from this offset on. What is skipped counts as done; what is done stays committed, although it is
+        handed out again.
+        """
         with self._lock:
             self._session.take_done()
             for share in self._shares_of(TopicPartition(*partition)):
@@ -157,16 +177,22 @@ class CooperativeConsumer:
     # --- commits ---
 
     def commit(
-        self, offsets: Mapping[Partition, int] | None = None, *, expected: Mapping[Partition, int] | None = None, metadata: str = ""
+        self,
+        offsets: Mapping[Partition, int] | None = None,
+        *,
+        expected: Mapping[Partition, int] | None = None,
+        metadata: str = "",
     ) -> CommitResult:
-        """Commit what is done, all partitions or none; with `offsets`, everything below these as well, and of these partitions only.
+        """Commit what is done, all partitions or none; with `offsets`, everything below these as well, and of these
+        partitions only.
 
-        Shape: `metadata` goes beside each offset. `expected`: commit only if this consumer's key ranges of a partition are committed up to
-        exactly there.
+        Shape: `metadata` goes beside each offset. `expected`: commit only if this consumer's key ranges of a partition
+        are committed up to exactly there.
 
         Raises:
             CommitConflictError: they are not; nothing was committed.
-            IndividualCommitTooOldError: somebody else has taken over some of it (after `assign` only); this consumer goes on from there.
+            IndividualCommitTooOldError: somebody else has taken over some of it (after `assign` only); this consumer
+                goes on from there.
             MembershipLostError: the group went on without this consumer; `lost` will say what is gone.
             LogError: it may or may not have counted; commit again.
         """
@@ -190,7 +216,8 @@ class CooperativeConsumer:
         expected: Mapping[Partition, int] | None = None,
         metadata: str = "",
     ) -> CommitResult:
-        """Commit these offsets, handed out or not: inclusive (start, end). Those of other key ranges among them do not count.
+        """Commit these offsets, handed out or not: inclusive (start, end). Those of other key ranges among them do not
+        count.
 
         It raises what `commit` raises, too. Nothing is committed then.
 
@@ -205,7 +232,8 @@ class CooperativeConsumer:
             session.take_done()
             if session.committing.in_order:
                 raise IndividualCommitNotAllowedError(
-                    "individual commits are turned off (accept.individual.commit of the cluster, or allow.individual.commit of this consumer)"
+                    "individual commits are turned off (accept.individual.commit of the cluster, or "
+                    "allow.individual.commit of this consumer)"
                 )
             named = {TopicPartition(*at): normalise(some) for at, some in ranges.items()}
             shares = [share for at in named for share in self._shares_of(at)]
@@ -229,9 +257,11 @@ class CooperativeConsumer:
 
     @contextmanager
     def transaction(self, producer: Any) -> Iterator[None]:
-        """Within: produce, and say `done`. At the end both count, or neither: then everything since the last commit is handed out again.
+        """Within: produce, and say `done`. At the end both count, or neither: then everything since the last commit is
+        handed out again.
 
-        Shape: `producer` is a `confluent_kafka.Producer` with `transactional.id` = `consumer.transactional_id`, after `init_transactions`.
+        Shape: `producer` is a `confluent_kafka.Producer` with `transactional.id` = `consumer.transactional_id`, after
+        `init_transactions`.
 
         Raises:
             MembershipLostError | LogError: the transaction was aborted; go on consuming.
@@ -249,7 +279,10 @@ class CooperativeConsumer:
                 all_here = session.take_done()
                 shares = sorted(session.shares.values(), key=lambda share: share.id)
                 if not all_here or not shares:
-                    raise MembershipLostError("key ranges that this transaction is about are somebody else's by now; what is uncommitted is void")
+                    raise MembershipLostError(
+                        "key ranges that this transaction is about are somebody else's by now; what is uncommitted is "
+                        "void"
+                    )
                 session.committing.commit_in(transaction, shares, session.ownership)
             except BaseException:
                 session.reopen()
@@ -260,7 +293,9 @@ class CooperativeConsumer:
 
     @property
     def transactional_id(self) -> str:
-        """The transactional id for the producer of `transaction`: other members end what it leaves open when this process dies."""
+        """The transactional id for the producer of `transaction`: other members end what it leaves open when this
+        process dies.
+        """
         return self._ids[0]
 
     # --- giving up ---
@@ -293,14 +328,19 @@ class CooperativeConsumer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     @property
     def _free(self) -> ConsumerSession:
         """The session, for what commits by itself."""
         if self._in_transaction:
-            raise GroupError("a transaction is open: end it before you consume or commit, or records would be committed outside of it")
+            raise GroupError(
+                "a transaction is open: end it before you consume or commit, or records would be committed outside of "
+                "it"
+            )
         return self._session
 
     @property
@@ -324,12 +364,15 @@ class CooperativeConsumer:
         stands = min(segment.position for share in shares for segment in share.inflight.segments())
         if runs and runs[-1][1] < stands:
             raise IndividualCommitTooOldError(
-                f"{at}: everything below {stands} is committed; the last offset named is {runs[-1][1]}", last_stable_offset=stands
+                f"{at}: everything below {stands} is committed; the last offset named is {runs[-1][1]}",
+                last_stable_offset=stands,
             )
         most = self._config["max.individual.commits"]
         for share in shares:
             if share.inflight.held_with(runs) > most:
-                raise MaxIndividualCommitReachedError(f"{share}: with these there would be more than {most} ranges (max.individual.commits)")
+                raise MaxIndividualCommitReachedError(
+                    f"{share}: with these there would be more than {most} ranges (max.individual.commits)"
+                )
 
     def _commit(self, shares: Collection[Share], expected: Mapping[Partition, int], metadata: str) -> CommitResult:
         self._check_expected(shares, expected)

@@ -1,15 +1,18 @@
 """Work without order: records are delivered to whoever asks, key or no key, and nobody owns a range.
 
-The broker does it: a share group (KIP-932) keeps the marker that the proposal asks for, delivers runs of offsets to the members in turn, knows
-each by id and epoch (zombies and retries), and delivers again what was not finished within `max.gap.wait.ms`. So nothing is kept in the
-commit topic: stable offset and gaps are the broker's.
+The broker does it: a share group (KIP-932) keeps the marker that the proposal asks for, delivers runs of offsets to the
+members in turn, knows each by id and epoch (zombies and retries), and delivers again what was not finished within
+`max.gap.wait.ms`. So nothing is kept in the commit topic: stable offset and gaps are the broker's.
 
     poll -> waiting -> consume -> out -> done | release -> commit -> the next poll
 
-Invariant: a record is handed out once a delivery; nothing is polled while something of the last batch is out and still this process's.
-What that costs: a record that takes long holds up its own consumer, for `max.gap.wait.ms` at most, and no other.
-At least once, but not for ever: after five deliveries in vain (`group.share.delivery.count.limit`) the broker gives a record up.
-Turned down: assigning offset ranges over the group's leader (a second marker, session and re-assignment beside the broker's own).
+Invariant: a record is handed out once a delivery; nothing is polled while something of the last batch is out and still
+this process's.
+What that costs: a record that takes long holds up its own consumer, for `max.gap.wait.ms` at most, and no other. At
+least once, but not for ever: after five deliveries in vain (`group.share.delivery.count.limit`) the broker gives a
+record up.
+Turned down: assigning offset ranges over the group's leader (a second marker, session and re-assignment beside the
+broker's own).
 """
 
 from __future__ import annotations
@@ -67,7 +70,9 @@ class Acquired:
             return records
 
     def finish(self, record: AcquiredRecord, *, done: bool) -> bool:
-        """Note that a record is done, or is to be delivered again; return False if it is not this process's any more."""
+        """Note that a record is done, or is to be delivered again; return False if it is not this process's any
+        more.
+        """
         with self._changed:
             if self._out.get(record.id) is not record:
                 return False
@@ -108,8 +113,8 @@ class Acquired:
 class CooperativeFetch:
     """A consumer of records in no order. `done` and `release` from any thread, everything else from one.
 
-    Settings: `bootstrap.servers`, `group.id` (of a share group: not one of consumers), `auto.offset.reset`, `isolation.level`,
-    `max.gap.wait.ms`, and how to connect, in librdkafka's names.
+    Settings: `bootstrap.servers`, `group.id` (of a share group: not one of consumers), `auto.offset.reset`,
+    `isolation.level`, `max.gap.wait.ms`, and how to connect, in librdkafka's names.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -125,7 +130,9 @@ class CooperativeFetch:
         client = {name: value for name, value in settings.items() if name not in said and name != "group.id"}
         self._gap_s = int(said["max.gap.wait.ms"]) / 1000
         self._log = KafkaLog(client)
-        self._client = KafkaShare(client, settings["group.id"], {name: said[ours] for ours, (name, _) in _OF_THE_GROUP.items()})
+        self._client = KafkaShare(
+            client, settings["group.id"], {name: said[ours] for ours, (name, _) in _OF_THE_GROUP.items()}
+        )
         self._acquired = Acquired()
         self._until = 0.0
         """Until when the records of the batch are this process's."""
@@ -135,7 +142,8 @@ class CooperativeFetch:
 
         Raises:
             UnknownTopicError: a topic does not exist.
-            IndividualCommitNotAllowedError | TopicRangeFetchNotAllowedError: the cluster, or a topic, does not allow it.
+            IndividualCommitNotAllowedError | TopicRangeFetchNotAllowedError: the cluster, or a topic, does not allow
+                it.
         """
         known = self._log.partitions(topics)
         if missing := sorted(set(topics) - known.keys()):
@@ -148,7 +156,8 @@ class CooperativeFetch:
         self._client.subscribe(topics)
 
     def consume(self, num_records: int, timeout_s: float) -> list[AcquiredRecord]:
-        """Return records that are this process's for `max.gap.wait.ms`; nothing, if none came, or earlier ones were not finished, in time.
+        """Return records that are this process's for `max.gap.wait.ms`; nothing, if none came, or earlier ones were not
+        finished, in time.
 
         Raises:
             LogError: what does not heal by itself.
@@ -168,7 +177,9 @@ class CooperativeFetch:
                 return []
 
     def done(self, record: AcquiredRecord) -> bool:
-        """Note that a record is done; return False if that was too late: it was delivered to somebody else. Any thread."""
+        """Note that a record is done; return False if that was too late: it was delivered to somebody else. Any
+        thread.
+        """
         return self._finish(record, done=True)
 
     def release(self, record: AcquiredRecord) -> bool:
@@ -176,7 +187,8 @@ class CooperativeFetch:
         return self._finish(record, done=False)
 
     def commit(self) -> dict[TopicPartition, str]:
-        """Tell the broker what is done; return the partitions in which it was too late for some, and why: they are done again by somebody.
+        """Tell the broker what is done; return the partitions in which it was too late for some, and why: they are done
+        again by somebody.
 
         Raises:
             LogError: no answer: what was done since the last commit may be done again.
@@ -224,7 +236,9 @@ def check_allowed(policy: Policy, topics: Sequence[str]) -> None:
         IndividualCommitNotAllowedError | TopicRangeFetchNotAllowedError: the cluster, or a topic, does not allow it.
     """
     if not policy.accepts_individual_commit:
-        raise IndividualCommitNotAllowedError("the cluster's policy has accept.individual.commit=false: nothing may be done out of order")
+        raise IndividualCommitNotAllowedError(
+            "the cluster's policy has accept.individual.commit=false: nothing may be done out of order"
+        )
     if refused := [topic for topic in topics if not policy.accepts_range_fetch(topic)]:
         raise TopicRangeFetchNotAllowedError(
             f"{', '.join(refused)}: readers must see the order of partitions. If they need not: "

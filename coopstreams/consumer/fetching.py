@@ -1,8 +1,10 @@
-"""One reader for all key ranges of a consumer: each partition is fetched once, hashed once, and each record goes to the range that owns it.
+"""One reader for all key ranges of a consumer: each partition is fetched once, hashed once, and each record goes to the
+range that owns it.
 
-A range that cannot take records now does not hold up the others of its partition. Its records are kept, within `max.bytes.key.range.cache`,
-and evicted as they are handed out. Of a topic that does not reserve values only keys and offsets are kept (`waiting`), and a second reader
-gets the values (`refetching`). What does not fit is dropped, and the first reader goes back for it.
+A range that cannot take records now does not hold up the others of its partition. Its records are kept, within
+`max.bytes.key.range.cache`, and evicted as they are handed out. Of a topic that does not reserve values only keys and
+offsets are kept (`waiting`), and a second reader gets the values (`refetching`). What does not fit is dropped, and the
+first reader goes back for it.
 
 Invariant: a range gets every record from where it was opened, in order, once, whatever the others of its partition do.
 """
@@ -30,7 +32,13 @@ class _Partition:
 class Fetching:
     """Moves records from a reader to key ranges, and on to the user. One thread."""
 
-    def __init__(self, make_reader: Callable[[], Reader], most_bytes: int, reserves: Callable[[str], bool], filter_: Filter | None) -> None:
+    def __init__(
+        self,
+        make_reader: Callable[[], Reader],
+        most_bytes: int,
+        reserves: Callable[[str], bool],
+        filter_: Filter | None,
+    ) -> None:
         """`reserves`: whether the values of a topic's records may be kept."""
         self._reader = make_reader()
         self._again = Refetching(make_reader)
@@ -74,7 +82,9 @@ class Fetching:
             if partition is not None:
                 partition.at = batch.next_offset
                 columns = batch.columns if self._filter is None else self._filter.columns(batch.columns)
-                partition.shares[batch.slot].take(columns, batch.next_offset, self._room, values=self._reserves(batch.partition.topic))
+                partition.shares[batch.slot].take(
+                    columns, batch.next_offset, self._room, values=self._reserves(batch.partition.topic)
+                )
         self._again.fetch(0.0 if batches else timeout_s)
 
     def records(self, most: int) -> list[ConsumerRecord]:

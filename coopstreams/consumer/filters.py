@@ -1,9 +1,10 @@
 """Which records a consumer is not interested in: by key, by size.
 
-What a filter holds back is done as far as the group is concerned: the position passes over it, nobody of the group gets it. So all
-members of a group have the same filter.
+What a filter holds back is done as far as the group is concerned: the position passes over it, nobody of the group gets
+it. So all members of a group have the same filter.
 
-Source: the proposal's outlook on broker-side filtering: key ranges, blacklisted and whitelisted keys, largest and smallest record size.
+Source: the proposal's outlook on broker-side filtering: key ranges, blacklisted and whitelisted keys, largest and
+smallest record size.
 """
 
 from __future__ import annotations
@@ -35,4 +36,6 @@ class Filter:
 
     def columns(self, columns: Columns) -> Columns:
         """Return those of the records that pass."""
-        return columns.pick([i for i, record in enumerate(zip(columns.keys, columns.values, strict=True)) if self.passes(*record)])
+        return columns.pick(
+            [i for i, record in enumerate(zip(columns.keys, columns.values, strict=True)) if self.passes(*record)]
+        )

@@ -1,6 +1,7 @@
 """The leader's decision for a group of consumers: what an assignor wants, and what of it is free now.
 
-A topic takes the place of a sub-topology: its number is a hash of its name, so that members which subscribe to different topics agree.
+A topic takes the place of a sub-topology: its number is a hash of its name, so that members which subscribe to
+different topics agree.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ def topic_numbers(topics: Iterable[str]) -> dict[int, str]:
     for topic in topics:
         other = numbers.setdefault(topic_number(topic), topic)
         if other != topic:
-            raise ConfigError(f'the topics "{other}" and "{topic}" have the same number {topic_number(topic)}: read one of them in another group')
+            raise ConfigError(
+                f'the topics "{other}" and "{topic}" have the same number {topic_number(topic)}: read one of them in '
+                "another group"
+            )
     return numbers
 
 
@@ -55,13 +59,25 @@ def assign_consumers(
     check_granted(granted, claims)
     settled = granted == target
     counts = {topic_number(topic): count for topic, count in partitions.items()}
-    cluster = Cluster(members=tuple(Member(id_, members[id_].info, granted.get(id_, ())) for id_ in sorted(members)), partitions=counts)
-    given = {id_: Assignment(state.info.process, granted[id_], target[id_], settled, cluster) for id_, state in consumers.items()}
-    refused = {id_: Assignment(state.info.process, settled=settled, cluster=cluster, error=_STRANGER.format(id_)) for id_, state in strangers.items()}
+    cluster = Cluster(
+        members=tuple(Member(id_, members[id_].info, granted.get(id_, ())) for id_ in sorted(members)),
+        partitions=counts,
+    )
+    given = {
+        id_: Assignment(state.info.process, granted[id_], target[id_], settled, cluster)
+        for id_, state in consumers.items()
+    }
+    refused = {
+        id_: Assignment(state.info.process, settled=settled, cluster=cluster, error=_STRANGER.format(id_))
+        for id_, state in strangers.items()
+    }
     return given | refused
 
 
-_STRANGER = "member {} is an instance of an application, and the group is one of consumers. Give one of them another application.id or group.id."
+_STRANGER = (
+    "member {} is an instance of an application, and the group is one of consumers. Give one of them another "
+    "application.id or group.id."
+)
 
 
 def _subscription(state: MemberState, topics: Mapping[int, str]) -> Subscription:
@@ -79,4 +95,10 @@ def _held(tasks: Iterable[TaskId], topics: Mapping[int, str]) -> Held:
 
 
 def _tasks(held: Held) -> tuple[TaskId, ...]:
-    return tuple(sorted(TaskId(topic_number(topic), partition, piece) for topic, pieces in held.items() for partition, piece in pieces))
+    return tuple(
+        sorted(
+            TaskId(topic_number(topic), partition, piece)
+            for topic, pieces in held.items()
+            for partition, piece in pieces
+        )
+    )

@@ -1,18 +1,22 @@
 """Which records of one key range of one partition were handed out, which are done, and what a commit of them says.
 
-    offsets   ....DDDDDDD|oDDoooD|..........      o handed out, D done: here, by an earlier owner, or in somebody else's key range
+    offsets   ....DDDDDDD|oDDoooD|..........      o handed out, D done: here, by an earlier owner, or in somebody
+              else's key range
                          ^       ^
                      position   next
 
-Everything below `next` is done, but for what is handed out and not done. So what has to be kept is what is *missing*, and the done runs
-above the position are the gaps between these offsets: offsets of other key ranges do not break them. (Of a partition in which every second
-record is its own, a consumer commits one run, where the proposal counts a range per record.)
+Everything below `next` is done, but for what is handed out and not done. So what has to be kept is what is *missing*,
+and the done runs above the position are the gaps between these offsets: offsets of other key ranges do not break them.
+(Of a partition in which every second record is its own, a consumer commits one run, where the proposal counts a range
+per record.)
 
-An earlier owner may have done more in some part of the range than in another: the segments that were found. They are kept until `next` has
-passed them, and records that they cover are not handed out.
+An earlier owner may have done more in some part of the range than in another: the segments that were found. They are
+kept until `next` has passed them, and records that they cover are not handed out.
 
-Invariant: a commit covers no offset that was handed out and is not done; what one commit covers, every later one covers, too.
-Turned down: keeping what is done (a million finished records behind one slow one are a million entries; what is missing is one).
+Invariant: a commit covers no offset that was handed out and is not done; what one commit covers, every later one
+covers, too.
+Turned down: keeping what is done (a million finished records behind one slow one are a million entries; what is missing
+is one).
 """
 
 from __future__ import annotations
@@ -57,7 +61,8 @@ class InFlight:
         return self._blocked
 
     def hand_out(self, keys: Sequence[bytes | None], offsets: Sequence[int], next_offset: int) -> list[int]:
-        """Return the indices of the records that are to be handed out now: not done, and not handed out before (but for a seek).
+        """Return the indices of the records that are to be handed out now: not done, and not handed out before (but for
+        a seek).
 
         Shape: records of this range in offset order; `next_offset` is the first offset that was not looked at.
         """
@@ -72,7 +77,9 @@ class InFlight:
         return [*again, *fresh]
 
     def done(self, offset: int) -> bool:
-        """Note that a record was processed; return False if it is not out: it was done before, or is handed out again after a seek."""
+        """Note that a record was processed; return False if it is not out: it was done before, or is handed out again
+        after a seek.
+        """
         if offset not in self._missing:
             return False
         self._missing.discard(offset)
@@ -81,10 +88,13 @@ class InFlight:
 
     def held_with(self, runs: Runs) -> int:
         """Return how many ranges a commit may come to have when these are done, too."""
-        return len(merge(self._named, above(runs, self.next))) + sum(not contains(runs, offset) for offset in self._missing)
+        return len(merge(self._named, above(runs, self.next))) + sum(
+            not contains(runs, offset) for offset in self._missing
+        )
 
     def done_by_name(self, runs: Runs) -> None:
-        """Note that these offsets are done, whether they were handed out or not. Other key ranges' among them do not matter.
+        """Note that these offsets are done, whether they were handed out or not. Other key ranges' among them do not
+        matter.
 
         Raises:
             OverflowError: more runs than may be held; nothing is noted.
@@ -92,7 +102,10 @@ class InFlight:
         ahead = above(runs, self.next)
         named = merge(self._named, ahead)
         if self.held_with(runs) > self.most:
-            raise OverflowError(f"{len(named)} runs of offsets beside {len(self._missing)} records that are not done; {self.most} may be held")
+            raise OverflowError(
+                f"{len(named)} runs of offsets beside {len(self._missing)} records that are not done; {self.most} may "
+                "be held"
+            )
         for offset in [offset for offset in self._missing if contains(runs, offset)]:
             self.done(offset)
         self._named, self._news = named, merge(self._news, ahead)
@@ -113,7 +126,9 @@ class InFlight:
         self._news, self._latest = (), []
 
     def seek(self, offset: int) -> None:
-        """Hand out from this offset on. What is skipped counts as done; what is done stays done, although it is handed out again."""
+        """Hand out from this offset on. What is skipped counts as done; what is done stays done, although it is handed
+        out again.
+        """
         self.wanted = offset
         self.next = max(self.next, offset)
 

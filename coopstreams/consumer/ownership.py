@@ -1,4 +1,5 @@
-"""How a consumer comes to have key ranges: alone, by what it is told to read, or as a member of a group. And what it may commit.
+"""How a consumer comes to have key ranges: alone, by what it is told to read, or as a member of a group. And what it
+may commit.
 
     wanted -> barrier -> positions -> opened           `Openings`, for both
     Alone          nobody assigns anything; a later opener of the same hashes speaks louder (a higher term)
@@ -100,9 +101,12 @@ class Openings:
                 if self._follower.passed(one.barrier):
                     log.warning("%s waits for %s", one.id, self._positions.waits_for(one.id))
                     continue
-                names = ", ".join(sorted(self._follower.blockers(one.barrier))) or "of another group in the same partition"
+                names = (
+                    ", ".join(sorted(self._follower.blockers(one.barrier))) or "of another group in the same partition"
+                )
                 log.warning(
-                    "%s waits: %s is known up to %d, and has to be up to %d. An open transaction keeps the rest back: %s",
+                    "%s waits: %s is known up to %d, and has to be up to %d. An open transaction keeps the rest back: "
+                    "%s",
                     one.id,
                     self._follower.partition,
                     self._follower.tail,
@@ -117,7 +121,15 @@ class Transaction(Protocol):
     def begin(self) -> None:
         """See `Writer`."""
 
-    def append(self, topic: str, keys: Sequence[bytes | None], values: Sequence[bytes | None], timestamps: Sequence[int], *, partitions: int) -> None:
+    def append(
+        self,
+        topic: str,
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+        timestamps: Sequence[int],
+        *,
+        partitions: int,
+    ) -> None:
         """See `Writer`."""
 
     def flush(self, timeout_s: float) -> None:

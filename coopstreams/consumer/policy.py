@@ -1,7 +1,8 @@
 """What administrators allow: whether a group may commit out of order, whether a topic may be read by key range.
 
-The proposal has three places to turn sharing off. Two are settings of brokers and topics, which a client cannot add; they are kept
-in a compacted topic of their own, and every cooperative consumer obeys it. The third is the consumer's `allow.individual.commit`.
+The proposal has three places to turn sharing off. Two are settings of brokers and topics, which a client cannot add;
+they are kept in a compacted topic of their own, and every cooperative consumer obeys it. The third is the consumer's
+`allow.individual.commit`.
 
     cluster   accept.individual.commit                               true
     topic     accept.range.fetch, reserve.message.value.range.fetch  false, unless somebody says otherwise
@@ -9,12 +10,15 @@ in a compacted topic of their own, and every cooperative consumer obeys it. The 
     key     JSON: [setting, topic]; the topic of a setting of the cluster is ""
     value   JSON: true or false                                      null: the default again
 
-A consumer looks at them, and at which topics there are, now and then (`Policies`). The leader assigns on the I/O thread of its membership,
-where nothing may be asked: it uses what was seen last, and is told to assign again when something else is seen.
+A consumer looks at them, and at which topics there are, now and then (`Policies`). The leader assigns on the I/O thread
+of its membership, where nothing may be asked: it uses what was seen last, and is told to assign again when something
+else is seen.
 
-Invariant: who can read the topic obeys it, who may write it decides (`kafka-acls`); a client that is not ours is not held by it.
+Invariant: who can read the topic obeys it, who may write it decides (`kafka-acls`); a client that is not ours is not
+held by it.
 Invariant: `for_leader`, `shareable` and `reserves_values` never ask the brokers.
-Turned down: settings of Kafka topics (brokers refuse names they do not know), one file beside each consumer (no single place to turn it off).
+Turned down: settings of Kafka topics (brokers refuse names they do not know), one file beside each consumer (no single
+place to turn it off).
 """
 
 from __future__ import annotations
@@ -40,10 +44,14 @@ CLUSTER: Mapping[str, tuple[bool, str]] = {
     "accept.individual.commit": (True, "Whether groups may commit individual offsets, and so share partitions."),
 }
 TOPICS: Mapping[str, tuple[bool, str]] = {
-    "accept.range.fetch": (False, "Whether the topic's partitions may be read by key range. False: readers see the order of whole partitions."),
+    "accept.range.fetch": (
+        False,
+        "Whether the topic's partitions may be read by key range. False: readers see the order of whole partitions.",
+    ),
     "reserve.message.value.range.fetch": (
         False,
-        "Whether a consumer keeps the values of records that wait in its cache. False: keys and offsets, and values are read again.",
+        "Whether a consumer keeps the values of records that wait in its cache. False: keys and offsets, and values "
+        "are read again.",
     ),
 }
 """Settings by name: the default, and what it means."""
@@ -65,7 +73,9 @@ class Policy:
         return self.get("accept.individual.commit")
 
     def accepts_range_fetch(self, topic: str) -> bool:
-        """Whether the partitions of a topic may be read by key range: the topic says so, and the cluster takes individual commits."""
+        """Whether the partitions of a topic may be read by key range: the topic says so, and the cluster takes
+        individual commits.
+        """
         return self.accepts_individual_commit and self.get("accept.range.fetch", topic)
 
     def reserves_values(self, topic: str) -> bool:
@@ -90,7 +100,13 @@ def default(name: str, topic: str | None = None) -> bool:
     known = CLUSTER if topic is None else TOPICS
     if name not in known:
         level = "the cluster" if topic is None else "a topic"
-        hint = "; name the topic" if topic is None and name in TOPICS else "; it is one of the cluster" if name in CLUSTER else ""
+        hint = (
+            "; name the topic"
+            if topic is None and name in TOPICS
+            else "; it is one of the cluster"
+            if name in CLUSTER
+            else ""
+        )
         raise ConfigError(f'{level} has no setting "{name}"{hint}. There are: {", ".join(known)}')
     return known[name][0]
 
@@ -162,7 +178,10 @@ class PolicyTopic:
                 self._apply(run.columns)
                 self._at = max(self._at, run.next_offset)
             if self._at < end and time.monotonic() > give_up:
-                raise LogError(f"{_PARTITION} ends at {end}, and could be read up to {self._at} in {_TIMEOUT_S:.0f} s", retryable=True)
+                raise LogError(
+                    f"{_PARTITION} ends at {end}, and could be read up to {self._at} in {_TIMEOUT_S:.0f} s",
+                    retryable=True,
+                )
         return Policy(dict(self._values))
 
     def set(self, name: str, value: bool | None, topic: str | None = None) -> None:
@@ -180,7 +199,13 @@ class PolicyTopic:
         writer = self._log.writer()
         try:
             key = orjson.dumps([name, topic or ""])
-            writer.append(TOPIC, [key], [None if value is None else orjson.dumps(value)], [time.time_ns() // 1_000_000], partitions=0)
+            writer.append(
+                TOPIC,
+                [key],
+                [None if value is None else orjson.dumps(value)],
+                [time.time_ns() // 1_000_000],
+                partitions=0,
+            )
             writer.flush(_TIMEOUT_S)
         finally:
             writer.close()
@@ -191,7 +216,9 @@ class PolicyTopic:
             self._reader.close()
 
     def _apply(self, columns: Columns) -> None:
-        """Take settings in the order of the log; those of a later version of coopstreams are kept, and nobody asks for them."""
+        """Take settings in the order of the log; those of a later version of coopstreams are kept, and nobody asks for
+        them.
+        """
         for key, value, offset in zip(columns.keys, columns.values, columns.offsets, strict=True):
             try:
                 name, topic = orjson.loads(key or b"")
@@ -200,7 +227,9 @@ class PolicyTopic:
                 else:
                     self._values[topic, name] = bool(orjson.loads(value))
             except (ValueError, TypeError) as error:
-                raise LogError(f"{_PARTITION} has a record at offset {offset} that is no setting ({error}): who wrote it?") from error
+                raise LogError(
+                    f"{_PARTITION} has a record at offset {offset} that is no setting ({error}): who wrote it?"
+                ) from error
 
 
 log = logging.getLogger(__name__)
@@ -209,7 +238,9 @@ LOOK_EVERY_S = 5.0
 
 
 class Policies:
-    """Topics and policy, as they were when they were last looked at. `look` and `watch` belong to the thread that has the consumer."""
+    """Topics and policy, as they were when they were last looked at. `look` and `watch` belong to the thread that has
+    the consumer.
+    """
 
     def __init__(self, log: Log, replication: int) -> None:
         self._log = log
@@ -233,7 +264,9 @@ class Policies:
             raise UnknownTopicError(f"there is no topic {', '.join(missing)}: create it first, or correct the name")
 
     def changed(self) -> bool:
-        """Look again if it is time; return whether the group should assign again. While brokers are away, what was seen last holds."""
+        """Look again if it is time; return whether the group should assign again. While brokers are away, what was seen
+        last holds.
+        """
         if time.monotonic() < self._look_at:
             return False
         before = self._seen()
@@ -279,4 +312,6 @@ class Policies:
         self._look_at = time.monotonic() + LOOK_EVERY_S
 
     def _seen(self) -> object:
-        return {topic: (self._counts.get(topic), self.shareable(topic)) for topic in set(self._asked)}, self.accepts_individual_commit
+        return {
+            topic: (self._counts.get(topic), self.shareable(topic)) for topic in set(self._asked)
+        }, self.accepts_individual_commit

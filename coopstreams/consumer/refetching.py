@@ -1,12 +1,16 @@
-"""Values that were not kept are read again, when their records can be handed out: a second reader, one request after the other.
+"""Values that were not kept are read again, when their records can be handed out: a second reader, one request after
+the other.
 
-    a key range wants the values at some offsets -> `ask` -> the reader goes there and reads -> `fetch` returns what the log has at them
+    a key range wants the values at some offsets -> `ask` -> the reader goes there and reads -> `fetch` returns what the
+    log has at them
 
-Offsets that lie near each other are read in one go, together with what lies between them; the reader jumps over more than `JUMP` offsets.
+Offsets that lie near each other are read in one go, together with what lies between them; the reader jumps over more
+than `JUMP` offsets.
 
-Invariant: a request is answered once, with what the log has: fewer records where compaction has removed some. What retention has deleted
-is the error that reading it the first time would have been.
-Turned down: sending the first reader back (it has gone on for the other key ranges of the partition, and would read for all of them again).
+Invariant: a request is answered once, with what the log has: fewer records where compaction has removed some. What
+retention has deleted is the error that reading it the first time would have been.
+Turned down: sending the first reader back (it has gone on for the other key ranges of the partition, and would read for
+all of them again).
 """
 
 from __future__ import annotations

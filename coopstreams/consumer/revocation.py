@@ -1,6 +1,8 @@
-"""Giving key ranges up without stopping: asked for in one poll, done in the next, or in a later one if the user says so.
+"""Giving key ranges up without stopping: asked for in one poll, done in the next, or in a later one if the user says
+so.
 
-    asked       -> revoke-next                       nothing more is handed out of it; its records are finished and committed meanwhile
+    asked       -> revoke-next                       nothing more is handed out of it; its records are finished and
+                committed meanwhile
     poll begins    revoke-next -> released;  revoke-thereafter -> revoke-next
     delayed        revoke-next -> revoke-thereafter  each poll anew, until the deadline
     deadline    -> lost                              what is not committed is void; others may have it
@@ -37,7 +39,9 @@ class Revocations(Generic[T]):
         return one in self._next or one in self._thereafter
 
     def poll(self, now: float) -> tuple[set[T], set[T]]:
-        """Begin a poll: return what is to be given up now, committed first, and what is lost because its time is over."""
+        """Begin a poll: return what is to be given up now, committed first, and what is lost because its time is
+        over.
+        """
         self.lost = set()
         given_up = set(self._next)
         self._next, self._thereafter = self._thereafter, {}

@@ -1,4 +1,5 @@
-"""What a consumer has and does between `subscribe` or `assign` and `close`: opens, hands out, gives up. One thread at a time.
+"""What a consumer has and does between `subscribe` or `assign` and `close`: opens, hands out, gives up. One thread at a
+time.
 
     the group says     -> openings, revocations        `_handle`
     openings           -> shares, fetched from now on  `_open`
@@ -71,7 +72,9 @@ class ConsumerSession:
         *,
         parts: bool,
     ) -> None:
-        """`parts`: whether this consumer takes parts of partitions. `listeners`: what to call on "assign", "revoke", "lost"."""
+        """`parts`: whether this consumer takes parts of partitions. `listeners`: what to call on "assign", "revoke",
+        "lost".
+        """
         self.config = config
         self.ownership = ownership
         self.follower = follower
@@ -95,7 +98,9 @@ class ConsumerSession:
         self._obey()
 
     def consume(self, most: int, timeout_s: float) -> list[ConsumerRecord]:
-        """Return the next records; without any, wait for the first. Returns early when the group wants something back."""
+        """Return the next records; without any, wait for the first. Returns early when the group wants something
+        back.
+        """
         deadline = time.monotonic() + timeout_s
         self._begin_poll()
         while True:
@@ -124,7 +129,9 @@ class ConsumerSession:
         for _ in range(MOST_IN_VAIN if isinstance(self.ownership, Shared) else 0):
             try:
                 return self.committing.commit(in_order, self.ownership, metadata or {})
-            except FencedError as error:  # the group has a new generation; while this is a member, it still has what it holds
+            except (
+                FencedError
+            ) as error:  # the group has a new generation; while this is a member, it still has what it holds
                 log.info("committing again: %s", error)
                 time.sleep(AGAIN_S)
         return self.committing.commit(in_order, self.ownership, metadata or {})
@@ -145,14 +152,20 @@ class ConsumerSession:
         if twice:
             log.warning("%d records were done already: %s", len(twice), ", ".join(twice[:5]))
         if gone:
-            log.warning("%d records are of key ranges that are not here any more, and are done again elsewhere: %s", len(gone), ", ".join(gone[:5]))
+            log.warning(
+                "%d records are of key ranges that are not here any more, and are done again elsewhere: %s",
+                len(gone),
+                ", ".join(gone[:5]),
+            )
         return not gone
 
     def check_overtaken(self, shares: Collection[Share]) -> None:
-        """Do nothing if nobody has opened these hashes after us. Only after `assign`: a group has one owner of a hash at a time.
+        """Do nothing if nobody has opened these hashes after us. Only after `assign`: a group has one owner of a hash
+        at a time.
 
         Raises:
-            IndividualCommitTooOldError: somebody has: what is done here since does not count. These are opened again from there.
+            IndividualCommitTooOldError: somebody has: what is done here since does not count. These are opened again
+                from there.
         """
         if not self.ownership.alone:
             return
@@ -168,7 +181,8 @@ class ConsumerSession:
                 del self.shares[share.id]
                 self.openings.want([share.id], share.epoch)
                 raise IndividualCommitTooOldError(
-                    f"{share}: another consumer reads it, and is at {stable}; going on from there", last_stable_offset=stable
+                    f"{share}: another consumer reads it, and is at {stable}; going on from there",
+                    last_stable_offset=stable,
                 )
 
     def reopen(self) -> None:
@@ -227,7 +241,9 @@ class ConsumerSession:
 
     def _obey(self) -> None:
         """Do as the cluster and this consumer's settings say."""
-        self.committing.in_order = not (self.config["allow.individual.commit"] and self._policies.accepts_individual_commit)
+        self.committing.in_order = not (
+            self.config["allow.individual.commit"] and self._policies.accepts_individual_commit
+        )
 
     def _handle(self) -> None:
         """Listen to the group."""
@@ -243,7 +259,9 @@ class ConsumerSession:
                 case Refused(error):
                     self._refused = error
                 case Lost():
-                    log.warning("the group went on without this consumer; what was not committed is done again elsewhere")
+                    log.warning(
+                        "the group went on without this consumer; what was not committed is done again elsewhere"
+                    )
                     self.openings.clear()
                     self._lose(list(self.shares.values()))
                 case Assigned():
@@ -255,7 +273,9 @@ class ConsumerSession:
         self.openings.barrier.follow_generation(event)
         cut = [id_ for id_ in event.added if not id_.range.is_whole]
         if cut and not self._parts:
-            raise ConsumerRangeFetchNotAcceptedError(f"this consumer does not share, and was assigned a part of a partition: {cut[0]}")
+            raise ConsumerRangeFetchNotAcceptedError(
+                f"this consumer does not share, and was assigned a part of a partition: {cut[0]}"
+            )
         kept = [self.shares[id_] for id_ in event.added if id_ in self.shares]
         self.revocations.keep(kept)
         for share in kept:
@@ -276,7 +296,10 @@ class ConsumerSession:
         opened: list[tuple[Progress, Opening]] = []
         try:
             opened = self.openings.step(self.shares.keys())
-            fresh = [Share(opening.id, progress, opening.epoch, self.config["max.individual.commits"]) for progress, opening in opened]
+            fresh = [
+                Share(opening.id, progress, opening.epoch, self.config["max.individual.commits"])
+                for progress, opening in opened
+            ]
             if fresh:
                 self.committing.claim(fresh, self.ownership)
         except OffsetOutOfRangeError:
@@ -300,7 +323,11 @@ class ConsumerSession:
             self.commit(many)
         blocked = {share for share in self.shares.values() if share.inflight.blocked()}
         for share in blocked - self._blocked:
-            log.warning("%s: %d records are handed out and not done; nothing more until half of them are", share, share.inflight.missing)
+            log.warning(
+                "%s: %d records are handed out and not done; nothing more until half of them are",
+                share,
+                share.inflight.missing,
+            )
             if isinstance(self.ownership, Shared):
                 self.ownership.member.rejoin()
         self._blocked = blocked

@@ -17,10 +17,15 @@ SETTINGS: Mapping[str, tuple[Callable[[Any], Any], Any, str]] = {
     "group.instance.id": (
         text,
         None,
-        "Makes this a static member: started again within `session.timeout.ms`, it has what it had, and nobody else is disturbed.",
+        "Makes this a static member: started again within `session.timeout.ms`, it has what it had, and nobody else is "
+        "disturbed.",
     ),
     "auto.offset.reset": (one_of("earliest", "latest"), "earliest", "Where a group without a committed offset begins."),
-    "isolation.level": (one_of("read_committed", "read_uncommitted"), "read_committed", "Whether records of open transactions are handed out."),
+    "isolation.level": (
+        one_of("read_committed", "read_uncommitted"),
+        "read_committed",
+        "Whether records of open transactions are handed out.",
+    ),
     "partition.assignment.strategy": (
         one_of("cooperative-sticky", "range", "roundrobin"),
         "cooperative-sticky",
@@ -29,30 +34,57 @@ SETTINGS: Mapping[str, tuple[Callable[[Any], Any], Any, str]] = {
     "allow.individual.commit": (
         boolean,
         True,
-        "Whether this consumer commits out of order and shares partitions. False: it commits positions, and reads whole partitions only.",
+        "Whether this consumer commits out of order and shares partitions. False: it commits positions, and reads "
+        "whole partitions only.",
     ),
-    "max.num.ranges.to.commit": (integer(1), 10_000, "Commit by itself once more ranges of offsets than this were done since the last commit."),
+    "max.num.ranges.to.commit": (
+        integer(1),
+        10_000,
+        "Commit by itself once more ranges of offsets than this were done since the last commit.",
+    ),
     "max.individual.commits": (
         integer(1),
         50_000,
-        "Records of a key range that may be out and not done, and so how many ranges a commit of it can have. Then nothing more is handed out.",
+        "Records of a key range that may be out and not done, and so how many ranges a commit of it can have. Then "
+        "nothing more is handed out.",
     ),
     "max.bytes.key.range.cache": (
         integer(1),
         209_715_200,
         "Bound on records kept for key ranges that cannot take them now. What does not fit is read again.",
     ),
-    "max.poll.interval.ms": (integer(1), 300_000, "A consumer that has not called consume for so long is out of the group."),
-    "max.revoke.delay.ms": (integer(1), 300_000, "How long a key range that the group wants back may be kept by `delay_revoke`; then it is lost."),
-    "session.timeout.ms": (integer(1000), 10_000, "A process that sends no heartbeat for so long is removed from the group."),
+    "max.poll.interval.ms": (
+        integer(1),
+        300_000,
+        "A consumer that has not called consume for so long is out of the group.",
+    ),
+    "max.revoke.delay.ms": (
+        integer(1),
+        300_000,
+        "How long a key range that the group wants back may be kept by `delay_revoke`; then it is lost.",
+    ),
+    "session.timeout.ms": (
+        integer(1000),
+        10_000,
+        "A process that sends no heartbeat for so long is removed from the group.",
+    ),
     "heartbeat.interval.ms": (integer(50), 400, "Time between heartbeats; sets how fast a rebalance goes."),
-    "transaction.timeout.ms": (integer(1000), 15_000, "The broker aborts a commit, or a transaction, that is open for longer."),
+    "transaction.timeout.ms": (
+        integer(1000),
+        15_000,
+        "The broker aborts a commit, or a transaction, that is open for longer.",
+    ),
     "commit.order": (
         one_of("none", "offset"),
         "none",
-        "offset: a transaction waits until everything before it in its partitions is committed, for half of `transaction.timeout.ms` at most.",
+        "offset: a transaction waits until everything before it in its partitions is committed, for half of "
+        "`transaction.timeout.ms` at most.",
     ),
-    "replication.factor": (integer(-1), -1, "Replicas of the topics with commits and policies, when they are made; -1: the broker's default."),
+    "replication.factor": (
+        integer(-1),
+        -1,
+        "Replicas of the topics with commits and policies, when they are made; -1: the broker's default.",
+    ),
     "connect.timeout.ms": (integer(1000), 60_000, "How long to look for the brokers before giving up."),
 }
 """Every setting of ours: how it is read, its default, what it means."""
@@ -60,7 +92,9 @@ SETTINGS: Mapping[str, tuple[Callable[[Any], Any], Any, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class ConsumerConfig:
-    """Checked settings. `values` has every name of `SETTINGS`; `client` what goes to the Kafka clients, in librdkafka's names."""
+    """Checked settings. `values` has every name of `SETTINGS`; `client` what goes to the Kafka clients, in librdkafka's
+    names.
+    """
 
     values: Mapping[str, Any]
     client: Mapping[str, Any]

@@ -4,8 +4,8 @@
                          |  ^
                        ask  fill      of what waits without values, they are read again when it can be handed out
 
-Invariant: records wait only while their key range cannot take them (too much of it is in flight, or it is paused). What does not fit into
-the cache is dropped and read again: `behind` says so.
+Invariant: records wait only while their key range cannot take them (too much of it is in flight, or it is paused). What
+does not fit into the cache is dropped and read again: `behind` says so.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class Share:
         return self.paused or self.leaving or self.inflight.blocked()
 
     def take(self, columns: Columns, next_offset: int, room: Callable[[], int], *, values: bool) -> None:
-        """Keep what a fetch brought, or remember to read it again if there is no room for it (in bytes) while it cannot be handed out.
+        """Keep what a fetch brought, or remember to read it again if there is no room for it (in bytes) while it cannot
+        be handed out.
 
         `room`: asked only then. `values`: whether to keep the values of what cannot be handed out.
         """
@@ -96,17 +97,23 @@ class Share:
         """Return the next records for the user."""
         records: list[ConsumerRecord] = []
         while len(records) < most and not self.stuck and self.waiting and self.waiting.ready:
-            columns, next_offset = self.waiting.pop(min(most - len(records), self.inflight.most - self.inflight.missing))
+            columns, next_offset = self.waiting.pop(
+                min(most - len(records), self.inflight.most - self.inflight.missing)
+            )
             records += self._records(columns, self.inflight.hand_out(columns.keys, columns.offsets, next_offset))
         return records
 
     def settle(self, room: Callable[[], int], *, values: bool) -> None:
-        """Have what was about to be handed out, and cannot be, take its place in the cache; without room it is read again."""
+        """Have what was about to be handed out, and cannot be, take its place in the cache; without room it is read
+        again.
+        """
         if self.stuck and not self.waiting.settle(room(), values=values):
             self._forget_waiting()
 
     def ask(self) -> Sequence[int] | None:
-        """Return the offsets of records to read again, so that they can be handed out; None if there are none, or they are asked for already."""
+        """Return the offsets of records to read again, so that they can be handed out; None if there are none, or they
+        are asked for already.
+        """
         return None if self.stuck else self.waiting.ask(self.inflight.most - self.inflight.missing)
 
     def seek(self, offset: int) -> None:
@@ -140,7 +147,23 @@ class Share:
 
     def _records(self, columns: Columns, picked: list[int]) -> list[ConsumerRecord]:
         topic, partition = self.at
-        keys, values, times, offsets, headers = columns.keys, columns.values, columns.timestamps, columns.offsets, columns.headers
+        keys, values, times, offsets, headers = (
+            columns.keys,
+            columns.values,
+            columns.timestamps,
+            columns.offsets,
+            columns.headers,
+        )
         return [
-            ConsumerRecord(topic, partition, offsets[i], keys[i], values[i], times[i], None if headers is None else headers[i], self) for i in picked
+            ConsumerRecord(
+                topic,
+                partition,
+                offsets[i],
+                keys[i],
+                values[i],
+                times[i],
+                None if headers is None else headers[i],
+                self,
+            )
+            for i in picked
         ]

@@ -3,8 +3,8 @@
     put, keep -> [whole] [bare] [bare] ... -> pop
                            ask, fill: the first bare ones become whole, or are gone
 
-Bare records are what `reserve.message.value.range.fetch` of a topic is about. Whoever wants them asks for the values of the first ones, and
-fills in what the log still has: what compaction has removed meanwhile is passed over.
+Bare records are what `reserve.message.value.range.fetch` of a topic is about. Whoever wants them asks for the values of
+the first ones, and fills in what the log still has: what compaction has removed meanwhile is passed over.
 
 Invariant: offsets ascend; `bytes` is the sum of what waits and cannot be handed out now, whole or bare.
 Turned down: asking for single records (each costs a round trip; neighbours cost one together).
@@ -77,7 +77,9 @@ class WaitingRecords:
         if last is not None and not len(columns):
             last.next_offset = next_offset
         elif last is not None and last.bare and batch.bare and len(last.columns) + len(columns) <= BARE_RECORDS:
-            last.columns = Columns([*last.columns.keys, *columns.keys], (), (), array("q", [*last.columns.offsets, *columns.offsets]), ())
+            last.columns = Columns(
+                [*last.columns.keys, *columns.keys], (), (), array("q", [*last.columns.offsets, *columns.offsets]), ()
+            )
             last.next_offset, last.bytes = next_offset, last.bytes + batch.bytes
         else:
             self._batches.append(batch)
@@ -86,10 +88,15 @@ class WaitingRecords:
         return True
 
     def settle(self, room: int, *, values: bool) -> bool:
-        """Make everything count, without values if they need not be kept; return False if it exceeds the room, which then is exceeded."""
+        """Make everything count, without values if they need not be kept; return False if it exceeds the room, which
+        then is exceeded.
+        """
         if self._loose and self.asked is None:
             before = self.bytes
-            settled = [batch if batch.bare else _kept(batch.columns, batch.next_offset, values=values) for batch in self._batches]
+            settled = [
+                batch if batch.bare else _kept(batch.columns, batch.next_offset, values=values)
+                for batch in self._batches
+            ]
             self._batches = deque(settled)
             self.bytes = sum(batch.bytes for batch in settled)
             self._loose = False
@@ -110,14 +117,18 @@ class WaitingRecords:
         return columns, next_offset
 
     def ask(self, most: int) -> Sequence[int] | None:
-        """Return the offsets of the first records, if these are bare, and note that they are asked for; None if not, or if some are."""
+        """Return the offsets of the first records, if these are bare, and note that they are asked for; None if not, or
+        if some are.
+        """
         if self.ready or self.asked is not None:
             return None
         self.asked = self._batches[0].columns.offsets[: min(most, BARE_RECORDS)]
         return self.asked
 
     def fill(self, found: Columns) -> None:
-        """Put what the log has at the offsets that were asked for into their place: all of it, or what was not removed meanwhile."""
+        """Put what the log has at the offsets that were asked for into their place: all of it, or what was not removed
+        meanwhile.
+        """
         assert self.asked is not None
         batch, count, self.asked = self._batches.popleft(), len(self.asked), None
         self.bytes -= batch.bytes
@@ -145,4 +156,6 @@ def _kept(columns: Columns, next_offset: int, *, values: bool) -> _Batch:
 
 def _size(columns: Columns) -> int:
     beside = RECORD_BYTES if len(columns.values) else BARE_BYTES
-    return beside * len(columns) + sum(map(len, filter(None, columns.keys))) + sum(map(len, filter(None, columns.values)))
+    return (
+        beside * len(columns) + sum(map(len, filter(None, columns.keys))) + sum(map(len, filter(None, columns.values)))
+    )

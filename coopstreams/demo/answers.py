@@ -1,4 +1,5 @@
-"""The answers of `examples/flights.py`, computed once more from the rows of the CSV files by plain loops, and the comparison. Pure.
+"""The answers of `examples/flights.py`, computed once more from the rows of the CSV files by plain loops, and the
+comparison. Pure.
 
 Nothing of the example is used here: a mistake in the topology would otherwise be made twice and called equal.
 
@@ -60,7 +61,9 @@ class Delay:
 
 @dataclass(slots=True)
 class Answers:
-    """Delays by tail number, and by carrier and the hour (its start, ms since the epoch) in which the departure was planned."""
+    """Delays by tail number, and by carrier and the hour (its start, ms since the epoch) in which the departure was
+    planned.
+    """
 
     by_aircraft: dict[str, Delay] = field(default_factory=dict)
     by_hour: dict[tuple[str, int], Delay] = field(default_factory=dict)
@@ -84,7 +87,9 @@ class DepartureTally:
         self._models = {plane.tail_number: plane.model or "?" for plane in planes}
 
     def add(self, departure: Departure) -> None:
-        """Count a departure; one that never left has no delay, one without a tail number no aircraft, one of an unknown carrier no carrier."""
+        """Count a departure; one that never left has no delay, one without a tail number no aircraft, one of an unknown
+        carrier no carrier.
+        """
         minutes = departure.dep_delay
         if minutes is None:
             return

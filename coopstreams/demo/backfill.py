@@ -1,7 +1,8 @@
-"""`make demo-backfill`: the first half of the flights comes from the CSV files by Spark, the second half live. Are the answers right?
+"""`make demo-backfill`: the first half of the flights comes from the CSV files by Spark, the second half live. Are the
+answers right?
 
-    CSV files -> Spark -> backfill up to the middle of the year -> publish -> Kafka gets the rest -> the application goes on, live
-    -> every answer over HTTP beside the same computed from all rows by plain loops
+    CSV files -> Spark -> backfill up to the middle of the year -> publish -> Kafka gets the rest -> the application
+    goes on, live -> every answer over HTTP beside the same computed from all rows by plain loops
 
 Invariant: nothing is left running, however it ends; the next run begins with an empty Kafka and empty state.
 """
@@ -42,18 +43,26 @@ LOOK_EVERY_S = 0.25
 
 _TIME = "unix_millis(cast(time_hour as timestamp)) + cast(minute as bigint) * 60000"
 _FLIGHT = (
-    "named_struct('carrier', carrier, 'flight', cast(flight as int), 'tail_number', tailnum, 'origin', origin, 'dest', dest, "
+    "named_struct('carrier', carrier, 'flight', cast(flight as int), 'tail_number', tailnum, 'origin', origin, 'dest', "
+    "dest, "
     f"'dep_delay', cast(dep_delay as double), 'time_ms', {_TIME})"
 )
 _PLANE = "named_struct('manufacturer', manufacturer, 'model', model, 'seats', cast(seats as int))"
 
 
 def demo(
-    once: Annotated[bool, typer.Option("--once", help="End when the answers are compared, with status 1 if they differ.")] = False,
-    departures: Annotated[int | None, typer.Option(min=1000, help=f"Take only the first so many of the {DEPARTURES:,} departures.")] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="End when the answers are compared, with status 1 if they differ.")
+    ] = False,
+    departures: Annotated[
+        int | None, typer.Option(min=1000, help=f"Take only the first so many of the {DEPARTURES:,} departures.")
+    ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="Folder for Kafka's data, state and Spark's work; EMPTIED first. Default: `demo-backfill` in the cache folder."),
+        typer.Option(
+            help="Folder for Kafka's data, state and Spark's work; EMPTIED first. Default: `demo-backfill` in the "
+            "cache folder."
+        ),
     ] = None,
 ) -> None:
     """Half of the flights by Spark, the other half live; are the answers right?"""
@@ -98,11 +107,19 @@ class BackfillDemo:
             settings = {"bootstrap.servers": broker.bootstrap, "statestore.cache.max.bytes": 0}
             with self._screen.timed("Spark"):
                 done = self._backfill(data, settings, middle)
-            self._screen.say(f"Spark took {done.records:,} records from the CSV files, up to {time.strftime('%d %B %Y', time.gmtime(middle / 1000))}")
+            self._screen.say(
+                f"Spark took {done.records:,} records from the CSV files, up to "
+                f"{time.strftime('%d %B %Y', time.gmtime(middle / 1000))}"
+            )
             rest = [row for row in rows if row.time_ms >= middle]
             write_departures(log, rest)
             self._screen.say(f"{len(rest):,} departures are in Kafka for the application, which goes on")
-            live = {**settings, "state.dir": str(self._folder / "state"), "commit.interval.ms": 200, "ranges.per.partition": 4}
+            live = {
+                **settings,
+                "state.dir": str(self._folder / "state"),
+                "commit.interval.ms": 200,
+                "ranges.per.partition": 4,
+            }
             app = closing.enter_context(CoopStreams(self._topology, live))
             url = str(app.url)
             with self._screen.timed("live"):
@@ -119,24 +136,32 @@ class BackfillDemo:
         from coopstreams.spark import Options, backfill, local_session, publish
 
         with zipfile.ZipFile(data.folder / "flights.csv.zip") as archive, archive.open("flights.csv") as lines:
-            (self._folder / "flights.csv").write_bytes(b"".join(islice(lines, None if self._most is None else self._most + 1)))
+            (self._folder / "flights.csv").write_bytes(
+                b"".join(islice(lines, None if self._most is None else self._most + 1))
+            )
         spark = local_session("demo", {"spark.ui.showConsoleProgress": "true"})
         try:
             options = Options(ranges=4, outputs="topic", work=str(self._folder / "work"))
-            done = backfill(self._topology, settings, spark=spark, sources=self._histories(spark, data, middle), options=options)
+            done = backfill(
+                self._topology, settings, spark=spark, sources=self._histories(spark, data, middle), options=options
+            )
         finally:
             spark.stop()
         publish(done, self._topology, settings)
         return done
 
     def _histories(self, spark: object, data: FlightsData, middle: int) -> dict[str, TableHistory]:
-        """Return the three files as the histories of the topics: keys, values and times as `demo_data` writes them to Kafka."""
+        """Return the three files as the histories of the topics: keys, values and times as `demo_data` writes them to
+        Kafka.
+        """
         from coopstreams.spark import TableHistory
 
         def history(file: Path, key: str, value: str, timestamp: str, below: int) -> TableHistory:
             rows = spark.read.csv(str(file), header=True, nullValue="NA")  # type: ignore[attr-defined]
             json = f"cast(to_json({value}, map('ignoreNullFields', 'false')) as binary) as value"
-            records = rows.selectExpr(f"cast({key} as binary) as key", json, f"cast({timestamp} as bigint) as timestamp")
+            records = rows.selectExpr(
+                f"cast({key} as binary) as key", json, f"cast({timestamp} as bigint) as timestamp"
+            )
             return TableHistory(records.where(f"timestamp < {below}"), order_by=["timestamp", "key", "value"])
 
         return {

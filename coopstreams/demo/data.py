@@ -37,7 +37,11 @@ def load(log: Log, data: FlightsData, most: int | None, progress: Callable[[int]
     tally = DepartureTally(airlines, planes)
     writer = log.writer()
     try:
-        _write(writer, "airlines", [(airline.carrier, airline_value(airline), BEFORE_ALL_FLIGHTS_MS) for airline in airlines])
+        _write(
+            writer,
+            "airlines",
+            [(airline.carrier, airline_value(airline), BEFORE_ALL_FLIGHTS_MS) for airline in airlines],
+        )
         _write(writer, "planes", [(plane.tail_number, plane_value(plane), BEFORE_ALL_FLIGHTS_MS) for plane in planes])
         for departures in _batches(islice(data.departures(), most)):
             _write_departures(writer, departures)
@@ -85,12 +89,18 @@ def plane_value(plane: Plane) -> dict[str, Any]:
 
 
 def _write_departures(writer: Writer, departures: Iterable[Departure]) -> None:
-    _write(writer, "flights", [(departure.tail_number, departure_value(departure), departure.time_ms) for departure in departures])
+    _write(
+        writer,
+        "flights",
+        [(departure.tail_number, departure_value(departure), departure.time_ms) for departure in departures],
+    )
 
 
 def _write(writer: Writer, topic: str, records: list[tuple[str | None, dict[str, Any], int]]) -> None:
     keys = [None if key is None else key.encode() for key, _, _ in records]
-    writer.append(topic, keys, [orjson.dumps(value) for _, value, _ in records], [timestamp for _, _, timestamp in records])
+    writer.append(
+        topic, keys, [orjson.dumps(value) for _, value, _ in records], [timestamp for _, _, timestamp in records]
+    )
 
 
 def _batches(rows: Iterable[T]) -> Iterator[list[T]]:

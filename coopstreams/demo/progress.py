@@ -1,7 +1,8 @@
 """The progress of the application, and which process owns which key groups, from the reports of its processes. Pure.
 
-Invariant: `done` is never early. Committed positions never go back, so once all 256 key groups were at the end of each source topic,
-all records are processed, whichever process owns the groups now. The end of a topic is asked of the brokers after its writers are done.
+Invariant: `done` is never early. Committed positions never go back, so once all 256 key groups were at the end of each
+source topic, all records are processed, whichever process owns the groups now. The end of a topic is asked of the
+brokers after its writers are done.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class HighestPositions:
                     groups[group] = max(groups[group], source["committed"])
 
     def records(self, subtopology: int, topic: str) -> float:
-        """Return how many records of a topic are done, a record that some key groups have passed and others not counting in part."""
+        """Return how many records of a topic are done, a record that some key groups have passed and others not
+        counting in part.
+        """
         return sum(self._committed.get((subtopology, topic), ())) / GROUPS
 
     def done(self, subtopology: int, ends: Mapping[str, int]) -> bool:

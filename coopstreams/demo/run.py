@@ -1,4 +1,6 @@
-"""The demo's look at the application from outside: how far it is, and its answers, over HTTP; where the topics end, from the brokers."""
+"""The demo's look at the application from outside: how far it is, and its answers, over HTTP; where the topics end,
+from the brokers.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ class Run:
         if self._moved is None or self.fraction != self._moved[0]:
             self._moved = self.fraction, now
         elif now - self._moved[1] > STUCK_S:
-            raise DevError(f"at {self.fraction:.0%} nothing has moved for {STUCK_S:.0f} s; the logs of the processes say more")
+            raise DevError(
+                f"at {self.fraction:.0%} nothing has moved for {STUCK_S:.0f} s; the logs of the processes say more"
+            )
 
     @property
     def done(self) -> dict[int, float]:
@@ -66,19 +70,27 @@ class Run:
         return total if number in self.finished else min(total, self._positions.records(number, SOURCES[number][0]))
 
     def _finish(self) -> None:
-        """Note the stages that are done. The topics of one have their last end only when the one before is done, and are asked then."""
+        """Note the stages that are done. The topics of one have their last end only when the one before is done, and
+        are asked then.
+        """
         for number, topics in SOURCES.items():
             if number not in self.finished:
-                if not self._positions.done(number, {topic: self.log.end_offset(TopicPartition(topic, 0)) for topic in topics}):
+                if not self._positions.done(
+                    number, {topic: self.log.end_offset(TopicPartition(topic, 0)) for topic in topics}
+                ):
                     return
                 self.finished.add(number)
 
 
 def fetch(url: str, carriers: Iterable[str]) -> Answers:
-    """Return everything that the application answers: all aircraft as one range, the hour windows carrier by carrier."""
+    """Return everything that the application answers: all aircraft as one range, the hour windows carrier by
+    carrier.
+    """
     with QueryClient(url) as queries:
         by_aircraft = {entry.key: Delay.of(entry.value) for entry in queries.range("delays-by-aircraft", page=PAGE)}
         by_hour = {
-            (carrier, window.start): Delay.of(window.value) for carrier in carriers for window in queries.windows("delays-by-carrier", carrier)
+            (carrier, window.start): Delay.of(window.value)
+            for carrier in carriers
+            for window in queries.windows("delays-by-carrier", carrier)
         }
     return Answers(by_aircraft, by_hour)

@@ -1,10 +1,12 @@
-"""`make demo`: three processes share the one partition of real flights; one is killed half-way; are the answers still right?
+"""`make demo`: three processes share the one partition of real flights; one is killed half-way; are the answers still
+right?
 
-    Kafka -> 336,776 departures into one partition -> three processes, each a part of the key hashes -> SIGKILL one -> the others go on
-    -> every answer over HTTP beside the same computed from the CSV files
+    Kafka -> 336,776 departures into one partition -> three processes, each a part of the key hashes -> SIGKILL one ->
+    the others go on -> every answer over HTTP beside the same computed from the CSV files
 
 Invariant: nothing is left running, however it ends; the next run begins with an empty Kafka and empty state.
-Turned down: one process with three threads (a process is what dies in life), a pause before the kill (half-way means half the work).
+Turned down: one process with three threads (a process is what dies in life), a pause before the kill (half-way means
+half the work).
 """
 
 from __future__ import annotations
@@ -48,10 +50,17 @@ MARK = ".coopstreams-demo"
 
 
 def demo(
-    once: Annotated[bool, typer.Option("--once", help="End when the answers are compared, with status 1 if they differ.")] = False,
-    departures: Annotated[int | None, typer.Option(min=1000, help=f"Load only the first so many of the {DEPARTURES:,} departures.")] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="End when the answers are compared, with status 1 if they differ.")
+    ] = False,
+    departures: Annotated[
+        int | None, typer.Option(min=1000, help=f"Load only the first so many of the {DEPARTURES:,} departures.")
+    ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Folder for Kafka's data, state and logs; EMPTIED first. Default: `demo` in the cache folder.")
+        Path | None,
+        typer.Option(
+            help="Folder for Kafka's data, state and logs; EMPTIED first. Default: `demo` in the cache folder."
+        ),
     ] = None,
 ) -> None:
     """Three processes share one partition by key range, one is killed; are the answers right?"""
@@ -78,7 +87,10 @@ def example() -> Path:
     """
     path = Path(__file__).resolve().parents[2] / "examples" / "flights.py"
     if not path.is_file():
-        raise DevError(f"the demo runs examples/flights.py of a checkout, and there is no {path}. Clone the repository and run `make demo` in it")
+        raise DevError(
+            f"the demo runs examples/flights.py of a checkout, and there is no {path}. Clone the repository and run "
+            "`make demo` in it"
+        )
     return path
 
 
@@ -97,7 +109,9 @@ class Demo:
 
     def run(self, *, once: bool) -> bool:
         """Return whether all answers are right. Without `once`, answer queries until Ctrl-C first."""
-        self._screen.say(f"[bold]One partition of flights, {PROCESSES} processes, each with a part of the key hashes[/]\n")
+        self._screen.say(
+            f"[bold]One partition of flights, {PROCESSES} processes, each with a part of the key hashes[/]\n"
+        )
         data = flights_data(self.console)
         find_java()  # a machine without one is told so before the download
         kafka_jars(self.console)
@@ -142,7 +156,9 @@ class Demo:
         total = {0: log.end_offset(TopicPartition("flights", 0)), 1: tally.departed}
         for _ in range(PROCESSES):
             workers.start()
-        self._screen.say(f"{PROCESSES} processes run {self.program.name}, exactly once; their logs: {self.folder}/process-*.log")
+        self._screen.say(
+            f"{PROCESSES} processes run {self.program.name}, exactly once; their logs: {self.folder}/process-*.log"
+        )
         run = Run(log, total)
         story = self._story(run, workers)
         with (
@@ -170,12 +186,15 @@ class Demo:
         at, killed_at = run.fraction, time.monotonic()
         workers.kill(victim)
         self._screen.say(
-            f"[red]{at:.0%} done: {victim.name} is killed (SIGKILL)[/]; nobody has {lost} until its session ends ({SESSION_MS / 1000:g} s)"
+            f"[red]{at:.0%} done: {victim.name} is killed (SIGKILL)[/]; nobody has {lost} until its session ends "
+            f"({SESSION_MS / 1000:g} s)"
         )
         yield False
         while not shared(run.parts, [worker.url for worker in workers.living], STAGES):
             yield False
-        self._screen.say(f"[green]{time.monotonic() - killed_at:.1f} s later the others have taken over[/]: " + _shares(run, workers))
+        self._screen.say(
+            f"[green]{time.monotonic() - killed_at:.1f} s later the others have taken over[/]: " + _shares(run, workers)
+        )
         while len(run.finished) < len(STAGES):
             yield False
         self._screen.say("every record is processed and committed")
@@ -215,7 +234,10 @@ def alone(folder: Path) -> Iterator[Path]:
         DevError: another demo runs on it, or it is a folder of somebody else's.
     """
     if folder.exists() and not (folder / MARK).exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise DevError(f"{folder} is not a demo's folder and is not empty: the demo would delete what is in it. Name another one (--data)")
+        raise DevError(
+            f"{folder} is not a demo's folder and is not empty: the demo would delete what is in it. Name another one "
+            "(--data)"
+        )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(folder.name + ".lock").open("a") as lock:
         try:

@@ -1,4 +1,6 @@
-"""What the demo shows: bars while it loads and processes, who has which key range, and the answers side by side. 80 columns are enough."""
+"""What the demo shows: bars while it loads and processes, who has which key range, and the answers side by side. 80
+columns are enough.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ def bars(console: Console) -> Progress:
 
 
 class LiveScreen:
-    """Bars and the table of the processes, redrawn in place on a terminal; the bars remain, and anywhere else they are all that is printed."""
+    """Bars and the table of the processes, redrawn in place on a terminal; the bars remain, and anywhere else they are
+    all that is printed.
+    """
 
     def __init__(self, console: Console, stages: Mapping[int, tuple[str, int]]) -> None:
         self._console = console
@@ -91,14 +95,22 @@ class LiveScreen:
         if not self._console.is_terminal:
             self._console.line()
 
-    def show(self, done: Mapping[int, float], workers: Iterable[Worker], parts: Mapping[str, Sequence[RunningRange]]) -> None:
+    def show(
+        self, done: Mapping[int, float], workers: Iterable[Worker], parts: Mapping[str, Sequence[RunningRange]]
+    ) -> None:
         """Show how many records of each stage are done, and who has what."""
         for number, records in done.items():
             self._bars.update(self._tasks[number], completed=records)
         self._live.update(Group(self._bars, "", owners(workers, parts, self._names, ascii_only=self._ascii), ""))
 
 
-def owners(workers: Iterable[Worker], parts: Mapping[str, Sequence[RunningRange]], stages: Mapping[int, str], *, ascii_only: bool = False) -> Table:
+def owners(
+    workers: Iterable[Worker],
+    parts: Mapping[str, Sequence[RunningRange]],
+    stages: Mapping[int, str],
+    *,
+    ascii_only: bool = False,
+) -> Table:
     """Return which process has which key groups of each stage, as a picture and in numbers."""
     table = Table(box=None, pad_edge=False)
     table.add_column("")
@@ -106,7 +118,10 @@ def owners(workers: Iterable[Worker], parts: Mapping[str, Sequence[RunningRange]
     for label in stages.values():
         table.add_column(label, min_width=STRIP + 12)
     for worker in workers:
-        cells = [_cell([part for part in parts.get(worker.url, ()) if part.subtopology == number], ascii_only) for number in stages]
+        cells = [
+            _cell([part for part in parts.get(worker.url, ()) if part.subtopology == number], ascii_only)
+            for number in stages
+        ]
         if worker.killed:
             cells = ["[red]killed[/]"] + [""] * (len(stages) - 1)
         table.add_row(worker.name, str(worker.process.pid), *cells)
@@ -144,7 +159,9 @@ def answers(found: Answers, expected: Answers) -> Table:
         _row(table, f"{where[0]} {hour:%Y-%m-%d %H:00} UTC", found.by_hour.get(where), expected.by_hour[where])
     _section(table, "Aircraft with the most")
     for tail in _largest(expected.by_aircraft):
-        _row(table, f"{tail} {expected.by_aircraft[tail].name}", found.by_aircraft.get(tail), expected.by_aircraft[tail])
+        _row(
+            table, f"{tail} {expected.by_aircraft[tail].name}", found.by_aircraft.get(tail), expected.by_aircraft[tail]
+        )
     return table
 
 
@@ -158,11 +175,18 @@ def verdict(console: Console, found: Answers, expected: Answers) -> bool:
 def _told(console: Console, label: str, found: Mapping[K, Delay], expected: Mapping[K, Delay]) -> bool:
     wrong = differences(expected, found)
     if not wrong:
-        console.print(f"[green]equal[/]: {len(expected):,} {label}: each name, count, mean and maximum", highlight=False)
+        console.print(
+            f"[green]equal[/]: {len(expected):,} {label}: each name, count, mean and maximum", highlight=False
+        )
         return True
     console.print(f"[red]NOT EQUAL[/]: {len(wrong):,} of {len(expected):,} {label}", highlight=False)
     for key, should, is_ in wrong[:MOST_DIFFERENCES]:
-        console.print(f"  {key}: HTTP {is_ or 'has nothing'}; CSV {should or 'has nothing'}", highlight=False, markup=False, soft_wrap=True)
+        console.print(
+            f"  {key}: HTTP {is_ or 'has nothing'}; CSV {should or 'has nothing'}",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
     if len(wrong) > MOST_DIFFERENCES:
         console.print(f"  and {len(wrong) - MOST_DIFFERENCES:,} more", highlight=False)
     return False

@@ -1,4 +1,5 @@
-"""The processes of the demo: each is `coopstreams run` of the example, as a user would start it; one is killed with SIGKILL.
+"""The processes of the demo: each is `coopstreams run` of the example, as a user would start it; one is killed with
+SIGKILL.
 
 Invariant: a process that was started is in the list of those to stop, also when Ctrl-C comes in between.
 """
@@ -60,11 +61,26 @@ class Workers:
     def start(self) -> Worker:
         """Return one more process."""
         number, port = len(self.all) + 1, free_port()
-        settings = {"bootstrap.servers": self._bootstrap, "state.dir": str(self._folder / "state"), "instance": str(number), **SETTINGS}
+        settings = {
+            "bootstrap.servers": self._bootstrap,
+            "state.dir": str(self._folder / "state"),
+            "instance": str(number),
+            **SETTINGS,
+        }
         flags = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
-        command = [sys.executable, "-m", "coopstreams", "run", str(self._program), "--http", f"127.0.0.1:{port}", *flags]
+        command = [
+            sys.executable,
+            "-m",
+            "coopstreams",
+            "run",
+            str(self._program),
+            "--http",
+            f"127.0.0.1:{port}",
+            *flags,
+        ]
         path = self._folder / f"process-{number}.log"
-        # A session of its own keeps Ctrl-C away from it; the variable makes it end by itself if this process dies without a word.
+        # A session of its own keeps Ctrl-C away from it; the variable makes it end by itself if this process dies
+        # without a word.
         with path.open("ab") as log, interrupts_wait():
             process = subprocess.Popen(
                 command,
@@ -120,7 +136,9 @@ def interrupts_wait() -> Iterator[None]:
     def note(number: int, _: FrameType | None) -> None:
         came.append(number)
 
-    before = {number: signal.signal(number, note) for number in _INTERRUPTS if signal.getsignal(number) != signal.SIG_IGN}
+    before = {
+        number: signal.signal(number, note) for number in _INTERRUPTS if signal.getsignal(number) != signal.SIG_IGN
+    }
     try:
         yield
     finally:
@@ -140,7 +158,9 @@ def interrupts_ignored() -> Iterator[None]:
 
 
 def interrupt_on_signals() -> None:
-    """Have SIGTERM and a closed terminal end this process as Ctrl-C does: in good order. What is ignored (nohup) stays ignored."""
+    """Have SIGTERM and a closed terminal end this process as Ctrl-C does: in good order. What is ignored (nohup) stays
+    ignored.
+    """
     for number in _INTERRUPTS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)

@@ -1,10 +1,11 @@
 """A real Kafka node in a folder, alone or one of several: start, reuse, stop, and for tests kill, pause and restart.
 
-The process outlives the one that started it, so `coopstreams dev` can leave it running and a later call finds it again; what is known
-about it stands in the folder (`process.py`). A context manager stops it at the end.
+The process outlives the one that started it, so `coopstreams dev` can leave it running and a later call finds it again;
+what is known about it stands in the folder (`process.py`). A context manager stops it at the end.
 
 Invariant: the bootstrap address of a folder stays the same over restarts, while the port can be had.
-Turned down: librdkafka's mock cluster (no isolation of transactions, no compaction), containers (not everybody may run them).
+Turned down: librdkafka's mock cluster (no isolation of transactions, no compaction), containers (not everybody may run
+them).
 """
 
 from __future__ import annotations
@@ -24,7 +25,17 @@ from rich.console import Console
 from coopstreams.common.java import Java, find_java
 from coopstreams.dev.cache import locked
 from coopstreams.dev.jars import KAFKA, kafka_jars
-from coopstreams.dev.process import BrokerProcess, answers, free_port, paused, port_is_free, record, recorded, running, wait_until
+from coopstreams.dev.process import (
+    BrokerProcess,
+    answers,
+    free_port,
+    paused,
+    port_is_free,
+    record,
+    recorded,
+    running,
+    wait_until,
+)
 from coopstreams.dev.settings import broker_settings, properties_text
 from coopstreams.topology.errors import DevError
 
@@ -56,7 +67,9 @@ class KafkaBroker:
         console: Console | None = None,
         version: str = KAFKA,
     ) -> None:
-        """`controller_port`, `cluster` (an id, see `cluster_id`) and `node.id`, `controller.quorum.voters` in `settings`: one node of several."""
+        """`controller_port`, `cluster` (an id, see `cluster_id`) and `node.id`, `controller.quorum.voters` in
+        `settings`: one node of several.
+        """
         self.folder = folder.expanduser().resolve()
         self.log_file = self.folder / "kafka.log"
         self._port = port
@@ -97,16 +110,19 @@ class KafkaBroker:
         return f"127.0.0.1:{last.port}"
 
     def start(self) -> bool:
-        """Return whether a new process was started; one that already runs on the folder is used as it is. Waits until it answers.
+        """Return whether a new process was started; one that already runs on the folder is used as it is. Waits until
+        it answers.
 
         Raises:
-            DevError: no Java, no jars, the port is taken, or Kafka ended at once; the message has the reason and the cure.
+            DevError: no Java, no jars, the port is taken, or Kafka ended at once; the message has the reason and the
+                cure.
         """
         with locked(self.folder / "lock"):
             if (broker := self.running) is not None:
                 if self._port not in (None, broker.port):
                     raise DevError(
-                        f"a broker already runs on {self.folder} at port {broker.port}, not {self._port}. Stop it first (coopstreams dev stop), or use another folder."
+                        f"a broker already runs on {self.folder} at port {broker.port}, not {self._port}. Stop it "
+                        "first (coopstreams dev stop), or use another folder."
                     )
                 self._await_answer(broker)
                 return False
@@ -115,7 +131,9 @@ class KafkaBroker:
             for _ in range(3):
                 if self._launch(java, classpath):
                     return True
-            raise DevError(f"three times in a row, a free port was taken before Kafka could listen on it. See {self.log_file}")
+            raise DevError(
+                f"three times in a row, a free port was taken before Kafka could listen on it. See {self.log_file}"
+            )
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> bool:
         """Return whether there was one to stop: asks it to end (SIGTERM), and kills it if it does not in time."""
@@ -189,7 +207,9 @@ class KafkaBroker:
     def _ports(self) -> tuple[int, int]:
         """Return the ports to listen on: the given one, else the last ones if they are free, else any."""
         if self._port is not None and not port_is_free(self._port):
-            raise DevError(f"port {self._port} is in use by another program. Give another one (--port), or none to get a free one.")
+            raise DevError(
+                f"port {self._port} is in use by another program. Give another one (--port), or none to get a free one."
+            )
         last = recorded(self.folder)
         wanted = self._port or (last.port if last and port_is_free(last.port) else free_port())
         controller = last.controller_port if last and port_is_free(last.controller_port) else free_port()
@@ -198,24 +218,41 @@ class KafkaBroker:
     def _format(self, java: Java, classpath: str, config: Path) -> None:
         cluster = self._cluster or cluster_id(uuid.uuid4())
         done = subprocess.run(
-            java.command(*_JVM, "-cp", classpath, "kafka.tools.StorageTool", "format", "--cluster-id", cluster, "--config", str(config)),
+            java.command(
+                *_JVM,
+                "-cp",
+                classpath,
+                "kafka.tools.StorageTool",
+                "format",
+                "--cluster-id",
+                cluster,
+                "--config",
+                str(config),
+            ),
             capture_output=True,
             text=True,
             check=False,
         )
         if done.returncode != 0:
-            raise DevError(f"Kafka {self._version} cannot use the folder {self.folder}: {(done.stderr or done.stdout).strip()}")
+            raise DevError(
+                f"Kafka {self._version} cannot use the folder {self.folder}: {(done.stderr or done.stdout).strip()}"
+            )
 
     def _await_answer(self, broker: BrokerProcess, log_beginning: int = 0) -> None:
         with self._console.status(f"waiting for Kafka {self._version} at 127.0.0.1:{broker.port}"):
             answered = wait_until(lambda: self.running is None or answers(broker.port), START_TIMEOUT_S)
         if self.running is None:
             said = self._said_since(log_beginning)
-            newer = f". A newer Kafka wrote {self.folder}: delete it, or use another folder" if _OF_A_NEWER in said else ""
-            raise DevError(f"Kafka {self._version} ended while it started: {_reason(said)}{newer}. Its log: {self.log_file}")
+            newer = (
+                f". A newer Kafka wrote {self.folder}: delete it, or use another folder" if _OF_A_NEWER in said else ""
+            )
+            raise DevError(
+                f"Kafka {self._version} ended while it started: {_reason(said)}{newer}. Its log: {self.log_file}"
+            )
         if not answered:
             raise DevError(
-                f"Kafka {self._version} (process {broker.pid}) does not answer at 127.0.0.1:{broker.port} after {START_TIMEOUT_S:.0f} s. Its log: {self.log_file}"
+                f"Kafka {self._version} (process {broker.pid}) does not answer at 127.0.0.1:{broker.port} after "
+                f"{START_TIMEOUT_S:.0f} s. Its log: {self.log_file}"
             )
 
     def _said_since(self, position: int) -> str:
@@ -231,5 +268,7 @@ def _reason(said: str) -> str:
 
 
 def cluster_id(random: uuid.UUID) -> str:
-    """Return an id as Kafka writes them, less those that begin with a dash: the storage tool takes them for an option."""
+    """Return an id as Kafka writes them, less those that begin with a dash: the storage tool takes them for an
+    option.
+    """
     return urlsafe_b64encode(random.bytes).rstrip(b"=").decode().replace("-", "_")

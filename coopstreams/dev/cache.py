@@ -1,6 +1,7 @@
 """The cache folder of downloads, and a lock that keeps two processes from writing the same download.
 
-Invariant: a file or folder under its final name is complete. It is made under another name, with the lock held, and renamed.
+Invariant: a file or folder under its final name is complete. It is made under another name, with the lock held, and
+renamed.
 """
 
 import fcntl

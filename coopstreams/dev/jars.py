@@ -1,13 +1,13 @@
 """Kafka's jars, downloaded once into the cache by jgo, a Maven client on PyPI: no PySpark, no Maven, no tarball.
 
 The files and their SHA-256 are pinned (`pins.py`). They come from Maven Central, which is jgo's default, or from the
-repository that `DEFAULT_ARTIFACT_REPOSITORY` names, the variable that Spark reads for the same purpose. jgo uses requests:
-`HTTPS_PROXY`, `NO_PROXY`, `REQUESTS_CA_BUNDLE` and `~/.netrc` hold.
+repository that `DEFAULT_ARTIFACT_REPOSITORY` names, the variable that Spark reads for the same purpose. jgo uses
+requests: `HTTPS_PROXY`, `NO_PROXY`, `REQUESTS_CA_BUNDLE` and `~/.netrc` hold.
 
 Invariant: the folder that `kafka_jars` returns is complete, and each file in it has its pinned content. A download that
 breaks off leaves the files it has checked in a `.partial` folder, and the next one fetches the others.
-Turned down: the Ivy inside PySpark (400 MB, to download 45), a client of our own (proxies, certificates and rate limits are
-jgo's), to keep the half of a file (the largest has 10 MB).
+Turned down: the Ivy inside PySpark (400 MB, to download 45), a client of our own (proxies, certificates and rate limits
+are jgo's), to keep the half of a file (the largest has 10 MB).
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ Reported = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """jgo calls it with the name and size of a file that it begins; it yields a function that takes how many bytes came."""
 
 KAFKA = "4.2.1"
-"""The newest Kafka without KAFKA-20734. In 4.3.0, 4.3.1 and 4.4.0 a transaction coordinator takes a partition that has no
-leader for a moment (a broker stops, the partition has one replica) for deleted: it calls the transaction complete, and the
-partition never hears of it. Exactly-once then loses records. `tests/broker/hanging_transactions.py` provokes it; do not go
-to a version that loses records there."""
+"""The newest Kafka without KAFKA-20734. In 4.3.0, 4.3.1 and 4.4.0 a transaction coordinator takes a partition that has
+no leader for a moment (a broker stops, the partition has one replica) for deleted: it calls the transaction complete,
+and the partition never hears of it. Exactly-once then loses records. `tests/broker/hanging_transactions.py` provokes
+it; do not go to a version that loses records there.
+"""
 
 REPOSITORY = "DEFAULT_ARTIFACT_REPOSITORY"
 _AT_A_TIME = 8
@@ -72,7 +73,8 @@ def _download(version: str, jars: Path, console: Console, repository: str | None
     bar = progress.add_task("downloading", total=total, completed=total - rest)
     download = _Download(partial / "maven", checked, repository, lambda count: progress.advance(bar, count))
     console.print(
-        f"Downloading Apache Kafka {version} from {where}: {len(missing)} files, {rest / 1e6:.0f} MB, once, into {jars}",
+        f"Downloading Apache Kafka {version} from {where}: {len(missing)} files, {rest / 1e6:.0f} MB, once, "
+        f"into {jars}",
         highlight=False,
         soft_wrap=True,
     )
@@ -82,7 +84,8 @@ def _download(version: str, jars: Path, console: Console, repository: str | None
         except (OSError, RuntimeError) as error:  # of requests, and of jgo
             have = sum((checked / pin.file).exists() for pin in wanted)
             raise DevError(
-                f"Apache Kafka {version} could not be downloaded from {where}: {error}. Is there a network? Behind a proxy set "
+                f"Apache Kafka {version} could not be downloaded from {where}: {error}. Is there a network? Behind a "
+                "proxy set "
                 f"HTTPS_PROXY; for another Maven repository set {REPOSITORY} to its URL. Then run this again: "
                 f"{have} of {len(wanted)} files are kept"
             ) from error
@@ -91,7 +94,9 @@ def _download(version: str, jars: Path, console: Console, repository: str | None
 
 
 class _Download:
-    """Files on their way from a Maven repository into a folder, several at a time; the first that fails ends the others."""
+    """Files on their way from a Maven repository into a folder, several at a time; the first that fails ends the
+    others.
+    """
 
     def __init__(self, cache: Path, folder: Path, repository: str | None, progress: Callable[[int], None]) -> None:
         self._folder = folder
@@ -124,8 +129,10 @@ class _Download:
         path = artifact.resolve()
         if not pin.is_content_of(path):
             raise DevError(
-                f"{pin.file} from {self._where} has not the content that is pinned (SHA-256 {pin.sha256}): it is not used. "
-                f"Does a mirror or a proxy answer with something else? Set {REPOSITORY} to the URL of a Maven repository "
+                f"{pin.file} from {self._where} has not the content that is pinned (SHA-256 {pin.sha256}): it is not "
+                "used. "
+                f"Does a mirror or a proxy answer with something else? Set {REPOSITORY} to the URL of a Maven "
+                "repository "
                 "that has it, and run this again"
             )
         path.rename(self._folder / pin.file)
@@ -141,7 +148,9 @@ class _Download:
 
 
 def _maven(cache: Path, repository: str | None, reported: Reported) -> MavenContext:
-    """Return a client that keeps what it fetches in `cache`, and takes nothing from the machine's own Maven repository."""
+    """Return a client that keeps what it fetches in `cache`, and takes nothing from the machine's own Maven
+    repository.
+    """
     try:
         from jgo.maven import MavenContext, PythonResolver
     except ImportError as error:

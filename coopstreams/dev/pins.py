@@ -1,8 +1,9 @@
-"""The files of a version of Kafka, each with its size and SHA-256: the lines of `kafka-VERSION.jars`, beside this module.
+"""The files of a version of Kafka, each with its size and SHA-256: the lines of `kafka-VERSION.jars`, beside this
+module.
 
 The broker is `kafka_2.13` with its runtime dependencies, and slf4j-simple, the smallest writer for its log messages.
-The list is pinned and not resolved on each machine: a download then asks for jars only, in parallel, and a repository or
-mirror cannot slip in another file.
+The list is pinned and not resolved on each machine: a download then asks for jars only, in parallel, and a repository
+or mirror cannot slip in another file.
 
 `make pin KAFKA=4.2.2` writes the list of another version: jgo, a Maven client on PyPI, resolves the dependencies.
 """
@@ -58,7 +59,9 @@ def pins(version: str) -> list[Pin]:
         lines = _list_of(version).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         known = ", ".join(sorted(path.stem.removeprefix("kafka-") for path in FOLDER.glob("kafka-*.jars")))
-        raise DevError(f"Kafka {version} is not pinned, only {known}. In a checkout, run: make pin KAFKA={version}") from None
+        raise DevError(
+            f"Kafka {version} is not pinned, only {known}. In a checkout, run: make pin KAFKA={version}"
+        ) from None
     return [_parsed(line) for line in lines]
 
 

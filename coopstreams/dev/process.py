@@ -1,7 +1,7 @@
 """The record of a broker process, kept beside its data, and whether that process still runs.
 
-A process id alone is no proof: after a crash or a reboot another process may have it. So the process must also have the folder of the
-broker in its command line.
+A process id alone is no proof: after a crash or a reboot another process may have it. So the process must also have the
+folder of the broker in its command line.
 """
 
 import secrets
@@ -50,7 +50,9 @@ def record(folder: Path, broker: BrokerProcess) -> None:
 
 
 def command_line(pid: int) -> list[str]:
-    """Return the arguments of a process; empty when there is no such process, or it has ended and nobody has asked for its exit code."""
+    """Return the arguments of a process; empty when there is no such process, or it has ended and nobody has asked for
+    its exit code.
+    """
     if Path("/proc/self/cmdline").exists():
         try:
             return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
@@ -61,14 +63,18 @@ def command_line(pid: int) -> list[str]:
 
 
 def paused(pid: int) -> bool:
-    """Return whether all threads of a process stand still after a SIGSTOP; they go on for a moment when the machine is busy."""
+    """Return whether all threads of a process stand still after a SIGSTOP; they go on for a moment when the machine is
+    busy.
+    """
     if Path("/proc/self/task").exists():
         try:
             threads = [thread.read_text().rpartition(") ")[2] for thread in Path(f"/proc/{pid}/task").glob("*/stat")]
         except (FileNotFoundError, ProcessLookupError):  # a thread has ended in between
             return False
     else:
-        threads = subprocess.run(["ps", "-p", str(pid), "-o", "state="], capture_output=True, text=True, check=False).stdout.split()
+        threads = subprocess.run(
+            ["ps", "-p", str(pid), "-o", "state="], capture_output=True, text=True, check=False
+        ).stdout.split()
     return bool(threads) and all(state.startswith("T") for state in threads)
 
 
@@ -115,7 +121,8 @@ def free_port() -> int:
 def answers(port: int, timeout_s: float = 2.0) -> bool:
     """Return whether a Kafka broker answers requests on the port, and takes part in its cluster.
 
-    A broker that has just started answers before its controller counts it among the living: then, no topic could be made on it.
+    A broker that has just started answers before its controller counts it among the living: then, no topic could be
+    made on it.
 
     Shape: a Metadata request, version 1, of no topic; its answer begins with how many brokers are alive.
     """

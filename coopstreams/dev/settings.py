@@ -1,6 +1,7 @@
 """The settings of a Kafka for development, of one node or of several: pure, a mapping and its text.
 
-Each node is broker and controller. One node alone keeps once what Kafka copies to three brokers by default; pools are sized for two cores.
+Each node is broker and controller. One node alone keeps once what Kafka copies to three brokers by default; pools are
+sized for two cores.
 """
 
 from collections.abc import Mapping
@@ -53,7 +54,9 @@ def cluster_settings(controller_ports: Mapping[int, int], node: int) -> dict[str
     """
     return {
         "node.id": str(node),
-        "controller.quorum.voters": ",".join(f"{id_}@127.0.0.1:{port}" for id_, port in sorted(controller_ports.items())),
+        "controller.quorum.voters": ",".join(
+            f"{id_}@127.0.0.1:{port}" for id_, port in sorted(controller_ports.items())
+        ),
         "default.replication.factor": "3",
         "min.insync.replicas": "2",
         "offsets.topic.replication.factor": "3",

@@ -1,7 +1,9 @@
-"""What an administrator asks of a group without being a member: who is in it, what it has committed; and to commit while nobody is.
+"""What an administrator asks of a group without being a member: who is in it, what it has committed; and to commit
+while nobody is.
 
 Invariant: a commit from here is refused as soon as the group has a member (the coordinator sees to it).
-Turned down: kafka-python's admin client (it does not wait for open transactions, and does not look again for a coordinator that moved).
+Turned down: kafka-python's admin client (it does not wait for open transactions, and does not look again for a
+coordinator that moved).
 """
 
 from __future__ import annotations
@@ -49,15 +51,19 @@ class GroupAdmin:
         return self._ask(requests.describe_group(self.group))
 
     def committed(self, partitions: Iterable[TopicPartition] | None = None) -> requests.Offsets:
-        """Return the plain offset and metadata of each partition (all that have one: None); waits for open transactions that would change it.
+        """Return the plain offset and metadata of each partition (all that have one: None); waits for open transactions
+        that would change it.
 
         Raises:
             LogError: refused, or a transaction stayed open, or no answer in time.
         """
         return settled_offsets(self.fetch_offsets, self.group, partitions, self._timeout_s)
 
-    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> requests.FetchedOffset:
-        """Return what is known of these partitions now (of all: None). `stable`: but for those that an open transaction may still change.
+    def fetch_offsets(
+        self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
+    ) -> requests.FetchedOffset:
+        """Return what is known of these partitions now (of all: None). `stable`: but for those that an open transaction
+        may still change.
 
         Raises:
             LogError: refused, or no answer in time.
@@ -84,7 +90,9 @@ class GroupAdmin:
     def __enter__(self) -> GroupAdmin:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _ask(self, exchange: requests.Exchange[_T]) -> _T:
@@ -114,7 +122,9 @@ def connected(settings: Mapping[str, Any], timeout_s: float) -> Connection:
         if time.monotonic() > give_up:
             servers = connection.servers
             connection.close()
-            raise GroupError(f"cannot reach the brokers at {servers}: {reason}. Are they running, and is bootstrap.servers right?")
+            raise GroupError(
+                f"cannot reach the brokers at {servers}: {reason}. Are they running, and is bootstrap.servers right?"
+            )
     return connection
 
 

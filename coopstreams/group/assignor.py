@@ -4,11 +4,11 @@
     target   what everybody shall have in the end           the last one while it still fits, else balance.py
     grant    the part of the target that is free now        the rest follows when it was released
 
-Each member reports the target it was promised. While these promises fit the members there are, they are the target: so nothing
-moves without a cause, and the rounds of one hand-over all work towards the same end.
+Each member reports the target it was promised. While these promises fit the members there are, they are the target: so
+nothing moves without a cause, and the rounds of one hand-over all work towards the same end.
 
-Invariant: a target tiles the hash space of every partition, gives every slot its fair share, and what is granted overlaps nothing
-that another member holds. Checked every time: an error here would be two owners of one key.
+Invariant: a target tiles the hash space of every partition, gives every slot its fair share, and what is granted
+overlaps nothing that another member holds. Checked every time: an error here would be two owners of one key.
 Turned down: computing the target anew in every round from what is held in between (it need not come to rest).
 """
 
@@ -37,8 +37,8 @@ def assign(
 ) -> dict[str, Assignment]:
     """Return what each member gets. All run the same topology: see `versions` where they may not.
 
-    Shape: `partitions` by sub-topology. `ranges` is the least number of key ranges a partition is cut into; those of the sub-topologies
-    in `whole` are never cut. `withheld`: everything is promised, nothing granted.
+    Shape: `partitions` by sub-topology. `ranges` is the least number of key ranges a partition is cut into; those of
+    the sub-topologies in `whole` are never cut. `withheld`: everything is promised, nothing granted.
 
     Raises:
         ValueError: a sub-topology without partitions, or more ranges than key groups.
@@ -53,12 +53,22 @@ def assign(
     granted = dict.fromkeys(target, ()) if withheld else grant(target, claims)
     check_granted(granted, claims)
     settled = all(granted[member] == target[member] for member in members)
-    cluster = Cluster(members=tuple(Member(id_, members[id_].info, granted[id_]) for id_ in sorted(members)), partitions=dict(partitions))
-    return {member: Assignment(state.info.process, granted[member], target[member], settled, cluster) for member, state in members.items()}
+    cluster = Cluster(
+        members=tuple(Member(id_, members[id_].info, granted[id_]) for id_ in sorted(members)),
+        partitions=dict(partitions),
+    )
+    return {
+        member: Assignment(state.info.process, granted[member], target[member], settled, cluster)
+        for member, state in members.items()
+    }
 
 
 def _target(
-    partitions: Mapping[int, int], members: Mapping[str, MemberState], claims: Claims, ranges: int, whole: Collection[int]
+    partitions: Mapping[int, int],
+    members: Mapping[str, MemberState],
+    claims: Claims,
+    ranges: int,
+    whole: Collection[int],
 ) -> dict[str, tuple[TaskId, ...]]:
     threads = {member: members[member].info.threads for member in sorted(members)}
     share = all(state.info.allow_key_share for state in members.values())
@@ -66,24 +76,36 @@ def _target(
     target: dict[str, list[TaskId]] = {member: [] for member in threads}
     for subtopology in sorted(partitions):
         if partitions[subtopology] < 1:
-            raise ValueError(f"sub-topology {subtopology} has {partitions[subtopology]} partitions; it needs one at least")
+            raise ValueError(
+                f"sub-topology {subtopology} has {partitions[subtopology]} partitions; it needs one at least"
+            )
         layout = Layout(partitions[subtopology], threads, ranges, share and subtopology not in whole)
-        for member, mine in settle(layout, subtopology, {id_: members[id_].target for id_ in threads}, claims, load).items():
+        for member, mine in settle(
+            layout, subtopology, {id_: members[id_].target for id_ in threads}, claims, load
+        ).items():
             target[member] += mine
     return {member: tuple(sorted(tasks)) for member, tasks in target.items()}
 
 
 def settle(
-    layout: Layout, subtopology: int, promised: Mapping[str, Iterable[TaskId]], claims: Claims, load: dict[str, Fraction]
+    layout: Layout,
+    subtopology: int,
+    promised: Mapping[str, Iterable[TaskId]],
+    claims: Claims,
+    load: dict[str, Fraction],
 ) -> dict[str, list[TaskId]]:
-    """Return what each member of the layout shall have of one sub-topology: what was promised while it still fits, else balanced anew.
+    """Return what each member of the layout shall have of one sub-topology: what was promised while it still fits, else
+    balanced anew.
 
     Shape: adds to `load` what each gets. Units: partitions.
 
     Raises:
         AssignmentError: the result would be wrong; a bug here.
     """
-    tasks = {member: [task for task in promised.get(member, ()) if task.subtopology == subtopology] for member in layout.threads}
+    tasks = {
+        member: [task for task in promised.get(member, ()) if task.subtopology == subtopology]
+        for member in layout.threads
+    }
     if problem_of(layout, subtopology, tasks):
         tasks = _balanced(layout, subtopology, claims, load)
         if problem := problem_of(layout, subtopology, tasks):
@@ -94,7 +116,9 @@ def settle(
     return tasks
 
 
-def _balanced(layout: Layout, subtopology: int, claims: Claims, load: Mapping[str, Fraction]) -> dict[str, list[TaskId]]:
+def _balanced(
+    layout: Layout, subtopology: int, claims: Claims, load: Mapping[str, Fraction]
+) -> dict[str, list[TaskId]]:
     held = {
         member: {
             task_partition.partition: ranges
@@ -105,7 +129,10 @@ def _balanced(layout: Layout, subtopology: int, claims: Claims, load: Mapping[st
         if member in layout.threads
     }
     balanced = balance(layout, held, load)
-    return {member: [TaskId(subtopology, cell.partition, piece) for cell in cells for piece in cell.ranges] for member, cells in balanced.items()}
+    return {
+        member: [TaskId(subtopology, cell.partition, piece) for cell in cells for piece in cell.ranges]
+        for member, cells in balanced.items()
+    }
 
 
 def _pieces(tasks: Mapping[str, Iterable[TaskId]]) -> dict[int, int]:
@@ -118,7 +145,9 @@ def _pieces(tasks: Mapping[str, Iterable[TaskId]]) -> dict[int, int]:
 
 
 def problem_of(layout: Layout, subtopology: int, tasks: Mapping[str, Iterable[TaskId]]) -> str | None:
-    """Return what is wrong with a target for one sub-topology: holes, overlaps, foreign cuts, unfair shares. None: it is good."""
+    """Return what is wrong with a target for one sub-topology: holes, overlaps, foreign cuts, unfair shares. None: it
+    is good.
+    """
     by_partition: dict[int, list[KeyRange]] = {partition: [] for partition in range(layout.partitions)}
     for mine in tasks.values():
         for task in mine:
@@ -132,8 +161,13 @@ def problem_of(layout: Layout, subtopology: int, tasks: Mapping[str, Iterable[Ta
         except AssignmentError as error:
             return str(error)
         if len(cut) not in allowed or sorted(cut) != KeyRange.split(len(cut)):
-            return f"{subtopology}_{partition} is cut into {len(cut)} key ranges, not {' or '.join(map(str, sorted(allowed)))} equal ones"
-    return _unfair(layout, {member: list(mine) for member, mine in tasks.items()}, {p: len(cut) for p, cut in by_partition.items()})
+            return (
+                f"{subtopology}_{partition} is cut into {len(cut)} key ranges, not "
+                f"{' or '.join(map(str, sorted(allowed)))} equal ones"
+            )
+    return _unfair(
+        layout, {member: list(mine) for member, mine in tasks.items()}, {p: len(cut) for p, cut in by_partition.items()}
+    )
 
 
 def _unfair(layout: Layout, tasks: Mapping[str, list[TaskId]], pieces: Mapping[int, int]) -> str | None:
@@ -143,8 +177,13 @@ def _unfair(layout: Layout, tasks: Mapping[str, list[TaskId]], pieces: Mapping[i
         low, high = layout.quotas[member]
         load = sum((Fraction(1, pieces[task.partition]) for task in mine), Fraction(0))
         if not low * small <= load <= high * large:
-            return f"member {member} has {float(load):.3f} partitions; with {layout.threads[member]} threads, {float(low * small):.3f} to {float(high * large):.3f} are fair"
+            return (
+                f"member {member} has {float(load):.3f} partitions; with {layout.threads[member]} threads, "
+                f"{float(low * small):.3f} to {float(high * large):.3f} are fair"
+            )
         together = Counter(task.partition for task in mine)
-        if layout.slots == layout.partitions and any(pieces[partition] != count for partition, count in together.items()):
+        if layout.slots == layout.partitions and any(
+            pieces[partition] != count for partition, count in together.items()
+        ):
             return f"member {member} has tasks without their siblings, although partitions need not be shared"
     return None

@@ -7,8 +7,9 @@
     cell        which cell of the partition: the one of which the member holds the most
 
 Invariant: every cell has one member and every member its quota; what a member holds completely stays, up to its quota.
-Turned down: a maximum matching (cubic; the leader decides on the thread that sends its heartbeats), keeping members in the order of
-the hash space (when the first of n leaves, all others shift: half of everything moves; by overlap it is a quarter).
+Turned down: a maximum matching (cubic; the leader decides on the thread that sends its heartbeats), keeping members in
+the order of the hash space (when the first of n leaves, all others shift: half of everything moves; by overlap it is a
+quarter).
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _Held = Mapping[str, Mapping[int, list[KeyRange]]]
 def balance(layout: Layout, held: _Held, load: Mapping[str, Fraction]) -> dict[str, list[Cell]]:
     """Return the cells of each member.
 
-    Shape: `held` by member and partition, disjoint ranges. `load` is what members got of other sub-topologies: it breaks ties.
+    Shape: `held` by member and partition, disjoint ranges. `load` is what members got of other sub-topologies: it
+    breaks ties.
     """
     counts = _slot_counts(layout, held)
     cells = {partition: layout.cells(partition, slots) for partition, slots in enumerate(counts)}
@@ -43,7 +45,9 @@ def balance(layout: Layout, held: _Held, load: Mapping[str, Fraction]) -> dict[s
     balanced = {member: _best_kept(kept.get(member, []), quota[member]) for member in layout.threads}
     taken = {cell for mine in balanced.values() for cell in mine}
     free = {partition: [cell for cell in row if cell not in taken] for partition, row in cells.items()}
-    wants = _fill({member: quota[member] - len(mine) for member, mine in balanced.items()}, free, balanced, held, counts)
+    wants = _fill(
+        {member: quota[member] - len(mine) for member, mine in balanced.items()}, free, balanced, held, counts
+    )
     for partition, shares in wants.items():
         for cell, member in _match(free[partition], shares, held)[0].items():
             if member is not None:
@@ -55,14 +59,19 @@ def _slot_counts(layout: Layout, held: _Held) -> list[int]:
     """Slots of each partition. One more goes where it lets the most stay in place."""
     counts = [layout.fewest] * layout.partitions
     if layout.larger:
-        gain = {p: _stays(layout, held, p, layout.fewest + 1) - _stays(layout, held, p, layout.fewest) for p in range(layout.partitions)}
+        gain = {
+            p: _stays(layout, held, p, layout.fewest + 1) - _stays(layout, held, p, layout.fewest)
+            for p in range(layout.partitions)
+        }
         for partition in sorted(gain, key=lambda p: (-gain[p], p))[: layout.larger]:
             counts[partition] += 1
     return counts
 
 
 def _stays(layout: Layout, held: _Held, partition: int, slots: int) -> int:
-    """Hashes that could stay where they are if the partition had so many slots; a little more if nothing at all would change."""
+    """Hashes that could stay where they are if the partition had so many slots; a little more if nothing at all would
+    change.
+    """
     limits = {member: layout.quotas[member][1] for member in held if partition in held[member]}
     stays = _match(layout.cells(partition, slots), limits, held)[1]
     return stays + (stays >> _CALM if stays > MAX_HASH else 0)
@@ -81,20 +90,34 @@ def _overlaps(cells: Iterable[Cell], members: Iterable[str], held: _Held) -> Ite
 def _complete(cells: Mapping[int, list[Cell]], held: _Held) -> dict[str, list[Cell]]:
     """The cells that each member holds completely."""
     return {
-        member: [cell for partition in sorted(mine) for cell in cells.get(partition, ()) if any(piece.covers(cell.span) for piece in mine[partition])]
+        member: [
+            cell
+            for partition in sorted(mine)
+            for cell in cells.get(partition, ())
+            if any(piece.covers(cell.span) for piece in mine[partition])
+        ]
         for member, mine in held.items()
     }
 
 
-def _quotas(layout: Layout, held: _Held, kept: Mapping[str, list[Cell]], load: Mapping[str, Fraction]) -> dict[str, int]:
-    """How many cells each member takes; the odd ones go to those who can keep them, then to those who hold most, then to the idle."""
+def _quotas(
+    layout: Layout, held: _Held, kept: Mapping[str, list[Cell]], load: Mapping[str, Fraction]
+) -> dict[str, int]:
+    """How many cells each member takes; the odd ones go to those who can keep them, then to those who hold most, then
+    to the idle.
+    """
     quota = {member: low for member, (low, _) in layout.quotas.items()}
     odd = layout.slots - sum(quota.values())
 
     def order(member: str) -> tuple[int, int, Fraction, str]:
         pieces = [piece for mine in held.get(member, {}).values() for piece in mine]
         stays = min(len(kept.get(member, ())), layout.quotas[member][1])
-        return -stays, -sum(piece.end - piece.start + 1 for piece in pieces), load[member] / layout.threads[member], member
+        return (
+            -stays,
+            -sum(piece.end - piece.start + 1 for piece in pieces),
+            load[member] / layout.threads[member],
+            member,
+        )
 
     for member in sorted((m for m, (low, high) in layout.quotas.items() if high > low), key=order)[:odd]:
         quota[member] += 1
@@ -108,7 +131,11 @@ def _best_kept(cells: list[Cell], quota: int) -> list[Cell]:
 
 
 def _fill(
-    need: dict[str, int], free: Mapping[int, list[Cell]], balanced: Mapping[str, list[Cell]], held: _Held, counts: list[int]
+    need: dict[str, int],
+    free: Mapping[int, list[Cell]],
+    balanced: Mapping[str, list[Cell]],
+    held: _Held,
+    counts: list[int],
 ) -> dict[int, dict[str, int]]:
     """How many free cells of which partition each member gets."""
     wants: dict[int, dict[str, int]] = {partition: {} for partition in free}
@@ -134,7 +161,9 @@ def _fill(
 def _stores(
     need: Mapping[str, int], free: Mapping[int, list[Cell]], balanced: Mapping[str, list[Cell]], held: _Held
 ) -> Iterator[tuple[bool, int, int, str]]:
-    """Where members have a store: (it would be given up, minus the hashes it has of what is free, partition, member)."""
+    """Where members have a store: (it would be given up, minus the hashes it has of what is free, partition,
+    member).
+    """
     for member in need:
         stays = {cell.partition for cell in balanced[member]}
         for partition in stays | set(held.get(member, ())):
@@ -144,7 +173,9 @@ def _stores(
 
 
 def _best_room(need: int, room: Mapping[int, int], counts: list[int]) -> int:
-    """The partition to start a store in: all in one place if possible, filling up what is nearly full; one slot alone goes round robin."""
+    """The partition to start a store in: all in one place if possible, filling up what is nearly full; one slot alone
+    goes round robin.
+    """
 
     def order(partition: int) -> tuple[bool, int, int]:
         if need == 1:

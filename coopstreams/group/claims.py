@@ -2,8 +2,8 @@
 
 A range that somebody else still holds is withheld: its next owner gets it when it was released, a rebalance later.
 
-Invariant: what is granted overlaps nothing that another member rightly holds. Of two claims to the same hashes the one of the
-higher generation is right: a member that was away claims what the group has long given to others.
+Invariant: what is granted overlaps nothing that another member rightly holds. Of two claims to the same hashes the one
+of the higher generation is right: a member that was away claims what the group has long given to others.
 Source: KIP-429 (cooperative hand-over), KIP-792 (generations of claims).
 """
 
@@ -50,7 +50,9 @@ def claims_of(members: Mapping[str, MemberState]) -> Claims:
     for member in sorted(members, key=lambda id_: (-members[id_].generation, id_)):
         held: dict[TaskPartition, list[KeyRange]] = {}
         for task in members[member].tasks:
-            held.setdefault(task_partition_of(task), []).extend(task.range.minus(taken.get(task_partition_of(task), ())))
+            held.setdefault(task_partition_of(task), []).extend(
+                task.range.minus(taken.get(task_partition_of(task), ()))
+            )
         claims[member] = {task_partition: merge(pieces) for task_partition, pieces in held.items() if pieces}
         for task_partition, pieces in claims[member].items():
             taken.setdefault(task_partition, []).extend(pieces)
@@ -58,7 +60,9 @@ def claims_of(members: Mapping[str, MemberState]) -> Claims:
 
 
 def grant(target: Mapping[str, Iterable[TaskId]], claims: Claims) -> dict[str, tuple[TaskId, ...]]:
-    """Return the part of each member's target that nobody else holds. A task of which others hold some is granted in pieces."""
+    """Return the part of each member's target that nobody else holds. A task of which others hold some is granted in
+    pieces.
+    """
     holders: dict[TaskPartition, list[tuple[str, KeyRange]]] = {}
     for member, held in claims.items():
         for task_partition, pieces in held.items():
@@ -95,5 +99,7 @@ def _check_disjoint(task_partition: TaskPartition, entries: list[tuple[KeyRange,
     for piece, member in sorted(entries):
         for other, end in reach.items():
             if other != member and end >= piece.start:
-                raise AssignmentError(f"{task_partition}: members {other} and {member} would both own hashes of key range {piece}")
+                raise AssignmentError(
+                    f"{task_partition}: members {other} and {member} would both own hashes of key range {piece}"
+                )
         reach[member] = max(reach.get(member, -1), piece.end)

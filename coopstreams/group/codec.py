@@ -3,8 +3,8 @@
     subscription   Kafka's consumer protocol v3 (topics, owned partitions, generation, rack), our state in its user data
     assignment     Kafka's consumer protocol v3 (partitions), ours in its user data
 
-The wrapping is what Kafka's own tools read. Ours is `CS`, a version byte, then JSON, compressed: two streams in an assignment, the
-second the same for all members and compressed once.
+The wrapping is what Kafka's own tools read. Ours is `CS`, a version byte, then JSON, compressed: two streams in an
+assignment, the second the same for all members and compressed once.
 
 Invariant: equal values give equal bytes (a follower whose bytes have not changed does not start a rebalance).
 Invariant: bytes of somebody else's never raise anything but `GroupError`, which names who sent them.
@@ -27,8 +27,9 @@ from coopstreams.topology.task_id import TaskId
 
 VERSION = b"2"
 _READ = (b"1", VERSION)
-"""Subscriptions that are understood. In version 1 no member says which topology it runs: it is given nothing, but what it holds is not given
-to others. Assignments are not: a leader that does not look at topologies must not be obeyed."""
+"""Subscriptions that are understood. In version 1 no member says which topology it runs: it is given nothing, but what
+it holds is not given to others. Assignments are not: a leader that does not look at topologies must not be obeyed.
+"""
 _MAGIC = b"CS"
 _WRAPPER = 3
 """Version of Kafka's consumer protocol: the first that carries generation and rack."""
@@ -78,15 +79,19 @@ class _Cluster(msgspec.Struct, omit_defaults=True):
 _T = TypeVar("_T", bound=msgspec.Struct)
 
 
-def encode_subscription(state: MemberState, nonce: int, topics: Iterable[str], sources: Mapping[int, Sequence[str]]) -> bytes:
+def encode_subscription(
+    state: MemberState, nonce: int, topics: Iterable[str], sources: Mapping[int, Sequence[str]]
+) -> bytes:
     """Return a member's side of a rebalance.
 
-    Shape: `topics` is all the group commits offsets for, else the broker forgets them (measured). `sources` names the topics of each
-    sub-topology: only for people and tools, who then see partitions. Another `nonce` gives other bytes.
+    Shape: `topics` is all the group commits offsets for, else the broker forgets them (measured). `sources` names the
+    topics of each sub-topology: only for people and tools, who then see partitions. Another `nonce` gives other bytes.
     """
     info = state.info
     ours = _Subscription(**_info(info), tasks=_tasks(state.tasks), target=_tasks(state.target), nonce=nonce)
-    owned = [ConsumerProtocolSubscription.TopicPartition(topic=t, partitions=p) for t, p in _partitions(state.tasks, sources)]
+    owned = [
+        ConsumerProtocolSubscription.TopicPartition(topic=t, partitions=p) for t, p in _partitions(state.tasks, sources)
+    ]
     wrapper = ConsumerProtocolSubscription(
         version=_WRAPPER,
         topics=sorted(set(topics)),
@@ -108,7 +113,13 @@ def decode_subscription(data: bytes, who: str) -> MemberState:
     ours, _ = _unpack(wrapper.user_data, _Subscription, who, _READ)
     try:
         topics = tuple(wrapper.topics)
-        return MemberState(_info_of(ours, wrapper.rack_id), _task_ids(ours.tasks), wrapper.generation_id, _task_ids(ours.target), topics)
+        return MemberState(
+            _info_of(ours, wrapper.rack_id),
+            _task_ids(ours.tasks),
+            wrapper.generation_id,
+            _task_ids(ours.target),
+            topics,
+        )
     except (ValueError, TypeError) as error:
         raise _foreign(who, str(error)) from error
 
@@ -120,8 +131,13 @@ def encode_assignments(assignments: Mapping[str, Assignment], sources: Mapping[i
     for member, assignment in assignments.items():
         tasks, target = _tasks(assignment.tasks), _tasks(assignment.target)
         ours = _Assignment(assignment.process, tasks, target, assignment.settled, assignment.error, assignment.waits)
-        parts = [ConsumerProtocolAssignment.TopicPartition(topic=t, partitions=p) for t, p in _partitions(assignment.tasks, sources)]
-        wrapper = ConsumerProtocolAssignment(version=_WRAPPER, assigned_partitions=parts, user_data=_pack(ours) + cluster)
+        parts = [
+            ConsumerProtocolAssignment.TopicPartition(topic=t, partitions=p)
+            for t, p in _partitions(assignment.tasks, sources)
+        ]
+        wrapper = ConsumerProtocolAssignment(
+            version=_WRAPPER, assigned_partitions=parts, user_data=_pack(ours) + cluster
+        )
         encoded[member] = bytes(wrapper.encode())
     return encoded
 
@@ -138,7 +154,9 @@ def decode_assignment(data: bytes, who: str) -> Assignment:
         shared = msgspec.json.decode(zlib.decompress(rest), type=_Cluster)
         members = tuple(Member(m.id, _info_of(m, m.rack), _task_ids(m.tasks)) for m in shared.members)
         cluster = Cluster(members=members, partitions=shared.partitions)
-        return Assignment(ours.process, _task_ids(ours.tasks), _task_ids(ours.target), ours.settled, cluster, ours.error, ours.waits)
+        return Assignment(
+            ours.process, _task_ids(ours.tasks), _task_ids(ours.target), ours.settled, cluster, ours.error, ours.waits
+        )
     except (ValueError, TypeError, zlib.error, msgspec.MsgspecError) as error:
         raise _foreign(who, str(error)) from error
 
@@ -166,7 +184,18 @@ def _info(info: MemberInfo) -> dict[str, Any]:
 def _info_of(wire: _Info, rack: str | None) -> MemberInfo:
     lags = {_task_id(task): lag for task, lag in wire.lags}
     topology = tuple(Runs(*part) for part in wire.topology)
-    return MemberInfo(wire.process, wire.host, wire.endpoint, wire.threads, wire.transactional, rack, wire.share, lags, wire.ending, topology)
+    return MemberInfo(
+        wire.process,
+        wire.host,
+        wire.endpoint,
+        wire.threads,
+        wire.transactional,
+        rack,
+        wire.share,
+        lags,
+        wire.ending,
+        topology,
+    )
 
 
 def _partitions(tasks: Iterable[TaskId], sources: Mapping[int, Sequence[str]]) -> list[tuple[str, list[int]]]:
@@ -219,7 +248,8 @@ def _unpack(data: bytes | None, kind: type[_T], who: str, versions: Collection[b
         raise _foreign(who, f"its user data begin with {bytes(data or b'')[:8]!r}")
     if data[2:3] not in versions:
         raise GroupError(
-            f"member {who} speaks version {data[2:3]!r} of the group format, this process {VERSION!r}. Run one version of coopstreams in a group: "
+            f"member {who} speaks version {data[2:3]!r} of the group format, this process {VERSION!r}. Run one version "
+            "of coopstreams in a group: "
             "stop all its processes, then start them."
         )
     stream = zlib.decompressobj()
@@ -231,5 +261,6 @@ def _unpack(data: bytes | None, kind: type[_T], who: str, versions: Collection[b
 
 def _foreign(who: str, problem: str) -> GroupError:
     return GroupError(
-        f"member {who} of this group is not an instance of this application ({problem}). Give every application an application.id of its own."
+        f"member {who} of this group is not an instance of this application ({problem}). Give every application an "
+        "application.id of its own."
     )

@@ -1,8 +1,8 @@
 """A connection to the brokers with an I/O thread: kafka-python's client, and its private names, behind a few methods.
 
 Invariant: every wait has an end, and its error says what was asked, for how long, and what the last answer was.
-Turned down: kafka-python's admin client for the same requests (a second connection and thread, and it does not look again for a
-coordinator that moved).
+Turned down: kafka-python's admin client for the same requests (a second connection and thread, and it does not look
+again for a coordinator that moved).
 Source: kafka-python 3.0 `KafkaNetClient`; `_manager` and `_net` are private and change between minor versions.
 """
 # pyright: reportAttributeAccessIssue=false, reportUnusedExcept=false, reportIncompatibleMethodOverride=false
@@ -127,7 +127,9 @@ class Connection:
         node = self._manager.cluster.bootstrap_brokers()[0].node_id
         await self._net.sleep(self._manager.connection_delay(node) + 0.01)
         try:
-            await self._manager.get_connection(node, timeout_ms=_SLICE_MS, pop_on_close=False, refresh_metadata_on_err=False)
+            await self._manager.get_connection(
+                node, timeout_ms=_SLICE_MS, pop_on_close=False, refresh_metadata_on_err=False
+            )
         except errors.KafkaError as error:
             reason: errors.KafkaError = error
             return reason
@@ -141,8 +143,11 @@ class Connection:
         answer = self._manager.send(exchange.request, node_id=node, request_timeout_ms=timeout_ms)
         return exchange.read(await self._manager.wait_for(answer, timeout_ms + _MARGIN_MS))
 
-    async def ask(self, exchange: Exchange[_T], node: Node, timeout_ms: int | None = None, moved: Callable[[], None] | None = None) -> _T:
-        """Return the answer of whoever is responsible, asked again while that may help; `moved` says that it may be another by now.
+    async def ask(
+        self, exchange: Exchange[_T], node: Node, timeout_ms: int | None = None, moved: Callable[[], None] | None = None
+    ) -> _T:
+        """Return the answer of whoever is responsible, asked again while that may help; `moved` says that it may be
+        another by now.
 
         No attempt takes the whole time: a broker that stands still is asked until another one is responsible.
 
@@ -157,17 +162,23 @@ class Connection:
         unknown_until = 0.0
         while True:
             try:
-                return await self.once(exchange, await node(), min(_SLICE_MS, max(100.0, 1000 * (give_up - time.monotonic()))))
+                return await self.once(
+                    exchange, await node(), min(_SLICE_MS, max(100.0, 1000 * (give_up - time.monotonic())))
+                )
             except errors.KafkaError as error:
                 unknown = isinstance(error, errors.UnknownTopicOrPartitionError)
                 if unknown:  # the coordinator may not have heard yet of what its controller has made
                     unknown_until = unknown_until or time.monotonic() + UNKNOWN_FOR_S
                 if time.monotonic() > unknown_until if unknown else not requests.passes(error):
                     raise requests.translated(exchange.what, error) from error
-                if answer is None or not isinstance(error, errors.KafkaTimeoutError):  # no answer says less than the one before it
+                if answer is None or not isinstance(
+                    error, errors.KafkaTimeoutError
+                ):  # no answer says less than the one before it
                     answer = error
                 if time.monotonic() > give_up:
-                    raise LogError(f"{exchange.what}: no success in {timeout_s:.1f} s; last: {answer}", retryable=True) from error
+                    raise LogError(
+                        f"{exchange.what}: no success in {timeout_s:.1f} s; last: {answer}", retryable=True
+                    ) from error
                 if requests.coordinator_moved(error):
                     self.look_again()
                     if moved is not None:
@@ -175,7 +186,10 @@ class Connection:
             await self._net.sleep(_PAUSE_S)
 
     async def ask_each(
-        self, asked: Mapping[int, Exchange[_T]], timeout_ms: float, enough: Callable[[Mapping[int, _T]], bool] | None = None
+        self,
+        asked: Mapping[int, Exchange[_T]],
+        timeout_ms: float,
+        enough: Callable[[Mapping[int, _T]], bool] | None = None,
     ) -> tuple[dict[int, _T], dict[int, errors.KafkaError]]:
         """Put each node its question, all at once; return the answers, and what failed; of who is too late, neither.
 
@@ -187,7 +201,9 @@ class Connection:
         done = Future()
 
         def heard() -> None:
-            if not done.is_done and (len(answers) + len(failed) == len(asked) or (enough is not None and enough(answers))):
+            if not done.is_done and (
+                len(answers) + len(failed) == len(asked) or (enough is not None and enough(answers))
+            ):
                 done.success(None)
 
         def answered(node: int, response: Any) -> None:
@@ -229,10 +245,11 @@ class Connection:
         await self.ask(requests.new_producer(transactional_id, transaction_ms), node, timeout_ms, found.clear)
 
     async def open_transactions(self, timeout_ms: int) -> frozenset[str]:
-        """Return the ids of the open transactions of those brokers that answer within this time; all are asked at once, each once.
+        """Return the ids of the open transactions of those brokers that answer within this time; all are asked at once,
+        each once.
 
-        One that stands still keeps its question: asked again and again, it would have no room for other requests, and a question that is
-        called off takes the connection with it, commits included.
+        One that stands still keeps its question: asked again and again, it would have no room for other requests, and a
+        question that is called off takes the connection with it, commits included.
         """
         asked: dict[Any, tuple[Exchange[frozenset[str]], Any]] = {}
         for node in self.brokers():
@@ -244,7 +261,9 @@ class Connection:
         give_up = time.monotonic() + timeout_ms / 1000
         for node, (exchange, answer) in asked.items():
             try:
-                found |= exchange.read(await self._manager.wait_for(answer, max(1.0, 1000 * (give_up - time.monotonic()))))
+                found |= exchange.read(
+                    await self._manager.wait_for(answer, max(1.0, 1000 * (give_up - time.monotonic())))
+                )
             except errors.KafkaError as error:
                 log.info("broker %s does not say which transactions are open on it: %s", node, error)
         return frozenset(found)

@@ -1,13 +1,13 @@
 """Joining a group and staying in it: kafka-python's state machine of a member, with our hooks in it.
 
-Everything here runs on the connection's I/O thread: heartbeats, joins, the hooks. The hooks must only keep books: while they run,
-no heartbeat is sent.
+Everything here runs on the connection's I/O thread: heartbeats, joins, the hooks. The hooks must only keep books: while
+they run, no heartbeat is sent.
 
 Invariant: a lost membership reaches the hooks before a new one can begin.
-Turned down: kafka-python's consumer (it fetches), aiokafka (eager rebalances only, heartbeats on the user's loop), one connection for
-joins and commits (a broker answers one request after the other, and a join may wait for seconds).
-Source: kafka-python 3.0 `BaseCoordinator`, which is meant to be extended; `_generation`, `_heartbeat_wakeup` and the `_on_join_*`,
-`_send_*`, `_handle_*` and `_process_*` methods are private and change between minor versions.
+Turned down: kafka-python's consumer (it fetches), aiokafka (eager rebalances only, heartbeats on the user's loop), one
+connection for joins and commits (a broker answers one request after the other, and a join may wait for seconds).
+Source: kafka-python 3.0 `BaseCoordinator`, which is meant to be extended; `_generation`, `_heartbeat_wakeup` and the
+`_on_join_*`, `_send_*`, `_handle_*` and `_process_*` methods are private and change between minor versions.
 """
 # pyright: reportAttributeAccessIssue=false, reportUnusedExcept=false, reportIncompatibleMethodOverride=false
 # pyright brings stubs of kafka-python 2.
@@ -58,7 +58,9 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
         self._connection = connection
         self._patience_s = patience_s
         self.heard_at = 0.0
-        """When the last heartbeat or join that was answered was sent, at the latest: `Host.elapsed`. kafka-python's own times stand still with the machine."""
+        """When the last heartbeat or join that was answered was sent, at the latest: `Host.elapsed`. kafka-python's own
+        times stand still with the machine.
+        """
         self._beat_at = self._joined_at = 0.0
         self.fenced: errors.KafkaError | None = None
         super().__init__(connection.client, api_version=connection.broker_version, **config)
@@ -77,7 +79,13 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
         while not self._hooks.may_join() and time.monotonic() < patient_until:  # heartbeats go on meanwhile
             await self._net.sleep(0.005)
 
-    async def _on_join_complete_async(self, generation: int, member_id: str, protocol: str, member_assignment_bytes: bytes) -> None:  # noqa: ARG002
+    async def _on_join_complete_async(
+        self,
+        generation: int,
+        member_id: str,  # noqa: ARG002
+        protocol: str,  # noqa: ARG002
+        member_assignment_bytes: bytes,
+    ) -> None:
         if self._hooks.joined(generation, bytes(member_assignment_bytes)):
             self.request_rejoin()
 
@@ -184,13 +192,17 @@ class GroupCoordinator:
         return self._connection.plain_id(node) if node is not None and self._connection.connected(node) else None
 
     def settled_in(self, generation: int) -> bool:
-        """Whether this is a member in that generation, and is not joining the next: then the group waits for it, and has none yet."""
+        """Whether this is a member in that generation, and is not joining the next: then the group waits for it, and
+        has none yet.
+        """
         member = self._member
         return member is not None and member.state is State.STABLE and self.identity()[0] == generation
 
     @property
     def sure_until(self) -> float:
-        """Until when nobody else can have got our tasks, as far as we know: `Host.elapsed`; 0 while we are no member."""
+        """Until when nobody else can have got our tasks, as far as we know: `Host.elapsed`; 0 while we are no
+        member.
+        """
         heard_at = self.heard_at
         return heard_at and heard_at + self._timings.session / 1000
 
@@ -214,16 +226,20 @@ class GroupCoordinator:
         """Find out soon whether this is still a member."""
         self._connection.soon(lambda: None if self._member is None else self._member.heartbeat_now())
 
-    def commit_offsets(self, fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int, str]], timeout_ms: int | None = None) -> None:
+    def commit_offsets(
+        self, fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int, str]], timeout_ms: int | None = None
+    ) -> None:
         """Have the group keep offsets."""
         self._ask(requests.commit_offsets(fence, offsets), timeout_ms)
 
-    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> requests.FetchedOffset:
+    def fetch_offsets(
+        self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
+    ) -> requests.FetchedOffset:
         """Return the group's offsets.
 
-        A coordinator that stood still and wakes may tell old ones, until it hears of its successor. That costs work, and no result:
-        only a later generation can have moved them, and a commit of this one is refused by the successor, while the stale
-        coordinator has no replicas that would acknowledge it.
+        A coordinator that stood still and wakes may tell old ones, until it hears of its successor. That costs work,
+        and no result: only a later generation can have moved them, and a commit of this one is refused by the
+        successor, while the stale coordinator has no replicas that would acknowledge it.
         """
         return self._ask(requests.fetch_offsets(self._group, partitions, stable=stable))
 
@@ -285,7 +301,10 @@ class GroupCoordinator:
                 raise refusal
             self._trouble(f"cannot reach the brokers at {self._connection.servers}: {reason}")
             if time.monotonic() > give_up:
-                raise GroupError(f"{self.problem}. Tried for {self._timings.connect / 1000:.0f} s: are they running, and is bootstrap.servers right?")
+                raise GroupError(
+                    f"{self.problem}. Tried for {self._timings.connect / 1000:.0f} s: are they running, and is "
+                    "bootstrap.servers right?"
+                )
         self.problem = f"looking for the coordinator of group {self._group}"
         return _Member(
             self._connection,
@@ -300,11 +319,15 @@ class GroupCoordinator:
         )
 
     async def _remove_predecessor(self) -> None:
-        """Have a dead process leave the group: the others would wait for it until its session has timed out, and this one with them."""
+        """Have a dead process leave the group: the others would wait for it until its session has timed out, and this
+        one with them.
+        """
         if not self._predecessor:
             return
         try:
-            await self._connection.ask(requests.leave_group(self._group, self._predecessor), self._node, moved=self._moved)
+            await self._connection.ask(
+                requests.leave_group(self._group, self._predecessor), self._node, moved=self._moved
+            )
         except CoopStreamsError as error:  # it has left already, mostly
             log.info("%s", error)
 
@@ -317,10 +340,19 @@ class GroupCoordinator:
             if wanted:
                 member.poll_heartbeat()
                 joined = await member.ensure_active_group_async(timeout_ms=_STEP_MS)
-                self.problem = "" if joined else f"waiting for the coordinator of group {self._group}, or for its other members to join"
-                await self._leave_hanging_coordinator(member, answers=joined and self._host.elapsed() - member.heard_at < _LOOK_S)
+                self.problem = (
+                    ""
+                    if joined
+                    else f"waiting for the coordinator of group {self._group}, or for its other members to join"
+                )
+                await self._leave_hanging_coordinator(
+                    member, answers=joined and self._host.elapsed() - member.heard_at < _LOOK_S
+                )
             elif member.state is not State.UNJOINED:
-                self._trouble(f"out of group {self._group}: " + ("asked to leave" if self._out else "this process makes no progress"))
+                self._trouble(
+                    f"out of group {self._group}: "
+                    + ("asked to leave" if self._out else "this process makes no progress")
+                )
                 await self._leave()
         except errors.KafkaError as error:
             if refusal := self._refusal(error):
@@ -332,7 +364,9 @@ class GroupCoordinator:
         return None
 
     async def _leave_hanging_coordinator(self, member: _Member, *, answers: bool) -> None:
-        """Let go of a coordinator that hangs, when another broker names another one: a join would wait there for half a minute."""
+        """Let go of a coordinator that hangs, when another broker names another one: a join would wait there for half a
+        minute.
+        """
         if answers or member.coordinator_id is None:
             self._look_at = time.monotonic() + _LOOK_S
         if time.monotonic() < self._look_at:
@@ -340,7 +374,9 @@ class GroupCoordinator:
         self._look_at = time.monotonic() + _LOOK_S
         known = self._connection.plain_id(member.coordinator_id)
         with suppress(errors.KafkaError):
-            named = await self._connection.once(requests.group_coordinator(self._group), self._connection.another(known), _STEP_MS)
+            named = await self._connection.once(
+                requests.group_coordinator(self._group), self._connection.another(known), _STEP_MS
+            )
             if named != known:
                 log.info("group %s: its coordinator is broker %d, no longer %d", self._group, named, known)
                 self._connection.drop(member.coordinator_id)
@@ -369,7 +405,10 @@ class GroupCoordinator:
         """The broker that coordinates the group."""
         if self._member is None:
             raise errors.CoordinatorNotAvailableError(self.problem)
-        if not await self._member.ensure_coordinator_ready_async(timeout_ms=_STEP_MS) or self._member.coordinator_id is None:
+        if (
+            not await self._member.ensure_coordinator_ready_async(timeout_ms=_STEP_MS)
+            or self._member.coordinator_id is None
+        ):
             raise errors.CoordinatorNotAvailableError(f"no coordinator of group {self._group} found")
         return self._connection.plain_node(self._member.coordinator_id)
 

@@ -29,7 +29,9 @@ _MIN_ISR = "min.insync.replicas"
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """Partitions as one broker knows them, the brokers that it knows, and the topics that this principal may not see."""
+    """Partitions as one broker knows them, the brokers that it knows, and the topics that this principal may not
+    see.
+    """
 
     of: Mapping[TopicPartition, BrokerView]
     brokers: frozenset[int]
@@ -62,7 +64,11 @@ def find_views(topics: Collection[str]) -> Exchange[Views]:
             for topic in response.topics
             for partition in topic.partitions
         }
-        hidden = {topic.name for topic in response.topics if errors.for_code(topic.error_code) is errors.TopicAuthorizationFailedError}
+        hidden = {
+            topic.name
+            for topic in response.topics
+            if errors.for_code(topic.error_code) is errors.TopicAuthorizationFailedError
+        }
         return Views(views, frozenset(int(broker.node_id) for broker in response.brokers), frozenset(hidden))
 
     return Exchange("asking who leads partitions", request, read)
@@ -71,11 +77,19 @@ def find_views(topics: Collection[str]) -> Exchange[Views]:
 def find_min_isr(topics: Collection[str]) -> Exchange[dict[str, int]]:
     """Ask any broker for `min.insync.replicas` of topics; those that this principal may not ask about are left out."""
     resource_type = DescribeConfigsRequest.DescribeConfigsResource
-    wanted = [resource_type(resource_type=_TOPIC, resource_name=topic, configuration_keys=[_MIN_ISR]) for topic in sorted(topics)]
+    wanted = [
+        resource_type(resource_type=_TOPIC, resource_name=topic, configuration_keys=[_MIN_ISR])
+        for topic in sorted(topics)
+    ]
     request = DescribeConfigsRequest(resources=wanted, include_synonyms=False, include_documentation=False)
 
     def read(response: Any) -> dict[str, int]:
-        return {str(found.resource_name): int(one.value) for found in response.results for one in found.configs or () if one.name == _MIN_ISR}
+        return {
+            str(found.resource_name): int(one.value)
+            for found in response.results
+            for one in found.configs or ()
+            if one.name == _MIN_ISR
+        }
 
     return Exchange(f"asking for {_MIN_ISR}", request, read)
 
@@ -85,7 +99,9 @@ def list_ends(epochs: Mapping[TopicPartition, int]) -> Exchange[EndsThere]:
     topic_type = ListOffsetsRequest.ListOffsetsTopic
     by_topic: dict[str, list[Any]] = {}
     for (topic, partition), epoch in sorted(epochs.items()):
-        entry = topic_type.ListOffsetsPartition(partition_index=partition, current_leader_epoch=epoch, timestamp=_LATEST)
+        entry = topic_type.ListOffsetsPartition(
+            partition_index=partition, current_leader_epoch=epoch, timestamp=_LATEST
+        )
         by_topic.setdefault(topic, []).append(entry)
     wanted = [topic_type(name=topic, partitions=partitions) for topic, partitions in by_topic.items()]
     request = ListOffsetsRequest(max_version=6, replica_id=-1, isolation_level=_READ_UNCOMMITTED, topics=wanted)

@@ -1,4 +1,5 @@
-"""Where partitions end for certain: what was acknowledged before the question lies below. `leadership` has the argument.
+"""Where partitions end for certain: what was acknowledged before the question lies below. `leadership` has the
+argument.
 
 One request to each broker, all at once, and one to each leader. A broker that is dead, or stands still, is waited for
 only where it may know of a newer leader than those that answered.
@@ -57,7 +58,8 @@ class Ends:
         """Whether it was said that brokers tell no epochs."""
 
     def ask(self, partitions: Collection[TopicPartition], timeout_s: float) -> EndsAnswer:
-        """Return where these partitions end, as far as that can be known within this time. One try: leaders may be moving.
+        """Return where these partitions end, as far as that can be known within this time. One try: leaders may be
+        moving.
 
         Raises:
             LogError: this principal may not ask about a topic.
@@ -84,7 +86,9 @@ class Ends:
         asked = {broker: end_requests.find_views(topics) for broker in self._connection.brokers()}
         answers, _ = await self._connection.ask_each(asked, _left_ms(give_up), enough)
         if hidden := frozenset().union(*(views.hidden for views in answers.values())):
-            raise requests.translated("asking where a partition ends", errors.TopicAuthorizationFailedError(", ".join(sorted(hidden))))
+            raise requests.translated(
+                "asking where a partition ends", errors.TopicAuthorizationFailedError(", ".join(sorted(hidden)))
+            )
         if not frozenset().union(*(views.brokers for views in answers.values())) <= asked.keys():
             self._connection.look_again()  # for brokers that came since
         return answers
@@ -93,7 +97,9 @@ class Ends:
         views: dict[int, BrokerView | None] = {broker: known.of.get(at) for broker, known in answers.items()}
         return choose(views, self._min_isr.get(at.topic, (NOT_TOLD, 0.0))[0])
 
-    async def _ends(self, chosen: Mapping[TopicPartition, Choice], give_up: float) -> tuple[dict[TopicPartition, int], dict[TopicPartition, str]]:
+    async def _ends(
+        self, chosen: Mapping[TopicPartition, Choice], give_up: float
+    ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, str]]:
         """Return where partitions end by what their leaders say, and why the others are not known."""
         by_leader: dict[int, dict[TopicPartition, int]] = {}
         for at, choice in chosen.items():
@@ -103,7 +109,11 @@ class Ends:
         answers: Mapping[int, EndsThere]
         answers, failed = await self._connection.ask_each(asked, _left_ms(give_up))
         ends = {at: end for answer in answers.values() for at, end in answer.at.items()}
-        refused = {at: f"{type(error).__name__} of its leader" for answer in answers.values() for at, error in answer.errors.items()}
+        refused = {
+            at: f"{type(error).__name__} of its leader"
+            for answer in answers.values()
+            for at, error in answer.errors.items()
+        }
         silent = {
             at: f"its leader, broker {leader}, does not answer: {failed.get(leader, 'it is silent')}"
             for leader, epochs in by_leader.items()
@@ -113,7 +123,9 @@ class Ends:
         return ends, refused | silent
 
     async def _learn_min_isr(self, topics: set[str], give_up: float) -> None:
-        """Ask for `min.insync.replicas` of topics of which it is not known, or not any more. The first answer counts."""
+        """Ask for `min.insync.replicas` of topics of which it is not known, or not any more. The first answer
+        counts.
+        """
         now = time.monotonic()
         wanted = {topic for topic in topics if self._min_isr.get(topic, (NOT_TOLD, 0.0))[1] < now}
         if not wanted:

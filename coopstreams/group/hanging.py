@@ -1,9 +1,10 @@
 """Hanging transactions: the coordinator calls a transaction complete, and a partition still has it open.
 
-A coordinator completes a transaction when it has written a marker (COMMIT or ABORT) to each of its partitions. A broker with KAFKA-20734
-(4.3.0, 4.3.1, 4.4.0) takes a partition that has no leader at that moment for deleted, and completes the transaction without a marker there.
-The partition then keeps the producer's transaction open, and the producer's *next* marker there ends both as one: an ABORT takes back what
-was acknowledged as committed, a COMMIT brings back what was aborted.
+A coordinator completes a transaction when it has written a marker (COMMIT or ABORT) to each of its partitions. A broker
+with KAFKA-20734 (4.3.0, 4.3.1, 4.4.0) takes a partition that has no leader at that moment for deleted, and completes
+the transaction without a marker there. The partition then keeps the producer's transaction open, and the producer's
+*next* marker there ends both as one: an ABORT takes back what was acknowledged as committed, a COMMIT brings back what
+was aborted.
 
 What is to be done follows from both answers, if the coordinator was asked first:
 
@@ -14,10 +15,11 @@ What is to be done follows from both answers, if the coordinator was asked first
     CompleteAbort      yes               an ABORT marker that was never written                    write it
     Empty              yes               the same: the producer was initialised after an abort     write it
 
-`Empty` is what the coordinator says after `InitProducerId`, which forgets how the last transaction ended. It was aborted: of a committed
-one the invariant says that it was finished before.
+`Empty` is what the coordinator says after `InitProducerId`, which forgets how the last transaction ended. It was
+aborted: of a committed one the invariant says that it was finished before.
 
-Invariant: no producer is initialised and no transaction begun before the committed one in front of it is finished in all its partitions.
+Invariant: no producer is initialised and no transaction begun before the committed one in front of it is finished in
+all its partitions.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ ONGOING = "Ongoing"
 ENDING = frozenset({"PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
 
 SKIPPING_METADATA = range(30, 32)
-"""The newest formats of metadata that brokers with KAFKA-20734 understand: 4.3 (30) and 4.4 (31). Patches cannot be told apart."""
+"""The newest formats of metadata that brokers with KAFKA-20734 understand: 4.3 (30) and 4.4 (31). Patches cannot be
+told apart.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +74,15 @@ class Marker:
     commit: bool
 
 
-def missing_markers(told: TransactionDescription, open_: Mapping[TopicPartition, Sequence[Open]]) -> dict[TopicPartition, Marker]:
-    """Return the marker that each partition lacks. The coordinator was asked before the partitions, and says the same after them.
+def missing_markers(
+    told: TransactionDescription, open_: Mapping[TopicPartition, Sequence[Open]]
+) -> dict[TopicPartition, Marker]:
+    """Return the marker that each partition lacks. The coordinator was asked before the partitions, and says the same
+    after them.
 
     Of a newer epoch than the coordinator's nothing is said: it has gone on in between.
-    Shape: the marker is the one that the coordinator would have written; its own epoch is at least that of the partition's last marker.
+    Shape: the marker is the one that the coordinator would have written; its own epoch is at least that of the
+    partition's last marker.
     """
     if told.state not in ENDED:
         return {}
@@ -87,10 +95,11 @@ def missing_markers(told: TransactionDescription, open_: Mapping[TopicPartition,
 
 
 def believed(told_by: int | None, named: Collection[int], *, alone: bool) -> bool:
-    """Return whether the broker that told of a transaction coordinates it, by what the other brokers name; `alone`: there is no other.
+    """Return whether the broker that told of a transaction coordinates it, by what the other brokers name; `alone`:
+    there is no other.
 
-    One that stood still and wakes believes it for a moment, and tells of the past: that a transaction was committed which another
-    coordinator has open, or aborts (seen: 802 records became visible 0.2 s before their abort).
+    One that stood still and wakes believes it for a moment, and tells of the past: that a transaction was committed
+    which another coordinator has open, or aborts (seen: 802 records became visible 0.2 s before their abort).
     """
     return told_by is not None and (alone or set(named) == {told_by})
 
@@ -106,18 +115,28 @@ def refusal(
     starts = {at: min(one.start_offset for one in open_[at] if one.producer == told.producer) for at in missing}
     ended = "committed" if told.state == COMMITTED else "aborted"
     where = ", ".join(f"{at} (from offset {starts[at]})" for at in sorted(missing))
-    grant = "kafka-acls.sh --bootstrap-server … --add --cluster --operation ClusterAction for the principal of this process, start it again, and take the permission back"
+    grant = (
+        "kafka-acls.sh --bootstrap-server … --add --cluster --operation ClusterAction for the principal of this "
+        "process, start it again, and take the permission back"
+    )
     text = (
-        f'the last transaction of "{transactional_id}" (producer {told.producer}, epoch {told.epoch}) was {ended}, but these partitions were never told '
-        f"and keep it open: {where}. This is KAFKA-20734, a fault of the broker. Another transaction of this producer would {_danger(told)}, so none is "
+        f'the last transaction of "{transactional_id}" (producer {told.producer}, epoch {told.epoch}) was {ended}, but '
+        "these partitions were never told "
+        f"and keep it open: {where}. This is KAFKA-20734, a fault of the broker. Another transaction of this producer "
+        f"would {_danger(told)}, so none is "
         f"begun. This process may not finish it: {why}. Allow it: {grant}."
     )
     at = min(missing)
-    command = f"kafka-transactions.sh --bootstrap-server … abort --topic {at.topic} --partition {at.partition} --start-offset {starts[at]}"
+    command = (
+        f"kafka-transactions.sh --bootstrap-server … abort --topic {at.topic} --partition {at.partition} "
+        f"--start-offset {starts[at]}"
+    )
     if told.state == COMMITTED:
         return f"{text} Do not use `{command}` instead: it would abort records whose input counts as processed."
     return f"{text} Or, for each of these partitions: `{command}`."
 
 
 def _danger(told: TransactionDescription) -> str:
-    return "abort it there, and lose its records" if told.state == COMMITTED else "commit it there, and double its records"
+    return (
+        "abort it there, and lose its records" if told.state == COMMITTED else "commit it there, and double its records"
+    )

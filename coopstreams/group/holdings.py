@@ -4,10 +4,13 @@
     released    a closing task is closed: nobody here touches it again
     lost        the group went on without us: everything is void, and the epoch is another one
 
-Invariant: whatever may still be open here is in `held`, so the leader gives it to nobody else (revoked is not released).
-Invariant: the epoch changes whenever membership is lost, before anything can be done under a new one. Whoever commits names the
-epoch under which the work began; under another epoch it is void, even if this member holds the same task again.
-Turned down: releasing at once what is revoked, as consumers may: the next owner would open it beside our open transaction.
+Invariant: whatever may still be open here is in `held`, so the leader gives it to nobody else (revoked is not
+released).
+Invariant: the epoch changes whenever membership is lost, before anything can be done under a new one. Whoever commits
+names the epoch under which the work began; under another epoch it is void, even if this member holds the same task
+again.
+Turned down: releasing at once what is revoked, as consumers may: the next owner would open it beside our open
+transaction.
 """
 
 from __future__ import annotations
@@ -25,8 +28,8 @@ from coopstreams.topology.task_id import TaskId
 class Assigned:
     """The group has spoken. `added` are to be opened, after those of the `revoked` that they overlap are closed.
 
-    Shape: `tasks` is everything this member owns now, sorted. `revoked` must each be released; until then nobody gets them.
-    `serial` numbers the assignments of this member.
+    Shape: `tasks` is everything this member owns now, sorted. `revoked` must each be released; until then nobody gets
+    them. `serial` numbers the assignments of this member.
     """
 
     serial: int
@@ -42,7 +45,9 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The membership is gone, and with it these tasks: uncommitted work is void, nothing has to be released. `epoch` is the new one."""
+    """The membership is gone, and with it these tasks: uncommitted work is void, nothing has to be released. `epoch` is
+    the new one.
+    """
 
     epoch: int
     tasks: tuple[TaskId, ...] = ()
@@ -94,7 +99,9 @@ class Holdings:
 
     @property
     def wants_rebalance(self) -> bool:
-        """Whether one was asked for after we last told the leader anything. One that runs already may have been too early."""
+        """Whether one was asked for after we last told the leader anything. One that runs already may have been too
+        early.
+        """
         return self._asked > self._sent
 
     def assigned(self, generation: int, assignment: Assignment) -> Assigned:
@@ -103,12 +110,16 @@ class Holdings:
         self._serial += 1
         added = tuple(task for task in assignment.tasks if task not in old)
         revoked = tuple(task for task in self.tasks if task not in new)
-        self.closing = {task: at for task, at in self.closing.items() if task not in new} | dict.fromkeys(revoked, self._serial)
+        self.closing = {task: at for task, at in self.closing.items() if task not in new} | dict.fromkeys(
+            revoked, self._serial
+        )
         self.tasks = assignment.tasks
         self.generation = generation
         self._target = assignment.target
         self._settled = assignment.settled
-        if assignment.process != self.process:  # a predecessor's: the leader knows neither our endpoint nor what we hold
+        if (
+            assignment.process != self.process
+        ):  # a predecessor's: the leader knows neither our endpoint nor what we hold
             self.ask()
         cluster = replace(assignment.cluster, generation=generation)
         return Assigned(self._serial, generation, self.epoch, self.tasks, added, revoked, cluster, assignment.waits)
@@ -116,8 +127,8 @@ class Holdings:
     def released(self, tasks: Iterable[TaskId], seen: int) -> None:
         """Forget closing tasks; when none is left and somebody waits for them, want a rebalance.
 
-        Shape: `seen` is the serial of the last assignment that the caller has handled. A task revoked by a later one stays held:
-        the caller is about to be told, perhaps to open it first.
+        Shape: `seen` is the serial of the last assignment that the caller has handled. A task revoked by a later one
+        stays held: the caller is about to be told, perhaps to open it first.
         """
         before = len(self.closing)
         done = set(tasks)

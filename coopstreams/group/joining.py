@@ -1,6 +1,8 @@
-"""What a member and its group's coordinator ask of each other: everything a group needs of Kafka, and nothing of a client.
+"""What a member and its group's coordinator ask of each other: everything a group needs of Kafka, and nothing of a
+client.
 
-Two coordinators speak it: `GroupCoordinator` (kafka-python) and the model of the simulation, which answers late, twice, or never.
+Two coordinators speak it: `GroupCoordinator` (kafka-python) and the model of the simulation, which answers late, twice,
+or never.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ class Timings:
     """How long things may take. Units: ms."""
 
     session: int = 10_000
-    """Without heartbeats for so long, a member is out. A C call that keeps the GIL for longer costs the membership, nothing else.
+    """Without heartbeats for so long, a member is out. A C call that keeps the GIL for longer costs the membership,
+    nothing else.
 
-    The group waits no longer for a member to join again (Kafka's rebalance time-out): a join runs on the same thread as the heartbeats and
-    waits for no record, and a member that dies inside one would hold up all the others.
+    The group waits no longer for a member to join again (Kafka's rebalance time-out): a join runs on the same thread as
+    the heartbeats and waits for no record, and a member that dies inside one would hold up all the others.
     """
     heartbeat: int = 400
     """A rebalance takes about one heartbeat a round."""
@@ -86,12 +89,16 @@ class Coordinator(Protocol):
         ...
 
     def settled_in(self, generation: int) -> bool:
-        """Whether this is a member in that generation, and is not joining the next: then the group waits for it, and has none yet."""
+        """Whether this is a member in that generation, and is not joining the next: then the group waits for it, and
+        has none yet.
+        """
         ...
 
     @property
     def sure_until(self) -> float:
-        """Until when nobody else can have got our tasks, as far as we know: `Host.elapsed`; 0 while we are no member."""
+        """Until when nobody else can have got our tasks, as far as we know: `Host.elapsed`; 0 while we are no
+        member.
+        """
         ...
 
     @property
@@ -108,7 +115,9 @@ class Coordinator(Protocol):
     def check(self) -> None:
         """Find out soon whether this is still a member."""
 
-    def commit_offsets(self, fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int, str]], timeout_ms: int | None = None) -> None:
+    def commit_offsets(
+        self, fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int, str]], timeout_ms: int | None = None
+    ) -> None:
         """Have the group keep offsets, as the member and generation of the fence.
 
         Raises:
@@ -140,5 +149,6 @@ class Coordinator(Protocol):
 
 
 Connector = Callable[[str, str | None, Timings, Hooks, str], Coordinator]
-"""Makes what speaks with the coordinator of a group, for a static member's id (or None), with these times and hooks; last, the member id of a
-process that is certainly dead, and leaves the group before this one joins; empty: of none."""
+"""Makes what speaks with the coordinator of a group, for a static member's id (or None), with these times and hooks;
+last, the member id of a process that is certainly dead, and leaves the group before this one joins; empty: of none.
+"""

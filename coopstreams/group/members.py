@@ -60,7 +60,9 @@ class MemberInfo:
     ending: str = ""
     """Why it has every instance of the application stop; empty: it does not."""
     topology: tuple[Runs, ...] = ()
-    """Its sub-topologies, by number: what its task ids mean. Empty: a consumer, or of a version of the format that does not say."""
+    """Its sub-topologies, by number: what its task ids mean. Empty: a consumer, or of a version of the format that does
+    not say.
+    """
 
     def __post_init__(self) -> None:
         if self.threads < 1:

@@ -3,14 +3,17 @@
     Kafka -> coordinator.py (I/O thread) -> holdings.py (what it means) -> events -> the instance's control thread
     control thread -> released -> join again;   stream threads -> fence -> commit
 
-A commit names a generation. When the group moves on in the middle of it, a rightful owner is refused and does its work again.
-So whoever joins waits until nobody commits, and whoever commits waits while this member joins (`CommitGate`): both only for a while, because
-neither a dead member that the group waits for nor a hanging commit may stop the other for long.
+A commit names a generation. When the group moves on in the middle of it, a rightful owner is refused and does its work
+again. So whoever joins waits until nobody commits, and whoever commits waits while this member joins (`CommitGate`):
+both only for a while, because neither a dead member that the group waits for nor a hanging commit may stop the other
+for long.
 
 Invariant: a task that was revoked is held until `released`, so nobody else can open it before its last commit here.
-Invariant: work names the epoch it began under. `fence` refuses another one, and takes the identity before it looks at the epoch: a
-member that was lost and came back cannot lend its new identity to old work. No identity, no commit: brokers do not fence it.
-Invariant: the gate is courtesy, not safety. The broker checks every commit's generation; past the gate a refusal is only likelier.
+Invariant: work names the epoch it began under. `fence` refuses another one, and takes the identity before it looks at
+the epoch: a member that was lost and came back cannot lend its new identity to old work. No identity, no commit:
+brokers do not fence it.
+Invariant: the gate is courtesy, not safety. The broker checks every commit's generation; past the gate a refusal is
+only likelier.
 Turned down: a thread that drives the membership beside the I/O thread (two more hand-overs, nothing gained).
 """
 
@@ -40,11 +43,15 @@ log = logging.getLogger(__name__)
 Assigner = Callable[[Mapping[str, MemberState]], Mapping[str, Assignment]]
 
 LIST_MS = 1000
-"""How long a broker may take to list its open transactions: one that is dead or stands still has none that can be ended now."""
+"""How long a broker may take to list its open transactions: one that is dead or stands still has none that can be ended
+now.
+"""
 LOOK_S = 0.02
 """How often a commit looks whether the group has a coordinator again."""
 _RECORD_LIMIT = 900_000
-"""The broker keeps all subscriptions and assignments of a group in one record, by default of 1 MiB at most. Units: bytes."""
+"""The broker keeps all subscriptions and assignments of a group in one record, by default of 1 MiB at most. Units:
+bytes.
+"""
 
 
 class GroupMember:
@@ -71,9 +78,10 @@ class GroupMember:
     ) -> None:
         """Connect nothing yet.
 
-        Shape: `coordinator` makes what speaks with the group's coordinator. `topics` is every topic that offsets are committed for: brokers forget those of
-        others. `sources` names the source topics of each sub-topology, for tools that show who reads which partition. `predecessor`: the
-        member id of a process that is certainly dead and not to be waited for; empty: of none.
+        Shape: `coordinator` makes what speaks with the group's coordinator. `topics` is every topic that offsets are
+        committed for: brokers forget those of others. `sources` names the source topics of each sub-topology, for tools
+        that show who reads which partition. `predecessor`: the member id of a process that is certainly dead and not to
+        be waited for; empty: of none.
 
         Raises:
             ConfigError: a connection or security setting that the group's client cannot be given.
@@ -99,7 +107,9 @@ class GroupMember:
         self._coordinator.start()
 
     def close(self, leave: bool = True) -> None:
-        """Leave the group. Without `leave` it finds out when the session has timed out, as if this process had died. No events follow."""
+        """Leave the group. Without `leave` it finds out when the session has timed out, as if this process had died. No
+        events follow.
+        """
         with self._lock:
             self._closed = True
         self._coordinator.close(leave=leave)
@@ -126,28 +136,38 @@ class GroupMember:
             return self._holdings.held
 
     def sure(self, epoch: int, generation: int | None = None) -> bool:
-        """Return whether this is certainly still a member, under that epoch: a heartbeat was answered within the session time-out.
+        """Return whether this is certainly still a member, under that epoch: a heartbeat was answered within the
+        session time-out.
 
-        With a generation: and no other one can have begun, because none begins before this process has asked to join it.
+        With a generation: and no other one can have begun, because none begins before this process has asked to join
+        it.
         """
         if generation is not None and not self._coordinator.settled_in(generation):
             return False
         return self.epoch == epoch and self._host.elapsed() < self._coordinator.sure_until
 
     def ask(self) -> float:
-        """Have the group confirm this member, or not, as soon as it can; return the moment of the question, for `confirmed`."""
+        """Have the group confirm this member, or not, as soon as it can; return the moment of the question, for
+        `confirmed`.
+        """
         moment = self._host.elapsed()
         self._coordinator.check()
         return moment
 
     def confirmed(self, since: float, epoch: int) -> bool:
-        """Return whether the group has answered a request that was sent after that moment, to this member in that epoch."""
-        return self._coordinator.heard_at > since and self.epoch == epoch  # in this order: a new membership is heard of under its own epoch
+        """Return whether the group has answered a request that was sent after that moment, to this member in that
+        epoch.
+        """
+        return (
+            self._coordinator.heard_at > since and self.epoch == epoch
+        )  # in this order: a new membership is heard of under its own epoch
 
     def released(self, tasks: Iterable[TaskId], seen: int) -> None:
-        """Say that these revoked tasks are committed and closed; when all are, and somebody waits for one, the group rebalances.
+        """Say that these revoked tasks are committed and closed; when all are, and somebody waits for one, the group
+        rebalances.
 
-        Shape: `seen` is the `serial` of the last `Assigned` that the caller has handled: tasks revoked by a later one stay held.
+        Shape: `seen` is the `serial` of the last `Assigned` that the caller has handled: tasks revoked by a later one
+        stay held.
         """
         with self._lock:
             self._holdings.released(tasks, seen)
@@ -172,9 +192,11 @@ class GroupMember:
 
     @contextmanager
     def fence(self, epoch: int) -> Iterator[GroupFence]:
-        """Commit inside of this, for work that began under `epoch`. Any number of threads at once; joins wait for them (a while).
+        """Commit inside of this, for work that began under `epoch`. Any number of threads at once; joins wait for them
+        (a while).
 
-        While the coordinator is being looked for, this waits: a client that was sent to one that is gone may never come back (`bounded`).
+        While the coordinator is being looked for, this waits: a client that was sent to one that is gone may never come
+        back (`bounded`).
 
         Raises:
             MembershipLostError: the membership of that epoch is over: what is uncommitted is void.
@@ -184,7 +206,9 @@ class GroupMember:
         try:
             generation, member = self._coordinator.identity()  # before the epoch: see above
             if self.epoch != epoch or generation < 0 or not member:
-                raise MembershipLostError(f"group {self.group} went on without this process since epoch {epoch}; what is uncommitted is void")
+                raise MembershipLostError(
+                    f"group {self.group} went on without this process since epoch {epoch}; what is uncommitted is void"
+                )
             yield GroupFence(self.group, generation, member, self._instance, coordinator)
         except (FencedError, MembershipLostError):
             self._coordinator.check()
@@ -193,7 +217,9 @@ class GroupMember:
             self._gate.leave()
 
     def _await_coordinator(self, epoch: int) -> int | None:
-        """Return the broker that coordinates the group, once there is one; None: there is none in time, or that membership is over."""
+        """Return the broker that coordinates the group, once there is one; None: there is none in time, or that
+        membership is over.
+        """
         give_up = self._host.now() + self._timings.request / 1000
         while (broker := self._coordinator.broker) is None and self._is_member(epoch) and self._host.now() < give_up:
             self._host.sleep(LOOK_S)
@@ -202,7 +228,9 @@ class GroupMember:
     def _is_member(self, epoch: int) -> bool:
         return not self._closed and self._coordinator.identity()[0] >= 0 and self.epoch == epoch
 
-    def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence, timeout_ms: int | None = None) -> None:
+    def commit(
+        self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence, timeout_ms: int | None = None
+    ) -> None:
         """Commit offsets (with metadata) outside of any transaction, inside `fence`.
 
         Raises:
@@ -217,10 +245,15 @@ class GroupMember:
         Raises:
             LogError: refused, or a transaction stayed open, or no answer in time.
         """
-        return settled_offsets(self.fetch_offsets, self.group, partitions, (timeout_ms or self._timings.request) / 1000, self._host)
+        return settled_offsets(
+            self.fetch_offsets, self.group, partitions, (timeout_ms or self._timings.request) / 1000, self._host
+        )
 
-    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> requests.FetchedOffset:
-        """Return what is known of these partitions now (of all: None). `stable`: but for those that an open transaction may still change.
+    def fetch_offsets(
+        self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
+    ) -> requests.FetchedOffset:
+        """Return what is known of these partitions now (of all: None). `stable`: but for those that an open transaction
+        may still change.
 
         Raises:
             LogError: refused, or no answer in time.
@@ -236,7 +269,9 @@ class GroupMember:
         self._coordinator.end_transaction(transactional_id, timeout_ms)
 
     def open_transactions(self, prefix: str = "", timeout_ms: int = LIST_MS) -> frozenset[str]:
-        """Return the ids, with that prefix, of transactions that are open now: of all brokers that answer within this time."""
+        """Return the ids, with that prefix, of transactions that are open now: of all brokers that answer within this
+        time.
+        """
         return frozenset(id_ for id_ in self._coordinator.open_transactions(timeout_ms) if id_.startswith(prefix))
 
 
@@ -272,11 +307,14 @@ class _Hooks:
         given |= {id_: Assignment("", cluster=cluster, error=str(error)) for id_, error in strangers.items()}
         here = member._holdings.process
         waits = any(assignment.waits for assignment in given.values() if assignment.process == here)
-        encoded = encode_assignments(given, {} if waits else member._sources)  # the numbers of its own sub-topologies mean others here
+        encoded = encode_assignments(
+            given, {} if waits else member._sources
+        )  # the numbers of its own sub-topologies mean others here
         size = sum(map(len, subscriptions.values())) + sum(map(len, encoded.values()))
         if size > _RECORD_LIMIT:
             log.warning(
-                "group %s has %d bytes of metadata; brokers refuse more than their message.max.bytes (1 MiB). Use fewer or larger processes.",
+                "group %s has %d bytes of metadata; brokers refuse more than their message.max.bytes (1 MiB). Use "
+                "fewer or larger processes.",
                 member.group,
                 size,
             )
@@ -287,7 +325,11 @@ class _Hooks:
 
     def joined(self, generation: int, assignment: bytes) -> bool:
         member = self._of
-        given = decode_assignment(assignment, f"{member.group}'s leader") if assignment else Assignment(member._holdings.process)
+        given = (
+            decode_assignment(assignment, f"{member.group}'s leader")
+            if assignment
+            else Assignment(member._holdings.process)
+        )
         if given.error:
             raise GroupError(f"the leader of group {member.group} gives this process nothing: {given.error}")
         with member._lock:
@@ -295,7 +337,14 @@ class _Hooks:
             again = member._holdings.wants_rebalance
             self._tell(event)
         member._gate.open()
-        log.info("generation %d of group %s: %d tasks, +%d, -%d", generation, member.group, len(event.tasks), len(event.added), len(event.revoked))
+        log.info(
+            "generation %d of group %s: %d tasks, +%d, -%d",
+            generation,
+            member.group,
+            len(event.tasks),
+            len(event.added),
+            len(event.revoked),
+        )
         return again
 
     def lost(self) -> None:

@@ -1,7 +1,8 @@
 """A group's plain offsets, of which open transactions may still change some.
 
-Invariant: an answer that is certain is kept, and only the rest is asked for again. Under exactly-once some thread always has a transaction
-open: with all partitions in one question that fails as a whole, 64 threads leave no moment in which it succeeds.
+Invariant: an answer that is certain is kept, and only the rest is asked for again. Under exactly-once some thread
+always has a transaction open: with all partitions in one question that fails as a whole, 64 threads leave no moment in
+which it succeeds.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def settled_offsets(
     timeout_s: float,
     host: Host = SYSTEM,
 ) -> Offsets:
-    """Return what `fetch` tells of these partitions (of all: None), asked again until no open transaction can change it.
+    """Return what `fetch` tells of these partitions (of all: None), asked again until no open transaction can change
+    it.
 
     Of the commit topic, which some transaction always changes, only what is certain at once: nobody goes on from there.
 
@@ -42,5 +44,8 @@ def settled_offsets(
             return found
         if host.now() > give_up:
             names = ", ".join(map(str, sorted(left)))
-            raise LogError(f"offsets of group {group}: an open transaction has kept back {names} for {timeout_s:.0f} s", retryable=True)
+            raise LogError(
+                f"offsets of group {group}: an open transaction has kept back {names} for {timeout_s:.0f} s",
+                retryable=True,
+            )
         host.sleep(PAUSE_S)

@@ -1,4 +1,5 @@
-"""What is asked of Kafka besides joining: group offsets, and transactions that nobody ends. Requests out, values in; no connections.
+"""What is asked of Kafka besides joining: group offsets, and transactions that nobody ends. Requests out, values in; no
+connections.
 
 Each exchange is a request and a function that reads the answer and raises kafka-python's error for what was refused.
 
@@ -30,7 +31,9 @@ Offsets = dict[TopicPartition, tuple[int, str] | None]
 
 @dataclass(frozen=True, slots=True)
 class FetchedOffset:
-    """One answer about a group's offsets. `unstable`: an open transaction may still change these; the offset is not told, ask again."""
+    """One answer about a group's offsets. `unstable`: an open transaction may still change these; the offset is not
+    told, ask again.
+    """
 
     offsets: Offsets
     unstable: frozenset[TopicPartition] = frozenset()
@@ -67,7 +70,8 @@ class DescribedMember:
 class DescribedGroup:
     """A group as its coordinator knows it.
 
-    Shape: `state` is Kafka's word: Stable, PreparingRebalance, CompletingRebalance, Empty, Dead (there is none). `protocol` is the assignor.
+    Shape: `state` is Kafka's word: Stable, PreparingRebalance, CompletingRebalance, Empty, Dead (there is none).
+    `protocol` is the assignor.
     """
 
     state: str
@@ -90,7 +94,9 @@ def commit_offsets(fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int
     partition_type = topic_type.OffsetCommitRequestPartition
     by_topic: dict[str, list[Any]] = {}
     for (topic, partition), (offset, metadata) in sorted(offsets.items()):
-        entry = partition_type(partition_index=partition, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=metadata)
+        entry = partition_type(
+            partition_index=partition, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=metadata
+        )
         by_topic.setdefault(topic, []).append(entry)
     request = OffsetCommitRequest(
         max_version=8,
@@ -109,8 +115,12 @@ def commit_offsets(fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int
     return Exchange(f"committing offsets of group {fence.group}", request, read)
 
 
-def fetch_offsets(group: str, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> Exchange[FetchedOffset]:
-    """Ask the group coordinator for offsets (all: None). `stable`: tell none that an open transaction may still change."""
+def fetch_offsets(
+    group: str, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
+) -> Exchange[FetchedOffset]:
+    """Ask the group coordinator for offsets (all: None). `stable`: tell none that an open transaction may still
+    change.
+    """
     group_type = OffsetFetchRequest.OffsetFetchRequestGroup
     by_topic: dict[str, list[int]] = {}
     for topic, partition in sorted(set(partitions or ())):
@@ -118,9 +128,14 @@ def fetch_offsets(group: str, partitions: Iterable[TopicPartition] | None, *, st
     topics = (
         None
         if partitions is None
-        else [group_type.OffsetFetchRequestTopics(name=topic, partition_indexes=wanted) for topic, wanted in by_topic.items()]
+        else [
+            group_type.OffsetFetchRequestTopics(name=topic, partition_indexes=wanted)
+            for topic, wanted in by_topic.items()
+        ]
     )
-    request = OffsetFetchRequest(min_version=8, max_version=8, groups=[group_type(group_id=group, topics=topics)], require_stable=stable)
+    request = OffsetFetchRequest(
+        min_version=8, max_version=8, groups=[group_type(group_id=group, topics=topics)], require_stable=stable
+    )
 
     def read(response: Any) -> FetchedOffset:
         answer = response.groups[0]
@@ -177,20 +192,38 @@ def describe_group(group: str) -> Exchange[DescribedGroup]:
         found = response.groups[0]
         _raise(found.error_code, group)
         members = (
-            DescribedMember(m.member_id, m.client_id, m.client_host, bytes(m.member_metadata or b""), bytes(m.member_assignment or b""))
+            DescribedMember(
+                m.member_id,
+                m.client_id,
+                m.client_host,
+                bytes(m.member_metadata or b""),
+                bytes(m.member_assignment or b""),
+            )
             for m in found.members
         )
         return DescribedGroup(found.group_state, found.protocol_data, tuple(members))
 
-    return Exchange(f"describing group {group}", DescribeGroupsRequest(max_version=5, groups=[group], include_authorized_operations=False), read)
+    return Exchange(
+        f"describing group {group}",
+        DescribeGroupsRequest(max_version=5, groups=[group], include_authorized_operations=False),
+        read,
+    )
 
 
 def new_producer(transactional_id: str, timeout_ms: int) -> Exchange[None]:
     """Ask the transaction's coordinator to begin a new life of a producer: it aborts what the old one left open."""
     request = InitProducerIdRequest(
-        max_version=4, transactional_id=transactional_id, transaction_timeout_ms=timeout_ms, producer_id=-1, producer_epoch=-1
+        max_version=4,
+        transactional_id=transactional_id,
+        transaction_timeout_ms=timeout_ms,
+        producer_id=-1,
+        producer_epoch=-1,
     )
-    return Exchange(f"ending transaction {transactional_id}", request, lambda response: _raise(response.error_code, transactional_id))
+    return Exchange(
+        f"ending transaction {transactional_id}",
+        request,
+        lambda response: _raise(response.error_code, transactional_id),
+    )
 
 
 def list_open_transactions() -> Exchange[frozenset[str]]:
@@ -200,7 +233,9 @@ def list_open_transactions() -> Exchange[frozenset[str]]:
         _raise(response.error_code, "ListTransactions")
         return frozenset(entry.transactional_id for entry in response.transaction_states)
 
-    return Exchange("listing open transactions", ListTransactionsRequest(state_filters=["Ongoing"], producer_id_filters=[]), read)
+    return Exchange(
+        "listing open transactions", ListTransactionsRequest(state_filters=["Ongoing"], producer_id_filters=[]), read
+    )
 
 
 def _raise(code: int, about: str) -> None:
@@ -236,19 +271,28 @@ def translated(what: str, error: errors.KafkaError) -> CoopStreamsError:
 def refusal(error: errors.KafkaError, group: str, instance: str | None, session_ms: int) -> GroupError | None:
     """Return why Kafka will never have this member, with the cure; None: it may well have it later."""
     if isinstance(error, errors.FencedInstanceIdError):
-        return GroupError(f"another process has taken over group.instance.id {instance!r} in group {group}. Give every process one of its own.")
+        return GroupError(
+            f"another process has taken over group.instance.id {instance!r} in group {group}. Give every process one "
+            "of its own."
+        )
     if isinstance(error, errors.InconsistentGroupProtocolError):
-        return GroupError(f"group {group} is in use by other consumers. Give this application another application.id, or stop them.")
+        return GroupError(
+            f"group {group} is in use by other consumers. Give this application another application.id, or stop them."
+        )
     if isinstance(error, errors.InvalidSessionTimeoutError):
         return GroupError(
-            f"session.timeout.ms {session_ms} is outside of what the brokers allow (their group.min.session.timeout.ms and group.max.session.timeout.ms)."
+            f"session.timeout.ms {session_ms} is outside of what the brokers allow (their group.min.session.timeout.ms "
+            "and group.max.session.timeout.ms)."
         )
     if isinstance(error, errors.GroupMaxSizeReachedError):
         return GroupError(f"group {group} has as many members as the brokers allow (their group.max.size).")
     if isinstance(error, (errors.GroupAuthorizationFailedError, errors.InvalidGroupIdError)):
         return GroupError(f"group {group}: {error}. Allow READ on it (kafka-acls) for the principal of this process.")
     if isinstance(error, (errors.SaslAuthenticationFailedError, errors.UnsupportedSaslMechanismError)):
-        return GroupError(f"the brokers do not accept the credentials: {error}. Check sasl.mechanism, sasl.username and sasl.password.")
+        return GroupError(
+            f"the brokers do not accept the credentials: {error}. Check sasl.mechanism, sasl.username and "
+            "sasl.password."
+        )
     if isinstance(error, errors.UnsupportedVersionError):
         return GroupError(f"the brokers are too old: {error}. Kafka 3.0 or later is needed.")
     return None

@@ -102,7 +102,10 @@ _TLS = {
 }
 
 _FILES = "Write it to a file and name that with {}."
-_KINIT = "Have a ticket before the start (kinit, or the environment variable KRB5_CLIENT_KTNAME=<keytab>) and remove this setting."
+_KINIT = (
+    "Have a ticket before the start (kinit, or the environment variable KRB5_CLIENT_KTNAME=<keytab>) and remove this "
+    "setting."
+)
 _OIDC = "Give the setting oauth_cb a function that returns (token, expiry) instead."
 _PKCS12 = "Convert it (openssl pkcs12) to PEM files for ssl.certificate.location, ssl.key.location and ssl.ca.location."
 
@@ -121,7 +124,9 @@ REFUSED: Mapping[str, str] = {
     "sasl.oauthbearer.scope": _OIDC,
     "enable.sasl.oauthbearer.unsecure.jwt": _OIDC,
 }
-"""What says how to connect and cannot be said to kafka-python -> what to do instead. Others of these prefixes: remove it."""
+"""What says how to connect and cannot be said to kafka-python -> what to do instead. Others of these prefixes: remove
+it.
+"""
 
 _CONNECTING = ("ssl.", "ssl_", "sasl.", "security.", "enable.ssl", "enable.sasl", "https.")
 _HARMLESS = {"sasl.oauthbearer.config", "sasl.kerberos.min.time.before.relogin"}
@@ -131,12 +136,16 @@ _HARMLESS = {"sasl.oauthbearer.config", "sasl.kerberos.min.time.before.relogin"}
 def kafka_python_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments for kafka-python's client. TLS files are read now.
 
-    Shape: `settings` in librdkafka's names; keys with the prefix `consumer.`, `producer.` or `admin.` are for other clients.
+    Shape: `settings` in librdkafka's names; keys with the prefix `consumer.`, `producer.` or `admin.` are for other
+    clients.
 
     Raises:
-        ConfigError: a value that cannot be read, or a setting that kafka-python has no counterpart for; says what to do instead.
+        ConfigError: a value that cannot be read, or a setting that kafka-python has no counterpart for; says what to do
+            instead.
     """
-    ours = {name: value for name, value in settings.items() if not name.startswith(("consumer.", "producer.", "admin."))}
+    ours = {
+        name: value for name, value in settings.items() if not name.startswith(("consumer.", "producer.", "admin."))
+    }
     arguments: dict[str, Any] = {}
     options: list[tuple[int, int, int]] = []
     for name, value in ours.items():
@@ -148,10 +157,13 @@ def kafka_python_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
             options.append((level, option, int(_read(name, value, read_number))))
         elif name == "broker.address.family" and value != "any":
             raise ConfigError(
-                f"{name} = {value!r} cannot be given to the group's client. Remove it, and list addresses of the wanted family in bootstrap.servers."
+                f"{name} = {value!r} cannot be given to the group's client. Remove it, and list addresses of the "
+                "wanted family in bootstrap.servers."
             )
         elif name.startswith(_CONNECTING) and name not in _TLS | _HARMLESS:
-            raise ConfigError(f"{name} cannot be given to the group's client (kafka-python). {REFUSED.get(name, 'Remove it.')}")
+            raise ConfigError(
+                f"{name} cannot be given to the group's client (kafka-python). {REFUSED.get(name, 'Remove it.')}"
+            )
     if not any(arguments.get("bootstrap_servers", ())):
         raise ConfigError("bootstrap.servers is missing: HOST:PORT of the brokers, separated by commas")
     return arguments | _idle(arguments) | _socket_options(options) | _sasl(arguments, ours) | _tls(arguments, ours)
@@ -172,7 +184,11 @@ def _idle(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def _socket_options(options: list[tuple[int, int, int]]) -> dict[str, Any]:
     """kafka-python's own two options, and ours over them."""
     merged = {(socket.IPPROTO_TCP, socket.TCP_NODELAY): 1, (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1}
-    merged |= {(level, option): value for level, option, value in options if value or option in (socket.TCP_NODELAY, socket.SO_KEEPALIVE)}
+    merged |= {
+        (level, option): value
+        for level, option, value in options
+        if value or option in (socket.TCP_NODELAY, socket.SO_KEEPALIVE)
+    }
     return {"socket_options": [(level, option, value) for (level, option), value in merged.items()]} if options else {}
 
 
@@ -188,7 +204,11 @@ def _sasl(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str
         callback = settings.get("oauth_cb")
         if not callable(callback):
             raise ConfigError(f"sasl.mechanism OAUTHBEARER: {_OIDC}")
-        return {"sasl_mechanism": mechanism, "oauth_cb": callback, "oauth_config": str(settings.get("sasl.oauthbearer.config", ""))}
+        return {
+            "sasl_mechanism": mechanism,
+            "oauth_cb": callback,
+            "oauth_config": str(settings.get("sasl.oauthbearer.config", "")),
+        }
     return {"sasl_mechanism": mechanism}
 
 
@@ -199,7 +219,9 @@ def _tls(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str,
         return {"ssl_context": _context(settings)}
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         named = ", ".join(
-            f"{name} = {settings[name]}" for name in sorted(_TLS & settings.keys()) if "password" not in name and not name.endswith(".pem")
+            f"{name} = {settings[name]}"
+            for name in sorted(_TLS & settings.keys())
+            if "password" not in name and not name.endswith(".pem")
         )
         raise ConfigError(f"the TLS settings cannot be used ({named or 'the defaults'}): {error}") from error
 
@@ -208,9 +230,16 @@ def _context(settings: Mapping[str, Any]) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname = (
-        _read("ssl.endpoint.identification.algorithm", settings.get("ssl.endpoint.identification.algorithm", "https"), _names) != "NONE"
+        _read(
+            "ssl.endpoint.identification.algorithm",
+            settings.get("ssl.endpoint.identification.algorithm", "https"),
+            _names,
+        )
+        != "NONE"
     )
-    if not _read("enable.ssl.certificate.verification", settings.get("enable.ssl.certificate.verification", True), _flag):
+    if not _read(
+        "enable.ssl.certificate.verification", settings.get("enable.ssl.certificate.verification", True), _flag
+    ):
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     location = settings.get("ssl.ca.location")

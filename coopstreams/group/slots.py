@@ -1,7 +1,8 @@
 """How many slots a partition has, and which key ranges a slot takes. Pure arithmetic, no members' wishes.
 
-A group has one slot for each thread. Where they outnumber the partitions, a partition has several, and is cut by key range; where
-they do not, a slot has several partitions. A *cell* is what one slot takes of one partition: neighbouring key ranges.
+A group has one slot for each thread. Where they outnumber the partitions, a partition has several, and is cut by key
+range; where they do not, a slot has several partitions. A *cell* is what one slot takes of one partition: neighbouring
+key ranges.
 
 Invariant: cells of a partition tile the hash space, and differ by at most one key range.
 Source: the proposal's abstract assignor (5 consumers, 3 partitions: two halves, two halves, one whole).
@@ -68,7 +69,10 @@ class Layout:
     def quotas(self) -> dict[str, tuple[int, int]]:
         """How many cells each member takes: its share of all of them, rounded down, and rounded up."""
         total = sum(self.threads.values())
-        return {member: (self.slots * threads // total, -(-self.slots * threads // total)) for member, threads in self.threads.items()}
+        return {
+            member: (self.slots * threads // total, -(-self.slots * threads // total))
+            for member, threads in self.threads.items()
+        }
 
     def pieces(self, slots: int) -> int:
         """Return into how many key ranges a partition with so many slots is cut."""

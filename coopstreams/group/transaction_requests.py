@@ -1,7 +1,8 @@
-"""What is asked of Kafka about transactions: of the coordinator how one ended, of the leaders who has one open, and to end it there.
+"""What is asked of Kafka about transactions: of the coordinator how one ended, of the leaders who has one open, and to
+end it there.
 
-Each exchange is a request and a function that reads the answer, as in `requests`. An answer about many partitions says of each what
-is known, or why nothing is: one without a leader does not hide the others.
+Each exchange is a request and a function that reads the answer, as in `requests`. An answer about many partitions says
+of each what is known, or why nothing is: one without a leader does not hide the others.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -26,7 +27,9 @@ from coopstreams.topology.columns import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class Leaders:
-    """Who leads which partition (`leadership.NO_LEADER`: nobody does now), the topics that this principal may not see, and all brokers."""
+    """Who leads which partition (`leadership.NO_LEADER`: nobody does now), the topics that this principal may not see,
+    and all brokers.
+    """
 
     of: Mapping[TopicPartition, int]
     hidden: frozenset[str]
@@ -51,8 +54,16 @@ def describe_transaction(transactional_id: str) -> Exchange[TransactionDescripti
             return None
         if kind is not errors.NoError:
             raise kind(transactional_id)
-        partitions = frozenset(TopicPartition(topic.topic, partition) for topic in found.topics for partition in topic.partitions)
-        return TransactionDescription(found.transaction_state, found.producer_id, found.producer_epoch, found.transaction_start_time_ms, partitions)
+        partitions = frozenset(
+            TopicPartition(topic.topic, partition) for topic in found.topics for partition in topic.partitions
+        )
+        return TransactionDescription(
+            found.transaction_state,
+            found.producer_id,
+            found.producer_epoch,
+            found.transaction_start_time_ms,
+            partitions,
+        )
 
     request = DescribeTransactionsRequest(transactional_ids=[transactional_id])
     return Exchange(f"asking for the state of transaction {transactional_id}", request, read)
@@ -70,7 +81,9 @@ def find_leaders(topics: Collection[str]) -> Exchange[Leaders]:
 
 
 def list_ended() -> Exchange[dict[int, str]]:
-    """Ask a broker for the transactional ids whose last transaction has ended, as the coordinator that it is; by producer id."""
+    """Ask a broker for the transactional ids whose last transaction has ended, as the coordinator that it is; by
+    producer id.
+    """
 
     def read(response: Any) -> dict[int, str]:
         kind = errors.for_code(response.error_code)
@@ -84,7 +97,10 @@ def list_ended() -> Exchange[dict[int, str]]:
 
 def describe_producers(partitions: Iterable[TopicPartition]) -> Exchange[PartitionAnswers]:
     """Ask a broker who has a transaction open in partitions that it leads."""
-    topics = [DescribeProducersRequest.TopicRequest(name=topic, partition_indexes=numbers) for topic, numbers in _by_topic(partitions).items()]
+    topics = [
+        DescribeProducersRequest.TopicRequest(name=topic, partition_indexes=numbers)
+        for topic, numbers in _by_topic(partitions).items()
+    ]
 
     def read(response: Any) -> PartitionAnswers:
         found: dict[TopicPartition, tuple[Open, ...]] = {}
@@ -106,7 +122,9 @@ def describe_producers(partitions: Iterable[TopicPartition]) -> Exchange[Partiti
 
 
 def write_markers(markers: Mapping[TopicPartition, Marker]) -> Exchange[dict[TopicPartition, errors.KafkaError]]:
-    """Tell the leader of partitions how a transaction ended in them, as a coordinator does; the answer has what was refused."""
+    """Tell the leader of partitions how a transaction ended in them, as a coordinator does; the answer has what was
+    refused.
+    """
     marker_type = WriteTxnMarkersRequest.WritableTxnMarker
     topic_type = marker_type.WritableTxnMarkerTopic
     by_marker: dict[Marker, list[TopicPartition]] = {}
@@ -128,20 +146,29 @@ def write_markers(markers: Mapping[TopicPartition, Marker]) -> Exchange[dict[Top
         for marker in response.markers:
             for topic in marker.topics:
                 for partition in topic.partitions:
-                    at, kind = TopicPartition(topic.name, partition.partition_index), errors.for_code(partition.error_code)
+                    at, kind = (
+                        TopicPartition(topic.name, partition.partition_index),
+                        errors.for_code(partition.error_code),
+                    )
                     if kind is not errors.NoError:
                         refused[at] = kind(str(at))
         return refused
 
-    return Exchange("ending a transaction in its partitions", WriteTxnMarkersRequest(max_version=1, markers=written), read)
+    return Exchange(
+        "ending a transaction in its partitions", WriteTxnMarkersRequest(max_version=1, markers=written), read
+    )
 
 
 def newest_metadata() -> Exchange[int]:
-    """Ask a broker for the newest format of the cluster's metadata that it understands: it tells its version, though not the patch."""
+    """Ask a broker for the newest format of the cluster's metadata that it understands: it tells its version, though
+    not the patch.
+    """
     request = ApiVersionsRequest(client_software_name="coopstreams", client_software_version="1")
 
     def read(response: Any) -> int:
-        return next((int(one.max_version) for one in response.supported_features or () if one.name == "metadata.version"), 0)
+        return next(
+            (int(one.max_version) for one in response.supported_features or () if one.name == "metadata.version"), 0
+        )
 
     return Exchange("asking for a broker's version", request, read)
 

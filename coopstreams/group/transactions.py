@@ -1,12 +1,14 @@
-"""Transactions as the brokers see them: waiting until one has ended everywhere, and ending it where the coordinator failed to.
+"""Transactions as the brokers see them: waiting until one has ended everywhere, and ending it where the coordinator
+failed to.
 
-`settle` is asked before a transactional id is taken over and after a transaction was ended on a broker that may skip markers; until it
-returns, nothing is begun under that id. `hanging` has the rule, and why.
+`settle` is asked before a transactional id is taken over and after a transaction was ended on a broker that may skip
+markers; until it returns, nothing is begun under that id. `hanging` has the rule, and why.
 
-Invariant: a marker is written only if the coordinator said the same before and after the partitions were asked: nobody went on in between;
-and only if the other brokers name it: one that stood still, and wakes, says of an open transaction that it was committed (seen).
-Turned down: asking after each commit on every broker (two requests a commit; only brokers with KAFKA-20734 need it), and a new transactional
-id for each life of a process (its predecessor's open offsets would hold the group for ever).
+Invariant: a marker is written only if the coordinator said the same before and after the partitions were asked: nobody
+went on in between; and only if the other brokers name it: one that stood still, and wakes, says of an open transaction
+that it was committed (seen).
+Turned down: asking after each commit on every broker (two requests a commit; only brokers with KAFKA-20734 need it),
+and a new transactional id for each life of a process (its predecessor's open offsets would hold the group for ever).
 """
 # pyright: reportAttributeAccessIssue=false
 # pyright brings stubs of kafka-python 2.
@@ -23,7 +25,16 @@ from kafka import errors
 
 from coopstreams.group import requests, transaction_requests
 from coopstreams.group.connection import Connection
-from coopstreams.group.hanging import ENDING, ONGOING, SKIPPING_METADATA, Marker, TransactionDescription, believed, missing_markers, refusal
+from coopstreams.group.hanging import (
+    ENDING,
+    ONGOING,
+    SKIPPING_METADATA,
+    Marker,
+    TransactionDescription,
+    believed,
+    missing_markers,
+    refusal,
+)
 from coopstreams.group.leadership import NO_LEADER
 from coopstreams.group.transaction_requests import Leaders, PartitionAnswers
 from coopstreams.log.log import UNKNOWN_FOR_S
@@ -56,7 +67,8 @@ class Transactions:
         """Their topics, which were said."""
 
     def open_partitions(self, transactional_id: str, timeout_s: float) -> frozenset[TopicPartition] | None:
-        """Return the partitions of the transaction that is open, for `settle` after its end; None: its coordinator finishes what it ends.
+        """Return the partitions of the transaction that is open, for `settle` after its end; None: its coordinator
+        finishes what it ends.
 
         Raises:
             LogError: refused, or no answer in time.
@@ -66,25 +78,33 @@ class Transactions:
             return None  # each commit asks: no other thread is woken
         return self._connection.run(self._open_partitions, transactional_id, time.monotonic() + timeout_s)
 
-    def settle(self, transactional_id: str, partitions: Collection[TopicPartition], timeout_s: float) -> frozenset[TopicPartition]:
-        """Return when the last transaction has ended in these partitions; if one is ongoing, at once, with its partitions.
+    def settle(
+        self, transactional_id: str, partitions: Collection[TopicPartition], timeout_s: float
+    ) -> frozenset[TopicPartition]:
+        """Return when the last transaction has ended in these partitions; if one is ongoing, at once, with its
+        partitions.
 
         Raises:
-            LogError: retryable: no answer in time, or a partition has no leader. Not retryable: it hangs, and this principal may not end it;
-                says what that means and what to do.
+            LogError: retryable: no answer in time, or a partition has no leader. Not retryable: it hangs, and this
+                principal may not end it; says what that means and what to do.
         """
         return self._connection.run(self._settled, transactional_id, partitions, time.monotonic() + timeout_s)
 
-    def settle_topics(self, transactional_id: str, topics: Collection[str], timeout_s: float) -> frozenset[TopicPartition]:
-        """As `settle`, before the id is taken over: in all partitions of these topics, and where groups keep their offsets.
+    def settle_topics(
+        self, transactional_id: str, topics: Collection[str], timeout_s: float
+    ) -> frozenset[TopicPartition]:
+        """As `settle`, before the id is taken over: in all partitions of these topics, and where groups keep their
+        offsets.
 
-        What is returned is to be settled when the id was taken over, which aborts it; nothing, if its coordinator finishes what it ends. With such a
-        coordinator a partition that does not answer is left out: nothing can hang there but what is left from another one.
+        What is returned is to be settled when the id was taken over, which aborts it; nothing, if its coordinator
+        finishes what it ends. With such a coordinator a partition that does not answer is left out: nothing can hang
+        there but what is left from another one.
         """
         return self._connection.run(self._settled_topics, transactional_id, topics, time.monotonic() + timeout_s)
 
     def settle_dead(self, dead: Callable[[str], bool], topics: Collection[str], timeout_s: float) -> None:
-        """End what the last transactions of transactional ids that nobody uses any more left open in these topics, and in groups' offsets.
+        """End what the last transactions of transactional ids that nobody uses any more left open in these topics, and
+        in groups' offsets.
 
         Raises:
             LogError: as `settle`.
@@ -110,13 +130,20 @@ class Transactions:
                 missing = missing_markers(told, answers.open)
                 if not missing:
                     return frozenset()
-                if await self._told(transactional_id, give_up) == told and await self._is_coordinator(transactional_id, give_up):
+                if await self._told(transactional_id, give_up) == told and await self._is_coordinator(
+                    transactional_id, give_up
+                ):
                     await self._write(transactional_id, told, missing, answers, give_up)
             elif time.monotonic() > give_up:
-                raise LogError(f'the transaction of "{transactional_id}" stays in state {told.state}: its markers are not written', retryable=True)
+                raise LogError(
+                    f'the transaction of "{transactional_id}" stays in state {told.state}: its markers are not written',
+                    retryable=True,
+                )
             await self._connection.sleep(PAUSE_S)
 
-    async def _settled_topics(self, transactional_id: str, topics: Collection[str], give_up: float) -> frozenset[TopicPartition]:
+    async def _settled_topics(
+        self, transactional_id: str, topics: Collection[str], give_up: float
+    ) -> frozenset[TopicPartition]:
         skips = await self._may_skip(transactional_id, give_up)
         if await self._told(transactional_id, give_up) is None:
             return frozenset()
@@ -139,7 +166,9 @@ class Transactions:
             await self._settled(ids[producer], where, give_up)
 
     async def _leaders(self, topics: Collection[str], give_up: float) -> Leaders:
-        """Return who leads the partitions of these topics and of that of the groups' offsets: of those that exist and may be seen."""
+        """Return who leads the partitions of these topics and of that of the groups' offsets: of those that exist and
+        may be seen.
+        """
         wanted, unknown_until = {*topics, OFFSETS_TOPIC}, time.monotonic() + UNKNOWN_FOR_S
         leaders = await self._ask(transaction_requests.find_leaders(wanted), give_up)
         while wanted - leaders.hidden - {at.topic for at in leaders.of} and time.monotonic() < unknown_until:
@@ -157,15 +186,24 @@ class Transactions:
         skips, until = self._skips.get(transactional_id, (True, 0.0))
         if time.monotonic() > until:
             self._coordinators.pop(transactional_id, None)
-            skips = await self._ask_coordinator(transactional_id, transaction_requests.newest_metadata(), give_up) in SKIPPING_METADATA
+            skips = (
+                await self._ask_coordinator(transactional_id, transaction_requests.newest_metadata(), give_up)
+                in SKIPPING_METADATA
+            )
             self._skips[transactional_id] = skips, time.monotonic() + LOOK_AGAIN_S
         return skips
 
     async def _told(self, transactional_id: str, give_up: float) -> TransactionDescription | None:
-        return await self._ask_coordinator(transactional_id, transaction_requests.describe_transaction(transactional_id), give_up)
+        return await self._ask_coordinator(
+            transactional_id, transaction_requests.describe_transaction(transactional_id), give_up
+        )
 
-    async def _producers(self, partitions: Iterable[TopicPartition], give_up: float, *, everywhere: bool) -> PartitionAnswers:
-        """Return who has a transaction open in these partitions, once all that exist have answered; not `everywhere`: who answers at once."""
+    async def _producers(
+        self, partitions: Iterable[TopicPartition], give_up: float, *, everywhere: bool
+    ) -> PartitionAnswers:
+        """Return who has a transaction open in these partitions, once all that exist have answered; not `everywhere`:
+        who answers at once.
+        """
         left, found = set(partitions) - self._unseen, PartitionAnswers({}, {})
         reasons: Mapping[TopicPartition, object] = {}
         unknown_until = time.monotonic() + UNKNOWN_FOR_S
@@ -194,7 +232,9 @@ class Transactions:
             if left and time.monotonic() > give_up:
                 at = min(left)
                 raise LogError(
-                    f"{at} does not say whether a transaction is open in it: {reasons.get(at)}. Nothing is begun before it does.", retryable=True
+                    f"{at} does not say whether a transaction is open in it: {reasons.get(at)}. Nothing is begun "
+                    "before it does.",
+                    retryable=True,
                 )
             if left:
                 await self._connection.sleep(PAUSE_S)
@@ -209,10 +249,17 @@ class Transactions:
     def _say_hidden(self, topics: Collection[str]) -> None:
         if new := set(topics) - self._hidden:
             self._hidden |= new
-            log.warning("hanging transactions cannot be seen in %s: allow READ on it (kafka-acls)", ", ".join(sorted(new)))
+            log.warning(
+                "hanging transactions cannot be seen in %s: allow READ on it (kafka-acls)", ", ".join(sorted(new))
+            )
 
     async def _write(
-        self, transactional_id: str, told: TransactionDescription, missing: Mapping[TopicPartition, Marker], answers: PartitionAnswers, give_up: float
+        self,
+        transactional_id: str,
+        told: TransactionDescription,
+        missing: Mapping[TopicPartition, Marker],
+        answers: PartitionAnswers,
+        give_up: float,
     ) -> None:
         """Write what is missing where there is a leader; `settled` looks again."""
         leaders = (await self._ask(transaction_requests.find_leaders({at.topic for at in missing}), give_up)).of
@@ -225,17 +272,26 @@ class Transactions:
                 refused = dict.fromkeys(theirs, error)
             for at in sorted(theirs.keys() - refused.keys()):
                 ended = "committed" if theirs[at].commit else "aborted"
-                log.warning('%s was never told that a transaction of "%s" was %s (KAFKA-20734); told it now', at, transactional_id, ended)
+                log.warning(
+                    '%s was never told that a transaction of "%s" was %s (KAFKA-20734); told it now',
+                    at,
+                    transactional_id,
+                    ended,
+                )
             for reason in refused.values():
                 if isinstance(reason, errors.AuthorizationError):
                     raise LogError(refusal(transactional_id, told, missing, answers.open, str(reason)))
                 last = reason
         if time.monotonic() > give_up:
-            what = f'the last transaction of "{transactional_id}" hangs in {min(missing)} and could not be ended there in time'
+            what = (
+                f'the last transaction of "{transactional_id}" hangs in {min(missing)} and could not be ended there in '
+                "time"
+            )
             raise LogError(f"{what}: {last or 'it has no leader'}", retryable=True)
 
     async def _is_coordinator(self, transactional_id: str, give_up: float) -> bool:
-        """Return whether all other brokers name the one that has told of a transaction. One that stood still tells of the past when it wakes.
+        """Return whether all other brokers name the one that has told of a transaction. One that stood still tells of
+        the past when it wakes.
 
         Raises:
             LogError: retryable: they do not, or none answers, and the time is over.
@@ -244,13 +300,17 @@ class Transactions:
         others = [broker for broker in self._connection.brokers() if broker != told_by]
         for broker in others:
             with suppress(errors.KafkaError):
-                named.add(await self._connection.once(requests.transaction_coordinator(transactional_id), broker, GLANCE_MS))
+                named.add(
+                    await self._connection.once(requests.transaction_coordinator(transactional_id), broker, GLANCE_MS)
+                )
         if believed(told_by, named, alone=not others):
             return True
         self._coordinators.pop(transactional_id, None)
         if time.monotonic() > give_up:
             raise LogError(
-                f'the brokers do not agree who coordinates "{transactional_id}": {told_by} says so, others name {named or "nobody"}', retryable=True
+                f'the brokers do not agree who coordinates "{transactional_id}": {told_by} says so, others name '
+                f"{named or 'nobody'}",
+                retryable=True,
             )
         return False
 
@@ -263,7 +323,9 @@ class Transactions:
     async def _ask_coordinator(self, transactional_id: str, exchange: requests.Exchange[_T], give_up: float) -> _T:
         async def node() -> int:
             if transactional_id not in self._coordinators:
-                self._coordinators[transactional_id] = await self._connection.once(requests.transaction_coordinator(transactional_id), None)
+                self._coordinators[transactional_id] = await self._connection.once(
+                    requests.transaction_coordinator(transactional_id), None
+                )
             return self._coordinators[transactional_id]
 
         def moved() -> None:

@@ -1,16 +1,18 @@
-"""Whose topology the group runs, while its members do not all run the same one. A pure function of what the members say.
+"""Whose topology the group runs, while its members do not all run the same one. A pure function of what the members
+say.
 
-    version    the fingerprints of a member's sub-topologies, by number: task ids mean the same to members of one version
+    version    the fingerprints of a member's sub-topologies, by number: task ids mean the same to members of one
+               version
     active     the version that most members run; of several, the one that was given tasks last
     waiting    members of other versions: they get none, and are told why
 
-Invariant: only members of one version have tasks. A sub-topology's number, the partitions of its topics and the group's positions on them
-mean something within one version only, so the active one is given nothing before the others have released everything: one owner of a
-hash of a source partition, whichever sub-topologies read it. Hence, of two versions that claim tasks, the newer claim is right: it was
-granted when the group knew of no other.
-Turned down: tasks for members of several versions where sub-topologies are alike (one program's repartition topics and stores are fed by
-all of its sub-topologies: half of an old program beside half of a new one is neither), the version of the leader (it would change
-whenever the leader does).
+Invariant: only members of one version have tasks. A sub-topology's number, the partitions of its topics and the group's
+positions on them mean something within one version only, so the active one is given nothing before the others have
+released everything: one owner of a hash of a source partition, whichever sub-topologies read it. Hence, of two versions
+that claim tasks, the newer claim is right: it was granted when the group knew of no other.
+Turned down: tasks for members of several versions where sub-topologies are alike (one program's repartition topics and
+stores are fed by all of its sub-topologies: half of an old program beside half of a new one is neither), the version of
+the leader (it would change whenever the leader does).
 """
 
 from __future__ import annotations
@@ -54,12 +56,18 @@ def active_version(members: Members) -> Version:
 
 def still_held(members: Members, active: Version) -> bool:
     """Whether members of other versions rightly hold tasks: nobody may be given any."""
-    newest = max((state.generation for state in members.values() if state.tasks and version_of(state.info) == active), default=NO_GENERATION)
-    return any(state.tasks and version_of(state.info) != active and state.generation >= newest for state in members.values())
+    newest = max(
+        (state.generation for state in members.values() if state.tasks and version_of(state.info) == active),
+        default=NO_GENERATION,
+    )
+    return any(
+        state.tasks and version_of(state.info) != active and state.generation >= newest for state in members.values()
+    )
 
 
 def assign_active(members: Members, *, ranges: int = 1) -> dict[str, Assignment]:
-    """Return what each member gets: the members of the active version all tasks between them, the others the reason why not.
+    """Return what each member gets: the members of the active version all tasks between them, the others the reason why
+    not.
 
     Raises:
         ValueError, AssignmentError: see `assign`.
@@ -72,13 +80,17 @@ def assign_active(members: Members, *, ranges: int = 1) -> dict[str, Assignment]
     whole = [number for number, part in enumerate(topology) if not part.divisible]
     given = assign(partitions, able, ranges=ranges, whole=whole, withheld=held)
     granted = {id_: given[id_].tasks if id_ in given else () for id_ in sorted(members)}
-    cluster = Cluster(members=tuple(Member(id_, members[id_].info, tasks) for id_, tasks in granted.items()), partitions=partitions)
+    cluster = Cluster(
+        members=tuple(Member(id_, members[id_].info, tasks) for id_, tasks in granted.items()), partitions=partitions
+    )
     assignments = {}
     for id_, state in members.items():
         if id_ in given:
             assignments[id_] = replace(given[id_], cluster=cluster)
         elif not state.info.topology:
-            assignments[id_] = Assignment(state.info.process, settled=not held, cluster=cluster, error=_STRANGER.format(id_))
+            assignments[id_] = Assignment(
+                state.info.process, settled=not held, cluster=cluster, error=_STRANGER.format(id_)
+            )
         else:
             why = _why(state.info.topology, topology, len(able), len(members))
             assignments[id_] = Assignment(state.info.process, settled=not held, cluster=cluster, waits=why)
@@ -86,13 +98,16 @@ def assign_active(members: Members, *, ranges: int = 1) -> dict[str, Assignment]
 
 
 _STRANGER = (
-    "member {} does not say which topology it runs: it is a consumer, or an instance of an older version of coopstreams. "
+    "member {} does not say which topology it runs: it is a consumer, or an instance of an older version of "
+    "coopstreams. "
     "Give a consumer a group.id of its own; run one version of coopstreams in a group."
 )
 
 
 def _most(able: Members) -> tuple[Runs, ...]:
-    """The topology of members of one version, with the partitions of the one that sees the most: the others look again when they get them."""
+    """The topology of members of one version, with the partitions of the one that sees the most: the others look again
+    when they get them.
+    """
     columns = zip(*(state.info.topology for state in able.values()), strict=True)
     return tuple(max(column, key=lambda part: part.partitions) for column in columns)
 
@@ -100,7 +115,8 @@ def _most(able: Members) -> tuple[Runs, ...]:
 def _why(mine: tuple[Runs, ...], active: tuple[Runs, ...], able: int, members: int) -> str:
     here, there = (short(tuple(part.fingerprint for part in topology)) for topology in (mine, active))
     return (
-        f"it runs version {here} of the topology, and the group runs {there} ({able} of {members} members): {_difference(mine, active)}. "
+        f"it runs version {here} of the topology, and the group runs {there} ({able} of {members} members): "
+        f"{_difference(mine, active)}. "
         "It takes over when most members run its version, or the others have left"
     )
 
@@ -110,7 +126,13 @@ def _difference(mine: tuple[Runs, ...], active: tuple[Runs, ...]) -> str:
         return f"{len(mine)} sub-topologies, not {len(active)}"
     if sorted(part.fingerprint for part in mine) == sorted(part.fingerprint for part in active):
         return "its sub-topologies have other numbers"
-    others = [(number, a, b) for number, (a, b) in enumerate(zip(mine, active, strict=True)) if a.fingerprint != b.fingerprint]
-    counts = ", ".join(f"{number} has {a.partitions} partitions, not {b.partitions}" for number, a, b in others if a.partitions != b.partitions)
+    others = [
+        (number, a, b) for number, (a, b) in enumerate(zip(mine, active, strict=True)) if a.fingerprint != b.fingerprint
+    ]
+    counts = ", ".join(
+        f"{number} has {a.partitions} partitions, not {b.partitions}"
+        for number, a, b in others
+        if a.partitions != b.partitions
+    )
     numbers = ", ".join(str(number) for number, _, _ in others)
     return f"sub-topology {numbers} differs" + (f" ({counts})" if counts else "")

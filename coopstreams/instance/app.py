@@ -17,7 +17,13 @@ from coopstreams.instance.serving import Serving
 from coopstreams.query import reports
 from coopstreams.query.extra import need_http
 from coopstreams.query.server import QueryServer
-from coopstreams.tasks.lifecycle import Lifecycle, RestoreListener, StateListener, StreamsState, UncaughtExceptionHandler
+from coopstreams.tasks.lifecycle import (
+    Lifecycle,
+    RestoreListener,
+    StateListener,
+    StreamsState,
+    UncaughtExceptionHandler,
+)
 from coopstreams.topology.errors import CoopStreamsError
 from coopstreams.topology.graph.topology import Topology
 
@@ -27,11 +33,12 @@ log = logging.getLogger(__name__)
 class CoopStreams:
     """One instance of an application: a process of the group, with its tasks, state and query server.
 
-    `run()` blocks until `stop()`, Ctrl-C or SIGTERM; as a context manager it runs on a thread of its own, which suits notebooks and tests.
+    `run()` blocks until `stop()`, Ctrl-C or SIGTERM; as a context manager it runs on a thread of its own, which suits
+    notebooks and tests.
 
-    `on_state(new, old)` is called at each change of `state`, by the thread that changes it. `on_error(error)` is called when an error ends a
-    stream thread, and answers with a `StreamThreadExceptionResponse`; without it this instance ends. The methods of `restore_listener` are
-    called while stores are restored, by the threads that restore them.
+    `on_state(new, old)` is called at each change of `state`, by the thread that changes it. `on_error(error)` is called
+    when an error ends a stream thread, and answers with a `StreamThreadExceptionResponse`; without it this instance
+    ends. The methods of `restore_listener` are called while stores are restored, by the threads that restore them.
 
     Raises (`run`):
         ConfigError, TopologyError: found before anything is contacted, or when the topics do not fit the topology.
@@ -92,14 +99,18 @@ class CoopStreams:
         return None if serving is None else reports.instance_status(serving.placement(), self.url, serving.status())
 
     def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=self._run_quietly, name=f"coopstreams-{self.config['application.id']}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run_quietly, name=f"coopstreams-{self.config['application.id']}", daemon=True
+        )
         self._thread.start()
         self._started.wait()
         if self._error is not None:
             raise self._error
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
         if self._thread is not None:
             self._thread.join()

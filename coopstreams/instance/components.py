@@ -1,4 +1,5 @@
-"""What an instance is made of, put together once: cluster, topics, programs, state folder, metrics, and how they are wired.
+"""What an instance is made of, put together once: cluster, topics, programs, state folder, metrics, and how they are
+wired.
 
 Invariant: whatever is opened here is closed here, in the opposite order.
 """
@@ -98,13 +99,16 @@ class Components:
         Raises:
             ConfigError: a store is to be in an engine that is not there; or a backfill waits to be published.
             LogError: the brokers cannot be reached within `connect.timeout.ms`.
-            TopologyError, UnknownTopicError: the topics do not fit the topology, or what its last version has left does not.
+            TopologyError, UnknownTopicError: the topics do not fit the topology, or what its last version has left does
+                not.
             StateLockedError: another process uses the state folder.
         """
         application, host = config["application.id"], wiring.host
         with ExitStack() as closing:
             check_store_types((spec for s in topology.subtopologies for spec in s.stores), config["default.dsl.store"])
-            directory = StateDirectory(config["state.dir"], application, config["instance"], store_type=config["default.dsl.store"])
+            directory = StateDirectory(
+                config["state.dir"], application, config["instance"], store_type=config["default.dsl.store"]
+            )
             closing.callback(directory.close)
             cluster = wiring.cluster(_client(config), config["connect.timeout.ms"] / 1000)
             closing.callback(cluster.close)
@@ -125,7 +129,9 @@ class Components:
             metrics = Metrics(application, process)
             sayings, tallies = Sayings(host), Tallies(metrics)
             closing.callback(sayings.close)
-            tables = Globals(cluster, topology.global_tables, resolved.topics.partitions, config, tallies.failure, sayings, host)
+            tables = Globals(
+                cluster, topology.global_tables, resolved.topics.partitions, config, tallies.failure, sayings, host
+            )
             closing.callback(tables.stop)
             shared = Refusals(cluster, config, host), tallies, sayings, Outlasting.of(config), deployed
             made = resolved, directory, databases, metrics, follower, tables, process
@@ -134,7 +140,9 @@ class Components:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._closing.close()
 
     @property
@@ -164,11 +172,20 @@ class Components:
 
     def timestamp_of(self, topic: str) -> TimestampColumn | None:
         """Return the timestamp extractor of a source topic, for the reader."""
-        return next((program.timestamp_of[topic] for program in self.programs.values() if topic in program.timestamp_of), None)
+        return next(
+            (program.timestamp_of[topic] for program in self.programs.values() if topic in program.timestamp_of), None
+        )
 
     def operator_times_of(self, topic: str) -> OperatorTimeColumns | None:
         """Return what the reader needs to tell tasks that share a partition the stream time of their operators."""
-        return next((program.operator_times_of(topic) for program in self.programs.values() if topic in program.subtopology.topics), None)
+        return next(
+            (
+                program.operator_times_of(topic)
+                for program in self.programs.values()
+                if topic in program.subtopology.topics
+            ),
+            None,
+        )
 
     def transactional_id(self, thread: int) -> str:
         """Return the transactional id of a stream thread: the same after a restart on the same state folder."""
@@ -183,21 +200,35 @@ class Components:
         return self.programs[number].subtopology
 
     def member(
-        self, emit: Callable[[Event], None], alive: Callable[[], bool], endpoint: Callable[[], str | None], ending: Callable[[], str]
+        self,
+        emit: Callable[[Event], None],
+        alive: Callable[[], bool],
+        endpoint: Callable[[], str | None],
+        ending: Callable[[], str],
     ) -> GroupMember:
         """Return this process as a member of the group, not yet joined."""
         threads = self.config["num.stream.threads"]
         ids = tuple(self.transactional_id(number) for number in range(threads)) if self.config.exactly_once else ()
 
         def info() -> MemberInfo:
-            return MemberInfo(self.process, self.host.called(), endpoint(), threads, ids, ending=ending(), topology=self.resolved.announced)
+            return MemberInfo(
+                self.process,
+                self.host.called(),
+                endpoint(),
+                threads,
+                ids,
+                ending=ending(),
+                topology=self.resolved.announced,
+            )
 
         assign = partial(assign_active, ranges=self.config["ranges.per.partition"])
         timings = Timings(
-            session=self.config["session.timeout.ms"], heartbeat=self.config["heartbeat.interval.ms"], connect=self.config["connect.timeout.ms"]
+            session=self.config["session.timeout.ms"],
+            heartbeat=self.config["heartbeat.interval.ms"],
+            connect=self.config["connect.timeout.ms"],
         )
-        # Who had the state folder before is dead, since this process has its lock. What that one has under way, brokers fence: under
-        # exactly-once. Without, the session time-out is what keeps it from the changelogs.
+        # Who had the state folder before is dead, since this process has its lock. What that one has under way, brokers
+        # fence: under exactly-once. Without, the session time-out is what keeps it from the changelogs.
         predecessor = self.directory.last_member if self.config.exactly_once else ""
         return GroupMember(
             self.wiring.coordinator(self.config.client),
@@ -219,7 +250,9 @@ class Components:
 
     @property
     def subscribed(self) -> list[str]:
-        """All topics that the group commits offsets for. The commit topic is among them: the broker expires those of topics nobody subscribes to."""
+        """All topics that the group commits offsets for. The commit topic is among them: the broker expires those of
+        topics nobody subscribes to.
+        """
         read = {topic for topics in self.source_topics.values() for topic in topics}
         return sorted({*self.topology.source_topics, *read, self.follower.partition.topic})
 
@@ -253,13 +286,26 @@ class Components:
         """All topics that the application writes to."""
         dead_letters = self.config["errors.dead.letter.queue.topic.name"]
         internal = {plan.name for plan in self.topics.internal}
-        return frozenset({*self.topology.sink_topics, *internal, self.follower.partition.topic, *([dead_letters] if dead_letters else [])})
+        return frozenset(
+            {
+                *self.topology.sink_topics,
+                *internal,
+                self.follower.partition.topic,
+                *([dead_letters] if dead_letters else []),
+            }
+        )
 
-    def opener(self, member: GroupMember, emit: Callable[[Event], None], moved: Callable[[], None], listener: RestoreListener) -> Opener:
+    def opener(
+        self, member: GroupMember, emit: Callable[[Event], None], moved: Callable[[], None], listener: RestoreListener
+    ) -> Opener:
         """Return the thread that opens tasks, not yet started."""
-        begun = Begun(self.application, self.log, member, lambda: self.resolved, self.changelog, lambda: self.deployed.begun)
+        begun = Begun(
+            self.application, self.log, member, lambda: self.resolved, self.changelog, lambda: self.deployed.begun
+        )
         reset = self.config["auto.offset.reset"]
-        positions = Positions(self.log, member, self.follower, self.sources, reset, self.transactional_id(0), begun=begun, host=self.host)
+        positions = Positions(
+            self.log, member, self.follower, self.sources, reset, self.transactional_id(0), begun=begun, host=self.host
+        )
         place = self.config["snapshots.dir"]
         snapshots = Snapshots(place, self.application, self.directory.folder / "snapshots") if place else None
         restoring = Restoring(self.log, self.changelog, snapshots, self.metrics, listener, self.host)
@@ -281,7 +327,12 @@ class Components:
 
     def watcher(self, registry: TaskRegistry, tasks: dict[TaskId, Task], emit: Callable[[Event], None]) -> Watcher:
         """Return the thread that measures lags and purges repartition topics, not yet started."""
-        purged = frozenset(node.topic for s in self.topology.subtopologies for node in s.nodes if isinstance(node, Sink) and node.internal)
+        purged = frozenset(
+            node.topic
+            for s in self.topology.subtopologies
+            for node in s.nodes
+            if isinstance(node, Sink) and node.internal
+        )
         purge_every_s = self.config["repartition.purge.interval.ms"] / 1000
         rests_s = self.config.commit_interval_s + max(0, self.config["max.task.idle.ms"]) / 1000
         looked_at = self.watching, self.metrics, self.tallies, self.sayings, registry, tasks
@@ -313,7 +364,9 @@ class Components:
         """
         count = self.log.partitions([topic]).get(topic)
         if count is None:
-            raise UnknownTopicError(f'the application writes to "{topic}", which does not exist. Create it, and start anew.')
+            raise UnknownTopicError(
+                f'the application writes to "{topic}", which does not exist. Create it, and start anew.'
+            )
         return count
 
     def closed(self, task: Task) -> None:
@@ -332,6 +385,7 @@ def _client(config: Config) -> dict[str, Any]:
     }
     given = {name.removeprefix("producer.") for name in config.client}
     if not config.exactly_once and not given & {"message.timeout.ms", "delivery.timeout.ms"}:
-        # A process that was stopped for longer has a successor, whose changelog records those that still wait here would cover.
+        # A process that was stopped for longer has a successor, whose changelog records those that still wait here
+        # would cover.
         own["producer.message.timeout.ms"] = config["session.timeout.ms"]
     return {**own, **config.client}

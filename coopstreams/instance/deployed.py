@@ -1,17 +1,21 @@
-"""The version of the topology that ran last, kept on the cluster; and no start of one that would lose or mix what it has left.
+"""The version of the topology that ran last, kept on the cluster; and no start of one that would lose or mix what it
+has left.
 
-    topic   `<application id>-topology`: one record, what `coopstreams describe --format json` prints of the version that had tasks last, and
+    topic   `<application id>-topology`: one record, what `coopstreams describe --format json` prints of the version
+            that had tasks last, and
             which repartition topics it was the first to read
-    asked   when a process starts, before it makes a topic or joins the group; and again by the opener, before it opens the first task
+    asked   when a process starts, before it makes a topic or joins the group; and again by the opener, before it opens
+            the first task
     told    by the opener then: from now on this version is the last one
 
 An application without stores and repartition topics keeps nothing, and has no such topic.
 
-Invariant: the opener asks when the group has given this process tasks. All of another version were released before (`group.versions`), so
-nothing of what is compared is written any more.
+Invariant: the opener asks when the group has given this process tasks. All of another version were released before
+(`group.versions`), so nothing of what is compared is written any more.
 Invariant: no process of a version that is refused has tasks, and none is told of.
-Turned down: a record among the group's commits (an administrator could not read it, and a reset has to keep it apart), the local state (the
-next start may have another disk), the names of the topics alone (they say neither how bytes were written, nor by what).
+Turned down: a record among the group's commits (an administrator could not read it, and a reset has to keep it apart),
+the local state (the next start may have another disk), the names of the topics alone (they say neither how bytes were
+written, nor by what).
 """
 
 from __future__ import annotations
@@ -58,7 +62,9 @@ class Deployed:
         self._config = config
         self.topic = topology_topic(config["application.id"])
         self.begun = frozenset[str]()
-        """The repartition topics that the last version was the first to read: no position in them is none that was lost."""
+        """The repartition topics that the last version was the first to read: no position in them is none that was
+        lost.
+        """
 
     def last(self) -> Outline | None:
         """Return the version that had tasks last; None: nobody has told.
@@ -115,7 +121,13 @@ class Deployed:
     def _tell(self, last: Outline | None, mine: Outline, topology: Topology) -> None:
         for change in () if last is None else changes(last, mine):
             if change.verdict in (Verdict.EMPTY, Verdict.ORPHANED):
-                log.warning("since the last version of the topology, %s %s %s: %s", change.what, change.name, _is(change.verdict), change.why)
+                log.warning(
+                    "since the last version of the topology, %s %s %s: %s",
+                    change.what,
+                    change.name,
+                    _is(change.verdict),
+                    change.why,
+                )
         self.begun = frozenset() if last is None else frozenset(mine.repartitions.keys() - last.repartitions.keys())
         told = orjson.dumps(orjson.loads(topology.describe("json")) | {_BEGUN: sorted(self.begun)})
         self._log.create_topics([topic_spec(self._config["application.id"], self._config["replication.factor"])])
@@ -124,9 +136,14 @@ class Deployed:
             writer.flush(_TIMEOUT_S)
 
     def holds(self, change: TopologyChange) -> bool:
-        """Whether there is anything in the topic of a change; in a repartition topic: anything that was not processed."""
+        """Whether there is anything in the topic of a change; in a repartition topic: anything that was not
+        processed.
+        """
         assert change.topic is not None
-        partitions = [TopicPartition(change.topic, number) for number in range(self._log.partitions([change.topic]).get(change.topic, 0))]
+        partitions = [
+            TopicPartition(change.topic, number)
+            for number in range(self._log.partitions([change.topic]).get(change.topic, 0))
+        ]
         if change.what != "repartition topic":
             return any(self._log.end_offset(at) > self._log.start_offset(at) for at in partitions)
         return any(len(batch.columns.offsets) for batch in self._to_end(self._unprocessed(partitions)))
@@ -134,7 +151,10 @@ class Deployed:
     def _unprocessed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return from where on a topic has what not all key ranges have processed."""
         application = self._config["application.id"]
-        with GroupAdmin(self._config.client, application) as admin, individual_commits(self._log, application) as follower:
+        with (
+            GroupAdmin(self._config.client, application) as admin,
+            individual_commits(self._log, application) as follower,
+        ):
             stand = group_offsets(admin, follower, partitions)
         starts = {at: self._log.start_offset(at) for at in stand}
         return {at: start if (known := stand[at]) is None else max(start, known.offset) for at, start in starts.items()}
@@ -150,7 +170,10 @@ class Deployed:
             reader.assign({at: Position(offset) for at, offset in starts.items()})
             while left:
                 if self._host.now() > give_up:
-                    raise LogError(f"{', '.join(map(str, sorted(left)))} could not be read to the end in {_TIMEOUT_S:.0f} s", retryable=True)
+                    raise LogError(
+                        f"{', '.join(map(str, sorted(left)))} could not be read to the end in {_TIMEOUT_S:.0f} s",
+                        retryable=True,
+                    )
                 for batch in reader.fetch(_BATCH, 0.2):
                     yield batch
                     if batch.at_end:
@@ -159,7 +182,10 @@ class Deployed:
 
 def refusal(application: str, refused: Iterable[TopologyChange], word: str) -> str:
     """Return why a version does not start, as a sentence or two for each thing, and how to insist."""
-    told = "".join(f"\n  {change.what} {change.name} {_is(change.verdict)}: {change.why}.\n    Cure: {change.cure}." for change in refused)
+    told = "".join(
+        f"\n  {change.what} {change.name} {_is(change.verdict)}: {change.why}.\n    Cure: {change.cure}."
+        for change in refused
+    )
     return (
         f'"{application}" is not started, because results would be wrong from now on, and nothing would say so:{told}\n'
         f"`coopstreams check` says this before a deployment. Or accept just this change: --set {ACCEPT}={word}"

@@ -1,10 +1,12 @@
-"""One reader for the instance: each partition is fetched once, hashed once, and each record goes to the sibling that owns it.
+"""One reader for the instance: each partition is fetched once, hashed once, and each record goes to the sibling that
+owns it.
 
-Invariant: a running task gets every record of its range from the position it was opened at, in order, once. When a task opens
-below where the reader stands, the reader goes back; its siblings drop what they have already received. When that one closes before
-they are reached, the reader goes forward: its next owner may process and delete what lies between (repartition topics).
-Invariant: what is fetched and not processed is bounded: a partition is held while a thread, or a task that waits for another of
-its sources, has too much of it. Holding is by partition, so that a full stream never keeps its table away.
+Invariant: a running task gets every record of its range from the position it was opened at, in order, once. When a task
+opens below where the reader stands, the reader goes back; its siblings drop what they have already received. When that
+one closes before they are reached, the reader goes forward: its next owner may process and delete what lies between
+(repartition topics).
+Invariant: what is fetched and not processed is bounded: a partition is held while a thread, or a task that waits for
+another of its sources, has too much of it. Holding is by partition, so that a full stream never keeps its table away.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ FETCH_RECORDS = 10_000
 HELD_WAIT_S = 0.05
 """How often it is looked whether a partition that is held may go on."""
 MOST_WAITING = 4 * FETCH_RECORDS
-"""Records in front of a thread or a task's source at which its partitions are held, if they are small; half of it lets them go on."""
+"""Records in front of a thread or a task's source at which its partitions are held, if they are small; half of it lets
+them go on.
+"""
 RECORD_BYTES = 200
 """What a record costs beside its key and value, about."""
 
@@ -71,7 +75,9 @@ class Dispatcher:
     def open(self, task: Task, thread: StreamThread) -> None:
         """Route the task's ranges to it from now on, from the position it was opened at."""
         for source in task.sources:
-            self._partitions.setdefault(source, _Partition()).routes.append(_Route(task, thread, task.progress.position(source)))
+            self._partitions.setdefault(source, _Partition()).routes.append(
+                _Route(task, thread, task.progress.position(source))
+            )
         self._place(task.sources)
 
     def close(self, task: Task) -> None:
@@ -89,7 +95,9 @@ class Dispatcher:
         return bool(self._partitions)
 
     def move(self, timeout_s: float) -> int:
-        """Fetch once, waiting no longer than that or until `wake`, and hand out what came; return the number of records looked at."""
+        """Fetch once, waiting no longer than that or until `wake`, and hand out what came; return the number of records
+        looked at.
+        """
         self._hold()
         moved = 0
         held = any(partition.held for partition in self._partitions.values())
@@ -129,9 +137,13 @@ class Dispatcher:
                 continue
             partition.routes.sort(key=lambda route: route.task.id)
             first = min((route.next for route in partition.routes), key=lambda at: at.offset)
-            if partition.at is None or first.offset != partition.at.offset:  # above it, too: whoever wanted what lies between may have deleted it
+            if (
+                partition.at is None or first.offset != partition.at.offset
+            ):  # above it, too: whoever wanted what lies between may have deleted it
                 partition.at, partition.at_end = first, False
-        self._reader.assign({source: partition.at or Position(0, NO_STREAM_TIME) for source, partition in self._partitions.items()})
+        self._reader.assign(
+            {source: partition.at or Position(0, NO_STREAM_TIME) for source, partition in self._partitions.items()}
+        )
         for source in sources:
             partition = self._partitions.get(source)
             if partition is None:
@@ -139,7 +151,11 @@ class Dispatcher:
             ranges = [route.task.id.range for route in partition.routes]
             for route in partition.routes:
                 route.task.program.elsewhere = bool(WHOLE.minus(ranges))
-            operator_times = self._operator_times_of(source.topic) if any(route.task.program.shared for route in partition.routes) else None
+            operator_times = (
+                self._operator_times_of(source.topic)
+                if any(route.task.program.shared for route in partition.routes)
+                else None
+            )
             self._reader.route(source, ranges, self._timestamp_of(source.topic), operator_times)
             if partition.at_end and partition.at is not None:
                 for slot, route in enumerate(partition.routes):

@@ -3,7 +3,8 @@
     reader -> dispatch -> stream threads (tasks, commits)          this file decides who opens and closes
     group member ----^        ^---- opener (barrier, positions, restore)
 
-The control thread owns the reader and the task registry; everybody else sends it events. It never blocks for longer than one fetch.
+The control thread owns the reader and the task registry; everybody else sends it events. It never blocks for longer
+than one fetch.
 
 Invariant: a task reaches a stream thread only through the opener, and the group hears `released` only after `Closed`.
 """
@@ -64,10 +65,19 @@ class Instance:
         self._back_off = BackOff()
         self._resting: dict[int, tuple[float, str]] = {}
         """Until when the successor of a stream thread rests, and of what that one has died."""
-        self._threads = [components.thread(number, self.member, self._tell) for number in range(components.config["num.stream.threads"])]
+        self._threads = [
+            components.thread(number, self.member, self._tell)
+            for number in range(components.config["num.stream.threads"])
+        ]
         self.opener = components.opener(self.member, self._tell, self._follower_moved, lifecycle.restore_listener)
         most_bytes = components.config["max.bytes.key.range.cache"]
-        self._dispatcher = Dispatcher(components.log.reader(), components.timestamp_of, components.operator_times_of, most_bytes, components.metrics)
+        self._dispatcher = Dispatcher(
+            components.log.reader(),
+            components.timestamp_of,
+            components.operator_times_of,
+            most_bytes,
+            components.metrics,
+        )
         self._subscription = components.subscription(self._tell)
         self._watcher = components.watcher(self.registry, self.tasks, self._tell)
         self.stall_detector = self._watcher.stall_detector
@@ -81,7 +91,9 @@ class Instance:
         """
         self.components.globals.load(self._stop.is_set)
         self.begun = True
-        if self._stop.is_set():  # after `begun`: either this thread sees that it is to stop, or `stop` says that there is something to drain
+        if (
+            self._stop.is_set()
+        ):  # after `begun`: either this thread sees that it is to stop, or `stop` says that there is something to drain
             return
         self.components.globals.follow(lambda error: self._tell(Failed(error, "global tables")))
         self.opener.start()
@@ -139,11 +151,17 @@ class Instance:
         return "" if self._assigned is None else self._assigned.waits
 
     def _turn(self) -> Failed | None:
-        """Handle what happened, then move records once; not while it is in doubt whose they are. Returns an error that counts."""
+        """Handle what happened, then move records once; not while it is in doubt whose they are. Returns an error that
+        counts.
+        """
         try:
             block = not self._dispatcher or bool(self._doubts.held)
             while True:
-                event = self._inbox.get(timeout=DOUBT_S if self._doubts.held else WAIT_S) if block else self._inbox.get_nowait()
+                event = (
+                    self._inbox.get(timeout=DOUBT_S if self._doubts.held else WAIT_S)
+                    if block
+                    else self._inbox.get_nowait()
+                )
                 block = False
                 failure = self._handle(event)
                 if failure is not None and not self._doubtful(failure):
@@ -176,21 +194,32 @@ class Instance:
             return False
         held = self._doubts.hold(failure, self.member.ask())
         level = logging.INFO if self.member.sure(held.epoch) else logging.WARNING
-        log.log(level, "%s: %s; the group is asked whether this process still is a member before that counts", failure.where, failure.error)
+        log.log(
+            level,
+            "%s: %s; the group is asked whether this process still is a member before that counts",
+            failure.where,
+            failure.error,
+        )
         return True
 
     def _settle_doubts(self) -> Failed | None:
-        """Return the first error that counts since the group has confirmed this member; go on after those that are void."""
+        """Return the first error that counts since the group has confirmed this member; go on after those that are
+        void.
+        """
         counts, void = self._doubts.settle(self.member.confirmed)
         for failure in void:
-            log.warning("%s: that was an error of tasks that this process does not have any more; it goes on", failure.where)
+            log.warning(
+                "%s: that was an error of tasks that this process does not have any more; it goes on", failure.where
+            )
             if failure.thread is not None:
                 self._replace(failure)
         return counts
 
     def _failed_at_last(self) -> Failed | None:
         """Return what a stream thread failed of while it was asked to drain and end."""
-        if (doubtful := next((held.failure for held in self._doubts.held if held.failure.thread is not None), None)) is not None:
+        if (
+            doubtful := next((held.failure for held in self._doubts.held if held.failure.thread is not None), None)
+        ) is not None:
             return doubtful
         with suppress(Empty):
             while True:
@@ -208,8 +237,15 @@ class Instance:
             case Assigned():
                 self._say_why(event.waits)
                 self._assigned, self._doubts.epoch = event, event.epoch
-                if (ended := next((member.info for member in event.cluster.members if member.info.ending), None)) is not None:
-                    return Failed(ApplicationStoppedError(f"{ended.process} on {ended.host} has all instances stop: {ended.ending}"), "group")
+                if (
+                    ended := next((member.info for member in event.cluster.members if member.info.ending), None)
+                ) is not None:
+                    return Failed(
+                        ApplicationStoppedError(
+                            f"{ended.process} on {ended.host} has all instances stop: {ended.ending}"
+                        ),
+                        "group",
+                    )
                 self.components.metrics.rebalanced(event.generation)
                 self.components.directory.note_member(self.member.id)
                 self.opener.follow_generation(event)
@@ -248,13 +284,21 @@ class Instance:
         """Log that this process is given no tasks from now on, and why; or that it is again."""
         waited = self.waits
         if waits and not waited:
-            log.warning("this process gets no tasks: %s. If it is no new version of the same program, give it an application.id of its own", waits)
+            log.warning(
+                "this process gets no tasks: %s. If it is no new version of the same program, give it an "
+                "application.id of its own",
+                waits,
+            )
         elif waited and not waits:
             log.info("the group runs the version of this process now")
 
     def _settled(self) -> bool:
         """Whether this is a member of the group, with every task open that it was given; and is not kept waiting."""
-        return self._assigned is not None and not self.waits and all(state is State.RUNNING for state in self.registry.states.values())
+        return (
+            self._assigned is not None
+            and not self.waits
+            and all(state is State.RUNNING for state in self.registry.states.values())
+        )
 
     def _replace(self, failure: Failed) -> None:
         """Let a new stream thread go on in place of one that has died; its tasks are opened again from the log."""
@@ -326,10 +370,14 @@ class Instance:
         log.info("task %s runs on thread %d", task.id, home.number)
 
     def waiting_for(self, task: TaskId) -> str:
-        """Return what the stream thread of a task waits for, as the end of a sentence; empty if it does not, or nobody runs it. Any thread."""
+        """Return what the stream thread of a task waits for, as the end of a sentence; empty if it does not, or nobody
+        runs it. Any thread.
+        """
         home = self._homes.get(task)
         waiting = None if home is None else home.committer.waiting
-        return "" if waiting is None else f"; its thread has waited {self._host.now() - waiting[1]:.0f} s for {waiting[0]}"
+        return (
+            "" if waiting is None else f"; its thread has waited {self._host.now() - waiting[1]:.0f} s for {waiting[0]}"
+        )
 
     def _load(self, thread: StreamThread, subtopology: int) -> tuple[int, int]:
         """Tasks of this sub-topology on a thread, then all its tasks: each stage spreads over all threads."""
@@ -354,7 +402,10 @@ class Instance:
         deadline = self._host.now() + self.components.config["transaction.timeout.ms"] / 1000
         for thread in self._threads:
             if not thread.stop(max(0.1, deadline - self._host.now())):
-                log.error("stream thread %d did not stop in time; what it has not committed is done again elsewhere", thread.number)
+                log.error(
+                    "stream thread %d did not stop in time; what it has not committed is done again elsewhere",
+                    thread.number,
+                )
         self._subscription.stop()
         self._watcher.stop()
         self.opener.stop()

@@ -1,7 +1,8 @@
-"""What an instance shows of itself: the query server's `Backend` over the task registry, the open tasks and the last assignment.
+"""What an instance shows of itself: the query server's `Backend` over the task registry, the open tasks and the last
+assignment.
 
-Invariant: a view counts as owned only while its very task (this opening of it) runs here and the group has lately answered a
-heartbeat: a process that was stopped and wakes up owns nothing until it has heard from the group.
+Invariant: a view counts as owned only while its very task (this opening of it) runs here and the group has lately
+answered a heartbeat: a process that was stopped and wakes up owns nothing until it has heard from the group.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ class TaskView:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._serving.unpin(self.task)
 
 
@@ -78,7 +81,11 @@ class Serving:
         self._details = details
         self._components = instance.components
         self._placement: tuple[object, Placement] = (None, Placement(-1, instance.components.process, ()))
-        self._specs = {store.name: store for subtopology in instance.components.topology.subtopologies for store in subtopology.stores}
+        self._specs = {
+            store.name: store
+            for subtopology in instance.components.topology.subtopologies
+            for store in subtopology.stores
+        }
         self._stores: tuple[object, dict[str, StoreInfo]] = (None, {})
 
     @property
@@ -99,8 +106,13 @@ class Serving:
         if assigned is not None and self._placement[0] is not assigned:
             # Tasks of another version of the topology are not those that this process knows by the same numbers.
             members, foreign = assigned.cluster.members, bool(assigned.waits)
-            peers = tuple(Peer(member.info.process, member.info.endpoint, () if foreign else member.tasks) for member in members)
-            self._placement = (assigned, Placement(assigned.generation, self._components.process, peers, assigned.waits))
+            peers = tuple(
+                Peer(member.info.process, member.info.endpoint, () if foreign else member.tasks) for member in members
+            )
+            self._placement = (
+                assigned,
+                Placement(assigned.generation, self._components.process, peers, assigned.waits),
+            )
         return self._placement[1]
 
     def view(self, store: str, partition: int, hash_: int) -> OpenView | NotOpen:
@@ -109,12 +121,18 @@ class Serving:
         for task, state in list(self._instance.registry.states.items()):
             if task.subtopology == subtopology and task.partition == partition and hash_ in task.range:
                 return self._open(store, task, state)
-        return NotOpen("not owned", f"this instance has no task for partition {partition} and key hash {hash_}", partition)
+        return NotOpen(
+            "not owned", f"this instance has no task for partition {partition} and key hash {hash_}", partition
+        )
 
     def views(self, store: str) -> Sequence[OpenView | NotOpen]:
         """Return a view for each task of this instance that keeps a part of a store."""
         subtopology = self.stores()[store].subtopology
-        return [self._open(store, task, state) for task, state in list(self._instance.registry.states.items()) if task.subtopology == subtopology]
+        return [
+            self._open(store, task, state)
+            for task, state in list(self._instance.registry.states.items())
+            if task.subtopology == subtopology
+        ]
 
     def global_view(self, store: str) -> GlobalView | None:
         """Return a global table of this instance; None while it is still being read."""
@@ -123,15 +141,27 @@ class Serving:
     def health(self) -> Health:
         """Return whether the instance is well, and why not."""
         now = self._components.host.now()
-        reasons = [Reason("no-progress", message, task) for task, message in self._instance.stall_detector.stalled(now).items()]
+        reasons = [
+            Reason("no-progress", message, task) for task, message in self._instance.stall_detector.stalled(now).items()
+        ]
         live = not reasons
-        slow = [Reason("slow", message + self._instance.waiting_for(task), task) for task, message in self._instance.stall_detector.slow(now).items()]
+        slow = [
+            Reason("slow", message + self._instance.waiting_for(task), task)
+            for task, message in self._instance.stall_detector.slow(now).items()
+        ]
         if self._instance.assigned is None or not self._instance.member.sure(self._instance.member.epoch):
-            reasons.append(Reason("not-a-member", self._instance.member.problem or "the group has not answered this process lately"))
+            reasons.append(
+                Reason(
+                    "not-a-member", self._instance.member.problem or "the group has not answered this process lately"
+                )
+            )
         reasons += [Reason("asking-the-group", message) for message in self._instance.doubts()]
         if self._instance.waits:
             reasons.append(Reason("another-version", self._instance.waits))
-        reasons += [Reason("changelog-made-anew", message, task) for task, message in self._instance.stall_detector.made_anew.items()]
+        reasons += [
+            Reason("changelog-made-anew", message, task)
+            for task, message in self._instance.stall_detector.made_anew.items()
+        ]
         reasons += [Reason("resting", message) for message in self._instance.resting()]
         if trouble := self._components.follower.trouble:
             reasons.append(Reason("unreadable-commit", trouble))
@@ -147,12 +177,19 @@ class Serving:
         running = "waiting" if self._instance.waits and not states else "running" if settled else "rebalancing"
         state = "joining" if self._instance.assigned is None else running
         tasks = tuple(self._task(task, states[task]) for task in sorted(states))
-        details = {**self._details, "version": short(tuple(part.fingerprint for part in self._components.resolved.announced))}
-        return Status(self.application, state, self.health(), tasks, self._components.host.now() - self._instance.began, details)
+        details = {
+            **self._details,
+            "version": short(tuple(part.fingerprint for part in self._components.resolved.announced)),
+        }
+        return Status(
+            self.application, state, self.health(), tasks, self._components.host.now() - self._instance.began, details
+        )
 
     def owns(self, task: Task) -> bool:
         """Whether this very opening of a task runs here now."""
-        here = self._instance.tasks.get(task.id) is task and self._instance.registry.states.get(task.id) is State.RUNNING
+        here = (
+            self._instance.tasks.get(task.id) is task and self._instance.registry.states.get(task.id) is State.RUNNING
+        )
         return here and not task.closed and self._instance.member.sure(task.epoch)
 
     def pin(self, task: TaskId) -> Database:
@@ -186,20 +223,35 @@ class Serving:
         return f"task {task} is {state.value}"
 
     def _task(self, id_: TaskId, state: State) -> TaskStatus:
-        word: TaskState = {State.WAITING: "waiting", State.OPENING: "restoring", State.RUNNING: "running", State.CLOSING: "closing"}[state]  # type: ignore[assignment]
+        word: TaskState = {
+            State.WAITING: "waiting",
+            State.OPENING: "restoring",
+            State.RUNNING: "running",
+            State.CLOSING: "closing",
+        }[state]  # type: ignore[assignment]
         task, sample = self._instance.tasks.get(id_), self._instance.stall_detector.samples.get(id_)
         waits = self._instance.opener.waits_for(id_) if state is State.OPENING else TaskWait("")
         restore = tuple(RestoreStatus(r.store, r.read, r.remaining, r.rate, r.eta_s) for r in waits.restores)
-        download = tuple(DownloadStatus(p.store, p.fetched_bytes, p.total_bytes, p.rate, p.eta_s) for p in waits.downloads)
+        download = tuple(
+            DownloadStatus(p.store, p.fetched_bytes, p.total_bytes, p.rate, p.eta_s) for p in waits.downloads
+        )
         if task is None:
             return TaskStatus(id_, word, -1, restore=restore, download=download)
         rate, ends = (sample.rate, sample.ends) if sample is not None else (0.0, {})
         # Positions as of now; ends as of the last look, which asks the brokers.
         sources = tuple(self._source(task, source, ends.get(source)) for source in task.sources)
-        status = TaskStatus(id_, word, task.progress.author.generation, task.processed, rate, sources, restore, download)
+        status = TaskStatus(
+            id_, word, task.progress.author.generation, task.processed, rate, sources, restore, download
+        )
         behind_ms = None if status.stream_time is None else self._components.host.wall_ms() - status.stream_time
         tally = task.tally
-        return replace(status, written=dict(tally.written), dropped=dropped(task), dead_letters=tally.dead_letters, behind_ms=behind_ms)
+        return replace(
+            status,
+            written=dict(tally.written),
+            dropped=dropped(task),
+            dead_letters=tally.dead_letters,
+            behind_ms=behind_ms,
+        )
 
     @staticmethod
     def _source(task: Task, source: TopicPartition, end: int | None) -> SourceStatus:

@@ -1,7 +1,8 @@
 """The thread that looks which topics match a pattern, every `metadata.max.age.ms`. Without a pattern there is none.
 
-Each process looks for itself. One that has reason to think that it is behind looks at once, and again soon: it was given a task that it
-does not know (the leader of the group has seen a topic before it), or it could not commit (a topic may be gone).
+Each process looks for itself. One that has reason to think that it is behind looks at once, and again soon: it was
+given a task that it does not know (the leader of the group has seen a topic before it), or it could not commit (a topic
+may be gone).
 
 Invariant: a topic that is missing counts as gone after a while only: a broker that has just started may not know all.
 Turned down: the leader tells the members (a topic that is not known to the process yet cannot be read anyway).
@@ -33,7 +34,13 @@ class PatternSubscription:
     """Looks, and emits `Matched` for what is new."""
 
     def __init__(
-        self, cluster: Log, built: Topology, config: Config, resolved: ResolvedTopology, emit: Callable[[Event], None], host: Host = SYSTEM
+        self,
+        cluster: Log,
+        built: Topology,
+        config: Config,
+        resolved: ResolvedTopology,
+        emit: Callable[[Event], None],
+        host: Host = SYSTEM,
     ) -> None:
         self._host = host
         self._log, self._built, self._config, self._resolved, self._emit = cluster, built, config, resolved, emit
@@ -50,7 +57,11 @@ class PatternSubscription:
         if not self._built.has_patterns:
             return
         for pattern in unmatched(self._resolved.topology):
-            log.warning('no topic matches "%s" yet: nothing is read by it until one is made; looking every %g s', pattern, self._every_s)
+            log.warning(
+                'no topic matches "%s" yet: nothing is read by it until one is made; looking every %g s',
+                pattern,
+                self._every_s,
+            )
         self._thread.start()
 
     def hurry(self) -> None:
@@ -93,6 +104,10 @@ class PatternSubscription:
         except (LogError, UnknownTopicError) as error:
             log.warning("looking for topics: %s; trying again", error)
             return
-        log.info("topics that match a pattern: %s are new, %s are gone", ", ".join(sorted(new)) or "none", ", ".join(sorted(gone)) or "none")
+        log.info(
+            "topics that match a pattern: %s are new, %s are gone",
+            ", ".join(sorted(new)) or "none",
+            ", ".join(sorted(gone)) or "none",
+        )
         self._resolved = resolved
         self._emit(Matched(resolved))

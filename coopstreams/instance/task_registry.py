@@ -6,8 +6,8 @@
     aborted, lost, thread died            -> closing -> opened again if it is wanted
     topics changed                        -> closing -> opened again if it is wanted
 
-Invariant: at any time the tasks of one partition that are opening, running or closing here do not overlap, but for a task and
-its own successor that waits. Every revoked task is released exactly once, and only when it is closed.
+Invariant: at any time the tasks of one partition that are opening, running or closing here do not overlap, but for a
+task and its own successor that waits. Every revoked task is released exactly once, and only when it is closed.
 Turned down: opening a re-cut range while its predecessor still commits (two writers for one key).
 """
 
@@ -80,8 +80,15 @@ class TaskRegistry:
         return [action for task in list(self.states) for action in self._give_up(task, dirty=False)]
 
     def reopen(self, subtopologies: Collection[int]) -> list[Action]:
-        """The tasks of these sub-topologies read other topics from now on: close them cleanly and open them again. The group hears nothing."""
-        actions = [action for task in list(self.states) if task.subtopology in subtopologies for action in self._give_up(task, dirty=False)]
+        """The tasks of these sub-topologies read other topics from now on: close them cleanly and open them again. The
+        group hears nothing.
+        """
+        actions = [
+            action
+            for task in list(self.states)
+            if task.subtopology in subtopologies
+            for action in self._give_up(task, dirty=False)
+        ]
         return actions + self._open_what_can_be()
 
     def opened(self, task: TaskId) -> list[Action]:
@@ -126,7 +133,10 @@ class TaskRegistry:
         for task in sorted(self.wanted):
             if self.states.get(task, State.WAITING) is not State.WAITING:
                 continue
-            busy = any(other != task and state is not State.WAITING and task.conflicts(other) for other, state in self.states.items())
+            busy = any(
+                other != task and state is not State.WAITING and task.conflicts(other)
+                for other, state in self.states.items()
+            )
             self.states[task] = State.WAITING if busy else State.OPENING
             if not busy:
                 actions.append(Action(Do.OPEN, task))

@@ -1,11 +1,13 @@
-"""The thread that looks at an instance from outside: lags, rates, stalls, counts; and that deletes repartition records that are done.
+"""The thread that looks at an instance from outside: lags, rates, stalls, counts; and that deletes repartition records
+that are done.
 
-It also compares what the topics of running tasks are with what they were when these opened. A source that was made anew ends the instance.
-State whose changelog was deleted is right as long as its task runs, and nowhere else: whoever opens it next has what was written since. So it
-is said, and the tasks go on. (Turned down: opening them again at once. It would lose today what may be rebuilt from the source, or is made
-anyway, before anybody must restore.)
+It also compares what the topics of running tasks are with what they were when these opened. A source that was made anew
+ends the instance. State whose changelog was deleted is right as long as its task runs, and nowhere else: whoever opens
+it next has what was written since. So it is said, and the tasks go on. (Turned down: opening them again at once. It
+would lose today what may be rebuilt from the source, or is made anyway, before anybody must restore.)
 
-Slow is not dead, and dead is never silent: after some seconds `/health` says what a task waits for, and after half a minute it turns red.
+Slow is not dead, and dead is never silent: after some seconds `/health` says what a task waits for, and after half a
+minute it turns red.
 
 Invariant: `StallDetector` decides from numbers it is given (positions, ends, a clock); the `Watcher` collects them.
 Invariant: it only reads what the other threads publish; it never makes them wait.
@@ -44,7 +46,9 @@ COMPARE_EVERY_S = 60.0
 """Time between two looks whether changelogs are still the same topics."""
 
 STALLED_S = 30.0
-"""A task with records waiting that has not moved for so long is reported, unless it may rest for longer: until a commit, for another source."""
+"""A task with records waiting that has not moved for so long is reported, unless it may rest for longer: until a
+commit, for another source.
+"""
 SLOW_S = 3.0
 """A task that waits for so long says what for. It is not ill for that: brokers that move leaders take longer."""
 
@@ -80,7 +84,12 @@ class StallDetector:
     """Running tasks whose changelog is another topic now than the one that their state came from, in words."""
 
     def look(
-        self, task: TaskId, now: float, committed: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], processed: int
+        self,
+        task: TaskId,
+        now: float,
+        committed: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int],
+        processed: int,
     ) -> LagSample:
         """Take in what a task has done; return what that means."""
         sample = LagSample(dict(committed), dict(ends), processed, now, moved_at=now)
@@ -100,16 +109,26 @@ class StallDetector:
 
     def stalled(self, now: float) -> dict[TaskId, str]:
         """Return the tasks that have records waiting and do not move, each with the place where it stands."""
-        return {task: _where(sample, now) for task, sample in self.samples.items() if sample.lag > 0 and now - sample.moved_at > self.stalled_s}
+        return {
+            task: _where(sample, now)
+            for task, sample in self.samples.items()
+            if sample.lag > 0 and now - sample.moved_at > self.stalled_s
+        }
 
     def slow(self, now: float) -> dict[TaskId, str]:
-        """Return the tasks that have not committed for longer than they should, or cannot be read, each with what is known of why."""
+        """Return the tasks that have not committed for longer than they should, or cannot be read, each with what is
+        known of why.
+        """
         said = {}
         for task, sample in list(self.samples.items()):
-            since = {source: at for source in sample.committed if (at := self.unanswered.get(source, now)) < now - SLOW_S}
+            since = {
+                source: at for source in sample.committed if (at := self.unanswered.get(source, now)) < now - SLOW_S
+            }
             waited = now - sample.moved_at
             if since:
-                said[task] = ", ".join(f"the leader of {source} has not answered for {now - at:.0f} s" for source, at in since.items())
+                said[task] = ", ".join(
+                    f"the leader of {source} has not answered for {now - at:.0f} s" for source, at in since.items()
+                )
             elif sample.lag > 0 and self.slow_s < waited <= self.stalled_s:
                 said[task] = f"no commit for {waited:.0f} s with {sample.lag} records waiting"
         return said
@@ -170,7 +189,8 @@ class Watcher:
                     self._look()
                 except LogError as error:
                     log.warning("cannot measure lags: %s", error)
-        except BaseException as error:  # whatever it is, the control thread must learn of it: what nobody looks at any more seems to be well
+        # whatever it is, the control thread must learn of it: what nobody looks at any more seems to be well
+        except BaseException as error:
             log.debug("the watcher ends", exc_info=True)
             self._emit(Failed(error, "watcher"))
 
@@ -179,7 +199,9 @@ class Watcher:
         tasks = dict(self._tasks)
         asked_at, sources = self._host.now(), {source for task in tasks.values() for source in task.sources}
         # Before the brokers are asked, who may take long: a task is seen to stand still from now on.
-        committed = {id_: {source: task.progress.durable(source) for source in task.sources} for id_, task in tasks.items()}
+        committed = {
+            id_: {source: task.progress.durable(source) for source in task.sources} for id_, task in tasks.items()
+        }
         self._measure(sources)
         if sources and not self.stall_detector.unanswered:
             outage.answered(asked_at)
@@ -205,7 +227,10 @@ class Watcher:
             for source in task.sources:
                 if source.topic not in ids:
                     ids[source.topic] = self._id_of(source.topic)
-                if NO_TOPIC not in (ids[source.topic], known := task.progress.topic_ids.get(source.topic, NO_TOPIC)) and known != ids[source.topic]:
+                if (
+                    NO_TOPIC not in (ids[source.topic], known := task.progress.topic_ids.get(source.topic, NO_TOPIC))
+                    and known != ids[source.topic]
+                ):
                     raise made_anew(task.progress.author.group, source, task.progress.durable(source))
         found: dict[TaskId, str] = {}
         for id_, task in tasks.items():
@@ -215,9 +240,16 @@ class Watcher:
                 if topic not in ids:
                     ids[topic] = self._id_of(topic)
                 if topic_id not in (NO_TOPIC, ids[topic]):
-                    found[id_] = f'{topic} was deleted{" and made anew" if ids[topic] else ""}: what store "{store}" had before is only on this host'
+                    found[id_] = (
+                        f'{topic} was deleted{" and made anew" if ids[topic] else ""}: what store "{store}" had before '
+                        "is only on this host"
+                    )
         for id_ in found.keys() - self.stall_detector.made_anew.keys():
-            log.error("task %s: %s, until the task is opened again. Stop all instances and rebuild it from the source.", id_, found[id_])
+            log.error(
+                "task %s: %s, until the task is opened again. Stop all instances and rebuild it from the source.",
+                id_,
+                found[id_],
+            )
         self.stall_detector.made_anew = found
 
     def _id_of(self, topic: str) -> str:
@@ -243,13 +275,21 @@ class Watcher:
             del unanswered[gone]
 
     def _watch_tasks(
-        self, tasks: dict[TaskId, Task], committed: Mapping[TaskId, Mapping[TopicPartition, int]], ends: Mapping[TopicPartition, int], now: float
+        self,
+        tasks: dict[TaskId, Task],
+        committed: Mapping[TaskId, Mapping[TopicPartition, int]],
+        ends: Mapping[TopicPartition, int],
+        now: float,
     ) -> None:
         for id_, task in tasks.items():
             if self._registry.states.get(id_) is not State.RUNNING:
                 continue
             self.stall_detector.look(
-                id_, now, committed[id_], {source: ends.get(source, at) for source, at in committed[id_].items()}, task.processed
+                id_,
+                now,
+                committed[id_],
+                {source: ends.get(source, at) for source, at in committed[id_].items()},
+                task.processed,
             )
             for source, at in committed[id_].items():
                 self._metrics.lag(id_, source.topic, max(0, ends.get(source, at) - at))
@@ -269,5 +309,9 @@ class Watcher:
 
 
 def _where(sample: LagSample, now: float) -> str:
-    places = [f"{source} at offset {at} of {sample.ends[source]}" for source, at in sample.committed.items() if sample.ends.get(source, at) > at]
+    places = [
+        f"{source} at offset {at} of {sample.ends[source]}"
+        for source, at in sample.committed.items()
+        if sample.ends.get(source, at) > at
+    ]
     return f"no progress for {now - sample.moved_at:.0f} s with {sample.lag} records waiting: {', '.join(places)}"

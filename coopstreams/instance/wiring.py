@@ -21,7 +21,9 @@ Settings: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """How the outside is reached. Units: `cluster` is given the seconds for which brokers may be away before a question fails."""
+    """How the outside is reached. Units: `cluster` is given the seconds for which brokers may be away before a question
+    fails.
+    """
 
     host: Host
     cluster: Callable[[Settings, float], Log]

@@ -1,9 +1,13 @@
-"""A partition's records become batches: timestamps extracted, stream time told, keys hashed once, each record in the slot of its range.
+"""A partition's records become batches: timestamps extracted, stream time told, keys hashed once, each record in the
+slot of its range.
 
-Both readers call `make_batches` on all records that they looked at, in offset order, so the rules cannot differ between logs.
+Both readers call `make_batches` on all records that they looked at, in offset order, so the rules cannot differ between
+logs.
 
-Invariant: a record is in exactly one slot, or in none if its hash is outside all ranges; every slot gets a batch, so that its position moves.
-Turned down: hashing and cutting record by record (three times as slow as a comprehension of hashes and lists of indexes: measured).
+Invariant: a record is in exactly one slot, or in none if its hash is outside all ranges; every slot gets a batch, so
+that its position moves.
+Turned down: hashing and cutting record by record (three times as slow as a comprehension of hashes and lists of
+indexes: measured).
 """
 
 from __future__ import annotations
@@ -30,7 +34,10 @@ class Routes:
     __slots__ = ("_bounds", "_by_bound", "_by_group", "_operator_times", "_ranges", "now", "timestamps", "whole")
 
     def __init__(
-        self, ranges: Sequence[KeyRange], timestamps: TimestampColumn | None = None, operator_times: OperatorTimeColumns | None = None
+        self,
+        ranges: Sequence[KeyRange],
+        timestamps: TimestampColumn | None = None,
+        operator_times: OperatorTimeColumns | None = None,
     ) -> None:
         """Cut the hash space.
 
@@ -42,13 +49,17 @@ class Routes:
         self.timestamps = timestamps
         self.whole = len(ranges) == 1 and ranges[0].is_whole
         self.now: list[int] = []
-        """The operator times, counted from the making of the routes: a task takes the later of this and what it knows."""
+        """The operator times, counted from the making of the routes: a task takes the later of this and what it
+        knows.
+        """
         self._operator_times = operator_times
         self._ranges = list(ranges)
         self._bounds, self._by_bound = _bounds(self._ranges)
         self._by_group: list[int] | None = None
         if all(piece == KeyRange.of_groups(piece.first_group, piece.last_group) for piece in ranges):
-            self._by_group = [self._by_bound[bisect_right(self._bounds, group << _GROUP_SHIFT)] for group in range(GROUPS)]
+            self._by_group = [
+                self._by_bound[bisect_right(self._bounds, group << _GROUP_SHIFT)] for group in range(GROUPS)
+            ]
 
     def __len__(self) -> int:
         return len(self._ranges)
@@ -97,8 +108,8 @@ def make_batches(
 ) -> list[RecordBatch]:
     """Return one batch for each slot of the partition.
 
-    Shape: `columns` are all records looked at, also those of no range; their stream times are not yet known. `before` is the
-    stream time up to them.
+    Shape: `columns` are all records looked at, also those of no range; their stream times are not yet known. `before`
+    is the stream time up to them.
     """
     if len(columns):
         if routes is not None and routes.timestamps is not None:
@@ -108,11 +119,18 @@ def make_batches(
         if routes is not None:
             routes.tell_time(columns)
     parts = [columns] if routes is None else routes.split(columns)
-    return [RecordBatch(partition, slot, part, next_offset, before, at_end, () if routes is None else routes.now) for slot, part in enumerate(parts)]
+    return [
+        RecordBatch(partition, slot, part, next_offset, before, at_end, () if routes is None else routes.now)
+        for slot, part in enumerate(parts)
+    ]
 
 
 def raw_columns(
-    keys: Sequence[bytes | None], values: Sequence[bytes | None], timestamps: Int64s, offsets: Int64s, headers: Sequence[Headers | None]
+    keys: Sequence[bytes | None],
+    values: Sequence[bytes | None],
+    timestamps: Int64s,
+    offsets: Int64s,
+    headers: Sequence[Headers | None],
 ) -> Columns:
     """Return columns for `make_batches`: stream times to come, no headers column where no record has any."""
     return Columns(keys, values, timestamps, offsets, (), headers if any(headers) else None)
@@ -127,7 +145,9 @@ def stream_times(timestamps: Int64s, before: int) -> Int64s:
 
 
 def _bounds(ranges: list[KeyRange]) -> tuple[list[int], list[int]]:
-    """Return where the slot changes, and the slot before the first bound and from each bound on; `len(ranges)` is nobody's."""
+    """Return where the slot changes, and the slot before the first bound and from each bound on; `len(ranges)` is
+    nobody's.
+    """
     nobody = len(ranges)
     bounds, slots = [0], [nobody, nobody]
     for slot, piece in sorted(enumerate(ranges), key=lambda item: item[1]):

@@ -1,8 +1,8 @@
 """The narrow interface to a partitioned log: readers, writers, and what an administrator asks.
 
-Two implementations: `KafkaLog` (confluent-kafka) and `MemoryLog`; one contract suite (`tests/log/`) holds both to this page, and the
-simulated cluster of the tests, which is a `MemoryLog` with faults (`tests/simulation/kafka/`).
-It speaks in columns, in batches of one (partition, slot), and has no callback per record: that is what lets a native reader and
+Two implementations: `KafkaLog` (confluent-kafka) and `MemoryLog`; one contract suite (`tests/log/`) holds both to this
+page, and the simulated cluster of the tests, which is a `MemoryLog` with faults (`tests/simulation/kafka/`). It speaks
+in columns, in batches of one (partition, slot), and has no callback per record: that is what lets a native reader and
 writer come later without a change above.
 
 Invariant: a reader and a writer belong to the one thread that uses them; a `Log` itself may be called from any thread.
@@ -23,7 +23,9 @@ from coopstreams.topology.keys import KeyRange
 NO_STREAM_TIME = -1
 """The stream time of a partition of which nothing has been read."""
 UNKNOWN_FOR_S = 3.0
-"""How long a topic may be unknown before it is gone: a broker learns late of a new one, and of all when it has just started."""
+"""How long a topic may be unknown before it is gone: a broker learns late of a new one, and of all when it has just
+started.
+"""
 
 
 @dataclass(slots=True)
@@ -41,12 +43,16 @@ class RecordBatch:
     stream_time: int
     """The partition's stream time after this batch, `NO_STREAM_TIME` if nothing was ever read. Units: ms."""
     at_end: bool
-    """The reader had read everything the log would give (the last stable offset, for read_committed) when this was made."""
+    """The reader had read everything the log would give (the last stable offset, for read_committed) when this was
+    made.
+    """
     operator_times: Sequence[int] = ()
     """The operator times of the partition after this batch; see `route`."""
 
     def behind(self, before: RecordBatch) -> RecordBatch:
-        """Return what this batch and the one before it say together, if neither has records: where the partition stands now."""
+        """Return what this batch and the one before it say together, if neither has records: where the partition stands
+        now.
+        """
         return self if self.operator_times else replace(self, operator_times=before.operator_times)
 
     @staticmethod
@@ -67,7 +73,8 @@ class Reader(Protocol):
     """Reads partitions that it is told to; never a member of the group. One thread."""
 
     def assign(self, positions: Mapping[TopicPartition, Position]) -> None:
-        """Read exactly these partitions; one that is already being read goes on if its position is where it stands, else seeks there.
+        """Read exactly these partitions; one that is already being read goes on if its position is where it stands,
+        else seeks there.
 
         A partition that stays keeps its routes and its hold, also when it seeks; one that leaves loses them.
 
@@ -82,12 +89,14 @@ class Reader(Protocol):
         timestamps: TimestampColumn | None = None,
         operator_times: OperatorTimeColumns | None = None,
     ) -> None:
-        """Give each record to the slot (index) of the range that holds its key hash; drop what lies outside all of them.
+        """Give each record to the slot (index) of the range that holds its key hash; drop what lies outside all of
+        them.
 
-        Takes effect from the next fetch. Without routes a partition has the one slot 0, and nothing is hashed.
-        A record without a key has the hash of its offset. May be called before the partition is assigned.
-        `timestamps` replaces the timestamps of ALL records, before any is dropped and before stream times are computed from them.
-        `operator_times` looks at ALL records, too: the columns of a slot say what the operator times were before each of its records.
+        Takes effect from the next fetch. Without routes a partition has the one slot 0, and nothing is hashed. A record
+        without a key has the hash of its offset. May be called before the partition is assigned. `timestamps` replaces
+        the timestamps of ALL records, before any is dropped and before stream times are computed from them.
+        `operator_times` looks at ALL records, too: the columns of a slot say what the operator times were before each
+        of its records.
         """
 
     def fetch(self, max_records: int, timeout_s: float) -> list[RecordBatch]:
@@ -96,17 +105,21 @@ class Reader(Protocol):
         With routes, each slot of a fetched partition gets a batch, empty or not, so that every position moves.
         When the end of a partition is reached, a batch with `at_end` says so, once per end.
 
-        Shape: a record without a timestamp has -1. `max_records` bounds what is handed out; no record is ever given twice or left out.
+        Shape: a record without a timestamp has -1. `max_records` bounds what is handed out; no record is ever given
+        twice or left out.
 
         Raises:
-            OffsetOutOfRangeError: the position of a partition is gone; names partition and offset. Until it is assigned elsewhere.
+            OffsetOutOfRangeError: the position of a partition is gone; names partition and offset. Until it is assigned
+                elsewhere.
             UnknownTopicError: a topic was deleted while it was read.
             LogError: anything else that does not heal by itself. A broker that is away heals: then the result is empty.
         """
         ...
 
     def wake(self) -> None:
-        """Have the fetch that waits, or else the next one, wait no longer: its thread has something else to do. Any thread, signal handlers too."""
+        """Have the fetch that waits, or else the next one, wait no longer: its thread has something else to do. Any
+        thread, signal handlers too.
+        """
 
     def hold(self, partition: TopicPartition, held: bool) -> None:
         """Stop or resume handing out a partition, without a round trip; the reader keeps what it has prefetched."""
@@ -134,9 +147,14 @@ class GroupFence:
             FencedError: the identity of nobody (-1, ""), which no coordinator refuses.
         """
         if not offsets or any(offset < 0 for offset, _ in offsets.values()):
-            raise ValueError(f'group "{self.group}": offsets {dict(offsets)} are no fence; send at least one, and none below 0')
+            raise ValueError(
+                f'group "{self.group}": offsets {dict(offsets)} are no fence; send at least one, and none below 0'
+            )
         if self.generation < 0 or not self.member:
-            raise FencedError(f'this process is not a member of group "{self.group}" now, nothing may be committed. Abort, join, open again.')
+            raise FencedError(
+                f'this process is not a member of group "{self.group}" now, nothing may be committed. Abort, join, '
+                "open again."
+            )
 
 
 class Writer(Protocol):
@@ -152,11 +170,12 @@ class Writer(Protocol):
         partitions: int | Int64s | None = None,
         headers: Sequence[Headers | None] | None = None,
     ) -> None:
-        """Take these records, in order; waits inside while the queue is full. Inside a transaction if the writer is transactional.
+        """Take these records, in order; waits inside while the queue is full. Inside a transaction if the writer is
+        transactional.
 
-        Shape: `partitions` None = murmur2 of the key as Java does, any partition for a null key; an int = all to that one; a column: one
-        each, with `outputs.ANY_PARTITION` as None.
-        Timestamps are kept, but for 0 on Kafka: its client would take that for "now", so it is written as 1.
+        Shape: `partitions` None = murmur2 of the key as Java does, any partition for a null key; an int = all to that
+        one; a column: one each, with `outputs.ANY_PARTITION` as None. Timestamps are kept, but for 0 on Kafka: its
+        client would take that for "now", so it is written as 1.
 
         Raises:
             DeliveryError: a record was refused at once (too large, unknown partition); names topic and reason.
@@ -167,13 +186,15 @@ class Writer(Protocol):
         """Return when everything taken so far is in the log.
 
         Raises:
-            DeliveryError: a record since the last flush was not delivered, or time ran out; nothing of this commit may count.
-                A transactional writer on Kafka may say so only when offsets are sent or the transaction is committed.
+            DeliveryError: a record since the last flush was not delivered, or time ran out; nothing of this commit may
+                count. A transactional writer on Kafka may say so only when offsets are sent or the transaction is
+                committed.
             FencedError: another writer took over the transactional id.
         """
 
     def delivered_to(self, partition: TopicPartition) -> int:
-        """Return an offset that all records of this writer to that partition, flushed so far, lie below: the changelog checkpoint.
+        """Return an offset that all records of this writer to that partition, flushed so far, lie below: the changelog
+        checkpoint.
 
         For records appended with `partitions` an int, which changelogs are.
         """
@@ -183,21 +204,24 @@ class Writer(Protocol):
         """Begin a transaction. Only with a transactional id."""
 
     def send_offsets(self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence) -> None:
-        """Add group offsets (offset, metadata) to the transaction; the coordinator checks the fence now. Never with no offsets.
+        """Add group offsets (offset, metadata) to the transaction; the coordinator checks the fence now. Never with no
+        offsets.
 
         Raises:
             FencedError: the generation or member is stale: abort.
         """
 
     def commit(self, timeout_s: float) -> None:
-        """End the transaction; all its records and offsets count. Readers see it when its markers are written, soon after.
+        """End the transaction; all its records and offsets count. Readers see it when its markers are written, soon
+        after.
 
         Raises:
             FencedError | DeliveryError | LogError: it may or may not have counted: `abort`, forget, and ask the log.
         """
 
     def abort(self) -> None:
-        """End the transaction, if one is open; nothing of it counts. Makes the writer usable again whatever happened to it.
+        """End the transaction, if one is open; nothing of it counts. Makes the writer usable again whatever happened to
+        it.
 
         Raises:
             LogError: retryable: the log is away, and whether the transaction ended is not known; call it again.
@@ -224,15 +248,19 @@ class Log(Protocol):
         """Return a reader of committed records only (read_committed), or of all (read_uncommitted)."""
         ...
 
-    def writer(self, transactional_id: str | None = None, written: Callable[[], Collection[str]] | None = None) -> Writer:
-        """Return an idempotent writer, or a transactional one; making the latter ends whatever transaction was open under that id.
+    def writer(
+        self, transactional_id: str | None = None, written: Callable[[], Collection[str]] | None = None
+    ) -> Writer:
+        """Return an idempotent writer, or a transactional one; making the latter ends whatever transaction was open
+        under that id.
 
         `written`: the topics that transactions under this id may have written to; None: any.
         """
         ...
 
     def settle(self, dead: Callable[[str], bool], written: Collection[str]) -> None:
-        """End what transactions of ids that nobody uses any more left open in these topics although they have ended (`group.hanging`).
+        """End what transactions of ids that nobody uses any more left open in these topics although they have ended
+        (`group.hanging`).
 
         Raises:
             LogError: retryable: not everybody answered in time. Not retryable: it is not allowed; says what to do.
@@ -257,7 +285,8 @@ class Log(Protocol):
         ...
 
     def topic_id(self, topic: str) -> str:
-        """Return what tells the topic from another one that had its name before; empty: the brokers are set to a format without it (before 2.8).
+        """Return what tells the topic from another one that had its name before; empty: the brokers are set to a format
+        without it (before 2.8).
 
         Raises:
             UnknownTopicError: there is none of that name.

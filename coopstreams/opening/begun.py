@@ -1,14 +1,16 @@
 """Whether a task that finds no position has never begun, or has lost it.
 
-A task makes its first position durable before it processes anything (`Progress.begin`). So where there is state, there was a position: a
-changelog with records, and no offset of any source, means that the group's offsets were deleted, or expired while no instance ran. To begin
-at `auto.offset.reset` then would do everything again on top of the state. The same holds where key ranges have committed and the plain offset,
-which came first, is gone, but for hashes of which individual commits tell.
+A task makes its first position durable before it processes anything (`Progress.begin`). So where there is state, there
+was a position: a changelog with records, and no offset of any source, means that the group's offsets were deleted, or
+expired while no instance ran. To begin at `auto.offset.reset` then would do everything again on top of the state. The
+same holds where key ranges have committed and the plain offset, which came first, is gone, but for hashes of which
+individual commits tell.
 
-The first task without a position has all of the application looked at: a task without state, too, must not write results again into the
-sources of one whose state is there.
+The first task without a position has all of the application looked at: a task without state, too, must not write
+results again into the sources of one whose state is there.
 
-Invariant: ends are asked for before offsets, so an application that is just beginning elsewhere is never taken for one that has lost them.
+Invariant: ends are asked for before offsets, so an application that is just beginning elsewhere is never taken for one
+that has lost them.
 Turned down: looking at the local state (it may be gone while the changelog is there, and the other way round).
 """
 
@@ -38,11 +40,19 @@ class Begun:
     resolved: Callable[[], ResolvedTopology]
     changelog: Callable[[StoreSpec], str]
     new: Callable[[], Collection[str]] = frozenset
-    """The repartition topics that only this version of the topology reads: a store that it feeds them into had its positions in others."""
+    """The repartition topics that only this version of the topology reads: a store that it feeds them into had its
+    positions in others.
+    """
     _looked: bool = field(default=False, init=False)
 
-    def check(self, task: TaskId, openings: Mapping[TopicPartition, PartitionStart], individual: Callable[[], Iterable[TopicPartition]]) -> None:
-        """Do nothing if a task has a position, or has never begun. `individual`: the partitions of which there are individual commits.
+    def check(
+        self,
+        task: TaskId,
+        openings: Mapping[TopicPartition, PartitionStart],
+        individual: Callable[[], Iterable[TopicPartition]],
+    ) -> None:
+        """Do nothing if a task has a position, or has never begun. `individual`: the partitions of which there are
+        individual commits.
 
         Raises:
             ConfigError: it has lost its position; says what to do.
@@ -51,28 +61,43 @@ class Begun:
         for source in beginning:
             if openings[source].term > 1:  # others have committed, and they began with a plain offset
                 raise self._lost(
-                    f"key ranges of {source} have committed, others never did, and the plain offset that they began with is gone", [source]
+                    f"key ranges of {source} have committed, others never did, and the plain offset that they began "
+                    "with is gone",
+                    [source],
                 )
         if len(beginning) < len(openings):
             return
         resolved = self.resolved()
         numbers = [(task.subtopology, task.partition)]
         if not self._looked:
-            numbers = [(number, partition) for number in resolved.programs for partition in range(resolved.topics.tasks[number] or 0)]
+            numbers = [
+                (number, partition)
+                for number in resolved.programs
+                for partition in range(resolved.topics.tasks[number] or 0)
+            ]
         self._look(resolved, numbers, individual)
         self._looked = True
 
-    def _look(self, resolved: ResolvedTopology, numbers: Iterable[tuple[int, int]], individual: Callable[[], Iterable[TopicPartition]]) -> None:
+    def _look(
+        self,
+        resolved: ResolvedTopology,
+        numbers: Iterable[tuple[int, int]],
+        individual: Callable[[], Iterable[TopicPartition]],
+    ) -> None:
         read_by = {
             TopicPartition(self.changelog(store), partition): resolved.sources(TaskId(number, partition, WHOLE))
             for number, partition in numbers
             for store in resolved.programs[number].subtopology.stores
             if store.logged
         }
-        written = {changelog: read_by[changelog] for changelog, end in self.log.end_offsets(read_by.keys()).items() if end > 0}
+        written = {
+            changelog: read_by[changelog] for changelog, end in self.log.end_offsets(read_by.keys()).items() if end > 0
+        }
         if not written:
             return
-        rows = self.coordinator.fetch_offsets({source for sources in written.values() for source in sources}, stable=False).offsets
+        rows = self.coordinator.fetch_offsets(
+            {source for sources in written.values() for source in sources}, stable=False
+        ).offsets
         known = {partition for partition, row in rows.items() if row is not None}.union(individual())
         for changelog, sources in written.items():
             if known.isdisjoint(sources) and not all(source.topic in self.new() for source in sources):
@@ -80,11 +105,15 @@ class Begun:
 
     def _lost(self, what: str, sources: Iterable[TopicPartition]) -> ConfigError:
         commands = "; ".join(
-            f"`coopstreams group reset {self.group} --topic {source.topic} --partition {source.partition} --to OFFSET`" for source in sorted(sources)
+            f"`coopstreams group reset {self.group} --topic {source.topic} --partition {source.partition} --to OFFSET`"
+            for source in sorted(sources)
         )
         return ConfigError(
-            f"group {self.group!r} has lost its positions: {what}. Its offsets were deleted, or they expired while no instance ran "
-            f"(offsets.retention.minutes of the brokers), or the topic was made anew (Kafka deletes its offsets with it). Begin anew: stop all instances "
-            f"and run `coopstreams reset`. Or, if you know where the state stands (topic made anew: earliest), say so: {commands}. What lies between is "
+            f"group {self.group!r} has lost its positions: {what}. Its offsets were deleted, or they expired while no "
+            "instance ran "
+            "(offsets.retention.minutes of the brokers), or the topic was made anew (Kafka deletes its offsets with "
+            "it). Begin anew: stop all instances "
+            "and run `coopstreams reset`. Or, if you know where the state stands (topic made anew: earliest), say so: "
+            f"{commands}. What lies between is "
             "done twice, or left out"
         )

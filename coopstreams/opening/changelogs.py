@@ -1,8 +1,8 @@
 """What the brokers say of changelogs: where they begin and end, which topics they are, how long they keep tombstones.
 
 Invariant: of a topic itself they are asked once until `forget`: tasks open together, and each would ask the same.
-Invariant: which topic it is, is asked before its offsets, and after: offsets of another one are never taken for its own for longer than
-until `is_still` says so.
+Invariant: which topic it is, is asked before its offsets, and after: offsets of another one are never taken for its own
+for longer than until `is_still` says so.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class Changelogs:
         self._trusted_ms.clear()
 
     def bounds(self, changelog: TopicPartition, stops: Mapping[KeyRange, int] = NO_STOPS) -> Bounds:
-        """Return what a restore can go on from now. It ends where the changelog does, unless `stops` say where each of its ranges ends."""
+        """Return what a restore can go on from now. It ends where the changelog does, unless `stops` say where each of
+        its ranges ends.
+        """
         return self.all_bounds({changelog: stops})[changelog]
 
     def all_bounds(self, changelogs: Mapping[TopicPartition, Mapping[KeyRange, int]]) -> dict[TopicPartition, Bounds]:
@@ -73,7 +75,9 @@ class Changelogs:
         return self._ids[topic]
 
     def _keeps_ms(self, topic: str) -> int:
-        """Return for how long a checkpoint can be continued from; as by Kafka's defaults if the brokers are not to say it."""
+        """Return for how long a checkpoint can be continued from; as by Kafka's defaults if the brokers are not to say
+        it.
+        """
         if topic not in self._trusted_ms:
             try:
                 self._trusted_ms[topic] = trusted_ms(self._cluster.topic_config(topic))

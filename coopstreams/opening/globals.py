@@ -1,11 +1,13 @@
-"""The global tables of an instance: each read whole before the first task starts, then followed for as long as the instance lives.
+"""The global tables of an instance: each read whole before the first task starts, then followed for as long as the
+instance lives.
 
-Every instance reads every partition of their topics, as nobody's member and without commits: after a restart the rows are read again.
+Every instance reads every partition of their topics, as nobody's member and without commits: after a restart the rows
+are read again.
 
-Invariant: when `load` has returned, the rows hold everything that was in the topics when it was called.
-A record that cannot be read is for the deserialisation handler, as elsewhere; one that the processor of a global store does not bear is for
-the processing handler. Nobody commits here, so each start of each instance comes
-upon it anew: it is counted and logged, and a dead letter written, every time.
+Invariant: when `load` has returned, the rows hold everything that was in the topics when it was called. A record that
+cannot be read is for the deserialisation handler, as elsewhere; one that the processor of a global store does not bear
+is for the processing handler. Nobody commits here, so each start of each instance comes upon it anew: it is counted and
+logged, and a dead letter written, every time.
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ class Globals:
 
         Raises:
             LogError: they cannot be read, or a dead letter cannot be written.
-            ProcessingError: a record is not of its table's serde, or the processor of a global store raised, and the handler says `fail`.
+            ProcessingError: a record is not of its table's serde, or the processor of a global store raised, and the
+                handler says `fail`.
         """
         if self._reader is None:
             self.loaded = True
@@ -84,7 +87,9 @@ class Globals:
                 if reached >= missing.get(partition, reached + 1):
                     del missing[partition]
         self.loaded = not missing
-        log.info("global tables: %s", ", ".join(f"{name} has {len(rows.entries)} rows" for name, rows in self.rows.items()))
+        log.info(
+            "global tables: %s", ", ".join(f"{name} has {len(rows.entries)} rows" for name, rows in self.rows.items())
+        )
 
     def follow(self, failed: Callable[[BaseException], None]) -> None:
         """Go on reading, on a thread of its own; `failed` hears of what ends it."""
@@ -134,7 +139,8 @@ class Globals:
         self._writer.append(self._dead_letters, [failure.key], [failure.value], [failure.timestamp], headers=[headers])
 
     def _deliver(self) -> None:
-        """Return when the dead letters are in the log; while brokers are away they are written again, some of them twice.
+        """Return when the dead letters are in the log; while brokers are away they are written again, some of them
+        twice.
 
         Raises:
             LogError: the brokers do not take them.

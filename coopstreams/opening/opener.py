@@ -1,10 +1,12 @@
 """How a task comes to be open: wait at the barrier, learn the positions, restore the state. On a thread of its own.
 
-    barrier    the true end of the commit topic, taken after the generation is known; wait until everything below it is read
+    barrier    the true end of the commit topic, taken after the generation is known; wait until everything below it is
+               read
     positions  individual commits and the group's plain offset -> segments, term
     restore    each changelog to the end it has now, filtered by key range, beside the tasks that run
 
-Invariant: a task is open only when its barrier is passed (`commit.barrier`) and its state holds what its positions stand for.
+Invariant: a task is open only when its barrier is passed (`commit.barrier`) and its state holds what its positions
+stand for.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ RETRY_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class TaskWait:
-    """What a task that is not yet open waits for, in words; and how far each store is that is restored, or comes from a snapshot."""
+    """What a task that is not yet open waits for, in words; and how far each store is that is restored, or comes from a
+    snapshot.
+    """
 
     why: str
     restores: Sequence[RestoreProgress] = ()
@@ -97,7 +101,9 @@ class Opener:
         self._restoring = restoring
         self._take_over = take_over
         self._taken: int | None = None
-        """Under which epoch it is this version of the topology that has tasks; None: another one may have had them since."""
+        """Under which epoch it is this version of the topology that has tasks; None: another one may have had them
+        since.
+        """
         self._databases = databases
         self._emit = emit
         self._requests: Inbox[_Opening | TaskId | Assigned | None] = host.inbox()
@@ -139,11 +145,16 @@ class Opener:
         if opening is None or opening.barrier is None:
             return TaskWait(f"its turn with the opener{trouble}")
         if not self._follower.passed(opening.barrier):
-            return TaskWait(f"the barrier: offset {opening.barrier} of {self._follower.partition}, known up to {self._follower.tail}{trouble}")
+            return TaskWait(
+                f"the barrier: offset {opening.barrier} of {self._follower.partition}, known up to "
+                f"{self._follower.tail}{trouble}"
+            )
         if opening.progress is None:
             return TaskWait(f"{self._positions.waits_for(task)}{trouble}")
         restores, downloads = self._restoring.progress(task), self._restoring.downloading(task)
-        return TaskWait("its state to be restored from a snapshot" if downloads else "its state to be restored", restores, downloads)
+        return TaskWait(
+            "its state to be restored from a snapshot" if downloads else "its state to be restored", restores, downloads
+        )
 
     def _run(self) -> None:
         try:
@@ -170,7 +181,8 @@ class Opener:
             self._host.sleep(RETRY_S)
 
     def _heed(self, error: OffsetOutOfRangeError) -> None:
-        """Do nothing while another member may have the tasks by now, and may have deleted what it processed: everything is asked again.
+        """Do nothing while another member may have the tasks by now, and may have deleted what it processed: everything
+        is asked again.
 
         Raises:
             OffsetOutOfRangeError: the group has confirmed this member since it first happened: the records are lost.
@@ -234,7 +246,11 @@ class Opener:
             if opening.epoch != self._taken:
                 self._take_over()
                 self._taken = opening.epoch
-        waiting = [opening for opening in self._openings.values() if opening.progress is None and self._positions.sources(opening.id)]
+        waiting = [
+            opening
+            for opening in self._openings.values()
+            if opening.progress is None and self._positions.sources(opening.id)
+        ]
         passed = {opening.id: opening for opening in self._barrier.passed(waiting)}
         opened = self._positions.resolve(list(passed.values()), self._barrier.generation)
         for id_, progress in opened.items():

@@ -1,13 +1,15 @@
 """State of tasks that open, brought up to their changelogs, beside the tasks that run.
 
-A changelog partition is read once for all tasks of an instance that restore from it; one that opens later joins the reading.
+A changelog partition is read once for all tasks of an instance that restore from it; one that opens later joins the
+reading.
 
 What a published snapshot has of them is taken from there first; the changelog is read from where that ends.
 
-Invariant: a task is finished when every store of it stands at the end its changelog had when the task was added: whatever an
-earlier owner committed lies below that (the caller has passed the barrier of the commit topic before). A store that is restored from its
-source topic ends where the task begins.
-Invariant: a changelog is one topic from the first record of a restore to the last: one that is made anew meanwhile is read from its beginning.
+Invariant: a task is finished when every store of it stands at the end its changelog had when the task was added:
+whatever an earlier owner committed lies below that (the caller has passed the barrier of the commit topic before). A
+store that is restored from its source topic ends where the task begins.
+Invariant: a changelog is one topic from the first record of a restore to the last: one that is made anew meanwhile is
+read from its beginning.
 """
 
 from __future__ import annotations
@@ -91,7 +93,11 @@ class _Job:
     def retarget(self, bounds: Bounds | None = None) -> None:
         """Restore what these tasks wait for."""
         bounds = bounds or self.restore.bounds
-        self.restore.retarget(self.ranges, bounds=replace(bounds, target=max(self.stops.values(), default=bounds.target)), stops=self.stops)
+        self.restore.retarget(
+            self.ranges,
+            bounds=replace(bounds, target=max(self.stops.values(), default=bounds.target)),
+            stops=self.stops,
+        )
 
     def anew(self, bounds: Bounds) -> None:
         """Restore it from another topic, which has taken the place of the one before."""
@@ -136,7 +142,13 @@ class Restoring:
         """When changelogs that do not move are to be looked at: `Host.now`."""
         self._done: list[TaskId] = []
 
-    def add(self, task: TaskId, stores: Iterable[StoreSpec], database: Database, positions: Mapping[str, Mapping[KeyRange, int]]) -> None:
+    def add(
+        self,
+        task: TaskId,
+        stores: Iterable[StoreSpec],
+        database: Database,
+        positions: Mapping[str, Mapping[KeyRange, int]],
+    ) -> None:
         """Restore the stores of a task; it is `finished` at once if it has none that can be.
 
         `positions`: where the task begins, for each store that is restored from its source topic.
@@ -144,10 +156,17 @@ class Restoring:
         Raises:
             LogError: the brokers did not answer; nothing was added.
         """
-        topics = [(spec, spec.source or self._changelog(spec)) for spec in stores if spec.logged or spec.name in positions]
-        changelogs = {TopicPartition(topic, task.partition): (spec, positions.get(spec.name, NO_STOPS)) for spec, topic in topics}
+        topics = [
+            (spec, spec.source or self._changelog(spec)) for spec in stores if spec.logged or spec.name in positions
+        ]
+        changelogs = {
+            TopicPartition(topic, task.partition): (spec, positions.get(spec.name, NO_STOPS)) for spec, topic in topics
+        }
         bounds = self._changelogs.all_bounds({changelog: stops for changelog, (_, stops) in changelogs.items()})
-        missing = {changelog: self._missing(task, spec, database, bounds[changelog]) for changelog, (spec, _) in changelogs.items()}
+        missing = {
+            changelog: self._missing(task, spec, database, bounds[changelog])
+            for changelog, (spec, _) in changelogs.items()
+        }
         known = {changelog: self._changelogs.topic(changelog.topic) for changelog, groups in missing.items() if groups}
         self._waiting[task] = set()  # only now: when the brokers do not answer, nothing is half added
         for changelog, (spec, stops) in changelogs.items():
@@ -208,7 +227,9 @@ class Restoring:
         self._complete()
 
     def _fetch(self) -> list[RecordBatch]:
-        """Return what comes of the changelogs. Those that have no such offset any more, or end before the target, may be others than before."""
+        """Return what comes of the changelogs. Those that have no such offset any more, or end before the target, may
+        be others than before.
+        """
         try:
             batches = self._reader.fetch(BATCH, LOOK_S)
         except OffsetOutOfRangeError:
@@ -221,7 +242,9 @@ class Restoring:
         return batches
 
     def _changed(self) -> bool:
-        """Begin anew where a changelog is another topic now, or has lost what is read next; return whether there was one."""
+        """Begin anew where a changelog is another topic now, or has lost what is read next; return whether there was
+        one.
+        """
         changed = False
         for changelog, job in self._jobs.items():
             bounds = self._changelogs.bounds(changelog, job.stops)
@@ -249,7 +272,9 @@ class Restoring:
 
     def downloading(self, task: TaskId) -> list[DownloadProgress]:
         """Return how far each store is that a task takes from a snapshot."""
-        from_snapshots = [self._snapshot_restores.get((task, changelog)) for changelog in list(self._waiting.get(task, ()))]
+        from_snapshots = [
+            self._snapshot_restores.get((task, changelog)) for changelog in list(self._waiting.get(task, ()))
+        ]
         return [from_snapshot.download.progress() for from_snapshot in from_snapshots if from_snapshot is not None]
 
     def close(self) -> None:
@@ -290,11 +315,20 @@ class Restoring:
         return lacking(database.checkpoints(spec.name), task.range, bounds)
 
     def _begin(
-        self, task: TaskId, changelog: TopicPartition, spec: StoreSpec, database: Database, known: Changelog, groups: Sequence[int], bounds: Bounds
+        self,
+        task: TaskId,
+        changelog: TopicPartition,
+        spec: StoreSpec,
+        database: Database,
+        known: Changelog,
+        groups: Sequence[int],
+        bounds: Bounds,
     ) -> None:
         """Have a store fetched; what the snapshot does not have is restored behind that."""
         assert self._snapshots is not None
-        download = SnapshotDownload(self._downloads, self._snapshots, database, spec, changelog.partition, known, groups, bounds)
+        download = SnapshotDownload(
+            self._downloads, self._snapshots, database, spec, changelog.partition, known, groups, bounds
+        )
         self._snapshot_restores[task, changelog] = _SnapshotRestore(download, spec, database)
         self._waiting[task].add(changelog)
 
@@ -303,10 +337,17 @@ class Restoring:
         self._downloads.ended.clear()
         for (task, changelog), from_snapshot in list(self._snapshot_restores.items()):
             ended, progress = from_snapshot.download.look(), from_snapshot.download.progress()
-            self._counts.fetched(task, progress.store, progress.fetched_bytes - from_snapshot.bytes, progress.total_bytes - progress.fetched_bytes)
+            self._counts.fetched(
+                task,
+                progress.store,
+                progress.fetched_bytes - from_snapshot.bytes,
+                progress.total_bytes - progress.fetched_bytes,
+            )
             from_snapshot.bytes = progress.fetched_bytes
             if ended:
-                bounds = self._changelogs.bounds(changelog)  # that took its time; if the brokers do not answer, it is asked again
+                bounds = self._changelogs.bounds(
+                    changelog
+                )  # that took its time; if the brokers do not answer, it is asked again
                 self._counts.restored_from_snapshot(task, progress.store, from_snapshot.download.keys)
                 del self._snapshot_restores[task, changelog]
                 self._waiting[task].discard(changelog)
@@ -340,8 +381,14 @@ class Restoring:
 
     @staticmethod
     def _begin_anew(changelog: TopicPartition, job: _Job, bounds: Bounds) -> None:
-        what = "has forgotten what was read next" if bounds.topic_id == job.restore.bounds.topic_id else "was deleted and made anew"
-        log.warning('%s %s while store "%s" was restored from it; that begins again', changelog, what, job.restore.spec.name)
+        what = (
+            "has forgotten what was read next"
+            if bounds.topic_id == job.restore.bounds.topic_id
+            else "was deleted and made anew"
+        )
+        log.warning(
+            '%s %s while store "%s" was restored from it; that begins again', changelog, what, job.restore.spec.name
+        )
         job.anew(bounds)
 
     def _finish(self, task: TaskId) -> None:

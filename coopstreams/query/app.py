@@ -1,6 +1,7 @@
 """The HTTP surface: routes, and the one place where errors become answers.
 
-Invariant: every answer is JSON (or NDJSON, or Prometheus' text), every error has the form of `problems`, and every request is counted.
+Invariant: every answer is JSON (or NDJSON, or Prometheus' text), every error has the form of `problems`, and every
+request is counted.
 """
 
 from __future__ import annotations
@@ -99,26 +100,46 @@ class QueryApp:
         return _json(await self._service.stores(self._asked(request, _parameters(request, "local"))))
 
     async def _key(self, request: Request) -> Response:
-        store, text, asked = self._store(request), path_piece(_raw_path(request), 5), self._asked(request, _parameters(request, "local"))
+        store, text, asked = (
+            self._store(request),
+            path_piece(_raw_path(request), 5),
+            self._asked(request, _parameters(request, "local")),
+        )
         return _json(await self._service.point(store, text, asked))
 
     async def _keys(self, request: Request) -> Response:
         parameters = Parameters(request.scope["query_string"], ("local",), many="key")
-        return _json(await self._service.points(self._store(request), parameters.many, self._asked(request, parameters)))
+        return _json(
+            await self._service.points(self._store(request), parameters.many, self._asked(request, parameters))
+        )
 
     async def _windows(self, request: Request) -> Response:
-        store, text, parameters = self._store(request), path_piece(_raw_path(request), 5), _parameters(request, *TIME_PARAMETERS)
+        store, text, parameters = (
+            self._store(request),
+            path_piece(_raw_path(request), 5),
+            _parameters(request, *TIME_PARAMETERS),
+        )
         times, limit = times_of(parameters), limit_of(parameters, self._limits)
         return _json(await self._service.windows(store, text, times, limit, self._asked(request, parameters)))
 
     async def _sessions(self, request: Request) -> Response:
-        store, text, parameters = self._store(request), path_piece(_raw_path(request), 5), _parameters(request, *TIME_PARAMETERS)
+        store, text, parameters = (
+            self._store(request),
+            path_piece(_raw_path(request), 5),
+            _parameters(request, *TIME_PARAMETERS),
+        )
         times, limit = times_of(parameters), limit_of(parameters, self._limits)
         return _json(await self._service.sessions(store, text, times, limit, self._asked(request, parameters)))
 
     async def _versions(self, request: Request) -> Response:
-        store, text, parameters = self._store(request), path_piece(_raw_path(request), 5), _parameters(request, *VERSION_PARAMETERS)
-        return _json(await self._service.versions(store, text, version_times(parameters), self._asked(request, parameters)))
+        store, text, parameters = (
+            self._store(request),
+            path_piece(_raw_path(request), 5),
+            _parameters(request, *VERSION_PARAMETERS),
+        )
+        return _json(
+            await self._service.versions(store, text, version_times(parameters), self._asked(request, parameters))
+        )
 
     async def _range(self, request: Request) -> Response:
         store = self._store(request)
@@ -128,15 +149,21 @@ class QueryApp:
         parameters = _parameters(request, *RANGE_PARAMETERS)
         asked, streamed = self._asked(request, parameters), NDJSON in request.headers.get("accept", "")
         if not streamed:
-            page = await self._service.page(store, range_query(store, parameters, limit_of(parameters, self._limits)), asked)
+            page = await self._service.page(
+                store, range_query(store, parameters, limit_of(parameters, self._limits)), asked
+            )
             return _json(_page_body(store, page))
         total = None if parameters.text("limit") is None else limit_of(parameters, self._limits)
         query = range_query(store, parameters, min(self._limits.entries, total or self._limits.entries))
         first = await self._service.page(store, query, asked)
         return StreamingResponse(self._lines(store, query, first, total, asked), media_type=NDJSON)
 
-    async def _lines(self, store: StoreInfo, query: Query, page: Page, total: int | None, asked: Asked) -> AsyncIterator[bytes]:
-        """Yield a line for each entry, page by page; the last line says that it is the last: `cursor` and `count`, or an error."""
+    async def _lines(
+        self, store: StoreInfo, query: Query, page: Page, total: int | None, asked: Asked
+    ) -> AsyncIterator[bytes]:
+        """Yield a line for each entry, page by page; the last line says that it is the last: `cursor` and `count`, or
+        an error.
+        """
         count = 0
         cursor: str | None = None
         while True:
@@ -219,14 +246,22 @@ class QueryApp:
     async def _no_route(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         code = "UNKNOWN_PATH" if status == 404 else "METHOD_NOT_ALLOWED"
-        response = _failure(QueryError(code, f"{request.method} {request.url.path}: see /openapi.json for what there is", status=status))
+        response = _failure(
+            QueryError(code, f"{request.method} {request.url.path}: see /openapi.json for what there is", status=status)
+        )
         response.headers[INSTANCE] = self._backend.placement().here
         return response
 
 
 def _page_body(store: StoreInfo, page: Page) -> bytes:
     ranges = [
-        {"partition": cover.partition, "key_range": str(cover.range), "owner": cover.owner, "epoch": cover.epoch, "lag": cover.lag}
+        {
+            "partition": cover.partition,
+            "key_range": str(cover.range),
+            "owner": cover.owner,
+            "epoch": cover.epoch,
+            "lag": cover.lag,
+        }
         for cover in page.covers
     ]
     entries = [orjson.Fragment(entry) for _, _, entry in page.entries]

@@ -1,7 +1,7 @@
 """A request as the service understands it: parameters that are checked, text that was really sent.
 
-Invariant: a text that is not UTF-8 after percent-decoding is refused. Frameworks put U+FFFD in its place, and the key with that
-character in it is another key: a wrong "not found".
+Invariant: a text that is not UTF-8 after percent-decoding is refused. Frameworks put U+FFFD in its place, and the key
+with that character in it is another key: a wrong "not found".
 Turned down: ignoring parameters nobody knows (`?form=` for `?from=` would answer with everything).
 """
 
@@ -32,7 +32,8 @@ class Parameters:
     """The query string of a request: known names only, given once unless `many`.
 
     Raises:
-        QueryError: BAD_PARAMETER: an unknown name (the nearest is named), a name given twice, or bytes that are not UTF-8.
+        QueryError: BAD_PARAMETER: an unknown name (the nearest is named), a name given twice, or bytes that are not
+            UTF-8.
     """
 
     def __init__(self, query_string: bytes, known: Sequence[str], many: str | None = None) -> None:
@@ -41,13 +42,17 @@ class Parameters:
         try:
             pairs = parse_qsl(query_string.decode("ascii"), keep_blank_values=True, errors="strict")
         except (UnicodeDecodeError, ValueError) as error:
-            raise bad_request("BAD_PARAMETER", f"the query string is not UTF-8 with percent signs: {error}. Give bytes as base64:...") from error
+            raise bad_request(
+                "BAD_PARAMETER", f"the query string is not UTF-8 with percent signs: {error}. Give bytes as base64:..."
+            ) from error
         for name, value in pairs:
             if name == many:
                 self.many.append(value)
             elif name not in known:
                 near = difflib.get_close_matches(name, [*known, *([many] if many else [])], 1)
-                raise bad_request("BAD_PARAMETER", f'unknown parameter "{name}"' + (f'; did you mean "{near[0]}"?' if near else ""))
+                raise bad_request(
+                    "BAD_PARAMETER", f'unknown parameter "{name}"' + (f'; did you mean "{near[0]}"?' if near else "")
+                )
             elif name in self._values:
                 raise bad_request("BAD_PARAMETER", f'parameter "{name}" is given twice')
             else:
@@ -111,7 +116,8 @@ def range_query(store: StoreInfo, parameters: Parameters, limit: int) -> Query:
     )
     if query.first is not None and query.last is not None and query.first > query.last:
         raise bad_request(
-            "BAD_PARAMETER", f'from="{first}" comes after to="{last}" in the order of the serialised keys, which is that of their bytes'
+            "BAD_PARAMETER",
+            f'from="{first}" comes after to="{last}" in the order of the serialised keys, which is that of their bytes',
         )
     return query
 
@@ -137,7 +143,9 @@ def version_times(parameters: Parameters) -> tuple[int, int]:
     if parameters.text("as_of") is None:
         return times_of(parameters)
     if parameters.text("from") is not None or parameters.text("to") is not None:
-        raise bad_request("BAD_PARAMETER", "as_of= is one moment, from= and to= are a span of time: give one or the other")
+        raise bad_request(
+            "BAD_PARAMETER", "as_of= is one moment, from= and to= are a span of time: give one or the other"
+        )
     moment = parameters.number("as_of", 0, 0, FAR)
     return moment, moment
 

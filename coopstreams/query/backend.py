@@ -1,11 +1,13 @@
-"""What the query room asks of the instance it serves. The runtime implements `Backend`; nothing else is shared between the two.
+"""What the query room asks of the instance it serves. The runtime implements `Backend`; nothing else is shared between
+the two.
 
 Everything here is a value but the open view, which pins a database for the time of one read.
 
-Invariant: an open view answers for committed state of its whole key range, and `owned()` is true from before a read until after it
-if and only if nobody else can have been the owner meanwhile. An instance that cannot be sure that it is still a member of the
-group (no heartbeat answered within the session time-out) owns nothing.
-Turned down: handing out stores and letting the query room find out by exceptions (Kafka Streams' users write retry loops around it).
+Invariant: an open view answers for committed state of its whole key range, and `owned()` is true from before a read
+until after it if and only if nobody else can have been the owner meanwhile. An instance that cannot be sure that it is
+still a member of the group (no heartbeat answered within the session time-out) owns nothing.
+Turned down: handing out stores and letting the query room find out by exceptions (Kafka Streams' users write retry
+loops around it).
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ Kind = Literal["key_value", "versioned", "window", "session", "global"]
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Of a versioned store: how far back it goes, and the topics whose stream time, the latest of them, that is counted from."""
+    """Of a versioned store: how far back it goes, and the topics whose stream time, the latest of them, that is counted
+    from.
+    """
 
     topics: tuple[str, ...]
     history_ms: int
@@ -41,9 +45,10 @@ class History:
 class StoreInfo:
     """A store as a whole, over all instances.
 
-    Shape: `partitions` are those of the sub-topology that keeps it; a global table is kept by no sub-topology (None), and `partitions` are
-    those of its topic. `row_key` is the serde of stored keys where they have a window; `window_ms` the length of all windows, None if they
-    differ. `value` is the serde of one value: of one version in a versioned store.
+    Shape: `partitions` are those of the sub-topology that keeps it; a global table is kept by no sub-topology (None),
+    and `partitions` are those of its topic. `row_key` is the serde of stored keys where they have a window; `window_ms`
+    the length of all windows, None if they differ. `value` is the serde of one value: of one version in a versioned
+    store.
     """
 
     name: str
@@ -59,9 +64,11 @@ class StoreInfo:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A member of the group. `url` (no slash at the end) is None while it has not said where it serves, or does not serve.
+    """A member of the group. `url` (no slash at the end) is None while it has not said where it serves, or does not
+    serve.
 
-    `id` names one life of one process: an instance that starts again has another, so that nobody takes it for the one before.
+    `id` names one life of one process: an instance that starts again has another, so that nobody takes it for the one
+    before.
     """
 
     id: str
@@ -81,7 +88,9 @@ class Owner:
 
 @dataclass(frozen=True)
 class Placement:
-    """Who owns what, by the last assignment this instance received. `here` is this instance's id; it need not be among `instances`."""
+    """Who owns what, by the last assignment this instance received. `here` is this instance's id; it need not be among
+    `instances`.
+    """
 
     generation: int
     here: str
@@ -123,7 +132,9 @@ class OpenView(Protocol):
         ...
 
     def stream_time(self, topic: str) -> int:
-        """Return how far stream time is in a topic of the task: at least as far as in the state that was read before."""
+        """Return how far stream time is in a topic of the task: at least as far as in the state that was read
+        before.
+        """
         ...
 
     def owned(self) -> bool:
@@ -131,7 +142,9 @@ class OpenView(Protocol):
         ...
 
     def __enter__(self) -> OpenView: ...
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +160,9 @@ class NotOpen:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Something that keeps an instance from being well. `code` is a word for programs: `restoring`, `no-progress`, `another-version`, ..."""
+    """Something that keeps an instance from being well. `code` is a word for programs: `restoring`, `no-progress`,
+    `another-version`, ...
+    """
 
     code: str
     message: str
@@ -156,7 +171,9 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """`live`: the process does its work or waits for good reason. `ready`: a member of the group, with all its tasks open."""
+    """`live`: the process does its work or waits for good reason. `ready`: a member of the group, with all its tasks
+    open.
+    """
 
     live: bool
     ready: bool
@@ -204,7 +221,8 @@ class DownloadStatus:
 
 @dataclass(frozen=True, slots=True)
 class TaskStatus:
-    """A task of this instance, and what it has done since it was opened. Units: `rate` in records/s over the last seconds.
+    """A task of this instance, and what it has done since it was opened. Units: `rate` in records/s over the last
+    seconds.
 
     Shape: `written` by topic, changelogs left out; `dropped` by node and reason.
     """
@@ -231,7 +249,9 @@ class TaskStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What this instance is doing. `state` is a word for people: `joining`, `waiting`, `rebalancing`, `running`, `stopping`."""
+    """What this instance is doing. `state` is a word for people: `joining`, `waiting`, `rebalancing`, `running`,
+    `stopping`.
+    """
 
     application: str
     state: str
@@ -242,7 +262,9 @@ class Status:
 
 
 class Backend(Protocol):
-    """An instance, as its query server sees it. Any thread may call; everything returns at once, but reads in a view."""
+    """An instance, as its query server sees it. Any thread may call; everything returns at once, but reads in a
+    view.
+    """
 
     @property
     def application(self) -> str:
@@ -254,7 +276,9 @@ class Backend(Protocol):
         ...
 
     def placement(self) -> Placement:
-        """Return who owns what. The same object until an assignment or an instance's url changes: what is derived from it is kept."""
+        """Return who owns what. The same object until an assignment or an instance's url changes: what is derived from
+        it is kept.
+        """
         ...
 
     def view(self, store: str, partition: int, hash_: int) -> OpenView | NotOpen:

@@ -37,7 +37,9 @@ def _store(subtopology: SubTopology, spec: StoreSpec, partitions: int) -> StoreI
         assert isinstance(spec.value, Histories)
         history = History(_topics_of(subtopology, spec.name), spec.history_ms)
         return StoreInfo(spec.name, "versioned", subtopology.id, partitions, spec.key, spec.value.one, history=history)
-    return StoreInfo(spec.name, _KINDS[spec.kind], subtopology.id, partitions, spec.key, spec.value, spec.window_ms, _row_key(spec))
+    return StoreInfo(
+        spec.name, _KINDS[spec.kind], subtopology.id, partitions, spec.key, spec.value, spec.window_ms, _row_key(spec)
+    )
 
 
 def _row_key(spec: StoreSpec) -> Serde[Windowed[Any]] | None:
@@ -48,7 +50,9 @@ def _row_key(spec: StoreSpec) -> Serde[Windowed[Any]] | None:
 
 
 def _topics_of(subtopology: SubTopology, store: str) -> tuple[str, ...]:
-    """Return the topics whose stream time a versioned store goes by: that of its table, or all of the task if a processor keeps it."""
+    """Return the topics whose stream time a versioned store goes by: that of its table, or all of the task if a
+    processor keeps it.
+    """
     nodes = {node.name: node for node in subtopology.nodes}
     for node in subtopology.nodes:
         if isinstance(node, TableSource) and node.store is not None and node.store.name == store:

@@ -4,8 +4,8 @@
         queries.get("counts", "be")            # Found(value=2, ...), or None
         for entry in queries.range("counts", prefix="t"): ...
 
-Invariant: None means that the owner of the key has no such key. Whatever may pass (a task moves, an instance restarts) is tried
-again until `deadline_s` is over, and only then raised.
+Invariant: None means that the owner of the key has no such key. Whatever may pass (a task moves, an instance restarts)
+is tried again until `deadline_s` is over, and only then raised.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class WindowFound:
-    """One window of a key, or one session. Units: ms since the epoch; `end` is outside of a window, inside of a session; None: it never ends."""
+    """One window of a key, or one session. Units: ms since the epoch; `end` is outside of a window, inside of a
+    session; None: it never ends.
+    """
 
     start: int
     end: int | None
@@ -61,7 +63,9 @@ class WindowFound:
 
 @dataclass(frozen=True, slots=True)
 class EntryFound:
-    """An entry of a range. `window` is (start, end) in window and session stores; `partition` is None in a global table."""
+    """An entry of a range. `window` is (start, end) in window and session stores; `partition` is None in a global
+    table.
+    """
 
     key: Any
     value: Any
@@ -72,7 +76,9 @@ class EntryFound:
 
 @dataclass(frozen=True, slots=True)
 class VersionFound:
-    """A version of a row of a versioned table: it held while `since <= moment < until`; `until` None: it still does. Units: ms since the epoch."""
+    """A version of a row of a versioned table: it held while `since <= moment < until`; `until` None: it still does.
+    Units: ms since the epoch.
+    """
 
     since: int
     until: int | None
@@ -82,7 +88,14 @@ class VersionFound:
 class QueryClient:
     """Queries over HTTP. Keys are given as Python values; bytes for raw keys. Any thread may use it."""
 
-    def __init__(self, url: str, *, deadline_s: float = 30.0, timeout_s: float = 15.0, on_wait: Callable[[QueryError], None] | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        deadline_s: float = 30.0,
+        timeout_s: float = 15.0,
+        on_wait: Callable[[QueryError], None] | None = None,
+    ) -> None:
         """`on_wait` hears once of each question why it is asked again."""
         self._url = url.rstrip("/")
         self._on_wait = on_wait
@@ -108,19 +121,27 @@ class QueryClient:
         """Return the values of several keys, in their order."""
         found: list[Found | None] = []
         for query in key_batches([self._text(store, key) for key in keys]):
-            found += [_found(entry) if entry["found"] else None for entry in self._ask(store_path(store, f"keys?{query}"))["entries"]]
+            found += [
+                _found(entry) if entry["found"] else None
+                for entry in self._ask(store_path(store, f"keys?{query}"))["entries"]
+            ]
         return found
 
-    def windows(self, store: str, key: Any, start_ms: int = 0, end_ms: int = LATEST_MS, limit: int = 100_000) -> list[WindowFound]:
+    def windows(
+        self, store: str, key: Any, start_ms: int = 0, end_ms: int = LATEST_MS, limit: int = 100_000
+    ) -> list[WindowFound]:
         """Return the windows of a key that start within start_ms..end_ms, both inclusive, ascending."""
         return self._timed("windows", store, key, f"from={start_ms}&to={end_ms}&limit={limit}")
 
-    def sessions(self, store: str, key: Any, start_ms: int = 0, end_ms: int = LATEST_MS, limit: int = 100_000) -> list[WindowFound]:
+    def sessions(
+        self, store: str, key: Any, start_ms: int = 0, end_ms: int = LATEST_MS, limit: int = 100_000
+    ) -> list[WindowFound]:
         """Return the sessions of a key that overlap start_ms..end_ms, both inclusive, ascending."""
         return self._timed("sessions", store, key, f"from={start_ms}&to={end_ms}&limit={limit}")
 
     def versions(self, store: str, key: Any, start_ms: int = 0, end_ms: int = LATEST_MS) -> list[VersionFound]:
-        """Return the versions of a key that held at some moment of start_ms..end_ms, both inclusive, ascending; without deletions.
+        """Return the versions of a key that held at some moment of start_ms..end_ms, both inclusive, ascending; without
+        deletions.
 
         What ended before the history that the table keeps is left out.
 
@@ -128,7 +149,10 @@ class QueryClient:
             QueryError: FORGOTTEN: all of that time is before the history that is kept.
         """
         path = store_path(store, f"versions/{piece(self._text(store, key))}?from={start_ms}&to={end_ms}")
-        return [VersionFound(version["since"], version["until"], version["value"]) for version in self._ask(path)["versions"]]
+        return [
+            VersionFound(version["since"], version["until"], version["value"])
+            for version in self._ask(path)["versions"]
+        ]
 
     def as_of(self, store: str, key: Any, moment_ms: int) -> VersionFound | None:
         """Return what a key of a versioned table was at a moment, None if there was nothing.
@@ -148,7 +172,9 @@ class QueryClient:
         reverse: bool = False,
         page: int = 1000,
     ) -> Iterator[EntryFound]:
-        """Yield the entries first..last, both inclusive, of all instances, in the order of the serialised keys; pages are fetched as needed."""
+        """Yield the entries first..last, both inclusive, of all instances, in the order of the serialised keys; pages
+        are fetched as needed.
+        """
         asked: dict[str, str] = {"limit": str(page)}
         for name, value in (("from", first), ("to", last), ("prefix", prefix)):
             if value is not None:
@@ -189,7 +215,9 @@ class QueryClient:
     def __enter__(self) -> QueryClient:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _timed(self, what: str, store: str, key: Any, query: str) -> list[WindowFound]:
@@ -215,7 +243,10 @@ class QueryClient:
         try:
             response = self._client.get(self._url + path)
         except httpx.TransportError as error:
-            cure = "Does the application run, and is this an address of it? Each process logs where its queries are answered."
+            cure = (
+                "Does the application run, and is this an address of it? Each process logs where its queries are "
+                "answered."
+            )
             raise moving(f"{self._url} does not answer: {str(error) or type(error).__name__}. {cure}") from error
         except httpx.InvalidURL as error:
             raise bad_request("BAD_PARAMETER", f"the address of this request cannot be: {error}") from error
@@ -245,4 +276,6 @@ def _query(asked: Mapping[str, str]) -> str:
 
 
 def _found(answer: Mapping[str, Any]) -> Found:
-    return Found(*(answer[name] for name in ("key", "value", "timestamp", "partition", "key_range", "owner", "epoch", "lag")))
+    return Found(
+        *(answer[name] for name in ("key", "value", "timestamp", "partition", "key_range", "owner", "epoch", "lag"))
+    )

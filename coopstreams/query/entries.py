@@ -1,6 +1,7 @@
 """What a row of a store is in an answer: its key, its value, and its window if it has one. Pure.
 
-Invariant: a window that is shown is that of the operator. One that never ends has no end, rather than the last number there is.
+Invariant: a window that is shown is that of the operator. One that never ends has no end, rather than the last number
+there is.
 """
 
 from __future__ import annotations
@@ -29,14 +30,21 @@ def shown(store: StoreInfo, row: StoredRow, partition: int) -> bytes | None:
     value = row_value(store, row.value, where)
     if value is None:
         return None
-    entry = {"key": key, "value": value[0], "timestamp": row.timestamp, "partition": None if store.kind == "global" else partition}
+    entry = {
+        "key": key,
+        "value": value[0],
+        "timestamp": row.timestamp,
+        "partition": None if store.kind == "global" else partition,
+    }
     if store.row_key is not None:
         entry["window"] = window_of(store, row.key, where)
     return to_json(entry, where)
 
 
 def row_value(store: StoreInfo, data: bytes, where: str) -> tuple[Any] | None:
-    """Return the value of a row as JSON shows it (it may be null), of a versioned store the latest; None if that is a deletion."""
+    """Return the value of a row as JSON shows it (it may be null), of a versioned store the latest; None if that is a
+    deletion.
+    """
     if store.kind != "versioned":
         return (show_value(store.value, data, where),)
     latest = latest_value(history_of(data, where))

@@ -1,4 +1,6 @@
-"""Whether the extra `http` is installed: asked before anything connects, so that its absence is one line and no traceback."""
+"""Whether the extra `http` is installed: asked before anything connects, so that its absence is one line and no
+traceback.
+"""
 
 from importlib.util import find_spec
 

@@ -2,7 +2,8 @@
 
     text, raw          the text as it is; raw also as `base64:...`
     int64, float64     a number in decimal
-    anything else      the serialised key as text (for json: the JSON text), or `base64:...`; written anew by its serde, so that
+    anything else      the serialised key as text (for json: the JSON text), or `base64:...`; written anew by its
+                       serde, so that
                        `{"a": 1}` finds the key that was written `{"a":1}`
 
 Invariant: what an answer prints as a key, as text, finds that key again.
@@ -65,7 +66,9 @@ def parse_prefix(key: Serde[Any], text: str) -> bytes:
         return text.encode()
     if key == serdes.raw:
         return _from_base64(text)
-    raise bad_request("BAD_PARAMETER", f"prefix is for text and raw keys; this store has {key.name} keys. Use from= and to=")
+    raise bad_request(
+        "BAD_PARAMETER", f"prefix is for text and raw keys; this store has {key.name} keys. Use from= and to="
+    )
 
 
 def show_key(key: Serde[Any], data: bytes) -> Any:
@@ -125,7 +128,9 @@ def _as_text(data: bytes) -> str:
 def _from_base64(text: str) -> bytes:
     digits = text.removeprefix(BASE64)
     try:
-        return base64.b64decode(digits + "=" * (-len(digits) % 4), b"-_" if "-" in digits or "_" in digits else None, validate=True)
+        return base64.b64decode(
+            digits + "=" * (-len(digits) % 4), b"-_" if "-" in digits or "_" in digits else None, validate=True
+        )
     except (binascii.Error, ValueError) as error:
         raise bad_request("BAD_KEY", f"what follows base64: is no base64 text: {error}") from error
 

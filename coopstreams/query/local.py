@@ -1,7 +1,8 @@
 """Reading what this instance has. Blocks on the disk: called in the server's reader threads.
 
-Invariant: whoever reads here has checked, after the read, that the instance owned the range all along. Only then is "not found" an
-answer; otherwise it is TASK_MOVING. A global table is everybody's: it is there once it has been read whole.
+Invariant: whoever reads here has checked, after the read, that the instance owned the range all along. Only then is
+"not found" an answer; otherwise it is TASK_MOVING. A global table is everybody's: it is there once it has been read
+whole.
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ class LocalReader:
         """Return the JSON of a key's windows that start within `times`, ascending; `more` if the limit cut them off."""
         text, key, at = wanted
         with self._reading(store, at) as view:
-            found = [StoredRow(window_key(key, one.start), one.value, one.timestamp) for one in view.store.fetch(key, *times, limit=limit + 1)]
+            found = [
+                StoredRow(window_key(key, one.start), one.value, one.timestamp)
+                for one in view.store.fetch(key, *times, limit=limit + 1)
+            ]
             about = self._about(view)
         return _timed(store, text, key, "windows", found, limit, about)
 
@@ -72,7 +76,8 @@ class LocalReader:
         text, key, at = wanted
         with self._reading(store, at) as view:
             found = [
-                StoredRow(session_key(key, one.start, one.end), one.value, one.timestamp) for one in view.store.sessions(key, *times, limit=limit + 1)
+                StoredRow(session_key(key, one.start, one.end), one.value, one.timestamp)
+                for one in view.store.sessions(key, *times, limit=limit + 1)
             ]
             about = self._about(view)
         return _timed(store, text, key, "sessions", found, limit, about)
@@ -87,15 +92,21 @@ class LocalReader:
         assert store.history is not None
         with self._reading(store, at) as view:
             row = view.store.get(key)
-            # After the read: in the other order a commit in between could have shortened the history that we take for whole.
+            # After the read: in the other order a commit in between could have shortened the history that we take for
+            # whole.
             oldest = max(0, max(map(view.stream_time, store.history.topics)) - store.history.history_ms)
             about = self._about(view)
         where = _where(store, text)
         held = versions_within([] if row is None else history_of(row[0], where), *times, oldest)
         if held is None:
             raise forgotten(store.name, text, times[1], oldest)
-        versions = [{"since": one.since, "until": one.until, "value": show_value(store.value, one.value, where)} for one in held]
-        return to_json({"store": store.name, "key": show_key(store.key, key), "versions": versions, "known_since": oldest} | about, where)
+        versions = [
+            {"since": one.since, "until": one.until, "value": show_value(store.value, one.value, where)} for one in held
+        ]
+        return to_json(
+            {"store": store.name, "key": show_key(store.key, key), "versions": versions, "known_since": oldest} | about,
+            where,
+        )
 
     def part(self, store: StoreInfo, query: Query, timeout_s: float) -> PartialPage:
         """Return what this instance has for a range query: the first `limit` entries of all its open ranges.
@@ -106,7 +117,13 @@ class LocalReader:
             QueryError: TIMED_OUT, or TASK_MOVING if a range moved while it was read.
         """
         if store.kind == "global":
-            return _collected(store, query, timeout_s, [], ((row.key, 0, row) for row in rows(self._global(store), store.kind, 0, query)))
+            return _collected(
+                store,
+                query,
+                timeout_s,
+                [],
+                ((row.key, 0, row) for row in rows(self._global(store), store.kind, 0, query)),
+            )
         with self._reading_all(store.name) as views:
             found = in_order((_scan(view, store, query) for view in views), query.reverse)
             return _collected(store, query, timeout_s, [self._cover(view) for view in views], found)
@@ -128,7 +145,13 @@ class LocalReader:
         text, key, at = wanted
         if store.kind == "global":
             found = self._global(store).get(key)
-            about: dict[str, Any] = {"partition": None, "key_range": None, "owner": self._backend.placement().here, "epoch": None, "lag": None}
+            about: dict[str, Any] = {
+                "partition": None,
+                "key_range": None,
+                "owner": self._backend.placement().here,
+                "epoch": None,
+                "lag": None,
+            }
         else:
             with self._reading(store, at) as view:
                 found = view.store.get(key)
@@ -147,7 +170,10 @@ class LocalReader:
     def _reading(self, store: StoreInfo, at: KeyLocation) -> Iterator[OpenView]:
         view = self._backend.view(store.name, at.partition, at.hash)
         if isinstance(view, NotOpen):
-            raise moving(f"partition {at.partition} of {store.name} is not open on the owner of the key: {view.message}", view.retry_after_ms)
+            raise moving(
+                f"partition {at.partition} of {store.name} is not open on the owner of the key: {view.message}",
+                view.retry_after_ms,
+            )
         with view, _owned_throughout([view]):
             yield view
 
@@ -169,7 +195,9 @@ class LocalReader:
 
     def _cover(self, view: OpenView) -> Cover:
         task = view.task
-        return Cover(task.partition, task.range.start, task.range.end, self._backend.placement().here, view.epoch, view.lag)
+        return Cover(
+            task.partition, task.range.start, task.range.end, self._backend.placement().here, view.epoch, view.lag
+        )
 
 
 @contextmanager
@@ -204,7 +232,10 @@ def _collected(store: StoreInfo, query: Query, timeout_s: float, covers: list[Co
     entries: list[Entry] = []
     for number, (stored, partition, row) in enumerate(found, 1):
         if number % CHECK_EVERY == 0 and time.monotonic() > deadline:
-            raise timed_out(f"reading {store.name} took longer than {timeout_s:g} s: ask for less with limit=, from=, to= or prefix=")
+            raise timed_out(
+                f"reading {store.name} took longer than {timeout_s:g} s: ask for less with limit=, from=, to= or "
+                "prefix="
+            )
         entry = shown(store, row, partition)
         if entry is None:
             continue
@@ -214,13 +245,19 @@ def _collected(store: StoreInfo, query: Query, timeout_s: float, covers: list[Co
     return PartialPage(covers, entries, False)
 
 
-def _timed(store: StoreInfo, text: str, key: bytes, name: str, found: Sequence[StoredRow], limit: int, about: dict[str, Any]) -> bytes:
+def _timed(
+    store: StoreInfo, text: str, key: bytes, name: str, found: Sequence[StoredRow], limit: int, about: dict[str, Any]
+) -> bytes:
     """Return the JSON of windows or sessions of a key; one more than the limit says that there are more."""
     where = _where(store, text)
     shown = [
-        window_of(store, row.key, where) | {"value": show_value(store.value, row.value, where), "timestamp": row.timestamp} for row in found[:limit]
+        window_of(store, row.key, where)
+        | {"value": show_value(store.value, row.value, where), "timestamp": row.timestamp}
+        for row in found[:limit]
     ]
-    return to_json({"store": store.name, "key": show_key(store.key, key), name: shown, "more": len(found) > limit} | about, where)
+    return to_json(
+        {"store": store.name, "key": show_key(store.key, key), name: shown, "more": len(found) > limit} | about, where
+    )
 
 
 def _where(store: StoreInfo, text: str) -> str:

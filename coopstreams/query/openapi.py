@@ -1,4 +1,5 @@
-"""The description of the HTTP interface (OpenAPI 3.1), written by hand; a test holds it against the routes and the answers.
+"""The description of the HTTP interface (OpenAPI 3.1), written by hand; a test holds it against the routes and the
+answers.
 
 Turned down: a framework that derives it from annotations (it would bring its own model layer into every answer).
 """
@@ -14,7 +15,10 @@ if TYPE_CHECKING:
 
 Schema = dict[str, Any]
 
-_RETRY = "Nobody can answer now: a task moves or is restored, or its owner does not answer. Ask again after `retry_after_ms`."
+_RETRY = (
+    "Nobody can answer now: a task moves or is restored, or its owner does not answer. Ask again after "
+    "`retry_after_ms`."
+)
 
 
 def description(limits: RequestLimits) -> Schema:
@@ -24,7 +28,8 @@ def description(limits: RequestLimits) -> Schema:
         "info": {
             "title": "coopstreams queries",
             "version": "1",
-            "description": "Every instance answers for all: a request is routed by the key's partition, then by its key hash, and forwarded at most once.",
+            "description": "Every instance answers for all: a request is routed by the key's partition, then by its "
+            "key hash, and forwarded at most once.",
         },
         "paths": _paths(limits),
         "components": {"schemas": _schemas()},
@@ -32,46 +37,96 @@ def description(limits: RequestLimits) -> Schema:
 
 
 def _paths(limits: RequestLimits) -> Schema:
-    store, key, local = _path("store", "Name of a store."), _path("key", _KEY), _query("local", _BOOLEAN, "Answer from this instance only.")
-    limit = _query("limit", {**_WHOLE, "minimum": 1, "maximum": limits.max_entries, "default": limits.entries}, "Most entries in an answer.")
+    store, key, local = (
+        _path("store", "Name of a store."),
+        _path("key", _KEY),
+        _query("local", _BOOLEAN, "Answer from this instance only."),
+    )
+    limit = _query(
+        "limit",
+        {**_WHOLE, "minimum": 1, "maximum": limits.max_entries, "default": limits.entries},
+        "Most entries in an answer.",
+    )
     return {
         "/v1/stores": _get("stores", "All stores of the topology", "Stores", local),
-        "/v1/stores/{store}/keys/{key}": _get("key", "The value of a key", "Found", store, key, local, by_key=True, missing=True),
+        "/v1/stores/{store}/keys/{key}": _get(
+            "key", "The value of a key", "Found", store, key, local, by_key=True, missing=True
+        ),
         "/v1/stores/{store}/keys": _get(
             "keys",
-            f"The values of several keys, at most {limits.max_keys}, in the order asked: all, or none while one is moving",
+            f"The values of several keys, at most {limits.max_keys}, in the order asked: all, or none while one is "
+            "moving",
             "FoundMany",
             store,
-            _query("key", {"type": "array", "items": {"type": "string"}}, "A key; give it several times.", required=True),
+            _query(
+                "key", {"type": "array", "items": {"type": "string"}}, "A key; give it several times.", required=True
+            ),
             local,
             by_key=True,
         ),
         "/v1/stores/{store}/range": _range(store, limit, local),
         **_timed(store, key, limit, local),
         "/v1/metadata": _get("metadata", "Instances, their tasks and key ranges, by the last assignment", "Metadata"),
-        "/v1/metadata/{store}/{key}": _get("keyMetadata", "Where a key lies and who owns it", "KeyMetadata", store, key),
-        "/v1/status": _get("status", "What the instances are doing; one that does not answer is listed as unreachable", "Status", local),
+        "/v1/metadata/{store}/{key}": _get(
+            "keyMetadata", "Where a key lies and who owns it", "KeyMetadata", store, key
+        ),
+        "/v1/status": _get(
+            "status", "What the instances are doing; one that does not answer is listed as unreachable", "Status", local
+        ),
         "/health/live": _health("live", "Whether the instance does its work, or waits for good reason"),
         "/health/ready": _health("ready", "Whether the instance is a member of the group with all its tasks open"),
         "/metrics": {
-            "get": {"operationId": "metrics", "summary": "Prometheus metrics", "responses": {"200": _answer("Metrics", _STRING, "text/plain")}}
+            "get": {
+                "operationId": "metrics",
+                "summary": "Prometheus metrics",
+                "responses": {"200": _answer("Metrics", _STRING, "text/plain")},
+            }
         },
         "/openapi.json": {
-            "get": {"operationId": "openapi", "summary": "This document", "responses": {"200": _answer("OpenAPI", {"type": "object"})}}
+            "get": {
+                "operationId": "openapi",
+                "summary": "This document",
+                "responses": {"200": _answer("OpenAPI", {"type": "object"})},
+            }
         },
     }
 
 
 def _timed(store: Schema, key: Schema, limit: Schema, local: Schema) -> Schema:
-    first, last = _query("from", _TIME, "The first moment, inclusive."), _query("to", _TIME, "The last moment, inclusive.")
-    windows = "The windows of a key that start within from..to, both inclusive, ascending; an empty list if there are none"
+    first, last = (
+        _query("from", _TIME, "The first moment, inclusive."),
+        _query("to", _TIME, "The last moment, inclusive."),
+    )
+    windows = (
+        "The windows of a key that start within from..to, both inclusive, ascending; an empty list if there are none"
+    )
     sessions = "The sessions of a key that overlap from..to, both inclusive, ascending; an empty list if there are none"
-    versions = "The versions of a key that held at some moment of from..to, or at `as_of`, ascending; an empty list if there was none"
-    operation = _get("versions", versions, "Versions", store, key, _query("as_of", _TIME, "One moment."), first, last, local, by_key=True)
-    operation["get"]["responses"]["410"] = _error("FORGOTTEN: that time is before the history that is kept, which begins at `known_since`")
+    versions = (
+        "The versions of a key that held at some moment of from..to, or at `as_of`, ascending; an empty list if there "
+        "was none"
+    )
+    operation = _get(
+        "versions",
+        versions,
+        "Versions",
+        store,
+        key,
+        _query("as_of", _TIME, "One moment."),
+        first,
+        last,
+        local,
+        by_key=True,
+    )
+    operation["get"]["responses"]["410"] = _error(
+        "FORGOTTEN: that time is before the history that is kept, which begins at `known_since`"
+    )
     return {
-        "/v1/stores/{store}/windows/{key}": _get("windows", windows, "Windows", store, key, first, last, limit, local, by_key=True),
-        "/v1/stores/{store}/sessions/{key}": _get("sessions", sessions, "Sessions", store, key, first, last, limit, local, by_key=True),
+        "/v1/stores/{store}/windows/{key}": _get(
+            "windows", windows, "Windows", store, key, first, last, limit, local, by_key=True
+        ),
+        "/v1/stores/{store}/sessions/{key}": _get(
+            "sessions", sessions, "Sessions", store, key, first, last, limit, local, by_key=True
+        ),
         "/v1/stores/{store}/versions/{key}": operation,
     }
 
@@ -79,8 +134,10 @@ def _timed(store: Schema, key: Schema, limit: Schema, local: Schema) -> Schema:
 def _range(store: Schema, limit: Schema, local: Schema) -> Schema:
     operation = _get(
         "range",
-        "Entries of all ranges of all instances, in the order of the bytes of the serialised keys. With `Accept: application/x-ndjson` a line for each "
-        "entry, without a limit unless one is given; the last line is a `RangeEnd`, or an `Error` with the `cursor` to go on from",
+        "Entries of all ranges of all instances, in the order of the bytes of the serialised keys. With `Accept: "
+        "application/x-ndjson` a line for each "
+        "entry, without a limit unless one is given; the last line is a `RangeEnd`, or an `Error` with the `cursor` to "
+        "go on from",
         "Range",
         store,
         _query("from", _STRING, "First key, inclusive."),
@@ -97,16 +154,21 @@ def _range(store: Schema, limit: Schema, local: Schema) -> Schema:
     return operation
 
 
-def _get(id_: str, summary: str, schema: str, *parameters: Schema, by_key: bool = False, missing: bool = False) -> Schema:
+def _get(
+    id_: str, summary: str, schema: str, *parameters: Schema, by_key: bool = False, missing: bool = False
+) -> Schema:
     names = {parameter["name"] for parameter in parameters}
     responses = {"200": _answer(summary, _ref(schema)), "400": _error("BAD_KEY, BAD_PARAMETER or WRONG_KIND")}
     if "store" in names:
         responses["404"] = _error(
-            "UNKNOWN_STORE" + (", or KEY_NOT_FOUND: from the owner of the key only, with the fields of `Where`" if missing else "")
+            "UNKNOWN_STORE"
+            + (", or KEY_NOT_FOUND: from the owner of the key only, with the fields of `Where`" if missing else "")
         )
     if by_key:
         responses["421"] = _error("NOT_OWNER: `local=true` at another instance; `owner` and `url` say whom to ask")
-        responses["503"] = _error(f"TASK_MOVING. {_RETRY}") | {"headers": {"Retry-After": {"schema": _WHOLE, "description": "Seconds."}}}
+        responses["503"] = _error(f"TASK_MOVING. {_RETRY}") | {
+            "headers": {"Retry-After": {"schema": _WHOLE, "description": "Seconds."}}
+        }
         responses["500"] = _error("UNREADABLE: what is stored is no value of the store's serde; or INTERNAL")
     responses["504"] = _error("TIMED_OUT: ask again, or for less")
     return {"get": {"operationId": id_, "summary": summary, "parameters": list(parameters), "responses": responses}}
@@ -121,11 +183,24 @@ def _schemas() -> Schema:
     """What queries answer."""
     where = {"partition": _WHOLE, "key_range": _STRING, "owner": _STRING, "epoch": _WHOLE, "lag": _MAYBE_WHOLE}
     # Of a global table there is no more to say than who answered.
-    about = {"partition": _MAYBE_WHOLE, "key_range": _MAYBE_STRING, "owner": _STRING, "epoch": _MAYBE_WHOLE, "lag": _MAYBE_WHOLE}
+    about = {
+        "partition": _MAYBE_WHOLE,
+        "key_range": _MAYBE_STRING,
+        "owner": _STRING,
+        "epoch": _MAYBE_WHOLE,
+        "lag": _MAYBE_WHOLE,
+    }
     entry = {"key": {}, "value": {}, "timestamp": _WHOLE}
-    window = {"start": _WHOLE, "end": {**_MAYBE_WHOLE, "description": "Outside of a window, inside of a session; null: it never ends."}}
+    window = {
+        "start": _WHOLE,
+        "end": {**_MAYBE_WHOLE, "description": "Outside of a window, inside of a session; null: it never ends."},
+    }
     windows = _list(_object({**window, "value": {}, "timestamp": _WHOLE}))
-    version = {"since": _WHOLE, "until": {**_MAYBE_WHOLE, "description": "The first moment at which it did not hold; null: it holds."}, "value": {}}
+    version = {
+        "since": _WHOLE,
+        "until": {**_MAYBE_WHOLE, "description": "The first moment at which it did not hold; null: it holds."},
+        "value": {},
+    }
     one_of_many = _object({"key": {}, "found": _BOOLEAN, **about}, {"value": {}, "timestamp": _WHOLE})
     error = {"error": _STRING, "message": _STRING, "retryable": _BOOLEAN}
     return {
@@ -133,11 +208,15 @@ def _schemas() -> Schema:
         "Found": _object({"store": _STRING, **entry, **about}),
         "FoundMany": _object({"store": _STRING, "entries": _list(one_of_many)}),
         "Entry": _object({**entry, "partition": _MAYBE_WHOLE}, {"window": _object(window)}),
-        "Range": _object({"store": _STRING, "entries": _list(_ref("Entry")), "cursor": _MAYBE_STRING, "ranges": _list(_ref("Where"))}),
+        "Range": _object(
+            {"store": _STRING, "entries": _list(_ref("Entry")), "cursor": _MAYBE_STRING, "ranges": _list(_ref("Where"))}
+        ),
         "RangeEnd": _object({"cursor": _MAYBE_STRING, "count": _WHOLE}),
         "Windows": _object({"store": _STRING, "key": {}, "windows": windows, "more": _BOOLEAN, **where}),
         "Sessions": _object({"store": _STRING, "key": {}, "sessions": windows, "more": _BOOLEAN, **where}),
-        "Versions": _object({"store": _STRING, "key": {}, "versions": _list(_object(version)), "known_since": _WHOLE, **where}),
+        "Versions": _object(
+            {"store": _STRING, "key": {}, "versions": _list(_object(version)), "known_since": _WHOLE, **where}
+        ),
         "Error": _object(error, {"retry_after_ms": _WHOLE, "owner": _STRING, "url": _STRING, "known_since": _WHOLE}),
         **_group_schemas(),
     }
@@ -149,7 +228,11 @@ def _group_schemas() -> Schema:
     task = _object({**place, "stores": _list(_STRING), "state": _MAYBE_STRING, "lag": _MAYBE_WHOLE})
     instance = _object({"id": _STRING, "url": _MAYBE_STRING, "ready": _BOOLEAN, "tasks": _list(task)})
     owner = _object({"id": _STRING, "url": _MAYBE_STRING, "task": _STRING, "key_range": _STRING})
-    health = {"live": _BOOLEAN, "ready": _BOOLEAN, "reasons": _list(_object({"code": _STRING, "message": _STRING, "task": _MAYBE_STRING}))}
+    health = {
+        "live": _BOOLEAN,
+        "ready": _BOOLEAN,
+        "reasons": _list(_object({"code": _STRING, "message": _STRING, "task": _MAYBE_STRING})),
+    }
     known = {
         "name": _STRING,
         "kind": {"enum": list(get_args(Kind))},
@@ -159,10 +242,19 @@ def _group_schemas() -> Schema:
         "value": _STRING,
     }
     store = _object({**known, "window_ms": _MAYBE_WHOLE, "approximate_entries": _WHOLE})
-    key = {"store": _STRING, "key": {}, "partition": _WHOLE, "key_hash": _STRING, "key_group": _WHOLE, "generation": _WHOLE}
+    key = {
+        "store": _STRING,
+        "key": {},
+        "partition": _WHOLE,
+        "key_hash": _STRING,
+        "key_group": _WHOLE,
+        "generation": _WHOLE,
+    }
     return {
         "Stores": _object({"stores": _list(store), "unreachable": _list(_STRING)}),
-        "Metadata": _object({"application": _STRING, "generation": _WHOLE, "here": _STRING, "instances": _list(instance)}),
+        "Metadata": _object(
+            {"application": _STRING, "generation": _WHOLE, "here": _STRING, "instances": _list(instance)}
+        ),
         "KeyMetadata": _object({**key, "owner": {"anyOf": [owner, {"type": "null"}]}}),
         "Status": _object({"application": _STRING, "generation": _WHOLE, "instances": _list(_status(health, place))}),
         "Health": _object(health),
@@ -170,22 +262,52 @@ def _group_schemas() -> Schema:
 
 
 def _status(health: Schema, place: Schema) -> Schema:
-    lag = {**_MAYBE_WHOLE, "description": "Records between what the task has committed and the partition's end: of all its key ranges."}
-    source = {"topic": _STRING, "partition": _WHOLE, "position": _WHOLE, "committed": _MAYBE_WHOLE, "end": _MAYBE_WHOLE, "lag": lag}
+    lag = {
+        **_MAYBE_WHOLE,
+        "description": "Records between what the task has committed and the partition's end: of all its key ranges.",
+    }
+    source = {
+        "topic": _STRING,
+        "partition": _WHOLE,
+        "position": _WHOLE,
+        "committed": _MAYBE_WHOLE,
+        "end": _MAYBE_WHOLE,
+        "lag": lag,
+    }
     source["stream_time"] = _MAYBE_WHOLE
-    restore = {"store": _STRING, "restored": _WHOLE, "remaining": _WHOLE, "rate": _NUMBER, "eta_s": {"type": ["number", "null"]}}
-    download = {"store": _STRING, "fetched_bytes": _WHOLE, "total_bytes": _WHOLE, "rate": _NUMBER, "eta_s": {"type": ["number", "null"]}}
+    restore = {
+        "store": _STRING,
+        "restored": _WHOLE,
+        "remaining": _WHOLE,
+        "rate": _NUMBER,
+        "eta_s": {"type": ["number", "null"]},
+    }
+    download = {
+        "store": _STRING,
+        "fetched_bytes": _WHOLE,
+        "total_bytes": _WHOLE,
+        "rate": _NUMBER,
+        "eta_s": {"type": ["number", "null"]},
+    }
     known = {
         "epoch": _WHOLE,
         "processed": _WHOLE,
         "rate": _NUMBER,
-        "written": {"type": "object", "additionalProperties": _WHOLE, "description": "Records by topic since the task was opened; no changelogs."},
+        "written": {
+            "type": "object",
+            "additionalProperties": _WHOLE,
+            "description": "Records by topic since the task was opened; no changelogs.",
+        },
         "dropped": _list(_object({"node": _STRING, "reason": _STRING, "records": _WHOLE})),
         "dead_letters": _WHOLE,
         "stream_time": _MAYBE_WHOLE,
         "behind_ms": {**_MAYBE_WHOLE, "description": "How far stream time is behind the instance's clock."},
         "lag": lag,
-        "shared": {**_BOOLEAN, "description": "Whether other tasks have key ranges of its partitions: then `lag` counts their records, too."},
+        "shared": {
+            **_BOOLEAN,
+            "description": "Whether other tasks have key ranges of its partitions: then `lag` counts their records, "
+            "too.",
+        },
         "sources": _list(_object(source)),
         "restore": _list(_object(restore)),
         "download": _list(_object(download)),
@@ -202,7 +324,10 @@ _BOOLEAN: Schema = {"type": "boolean"}
 _MAYBE_STRING: Schema = {"type": ["string", "null"]}
 _MAYBE_WHOLE: Schema = {"type": ["integer", "null"]}
 _TIME: Schema = {"type": "integer", "minimum": 0, "description": "Milliseconds since the epoch."}
-_KEY = "A key as text: text as it is, int64 and float64 in decimal, json as JSON text, raw as text or `base64:...`. Slashes may stand or be %2F."
+_KEY = (
+    "A key as text: text as it is, int64 and float64 in decimal, json as JSON text, raw as text or `base64:...`. "
+    "Slashes may stand or be %2F."
+)
 
 
 def _object(required: Schema, optional: Schema | None = None) -> Schema:

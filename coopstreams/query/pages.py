@@ -1,7 +1,7 @@
 """Pages of a range query: what one instance contributes, and how the parts become one ordered page.
 
-Order: the bytes of the stored keys, as Kafka Streams orders; equal keys of two partitions by partition. Every part holds the first
-`limit` entries after the cursor, so the first `limit` of all parts together are right.
+Order: the bytes of the stored keys, as Kafka Streams orders; equal keys of two partitions by partition. Every part
+holds the first `limit` entries after the cursor, so the first `limit` of all parts together are right.
 
 Invariant: a page and those that follow its cursors hold every key that was there all along exactly once.
 Turned down: offsets as cursors (an entry that comes or goes between two pages shifts all others).
@@ -61,7 +61,9 @@ class Page(msgspec.Struct):
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
-    """A range query in bytes. Shape: `first` and `last` are keys, both inclusive, None = open; `after` is where the last page ended."""
+    """A range query in bytes. Shape: `first` and `last` are keys, both inclusive, None = open; `after` is where the
+    last page ended.
+    """
 
     first: bytes | None = None
     last: bytes | None = None
@@ -81,7 +83,9 @@ def page_of(parts: Sequence[PartialPage], query: Query) -> Page:
     """Return the first `limit` entries of all parts."""
     entries = list(islice(in_order((part.entries for part in parts), query.reverse), query.limit))
     more = any(part.more for part in parts) or sum(len(part.entries) for part in parts) > len(entries)
-    covers = sorted((cover for part in parts for cover in part.covers), key=lambda cover: (cover.partition, cover.start))
+    covers = sorted(
+        (cover for part in parts for cover in part.covers), key=lambda cover: (cover.partition, cover.start)
+    )
     return Page(covers, entries, cursor_text(entries[-1][0], entries[-1][1]) if more and entries else None)
 
 

@@ -1,7 +1,7 @@
 """Asking another instance, once: a request that was forwarded is never forwarded again.
 
-A request names whom it means and by which generation; an answer names who gave it. An address that another process has taken over
-since (a restart, another application) is thereby not believed.
+A request names whom it means and by which generation; an answer names who gave it. An address that another process has
+taken over since (a restart, another application) is thereby not believed.
 
 Invariant: whatever keeps the owner from answering is TASK_MOVING: it is retried, and it is never "not found".
 """
@@ -32,13 +32,16 @@ class Peers:
     def __init__(self, backend: Backend, connect_s: float) -> None:
         self._backend = backend
         self._connect_s = connect_s
-        self._client = httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_connections=200, max_keepalive_connections=50))
+        self._client = httpx.AsyncClient(
+            trust_env=False, limits=httpx.Limits(max_connections=200, max_keepalive_connections=50)
+        )
 
     async def ask(self, target: Peer, path: str, timeout_s: float) -> bytes:
         """Return the body of an instance's answer to `GET path`.
 
         Raises:
-            QueryError: what the instance says; TASK_MOVING if it does not answer, is another one, or is of another mind.
+            QueryError: what the instance says; TASK_MOVING if it does not answer, is another one, or is of another
+                mind.
         """
         headers = {
             FORWARDED: "1",
@@ -52,7 +55,9 @@ class Peers:
         except httpx.InvalidURL as error:
             raise bad_request("BAD_PARAMETER", f"what was asked does not fit into an address: {error}") from error
         except httpx.TransportError as error:
-            raise moving(f"instance {target.id} at {target.url} does not answer: {str(error) or type(error).__name__}") from error
+            raise moving(
+                f"instance {target.id} at {target.url} does not answer: {str(error) or type(error).__name__}"
+            ) from error
         if response.headers.get(INSTANCE) != target.id:
             raise moving(f"what answers at {target.url} is not instance {target.id}")
         if response.status_code == httpx.codes.OK:
@@ -74,10 +79,16 @@ def check_hop(headers: Mapping[str, str], placement: Placement, application: str
         QueryError: TASK_MOVING: the sender looks again.
     """
     if headers.get(APPLICATION) != application or headers.get(TARGET) != placement.here:
-        raise moving(f"this is instance {placement.here} of {application}; the request is for {headers.get(TARGET)} of {headers.get(APPLICATION)}")
+        raise moving(
+            f"this is instance {placement.here} of {application}; the request is for {headers.get(TARGET)} of "
+            f"{headers.get(APPLICATION)}"
+        )
     try:
         generation = int(headers.get(GENERATION, ""))
     except ValueError as error:
         raise bad_request("BAD_PARAMETER", f"header {GENERATION} must be a number") from error
     if generation > placement.generation:
-        raise moving(f"instance {placement.here} has not heard of generation {generation} yet, it is at {placement.generation}", retry_after_ms=50)
+        raise moving(
+            f"instance {placement.here} has not heard of generation {generation} yet, it is at {placement.generation}",
+            retry_after_ms=50,
+        )

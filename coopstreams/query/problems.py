@@ -32,7 +32,9 @@ def bad_request(code: str, message: str) -> QueryError:
 
 def unknown_store(name: str, names: list[str]) -> QueryError:
     """Return the error for a store that the topology does not have."""
-    return QueryError("UNKNOWN_STORE", f'no store "{name}" in this topology; it has: {", ".join(sorted(names)) or "none"}', status=404)
+    return QueryError(
+        "UNKNOWN_STORE", f'no store "{name}" in this topology; it has: {", ".join(sorted(names)) or "none"}', status=404
+    )
 
 
 def key_not_found(store: str, key: str, details: Mapping[str, Any]) -> QueryError:
@@ -42,14 +44,20 @@ def key_not_found(store: str, key: str, details: Mapping[str, Any]) -> QueryErro
 
 def forgotten(store: str, key: str, last: int, oldest: int) -> QueryError:
     """Return the owner's answer that a time lies before the history that it keeps."""
-    message = f'store {store} does not know any more what "{key}" was at {last}: its history begins at {oldest}, and the row has changed since'
+    message = (
+        f'store {store} does not know any more what "{key}" was at {last}: its history begins at {oldest}, and the row '
+        "has changed since"
+    )
     return QueryError("FORGOTTEN", message, status=410, details={"known_since": oldest})
 
 
 def not_owner(owner: str, url: str) -> QueryError:
     """Return the error of `local=true` at another instance than the owner."""
     return QueryError(
-        "NOT_OWNER", f"instance {owner} owns the key; ask it, or leave out local=true", status=421, details={"owner": owner, "url": url}
+        "NOT_OWNER",
+        f"instance {owner} owns the key; ask it, or leave out local=true",
+        status=421,
+        details={"owner": owner, "url": url},
     )
 
 
@@ -82,5 +90,14 @@ def error_of(status: int, body: bytes) -> QueryError:
         fields = orjson.loads(body)
         code, message, retryable = str(fields.pop("error")), str(fields.pop("message")), bool(fields.pop("retryable"))
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
-        return QueryError("INTERNAL", f"HTTP status {status} with a body that is not ours: {body[:200]!r}", status=status)
-    return QueryError(code, message, status=status, retryable=retryable, retry_after_ms=fields.pop("retry_after_ms", None), details=fields)
+        return QueryError(
+            "INTERNAL", f"HTTP status {status} with a body that is not ours: {body[:200]!r}", status=status
+        )
+    return QueryError(
+        code,
+        message,
+        status=status,
+        retryable=retryable,
+        retry_after_ms=fields.pop("retry_after_ms", None),
+        details=fields,
+    )

@@ -32,7 +32,12 @@ def metadata(placement: Placement, stores: Mapping[str, StoreInfo], status: Stat
         "generation": placement.generation,
         "here": placement.here,
         "instances": [
-            {"id": instance.id, "url": instance.url, "ready": instance.ready, "tasks": [task(instance, id_) for id_ in sorted(instance.tasks)]}
+            {
+                "id": instance.id,
+                "url": instance.url,
+                "ready": instance.ready,
+                "tasks": [task(instance, id_) for id_ in sorted(instance.tasks)],
+            }
             for instance in sorted(placement.instances, key=lambda instance: instance.id)
         ],
     }
@@ -111,7 +116,11 @@ def _task(status: TaskStatus) -> Report:
         "processed": status.processed,
         "rate": round(status.rate, 1),
         "written": dict(status.written),
-        "dropped": [{"node": node, "reason": reason, "records": count} for (node, reason), count in sorted(status.dropped.items()) if count],
+        "dropped": [
+            {"node": node, "reason": reason, "records": count}
+            for (node, reason), count in sorted(status.dropped.items())
+            if count
+        ],
         "dead_letters": status.dead_letters,
         "stream_time": status.stream_time,
         "behind_ms": status.behind_ms,
@@ -164,7 +173,12 @@ def _lag(status: TaskStatus) -> int | None:
 
 
 def _owner(owner: Owner) -> Report:
-    return {"id": owner.instance.id, "url": owner.instance.url, "task": str(owner.task), "key_range": str(owner.task.range)}
+    return {
+        "id": owner.instance.id,
+        "url": owner.instance.url,
+        "task": str(owner.task),
+        "key_range": str(owner.task.range),
+    }
 
 
 def _reason(reason: Reason) -> Report:

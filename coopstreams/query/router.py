@@ -1,10 +1,11 @@
 """Where a query goes: a pure function of the placement and the key.
 
-By key: murmur2 gives the partition, the key hash the task, the placement the instance. By range: to every instance that has a part
-of the store; the parts together must cover the whole hash space of every partition, each hash once, or the answer is incomplete.
+By key: murmur2 gives the partition, the key hash the task, the placement the instance. By range: to every instance that
+has a part of the store; the parts together must cover the whole hash space of every partition, each hash once, or the
+answer is incomplete.
 
-Invariant: a hash has one owner or none. Two claims for a hash (two generations seen at once) count as none, so that nobody is
-believed who may be wrong; whatever has no owner is moving, and the client may ask again.
+Invariant: a hash has one owner or none. Two claims for a hash (two generations seen at once) count as none, so that
+nobody is believed who may be wrong; whatever has no owner is moving, and the client may ask again.
 Turned down: asking the instance that used to own the key (it answers from the past while the new owner already writes).
 """
 
@@ -82,12 +83,16 @@ def route(placement: Placement, store: StoreInfo, at: KeyLocation, asked: Asked 
         return Moving(f"instance {placement.here} cannot say who owns the key: {placement.waits}")
     if owner is None:
         return Moving(
-            f"no instance owns the key in partition {at.partition} of {store.name} in generation {placement.generation}: it is being handed over"
+            f"no instance owns the key in partition {at.partition} of {store.name} in generation "
+            f"{placement.generation}: it is being handed over"
         )
     if owner.instance.id == placement.here:
         return Here(owner.task)
     if asked == "forwarded":
-        return Moving(f"task {owner.task} belongs to instance {owner.instance.id} by generation {placement.generation}, not to {placement.here}")
+        return Moving(
+            f"task {owner.task} belongs to instance {owner.instance.id} by generation {placement.generation}, not to "
+            f"{placement.here}"
+        )
     if owner.instance.url is None:
         return Moving(f"task {owner.task} belongs to instance {owner.instance.id}, which serves no queries (yet)")
     return Elsewhere(owner, owner.instance.url) if asked == "local" else There(owner, owner.instance.url)
@@ -109,13 +114,17 @@ def scatter(placement: Placement, store: StoreInfo) -> Sequence[Peer] | Moving:
 
 
 def coverage_gap(store: StoreInfo, ranges: Iterable[tuple[int, KeyRange]]) -> str | None:
-    """Return what keeps these (partition, range) from covering the store, each hash exactly once; None if nothing does."""
+    """Return what keeps these (partition, range) from covering the store, each hash exactly once; None if nothing
+    does.
+    """
     pieces: dict[int, list[KeyRange]] = {partition: [] for partition in range(store.partitions)}
     for partition, piece in ranges:
         pieces.setdefault(partition, []).append(piece)
     for partition, found in pieces.items():
         if partition >= store.partitions:
-            return f"{store.name} has {store.partitions} partitions here, but another instance has partition {partition}"
+            return (
+                f"{store.name} has {store.partitions} partitions here, but another instance has partition {partition}"
+            )
         try:
             check_tiling(found, f"partition {partition} of {store.name}")
         except AssignmentError as error:

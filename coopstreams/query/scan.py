@@ -1,10 +1,11 @@
 r"""A range query over one view: its rows in the order of the stored keys, behind the cursor, within the bounds.
 
-Key-value stores: the bounds are those of the stored key. Window and session stores keep `key + times`, in the order of these bytes, so a
-bound on keys is not one on stored keys: windows of `a` lie before and behind those of `a\x00...`.
+Key-value stores: the bounds are those of the stored key. Window and session stores keep `key + times`, in the order of
+these bytes, so a bound on keys is not one on stored keys: windows of `a` lie before and behind those of `a\x00...`.
 
 Invariant: every row within the bounds comes once, in order, whichever direction.
-Turned down: bounding window keys by the largest start there can be (a key that is a prefix of the bound would end too early).
+Turned down: bounding window keys by the largest start there can be (a key that is a prefix of the bound would end too
+early).
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ _TIMES: Mapping[Kind, int] = {"window": START_BYTES, "session": SESSION_BYTES}
 
 def rows(view: KeyRangeView | GlobalView, kind: Kind, partition: int, query: Query) -> Iterator[StoredRow]:
     """Return the rows of a view that a query asks for, lazily; the limit is for the caller."""
-    found = _timed_rows(view, query, _TIMES[kind]) if kind in _TIMES and isinstance(view, KeyRangeView) else _sought(view, query, query.last)
+    found = (
+        _timed_rows(view, query, _TIMES[kind])
+        if kind in _TIMES and isinstance(view, KeyRangeView)
+        else _sought(view, query, query.last)
+    )
     return (row for row in found if query.is_after(row.key, partition))
 
 
@@ -67,7 +72,10 @@ def _stragglers(view: KeyRangeView, query: Query, last: bytes, bound: bytes) -> 
 def _rows_of(view: KeyRangeView, key: bytes) -> Iterator[StoredRow]:
     """Return all rows of a key."""
     if view.spec.kind == "session":
-        return (StoredRow(session_key(key, one.start, one.end), one.value, one.timestamp) for one in view.sessions(key, 0, _LATEST))
+        return (
+            StoredRow(session_key(key, one.start, one.end), one.value, one.timestamp)
+            for one in view.sessions(key, 0, _LATEST)
+        )
     return (StoredRow(window_key(key, one.start), one.value, one.timestamp) for one in view.fetch(key, 0, _LATEST))
 
 

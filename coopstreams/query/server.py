@@ -1,6 +1,8 @@
-"""The query server of one instance: a socket at once, an event loop in a thread of its own when there is something to serve.
+"""The query server of one instance: a socket at once, an event loop in a thread of its own when there is something to
+serve.
 
-The address is known before the instance joins its group, because the group must be told; so binding and serving are two steps.
+The address is known before the instance joins its group, because the group must be told; so binding and serving are two
+steps.
 
 Invariant: importing this module loads no web server; starting one does.
 """
@@ -43,7 +45,11 @@ class QueryServer:
         host, port = self._socket.getsockname()[:2]
         self.host: str = host
         self.port: int = port
-        self.url = _url(advertised) if advertised else _url(f"[{_reachable(host)}]:{port}" if ":" in host else f"{_reachable(host)}:{port}")
+        self.url = (
+            _url(advertised)
+            if advertised
+            else _url(f"[{_reachable(host)}]:{port}" if ":" in host else f"{_reachable(host)}:{port}")
+        )
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
 
@@ -73,9 +79,12 @@ class QueryServer:
         )
         self._server = uvicorn.Server(config)
         started = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(self._server, started), name="coopstreams-http", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(self._server, started), name="coopstreams-http", daemon=True
+        )
         self._thread.start()
-        started.wait()  # not for a while only: a process that is stopped while it starts would end, and with this error all others
+        # not for a while only: a process that is stopped while it starts would end, and with this error all others
+        started.wait()
         if not self._server.started:
             raise ConfigError(f"the query server at {self.url} did not come up; see the log")
 
@@ -112,7 +121,9 @@ def _bound(listen: str) -> socket.socket:
         number = int(port)
         if not 0 <= number <= 65535:
             raise ValueError(f"there is no port {number}")
-        family, kind, protocol, _, address = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, number, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         bound = socket.socket(family, kind, protocol)
     except (OSError, ValueError) as error:
         raise ConfigError(f"http.listen = {listen}: {error}. Give HOST:PORT; port 0 takes a free one") from error
@@ -122,7 +133,9 @@ def _bound(listen: str) -> socket.socket:
         bound.listen(1024)
     except OSError as error:
         bound.close()
-        raise ConfigError(f"cannot listen on {listen}: {error.strerror}. Give another http.listen; port 0 takes a free one") from error
+        raise ConfigError(
+            f"cannot listen on {listen}: {error.strerror}. Give another http.listen; port 0 takes a free one"
+        ) from error
     return bound
 
 

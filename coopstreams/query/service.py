@@ -4,7 +4,8 @@
     range -> every instance that has a part -> check that the parts cover the store -> merge
     global table -> read here: every instance has all of it
 
-Invariant: the loop that tries again runs on the instance that the client asked; one that was asked by another answers at once.
+Invariant: the loop that tries again runs on the instance that the client asked; one that was asked by another answers
+at once.
 Turned down: caching answers, or whom we asked last (the placement is at hand, and it is what the group agreed on).
 """
 
@@ -28,7 +29,18 @@ from coopstreams.query.pages import Page, PartialPage, Query, page_of
 from coopstreams.query.paths import key_batches, piece, store_path
 from coopstreams.query.peers import Peers
 from coopstreams.query.problems import bad_request, moving, not_owner, unknown_store
-from coopstreams.query.router import Asked, Elsewhere, Here, KeyLocation, Moving, There, coverage_gap, locate, route, scatter
+from coopstreams.query.router import (
+    Asked,
+    Elsewhere,
+    Here,
+    KeyLocation,
+    Moving,
+    There,
+    coverage_gap,
+    locate,
+    route,
+    scatter,
+)
 from coopstreams.topology.errors import QueryError
 
 T = TypeVar("T")
@@ -97,7 +109,9 @@ class QueryService:
         key = parse_key(store.key, text)
         path = store_path(store.name, f"windows/{piece(text)}?from={times[0]}&to={times[1]}&limit={limit}")
         at = locate(store, key)
-        return await self._by_key(store, at, asked, path, lambda: self._local.windows(store, (text, key, at), times, limit))
+        return await self._by_key(
+            store, at, asked, path, lambda: self._local.windows(store, (text, key, at), times, limit)
+        )
 
     async def sessions(self, store: StoreInfo, text: str, times: Times, limit: int, asked: Asked) -> bytes:
         """Return the JSON of one key's sessions."""
@@ -105,7 +119,9 @@ class QueryService:
         key = parse_key(store.key, text)
         path = store_path(store.name, f"sessions/{piece(text)}?from={times[0]}&to={times[1]}&limit={limit}")
         at = locate(store, key)
-        return await self._by_key(store, at, asked, path, lambda: self._local.sessions(store, (text, key, at), times, limit))
+        return await self._by_key(
+            store, at, asked, path, lambda: self._local.sessions(store, (text, key, at), times, limit)
+        )
 
     async def versions(self, store: StoreInfo, text: str, times: Times, asked: Asked) -> bytes:
         """Return the JSON of one key's versions."""
@@ -119,7 +135,9 @@ class QueryService:
         """Return the JSON of several keys, in the order asked; all or, while one is moving, none."""
         _expect(store, *WITH_VALUES)
         if not 1 <= len(texts) <= self.limits.max_keys:
-            raise bad_request("BAD_PARAMETER", f"give 1 to {self.limits.max_keys} keys as ?key=a&key=b, not {len(texts)}")
+            raise bad_request(
+                "BAD_PARAMETER", f"give 1 to {self.limits.max_keys} keys as ?key=a&key=b, not {len(texts)}"
+            )
         keys = [parse_key(store.key, text) for text in texts]
         locations = [locate(store, key) for key in keys]
 
@@ -133,7 +151,9 @@ class QueryService:
 
             wanted = [(texts[i], keys[i], locations[i]) for i in here]
             fills = [fill(here, self._run(self._gets, lambda: self._local.points(store, wanted)))] if here else []
-            fills += [fill(indices, self._ask_points(store, owner, [texts[i] for i in indices])) for owner, indices in there]
+            fills += [
+                fill(indices, self._ask_points(store, owner, [texts[i] for i in indices])) for owner, indices in there
+            ]
             await asyncio.gather(*fills)
             return orjson.dumps({"store": store.name, "entries": entries})
 
@@ -190,7 +210,11 @@ class QueryService:
         found = [reports.instance_status(placement, url, status)]
         if asked == "any":
             for instance, answer in await self._ask_all("/v1/status"):
-                found += [reports.unreachable_status(instance, answer)] if isinstance(answer, QueryError) else answer["instances"]
+                found += (
+                    [reports.unreachable_status(instance, answer)]
+                    if isinstance(answer, QueryError)
+                    else answer["instances"]
+                )
         found.sort(key=lambda instance: str(instance["id"]))
         return orjson.dumps({"application": status.application, "generation": placement.generation, "instances": found})
 
@@ -210,7 +234,9 @@ class QueryService:
         self._gets.shutdown(cancel_futures=True)
         self._scans.shutdown(cancel_futures=True)
 
-    async def _by_key(self, store: StoreInfo, at: KeyLocation, asked: Asked, path: str, read: Callable[[], bytes]) -> bytes:
+    async def _by_key(
+        self, store: StoreInfo, at: KeyLocation, asked: Asked, path: str, read: Callable[[], bytes]
+    ) -> bytes:
         async def attempt() -> bytes:
             decision = None if store.kind == "global" else self._decide(store, at, asked)
             if decision is None or isinstance(decision, Here):
@@ -227,7 +253,9 @@ class QueryService:
             raise not_owner(decision.owner.instance.id, decision.url)
         return decision
 
-    def _split(self, store: StoreInfo, locations: Sequence[KeyLocation], asked: Asked) -> tuple[list[int], list[tuple[Peer, list[int]]]]:
+    def _split(
+        self, store: StoreInfo, locations: Sequence[KeyLocation], asked: Asked
+    ) -> tuple[list[int], list[tuple[Peer, list[int]]]]:
         """Return the indices of the keys that are here, and of those with each other owner."""
         if store.kind == "global":
             return list(range(len(locations))), []
@@ -276,7 +304,9 @@ class QueryService:
             except QueryError as error:
                 return instance, error
 
-        return await asyncio.gather(*(ask(instance) for instance in placement.instances if instance.id != placement.here))
+        return await asyncio.gather(
+            *(ask(instance) for instance in placement.instances if instance.id != placement.here)
+        )
 
     @staticmethod
     async def _run(pool: ThreadPoolExecutor, read: Callable[[], T]) -> T:
@@ -289,7 +319,9 @@ def _put_together(store: StoreInfo, query: Query, answers: Sequence[PartialPage 
     Raises:
         QueryError: TASK_MOVING: together they do not cover the store, or two have the same range.
     """
-    parts = [msgspec.msgpack.decode(answer, type=PartialPage) if isinstance(answer, bytes) else answer for answer in answers]
+    parts = [
+        msgspec.msgpack.decode(answer, type=PartialPage) if isinstance(answer, bytes) else answer for answer in answers
+    ]
     gap = coverage_gap(store, ((cover.partition, cover.range) for part in parts for cover in part.covers))
     if gap is not None:
         raise moving(f"{gap}: moving or being restored")
@@ -304,6 +336,10 @@ def _expect(store: StoreInfo, *kinds: Kind) -> None:
     """Refuse what cannot be asked of a store; say what can."""
     if store.kind not in kinds:
         kind = "global table" if store.kind == "global" else f"{store.kind.replace('_', '-')} store"
-        forms: Mapping[Kind, str] = {"window": "windows/{key}", "session": "sessions/{key}", "versioned": "versions/{key}, keys/{key}"}
+        forms: Mapping[Kind, str] = {
+            "window": "windows/{key}",
+            "session": "sessions/{key}",
+            "versioned": "versions/{key}, keys/{key}",
+        }
         ask = forms.get(store.kind, "keys/{key}")
         raise bad_request("WRONG_KIND", f"{store.name} is a {kind}: ask /v1/stores/{store.name}/{ask}, or /range")

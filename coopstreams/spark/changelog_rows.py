@@ -12,7 +12,9 @@ from coopstreams.topology.stores import StoreSpec
 
 
 def visible(database: Database, spec: StoreSpec, covered: KeyRange, observed: int) -> Rows:
-    """Yield the store keys of a range with their rows, in order, but for those that have expired by the window start that was observed."""
+    """Yield the store keys of a range with their rows, in order, but for those that have expired by the window start
+    that was observed.
+    """
     horizon = layout.horizon(spec, observed) if spec.kind in layout.SEGMENTED and observed != NOTHING_OBSERVED else None
     first, last = layout.groups_of(covered)
     for key, row in database.scan(spec.name, range(first, last + 1), None, None):
@@ -21,7 +23,8 @@ def visible(database: Database, spec: StoreSpec, covered: KeyRange, observed: in
 
 
 def record_of(spec: StoreSpec, key: bytes, row: bytes, oldest_ms: int, changelog: str) -> tuple[bytes, bytes, int]:
-    """Return key, value and timestamp of the changelog record of a row. `oldest_ms`: the earliest timestamp that the changelog keeps.
+    """Return key, value and timestamp of the changelog record of a row. `oldest_ms`: the earliest timestamp that the
+    changelog keeps.
 
     Raises:
         LogError: the broker would delete it at once.
@@ -29,7 +32,9 @@ def record_of(spec: StoreSpec, key: bytes, row: bytes, oldest_ms: int, changelog
     value, timestamp = layout.unpack(row)
     if timestamp < oldest_ms:
         raise LogError(
-            f'the changelog of "{spec.name}" would lose what is written to it: the broker deletes records from before {oldest_ms} there, '
-            f"and one is of {timestamp}. Raise retention.ms of {changelog} and resume the run; or give the store a longer retention=, and begin anew."
+            f'the changelog of "{spec.name}" would lose what is written to it: the broker deletes records from before '
+            f"{oldest_ms} there, "
+            f"and one is of {timestamp}. Raise retention.ms of {changelog} and resume the run; or give the store a "
+            "longer retention=, and begin anew."
         )
     return layout.changelog_key(spec.kind, key), value, timestamp

@@ -4,10 +4,12 @@
     aligned      so many key ranges that each lies within one segment, whose records end in one place
     Cut          a partition's records on their way to its tasks: those that count, and the time at which each task ends
 
-Key ranges of a partition stand at positions of their own, and may have done records above them. Time is the partition's: every record moves it,
-up to where a key range stands, whether the record is of that range or not. So records are left out only after all has been told of them.
+Key ranges of a partition stand at positions of their own, and may have done records above them. Time is the
+partition's: every record moves it, up to where a key range stands, whether the record is of that range or not. So
+records are left out only after all has been told of them.
 
-Invariant: a record counts for its hash exactly if it lies below the position of the segment that has the hash, or in one of its runs.
+Invariant: a record counts for its hash exactly if it lies below the position of the segment that has the hash, or in
+one of its runs.
 Turned down: one position for the partition (whatever it is, some key ranges have done more, or less).
 """
 
@@ -36,8 +38,8 @@ ALL = (Segment(WHOLE, (1 << 63) - 1),)
 class Rebuild:
     """What is made right, and by what.
 
-    Shape: `stores` have a changelog, whose `ends` (by store and partition) were those when the run was planned. `partitions`: None is all.
-    `key_range` is made of whole slices.
+    Shape: `stores` have a changelog, whose `ends` (by store and partition) were those when the run was planned.
+    `partitions`: None is all. `key_range` is made of whole slices.
     """
 
     stores: tuple[str, ...]
@@ -72,7 +74,8 @@ def is_done(segment: Segment, offset: int) -> bool:
 
 
 def aligned(wanted: int, stands: Iterable[Sequence[Segment]]) -> int | None:
-    """Return the smallest number of equal ranges, not below the wanted one, of which each lies within one segment of each partition.
+    """Return the smallest number of equal ranges, not below the wanted one, of which each lies within one segment of
+    each partition.
 
     None: there is none; some segment is cut where no task with state is, within a key group.
     """
@@ -101,7 +104,9 @@ class Cut:
             for segment in segments
             if (common := key_range.intersect(segment.range)) is not None
         ]
-        self._until = [min(piece.segment.position for piece in self.pieces if piece.slot == slot) for slot in range(len(ranges))]
+        self._until = [
+            min(piece.segment.position for piece in self.pieces if piece.slot == slot) for slot in range(len(ranges))
+        ]
         self.ends: list[Now | None] = [None] * len(ranges)
         """By slot, the time at which the task ends; None: before the first record."""
 

@@ -37,21 +37,32 @@ def check_stopped(config: Config) -> None:
         members = admin.describe().members
     if members:
         raise GroupError(
-            f'"{application}" has {len(members)} members: state is rebuilt from the source for an application that stands still. Stop all its '
+            f'"{application}" has {len(members)} members: state is rebuilt from the source for an application that '
+            "stands still. Stop all its "
             "instances, then try again."
         )
 
 
-def committed(config: Config, cluster: KafkaLog, places: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[Segment, ...]]:
+def committed(
+    config: Config, cluster: KafkaLog, places: Iterable[TopicPartition]
+) -> dict[TopicPartition, tuple[Segment, ...]]:
     """Return what the application has committed of these partitions, of all hashes; it has begun each at its start."""
     wanted = sorted(places)
-    with GroupAdmin(config.client, config["application.id"]) as admin, individual_commits(cluster, config["application.id"]) as follower:
-        plain = {at: None if found is None else Committed.parse(*found) for at, found in admin.committed(wanted).items()}
+    with (
+        GroupAdmin(config.client, config["application.id"]) as admin,
+        individual_commits(cluster, config["application.id"]) as follower,
+    ):
+        plain = {
+            at: None if found is None else Committed.parse(*found) for at, found in admin.committed(wanted).items()
+        }
         if follower is not None:
             follower.check(admin.committed(follower.rows()))
             check_beside(follower, plain)
         resolved = {at: [Hole(WHOLE)] if follower is None else follower.resolve(at, WHOLE) for at in wanted}
-        return {at: tuple(combine(pieces, plain.get(at), Position(cluster.start_offset(at)))) for at, pieces in resolved.items()}
+        return {
+            at: tuple(combine(pieces, plain.get(at), Position(cluster.start_offset(at))))
+            for at, pieces in resolved.items()
+        }
 
 
 def unread(cluster: KafkaLog, place: TopicPartition, segments: Sequence[Segment], end: int) -> int:
@@ -69,10 +80,15 @@ def unread(cluster: KafkaLog, place: TopicPartition, segments: Sequence[Segment]
             empty = 0 if batches else empty + 1
             if empty > _FETCHES:
                 raise LogError(
-                    f"{place}: nothing comes behind offset {at}, below the end {end}: a transaction is open there. End it, then try again."
+                    f"{place}: nothing comes behind offset {at}, below the end {end}: a transaction is open there. End "
+                    "it, then try again."
                 )
             for batch in batches:
                 at = batch.next_offset
-                for offset, hash_ in zip(batch.columns.offsets, key_hashes(batch.columns.keys, batch.columns.offsets), strict=True):
-                    count += offset < end and not any(hash_ in segment.range and is_done(segment, offset) for segment in segments)
+                for offset, hash_ in zip(
+                    batch.columns.offsets, key_hashes(batch.columns.keys, batch.columns.offsets), strict=True
+                ):
+                    count += offset < end and not any(
+                        hash_ in segment.range and is_done(segment, offset) for segment in segments
+                    )
     return count

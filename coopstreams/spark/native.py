@@ -1,11 +1,14 @@
-"""Which sub-topologies Spark SQL can fold as well as Python, with the very same rows in the end; and of the others, why not.
+"""Which sub-topologies Spark SQL can fold as well as Python, with the very same rows in the end; and of the others, why
+not.
 
-Pure. What is known before anything is read is decided here: nodes, functions, serdes. What only the records tell (a number that is none, a
-condition on a text, a sum that overflows) `native_frames` counts as doubts; then, as here, Python does it.
+Pure. What is known before anything is read is decided here: nodes, functions, serdes. What only the records tell (a
+number that is none, a condition on a text, a sum that overflows) `native_frames` counts as doubts; then, as here,
+Python does it.
 
-Invariant: a sub-topology is translated as a whole or not at all, and nothing in it runs a function that is not known here.
-Turned down: reading lambdas (bytecode proves nothing about the types it meets), typed JSON (msgspec checks each record against its type, Spark
-would not), floats (their sum depends on its order).
+Invariant: a sub-topology is translated as a whole or not at all, and nothing in it runs a function that is not known
+here.
+Turned down: reading lambdas (bytecode proves nothing about the types it meets), typed JSON (msgspec checks each record
+against its type, Spark would not), floats (their sum depends on its order).
 """
 
 from __future__ import annotations
@@ -34,8 +37,8 @@ _NAME = re.compile(r'[^"\\\x00-\x1f\ud800-\udfff]+')
 class Aggregation:
     """One store, as SQL sees it.
 
-    Shape: `values` is how record values become integers: not at all, 8 bytes, or JSON; with `field` the JSON is an object that has it.
-    `where`: what the filters before it let through, None if there are none.
+    Shape: `values` is how record values become integers: not at all, 8 bytes, or JSON; with `field` the JSON is an
+    object that has it. `where`: what the filters before it let through, None if there are none.
     Units: `size_ms`, `advance_ms` and `close_ms` (size and grace) of windows; 0 without windows.
     """
 
@@ -97,7 +100,11 @@ def _other(node: Node, nodes: dict[str, Node]) -> str | None:
         case Filter(table=False, predicate=Condition() as condition):
             return unreadable(condition) or _step(node, nodes)
         case Filter():
-            return 'calls a Python function; a condition as field("...") > 1 could be read' if not node.table else "filters a table"
+            return (
+                'calls a Python function; a condition as field("...") > 1 could be read'
+                if not node.table
+                else "filters a table"
+            )
         case ToStream():
             return None
         case Sink(partitioner=function) if function is not None:
@@ -122,7 +129,11 @@ def unreadable(condition: Condition) -> str | None:
         case field(name):
             return None if _NAME.fullmatch(name) else f"reads the field {name!r}, which JSON may write in several ways"
         case Comparison(part, comparing, constant):
-            return unreadable(part) or (None if _comparable(comparing, constant) else f"compares with {constant!r}, of which SQL may think otherwise")
+            return unreadable(part) or (
+                None
+                if _comparable(comparing, constant)
+                else f"compares with {constant!r}, of which SQL may think otherwise"
+            )
         case Both(one, other) | Either(one, other):
             return unreadable(one) or unreadable(other)
         case Not(one):
@@ -145,7 +156,11 @@ def _passes(node: Sink, nodes: dict[str, Node]) -> bool:
     above = nodes[node.parents[0]]
     while isinstance(above, ToStream):
         above = nodes[above.parents[0]]
-    return isinstance(above, Aggregate) and node.key == (above.store.row_key or above.store.key) and node.value == above.store.value
+    return (
+        isinstance(above, Aggregate)
+        and node.key == (above.store.row_key or above.store.key)
+        and node.value == above.store.value
+    )
 
 
 def _aggregation(node: Aggregate, nodes: dict[str, Node]) -> Aggregation | str:
@@ -161,24 +176,36 @@ def _aggregation(node: Aggregate, nodes: dict[str, Node]) -> Aggregation | str:
         "is cogrouped": node.cogrouped,
         "says what a row was before": node.sends_old,
         "keeps the past of its rows": store.history_ms is not None,
-        "has windows that follow the records, or are of your own": windows is not None and not isinstance(windows, TimeWindows),
+        "has windows that follow the records, or are of your own": windows is not None
+        and not isinstance(windows, TimeWindows),
         "writes keys with another serde than they are read with": store.key != source.key,
     }
     if any(more.values()):
         return next(why for why, holds in more.items() if holds)
-    sizes = (windows.size_ms, windows.advance_ms, windows.size_ms + windows.grace_ms) if isinstance(windows, TimeWindows) else (0, 0, 0)
+    sizes = (
+        (windows.size_ms, windows.advance_ms, windows.size_ms + windows.grace_ms)
+        if isinstance(windows, TimeWindows)
+        else (0, 0, 0)
+    )
     if max(sizes) > _LONGEST_MS:
         return "has a grace that leaves 64 bits"
     if store.value not in (serdes.int64, serdes.json):
         return f"keeps values as {store.value}; int64 or plain JSON have one form for an integer"
     values = _values(source, where, part, fold)
     if values is None:
-        return f'folds values of {source.value}; int64, plain JSON, or field("...") of plain JSON have integers that SQL can read'
-    return Aggregation(node.name, store.name, fold, values, None if part is None else part.name, node.drops_null_values, where, *sizes)
+        return (
+            f'folds values of {source.value}; int64, plain JSON, or field("...") of plain JSON have integers that SQL '
+            "can read"
+        )
+    return Aggregation(
+        node.name, store.name, fold, values, None if part is None else part.name, node.drops_null_values, where, *sizes
+    )
 
 
 def _way(above: Node, nodes: dict[str, Node]) -> tuple[Source, Condition | None, field | None] | None:
-    """Return where the records of an aggregation come from, which of them, and what of their values; None if that cannot be told."""
+    """Return where the records of an aggregation come from, which of them, and what of their values; None if that
+    cannot be told.
+    """
     part, where = None, None
     if isinstance(above, MapValues) and isinstance(above.mapper, field):
         part, above = above.mapper, nodes[above.parents[0]]
@@ -191,7 +218,9 @@ def _way(above: Node, nodes: dict[str, Node]) -> tuple[Source, Condition | None,
 def _fold(node: Aggregate) -> Fold | None:
     if node.aggregator is None:
         return "count"
-    return next((fold for function, fold in _REDUCERS if node.aggregator is function and node.initializer is None), None)
+    return next(
+        (fold for function, fold in _REDUCERS if node.aggregator is function and node.initializer is None), None
+    )
 
 
 def _values(source: Source, where: Condition | None, part: field | None, fold: Fold) -> Values | None:

@@ -1,11 +1,13 @@
-"""The history of a sub-topology, folded by Spark SQL: the rows of its stores, and what a task of the Python path would have counted.
+"""The history of a sub-topology, folded by Spark SQL: the rows of its stores, and what a task of the Python path would
+have counted.
 
     records     task and number of each record, and whether filters let it through
     windowed    the same in order, a row for each window of a record, with the stream time that it met
     groups      one row a task, key and window: value, timestamp, and how many records were taken, dropped, in doubt
     native      the groups as rows for `native_task`, if no record is in doubt
 
-A *doubt* is a record that SQL and Python might understand differently, or a sum that leaves 64 bits. One is enough: the stage is Python's then.
+A *doubt* is a record that SQL and Python might understand differently, or a sum that leaves 64 bits. One is enough: the
+stage is Python's then.
 
 Invariant: whatever is not proved to be the same is in doubt: what `native_values` says, and negative timestamps.
 Turned down: taking records out where SQL filters (they are read, and move the stream time of their topic).
@@ -30,24 +32,52 @@ from coopstreams.spark.plan import Stage
 from coopstreams.topology.keys import GROUPS, KeyRange
 
 NATIVE = pa.schema(
-    [("task", pa.int32()), ("store", pa.int32()), ("key", pa.binary()), ("start", pa.int64()), ("value", pa.int64()), ("timestamp", pa.int64())]
+    [
+        ("task", pa.int32()),
+        ("store", pa.int32()),
+        ("key", pa.binary()),
+        ("start", pa.int64()),
+        ("value", pa.int64()),
+        ("timestamp", pa.int64()),
+    ]
 )
-"""Rows of stores. Shape: `store` counts those of the sub-topology; it is null in the row that lets a task without any be a task."""
+"""Rows of stores. Shape: `store` counts those of the sub-topology; it is null in the row that lets a task without any
+be a task.
+"""
 
 log = logging.getLogger(__name__)
 
-GROUP: Final = ("store", "task", "key", "start", "value", "timestamp", "taken", "keyless", "valueless", "late", "doubts", "read", "newest")
+GROUP: Final = (
+    "store",
+    "task",
+    "key",
+    "start",
+    "value",
+    "timestamp",
+    "taken",
+    "keyless",
+    "valueless",
+    "late",
+    "doubts",
+    "read",
+    "newest",
+)
 """The columns of a group: what it is, and how many records were taken, dropped, in doubt."""
 
 _DROPS: Final = ("null key", "null value", "late")
-_GOES_ON: Final = "sub-topology %d goes on in Python: SQL may understand %d of its records in another way, or adds up to more than 64 bits"
+_GOES_ON: Final = (
+    "sub-topology %d goes on in Python: SQL may understand %d of its records in another way, or adds up to more than "
+    "64 bits"
+)
 _ROW: Final = (1 << 33) - 1
 """What of `monotonically_increasing_id` counts the rows of a Spark partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a task is told besides rows. Shape: `dropped` by "node: reason"; `operator_times` by store: the stream time that its operator met."""
+    """What a task is told besides rows. Shape: `dropped` by "node: reason"; `operator_times` by store: the stream time
+    that its operator met.
+    """
 
     read: int
     stream_time: int
@@ -64,9 +94,15 @@ class Folding:
     numbered: bool
     folder: str
 
-    def run(self, spark: SparkSession, history: Callable[[bool], DataFrame]) -> tuple[dict[int, Facts], DataFrame] | None:
-        """Return what the tasks are told, and their NATIVE rows; None if a record is in doubt. `history(ordered)` gives the records."""
-        made = [groups(history(each.size_ms > 0), each, self.stage, numbered=self.numbered) for each in self.aggregations]
+    def run(
+        self, spark: SparkSession, history: Callable[[bool], DataFrame]
+    ) -> tuple[dict[int, Facts], DataFrame] | None:
+        """Return what the tasks are told, and their NATIVE rows; None if a record is in doubt. `history(ordered)` gives
+        the records.
+        """
+        made = [
+            groups(history(each.size_ms > 0), each, self.stage, numbered=self.numbered) for each in self.aggregations
+        ]
         reduce(DataFrame.unionAll, made).write.mode("overwrite").parquet(self.folder)
         found = spark.read.parquet(self.folder)
         told = counts(found)
@@ -77,16 +113,24 @@ class Folding:
 
 
 def groups(history: DataFrame, aggregation: Aggregation, stage: Stage, *, numbered: bool) -> DataFrame:
-    """Return the groups of an aggregation over HISTORY rows, one topic partition in a Spark partition in order if it has windows."""
+    """Return the groups of an aggregation over HISTORY rows, one topic partition in a Spark partition in order if it
+    has windows.
+    """
     records = _records(history, aggregation, stage, numbered=numbered)
-    records = _windowed(records, aggregation) if aggregation.size_ms else records.withColumns({"first": F.lit(True), "late": F.lit(False)})
+    records = (
+        _windowed(records, aggregation)
+        if aggregation.size_ms
+        else records.withColumns({"first": F.lit(True), "late": F.lit(False)})
+    )
     begin = F.col("start") if aggregation.size_ms else F.lit(None).cast("bigint")
     made = _folded(records, aggregation, ["task", "key", *(["start"] if aggregation.size_ms else [])])
     return made.withColumns({"start": begin, "store": F.lit(stage.stores.index(aggregation.store))}).select(*GROUP)
 
 
 def _records(history: DataFrame, aggregation: Aggregation, stage: Stage, *, numbered: bool) -> DataFrame:
-    """Return what an aggregation needs of the records: those that filters take out are there without a key, since they count as read."""
+    """Return what an aggregation needs of the records: those that filters take out are there without a key, since they
+    count as read.
+    """
     key, timestamp = F.col("key"), F.col("timestamp")
     names = {name: f"token_{number}" for number, name in enumerate(aggregation.reads)}
     token_of = {name: F.col(column) for name, column in names.items()}
@@ -107,18 +151,32 @@ def _records(history: DataFrame, aggregation: Aggregation, stage: Stage, *, numb
     )
     valueless = F.col("key").isNotNull() & ~F.col("valued") if aggregation.drops_null_values else F.lit(False)
     keyless = F.col("arrives") & F.col("key").isNull()
-    return records.withColumns({"key": F.when(F.col("arrives"), F.col("key")), "keyless": keyless, "valueless": valueless})
+    return records.withColumns(
+        {"key": F.when(F.col("arrives"), F.col("key")), "keyless": keyless, "valueless": valueless}
+    )
 
 
 def _slot(key: Column, ranges: int) -> Column:
-    """Return the number of the range that has a key. A record without one is dropped, and counted by the first task of its partition."""
-    slots = [slot for slot, piece in enumerate(KeyRange.split(ranges)) for _ in range(piece.first_group, piece.last_group + 1)]
+    """Return the number of the range that has a key. A record without one is dropped, and counted by the first task of
+    its partition.
+    """
+    slots = [
+        slot
+        for slot, piece in enumerate(KeyRange.split(ranges))
+        for _ in range(piece.first_group, piece.last_group + 1)
+    ]
     group = F.shiftrightunsigned(F.xxhash64(key), 64 - (GROUPS - 1).bit_length()).cast("int")
-    return F.lit(0) if ranges == 1 else F.when(key.isNull(), 0).otherwise(F.element_at(F.array(*map(F.lit, slots)), group + 1))
+    return (
+        F.lit(0)
+        if ranges == 1
+        else F.when(key.isNull(), 0).otherwise(F.element_at(F.array(*map(F.lit, slots)), group + 1))
+    )
 
 
 def _windowed(records: DataFrame, aggregation: Aggregation) -> DataFrame:
-    """Return records in windows: `start`, whether it is too `late` there, and whether it is the `first` row of its record."""
+    """Return records in windows: `start`, whether it is too `late` there, and whether it is the `first` row of its
+    record.
+    """
     size, advance = F.lit(aggregation.size_ms), F.lit(aggregation.advance_ms).cast("bigint")
     keyed, time = F.col("key").isNotNull(), F.greatest(F.col("timestamp"), F.lit(0))
     before = Window.partitionBy("partition").orderBy("offset").rowsBetween(Window.unboundedPreceding, Window.currentRow)
@@ -128,7 +186,9 @@ def _windowed(records: DataFrame, aggregation: Aggregation) -> DataFrame:
     else:
         earliest = F.greatest(time - (aggregation.size_ms - aggregation.advance_ms), F.lit(0))
         starts = F.when(keyed, F.sequence(earliest - F.pmod(earliest, advance), time, advance))
-        timed = timed.select("*", F.posexplode_outer(starts).alias("at", "start")).withColumn("first", F.coalesce(F.col("at") == 0, F.lit(True)))
+        timed = timed.select("*", F.posexplode_outer(starts).alias("at", "start")).withColumn(
+            "first", F.coalesce(F.col("at") == 0, F.lit(True))
+        )
     return timed.withColumn("late", F.coalesce(F.col("start") <= F.col("reached") - aggregation.close_ms, F.lit(False)))
 
 
@@ -153,7 +213,9 @@ def _folded(records: DataFrame, aggregation: Aggregation, by: list[str]) -> Data
 
 
 def counts(made: DataFrame) -> list[Row]:
-    """Return by store and task how many records were read, dropped, in doubt, and the newest timestamps: of all, and of those with a key."""
+    """Return by store and task how many records were read, dropped, in doubt, and the newest timestamps: of all, and of
+    those with a key.
+    """
     keyed = F.col("key").isNotNull()
     told = made.groupBy("store", "task").agg(
         F.sum("read").alias("read"),
@@ -168,7 +230,9 @@ def counts(made: DataFrame) -> list[Row]:
 
 
 def facts(told: Sequence[Row], aggregations: Sequence[Aggregation], stage: Stage) -> dict[int, Facts]:
-    """Return what the tasks of a stage are told, by their numbers; those of a partition without records are left out."""
+    """Return what the tasks of a stage are told, by their numbers; those of a partition without records are left
+    out.
+    """
     node_of = {stage.stores.index(each.store): each.node for each in aggregations}
     result: dict[int, Facts] = {}
     for partition in {row["task"] // stage.ranges for row in told}:
@@ -176,7 +240,9 @@ def facts(told: Sequence[Row], aggregations: Sequence[Aggregation], stage: Stage
         newest = max(row["newest"] for row in rows)
         # Each operator has a time of its own: that of the records which its filters let through.
         operator_times = {
-            stage.stores[store]: max((row["clock"] for row in rows if row["store"] == store and row["clock"] is not None), default=-1)
+            stage.stores[store]: max(
+                (row["clock"] for row in rows if row["store"] == store and row["clock"] is not None), default=-1
+            )
             for store in node_of
         }
         for task in range(partition * stage.ranges, (partition + 1) * stage.ranges):

@@ -1,6 +1,8 @@
-"""A shared task inside Spark whose stores were folded by SQL: it takes rows instead of records, and ends as every task of a backfill does.
+"""A shared task inside Spark whose stores were folded by SQL: it takes rows instead of records, and ends as every task
+of a backfill does.
 
-Invariant: key groups, segments, expiry, changelog records, slices and the transaction are those of `task`; only the values come from elsewhere.
+Invariant: key groups, segments, expiry, changelog records, slices and the transaction are those of `task`; only the
+values come from elsewhere.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ class _Folded(TaskAttempt):
         """Put rows into the stores of this task."""
         self._check(rows)
         tables = [self._state.stores[spec.name] for spec in self._specs]
-        for number, key, start, value, timestamp in zip(*(column.to_pylist() for column in rows.columns[1:]), strict=True):
+        for number, key, start, value, timestamp in zip(
+            *(column.to_pylist() for column in rows.columns[1:]), strict=True
+        ):
             if number is None:
                 continue
             table, at = tables[number], key if start is None else window_key(key, start)

@@ -1,10 +1,13 @@
 """What Spark SQL reads in the values of records: integers to fold, and whether conditions on fields are true.
 
-A *token* is the text of a field's scalar in a flat JSON object: `-12`, `1.5`, `"DE"` with its quotes, `true`, `null`; empty if it is in doubt.
+A *token* is the text of a field's scalar in a flat JSON object: `-12`, `1.5`, `"DE"` with its quotes, `true`, `null`;
+empty if it is in doubt.
 
-Invariant: whatever is not proved to be read as Python reads it is in doubt: JSON other than one flat object without escapes that has the field
-once, numbers of more than 18 digits, comparisons for which Python raises or that types make subtle (`True == 1`).
-Turned down: from_json and get_json_object (a lenient parser: it takes what the serde refuses, and the first of two equal names).
+Invariant: whatever is not proved to be read as Python reads it is in doubt: JSON other than one flat object without
+escapes that has the field once, numbers of more than 18 digits, comparisons for which Python raises or that types make
+subtle (`True == 1`).
+Turned down: from_json and get_json_object (a lenient parser: it takes what the serde refuses, and the first of two
+equal names).
 """
 
 from __future__ import annotations
@@ -28,7 +31,14 @@ _EXACT: Final = 1 << 53
 _EXACT_DIGITS: Final = 15
 """Integers up to here, or of so many digits, are floats without rounding."""
 
-_COMPARE: Final = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne}
+_COMPARE: Final = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
 
 
 class Judged(NamedTuple):
@@ -57,7 +67,11 @@ def numbers(aggregation: Aggregation, token_of: Mapping[str, Column]) -> tuple[C
     else:
         number = _extracted(rf"\A{_SPACE}{_INTEGER}{_SPACE}\z", None).try_cast("bigint")
     # The Python path drops what has no value before it looks at it, unless a function stands before.
-    unseen = value.isNull() if aggregation.drops_null_values and aggregation.field is None and aggregation.where is None else F.lit(False)
+    unseen = (
+        value.isNull()
+        if aggregation.drops_null_values and aggregation.field is None and aggregation.where is None
+        else F.lit(False)
+    )
     return number, number.isNull() & ~unseen
 
 
@@ -82,7 +96,9 @@ def judged(condition: Condition, token_of: Mapping[str, Column]) -> Judged:
 
 
 def _compared(found: Column, comparing: str, constant: Any) -> Judged:
-    """Return how a token compares with a constant. What is of another type is not equal, and has no order: Python raises."""
+    """Return how a token compares with a constant. What is of another type is not equal, and has no order: Python
+    raises.
+    """
     compare, text, known = _COMPARE[comparing], found.startswith('"'), found != ""
     flag, nothing = found.isin("true", "false"), found == "null"
     number = known & ~text & ~flag & ~nothing
@@ -99,10 +115,14 @@ def _compared(found: Column, comparing: str, constant: Any) -> Judged:
         comparable, result = _as_number(found, number, compare, constant)
         other = text | nothing
     unequal = other if comparing in ("==", "!=") else F.lit(False)
-    return Judged((comparable & F.coalesce(result, F.lit(False))) | (unequal & F.lit(comparing == "!=")), ~(comparable | unequal))
+    return Judged(
+        (comparable & F.coalesce(result, F.lit(False))) | (unequal & F.lit(comparing == "!=")), ~(comparable | unequal)
+    )
 
 
-def _as_number(found: Column, number: Column, compare: Callable[[Any, Any], Any], constant: float) -> tuple[Column, Column]:
+def _as_number(
+    found: Column, number: Column, compare: Callable[[Any, Any], Any], constant: float
+) -> tuple[Column, Column]:
     """Return whether a token is a number that is compared without rounding, and how it compares."""
     fraction = found.contains(".")
     rounded = compare(F.when(number, found).try_cast("double"), F.lit(float(constant)))

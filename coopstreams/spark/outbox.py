@@ -1,11 +1,14 @@
-"""What a task of a backfill writes to Kafka: one transaction, all of it or nothing, once, however often Spark runs the task.
+"""What a task of a backfill writes to Kafka: one transaction, all of it or nothing, once, however often Spark runs the
+task.
 
-The last record of the transaction is a *mark*: the task's result, in a topic of the run that has a partition for each task. Whoever runs the task again (an attempt after a lost
-executor, `--resume`) takes the transactional id over, which ends what the attempt before left open, and then finds the mark, or does not.
+The last record of the transaction is a *mark*: the task's result, in a topic of the run that has a partition for each
+task. Whoever runs the task again (an attempt after a lost executor, `--resume`) takes the transactional id over, which
+ends what the attempt before left open, and then finds the mark, or does not.
 
 Invariant: for each task of a run there is at most one committed transaction with its mark in it.
-Turned down: a file that says "done" (it cannot be written in the transaction, so one of the two would be ahead), at-least-once outputs,
-and one partition for all marks (a transaction that another task left open would keep this one from seeing its own).
+Turned down: a file that says "done" (it cannot be written in the transaction, so one of the two would be ahead),
+at-least-once outputs, and one partition for all marks (a transaction that another task left open would keep this one
+from seeing its own).
 """
 
 from __future__ import annotations
@@ -34,11 +37,15 @@ def marks_topic(application: str, run: str) -> str:
 
 def marks_spec(application: str, run: str, tasks: int, replication: int) -> TopicSpec:
     """Return the topic with the marks of a run: kept until the run is published."""
-    return TopicSpec(marks_topic(application, run), tasks, {"cleanup.policy": "compact", "retention.ms": "-1"}, replication)
+    return TopicSpec(
+        marks_topic(application, run), tasks, {"cleanup.policy": "compact", "retention.ms": "-1"}, replication
+    )
 
 
 def announce(config: Config, run: str, tasks: int) -> None:
-    """Make the topic with the marks of a run, unless it is there: from now on the cluster knows that the run has begun."""
+    """Make the topic with the marks of a run, unless it is there: from now on the cluster knows that the run has
+    begun.
+    """
     cluster = cluster_of(config)
     try:
         cluster.create_topics([marks_spec(config["application.id"], run, tasks, config["replication.factor"])])
@@ -64,7 +71,9 @@ def partitions_of(config: Config, topic: str) -> int:
     finally:
         cluster.close()
     if count is None:
-        raise UnknownTopicError(f'the application writes to "{topic}", which does not exist. Create it, and resume the run.')
+        raise UnknownTopicError(
+            f'the application writes to "{topic}", which does not exist. Create it, and resume the run.'
+        )
     return count
 
 
@@ -94,7 +103,14 @@ class Outbox:
 
     def write(self, output: Output) -> None:
         """Write what the task forwarded to a topic."""
-        self._writer.append(output.topic, output.keys, output.values, output.timestamps, partitions=output.partitions, headers=output.headers)
+        self._writer.append(
+            output.topic,
+            output.keys,
+            output.values,
+            output.timestamps,
+            partitions=output.partitions,
+            headers=output.headers,
+        )
 
     def seed(self, seeds: Seeds) -> int:
         """Write the rows of a changelog; return how many there were."""
@@ -130,7 +146,9 @@ class Outbox:
 
 
 def read_mark(log: Log, mark: TopicPartition) -> str | None:
-    """Return the result of a task whose transaction is committed. Only after its transactional id was taken over: nothing is open then."""
+    """Return the result of a task whose transaction is committed. Only after its transactional id was taken over:
+    nothing is open then.
+    """
     end, at, found = log.end_offset(mark), log.start_offset(mark), None
     reader = log.reader()
     try:

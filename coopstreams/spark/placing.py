@@ -1,6 +1,8 @@
-"""What goes between sub-topologies that wait for each other, each record with its place: the time at which its task forwarded it.
+"""What goes between sub-topologies that wait for each other, each record with its place: the time at which its task
+forwarded it.
 
-By their timestamps alone, records could come before what they answer: an answer has the timestamp of its row, which may be late.
+By their timestamps alone, records could come before what they answer: an answer has the timestamp of its row, which may
+be late.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ class PlacedOutput(Output):
 
 
 class _Noting(list[int]):
-    """Timestamps; with each that is appended, the time is noted. Compiled code knows of a list and its `append`, and of nothing else."""
+    """Timestamps; with each that is appended, the time is noted. Compiled code knows of a list and its `append`, and of
+    nothing else.
+    """
 
     def __init__(self, times: list[int], now: Callable[[], int]) -> None:
         super().__init__()

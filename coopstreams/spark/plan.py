@@ -1,8 +1,11 @@
-"""What a backfill will do, decided before anything runs: which sub-topologies, in which order, in how many tasks, from where to where.
+"""What a backfill will do, decided before anything runs: which sub-topologies, in which order, in how many tasks, from
+where to where.
 
-Pure. `running.py` asks Kafka, calls this, writes the plan down, and carries it out; `--resume` reads it again and decides nothing anew.
+Pure. `running.py` asks Kafka, calls this, writes the plan down, and carries it out; `--resume` reads it again and
+decides nothing anew.
 
-Invariant: a sub-topology comes after all that write to a repartition topic it reads. Where two wait for each other, `rounds` has the order.
+Invariant: a sub-topology comes after all that write to a repartition topic it reads. Where two wait for each other,
+`rounds` has the order.
 """
 
 from __future__ import annotations
@@ -31,8 +34,9 @@ Connector = Literal["python", "jvm"]
 class Stage:
     """A sub-topology, or a round of one, and its tasks.
 
-    Shape: task = partition * ranges + number of the range; `first` is the number of its first task within the run. `forwarded` are the
-    repartition topics it writes, with their partition counts. Only the last of the `rounds` counts: the others forward and leave nothing behind.
+    Shape: task = partition * ranges + number of the range; `first` is the number of its first task within the run.
+    `forwarded` are the repartition topics it writes, with their partition counts. Only the last of the `rounds` counts:
+    the others forward and leave nothing behind.
     """
 
     subtopology: int
@@ -54,7 +58,9 @@ class Stage:
     @property
     def name(self) -> str:
         """What people call it."""
-        return f"sub-topology {self.subtopology}" + (f", round {self.round} of {self.rounds}" if self.rounds > 1 else "")
+        return f"sub-topology {self.subtopology}" + (
+            f", round {self.round} of {self.rounds}" if self.rounds > 1 else ""
+        )
 
     @property
     def is_last(self) -> bool:
@@ -76,8 +82,8 @@ class Stage:
 class Plan:
     """A run, from its cut to its tasks.
 
-    Shape: `cut` has for each source topic and partition the offsets [start, end); a topic that comes from a table has the offsets at which
-    a live application goes on. `tables` are the topics whose history is not in Kafka.
+    Shape: `cut` has for each source topic and partition the offsets [start, end); a topic that comes from a table has
+    the offsets at which a live application goes on. `tables` are the topics whose history is not in Kafka.
     """
 
     run: str
@@ -110,7 +116,12 @@ class Plan:
     @property
     def records(self) -> int:
         """How many offsets the run reads from Kafka."""
-        return sum(end - start for topic, bounds in self.cut.items() if topic not in self.tables for start, end in bounds.values())
+        return sum(
+            end - start
+            for topic, bounds in self.cut.items()
+            if topic not in self.tables
+            for start, end in bounds.values()
+        )
 
     def to_json(self) -> bytes:
         """Return the plan as a file."""
@@ -141,19 +152,30 @@ class Plan:
                     lines.append(f"    {topic}: from the sub-topologies before it")
                 elif topic in self.tables:
                     lines.append(
-                        f"    {topic}: from a table; a live application goes on at {', '.join(f'{p}: {end}' for p, (_, end) in bounds.items())}"
+                        f"    {topic}: from a table; a live application goes on at "
+                        f"{', '.join(f'{p}: {end}' for p, (_, end) in bounds.items())}"
                     )
                 else:
-                    lines.append(f"    {topic}: {', '.join(f'{p}: {start}..{end}' for p, (start, end) in bounds.items())}")
+                    lines.append(
+                        f"    {topic}: {', '.join(f'{p}: {start}..{end}' for p, (start, end) in bounds.items())}"
+                    )
         for topic, bounds in self.global_tables.items():
-            lines.append(f"  global table {topic}: {', '.join(f'{p}: {start}..{end}' for p, (start, end) in bounds.items())}, for every task")
+            lines.append(
+                f"  global table {topic}: {', '.join(f'{p}: {start}..{end}' for p, (start, end) in bounds.items())}, "
+                "for every task"
+            )
         if self.rebuild is not None:
             written = "differences go to the changelogs" if self.seed else "differences are counted"
-            return "\n".join([*lines, f"  stores {', '.join(self.rebuild.stores)}, key groups {self.rebuild.key_range}: {written}"])
+            return "\n".join(
+                [*lines, f"  stores {', '.join(self.rebuild.stores)}, key groups {self.rebuild.key_range}: {written}"]
+            )
         state = [*(["changelogs"] if self.seed else []), *([self.snapshots] if self.snapshots else [])]
         outputs = self.outputs if self.table is None else f"{self.outputs} at {self.table}"
         if self.outputs == "none":
-            outputs += " (results, late records and dead letters are counted, not written; --outputs topic or table writes them)"
+            outputs += (
+                " (results, late records and dead letters are counted, not written;"
+                " --outputs topic or table writes them)"
+            )
         return "\n".join([*lines, f"  state goes to: {', '.join(state) or 'nowhere'}; outputs: {outputs}"])
 
 
@@ -166,13 +188,17 @@ def check(topology: Topology) -> None:
     if not sources(topology) and (waiting := unmatched(topology)):
         patterns = " or ".join(f'"{pattern}"' for pattern in waiting)
         raise TopologyError(
-            f"no topic matches {patterns}: there is no history. Correct the pattern, or start the application live, where it waits for one"
+            f"no topic matches {patterns}: there is no history. Correct the pattern, or start the application live, "
+            "where it waits for one"
         )
     rounds_of(topology)
 
 
-def stages(topology: Topology, partitions: Mapping[str, int], ranges: int, *, native: bool = False, outputs: Outputs = "none") -> tuple[Stage, ...]:
-    """Return the sub-topologies with their tasks, in the order in which they run. `native`: by Spark SQL, where that is the same.
+def stages(
+    topology: Topology, partitions: Mapping[str, int], ranges: int, *, native: bool = False, outputs: Outputs = "none"
+) -> tuple[Stage, ...]:
+    """Return the sub-topologies with their tasks, in the order in which they run. `native`: by Spark SQL, where that is
+    the same.
 
     One that reads nothing has no tasks, and is no stage: no topic matches its pattern yet.
     """
@@ -202,7 +228,9 @@ def stages(topology: Topology, partitions: Mapping[str, int], ranges: int, *, na
 
 
 def leading_to(topology: Topology, stores: Collection[str]) -> dict[int, bool]:
-    """Return the sub-topologies that have some of these stores, and all whose records come there; with whether another one needs its records."""
+    """Return the sub-topologies that have some of these stores, and all whose records come there; with whether another
+    one needs its records.
+    """
     found: dict[int, bool] = {}
     wanted: set[str] = set()
     for round_ in reversed(rounds_of(topology)):
@@ -214,9 +242,11 @@ def leading_to(topology: Topology, stores: Collection[str]) -> dict[int, bool]:
 
 
 def digest(topology: Topology) -> str:
-    """Return a digest of what a resumed run must share with the one before: nodes, topics, shapes of stores. Functions are not in it.
+    """Return a digest of what a resumed run must share with the one before: nodes, topics, shapes of stores. Functions
+    are not in it.
 
-    The topology is one as it runs: what its patterns match, and what `topology.optimization` makes of its stores, is in the digest.
+    The topology is one as it runs: what its patterns match, and what `topology.optimization` makes of its stores, is in
+    the digest.
     """
     shape = [
         [
@@ -233,16 +263,22 @@ def digest(topology: Topology) -> str:
 
 def sources(topology: Topology) -> tuple[str, ...]:
     """Return the topics whose history is read: all sources but repartition topics."""
-    nodes = (node for part in topology.subtopologies for node in part.nodes if isinstance(node, Source) and not node.internal)
+    nodes = (
+        node for part in topology.subtopologies for node in part.nodes if isinstance(node, Source) and not node.internal
+    )
     return tuple(dict.fromkeys(topic for node in nodes for topic in node.topics))
 
 
 def positions(
     plan: Plan, stream_times: Mapping[tuple[str, int], int], internal_ends: Mapping[str, Mapping[int, int]]
 ) -> dict[tuple[str, int], tuple[int, int]]:
-    """Return, for each partition of each topic that tasks read, where the live application goes on: offset, and stream time below it."""
+    """Return, for each partition of each topic that tasks read, where the live application goes on: offset, and stream
+    time below it.
+    """
     ends = {(topic, partition): end for topic, bounds in plan.cut.items() for partition, (_, end) in bounds.items()}
-    ends |= {(topic, partition): end for topic, internal in internal_ends.items() for partition, end in internal.items()}
+    ends |= {
+        (topic, partition): end for topic, internal in internal_ends.items() for partition, end in internal.items()
+    }
     return {place: (end, stream_times.get(place, -1)) for place, end in ends.items()}
 
 

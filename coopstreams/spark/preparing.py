@@ -1,6 +1,7 @@
 """What a run will do, asked of Kafka once and written down: the cut is taken, topics are checked and made.
 
-`plan.py` decides without I/O; `running.py` carries out what is written down. `resume` reads it again and decides nothing anew.
+`plan.py` decides without I/O; `running.py` carries out what is written down. `resume` reads it again and decides
+nothing anew.
 
 Invariant: nothing but internal topics, empty ones, has been made when a plan is there.
 """
@@ -43,12 +44,14 @@ BACKFILLED = 0
 class Options:
     """What a run is asked to do.
 
-    `ranges`: key ranges of each partition, and so tasks. `seed`: the state goes to the changelogs; False is a trial that writes nothing to Kafka
-    and cannot be published. `snapshots`: the state goes to this storage, too, from where tasks restore it faster. `outputs`: `none`; `topic`:
-    results are written where a live application would; or `table`: `Backfilled.outputs` hands them back, and they lie at `table` (a URL of
-    Spark's) as Parquet, if that is given. `work`: a folder that driver and workers share, for what goes from one stage to the next, and for
-    `resume`. `connector`: what reads Kafka, `python`, or `jvm` in a session that has the connector of Spark. `native`: Spark SQL folds what it
-    can, with the same state in the end; the plan says what it cannot, and why. `until`: the cut of the topics for which no history is given.
+    `ranges`: key ranges of each partition, and so tasks. `seed`: the state goes to the changelogs; False is a trial
+    that writes nothing to Kafka and cannot be published. `snapshots`: the state goes to this storage, too, from where
+    tasks restore it faster. `outputs`: `none`; `topic`: results are written where a live application would; or `table`:
+    `Backfilled.outputs` hands them back, and they lie at `table` (a URL of Spark's) as Parquet, if that is given.
+    `work`: a folder that driver and workers share, for what goes from one stage to the next, and for `resume`.
+    `connector`: what reads Kafka, `python`, or `jvm` in a session that has the connector of Spark. `native`: Spark SQL
+    folds what it can, with the same state in the end; the plan says what it cannot, and why. `until`: the cut of the
+    topics for which no history is given.
     """
 
     ranges: int = 4
@@ -63,7 +66,9 @@ class Options:
 
 
 def begin(topology: Topology, config: Config, histories: Mapping[str, History], options: Options) -> Plan:
-    """Return the plan of a new run, written down in its folder; from now on it is known in Kafka, and no other can begin."""
+    """Return the plan of a new run, written down in its folder; from now on it is known in Kafka, and no other can
+    begin.
+    """
     plan = make_plan(topology, config, histories, options)
     Storage(options.work).write(f"{plan.run}/plan.json", plan.to_json())
     if plan.seed:
@@ -97,14 +102,18 @@ def as_planned(built: Topology, config: Config, plan: Plan) -> Topology:
     running = as_it_runs(built, plan.cut, config)
     if (plan.application, plan.topology) != (running.application_id, planning.digest(running)):
         raise ConfigError(
-            f'run "{plan.run}" is of another topology, or of an older form of "{plan.application}", or was begun with another topology.optimization: '
+            f'run "{plan.run}" is of another topology, or of an older form of "{plan.application}", or was begun with '
+            "another topology.optimization: "
             "start a new one"
         )
     return running
 
 
-def make_plan(built: Topology, config: Config, histories: Mapping[str, History], options: Options, *, create: bool = True) -> Plan:
-    """Return what a run will do: patterns are looked up and the cut is taken now. `create`: make the internal topics that are missing.
+def make_plan(
+    built: Topology, config: Config, histories: Mapping[str, History], options: Options, *, create: bool = True
+) -> Plan:
+    """Return what a run will do: patterns are looked up and the cut is taken now. `create`: make the internal topics
+    that are missing.
 
     Raises:
         TopologyError: a backfill cannot run this topology, or the topics do not fit it.
@@ -114,7 +123,9 @@ def make_plan(built: Topology, config: Config, histories: Mapping[str, History],
     if options.outputs == "topic" and not options.seed:
         raise ConfigError("a trial writes nothing to Kafka: outputs must be none or table")
     if options.table is not None and options.outputs != "table":
-        raise ConfigError(f'a place for a table, {options.table}, but outputs are "{options.outputs}": say outputs="table"')
+        raise ConfigError(
+            f'a place for a table, {options.table}, but outputs are "{options.outputs}": say outputs="table"'
+        )
     if options.snapshots is not None:
         Storage(options.snapshots)  # a driver that is missing is found now, not by the tasks
     cluster = KafkaLog(config.client, timeout_s=config["connect.timeout.ms"] / 1000)
@@ -126,7 +137,10 @@ def make_plan(built: Topology, config: Config, histories: Mapping[str, History],
         resolved = (prepare_topics if create else check_topics)(cluster, topology, config)
         check_unused(cluster, offsets, topology, resolved.partitions)
         cut, globally = (
-            {topic: cut_of(cluster, offsets, topic, history, resolved.partitions[topic]) for topic, history in each.items()}
+            {
+                topic: cut_of(cluster, offsets, topic, history, resolved.partitions[topic])
+                for topic, history in each.items()
+            }
             for each in (chosen, known)
         )
         ids = ids_of(cluster, topology)
@@ -134,13 +148,19 @@ def make_plan(built: Topology, config: Config, histories: Mapping[str, History],
         offsets.close()
         cluster.close()
     for pattern in unmatched(topology):
-        log.warning('no topic matches "%s" yet: those that are made from now on are the live application\'s, from their beginning', pattern)
+        log.warning(
+            'no topic matches "%s" yet: those that are made from now on are the live application\'s, from their '
+            "beginning",
+            pattern,
+        )
     return Plan(
         run=new_run(),
         application=topology.application_id,
         topology=planning.digest(topology),
         cut=cut,
-        stages=planning.stages(topology, resolved.partitions, options.ranges, native=options.native, outputs=options.outputs),
+        stages=planning.stages(
+            topology, resolved.partitions, options.ranges, native=options.native, outputs=options.outputs
+        ),
         partitions=dict(resolved.partitions),
         tables=tuple(topic for topic, history in chosen.items() if isinstance(history, TableHistory)),
         outputs=options.outputs,
@@ -153,32 +173,41 @@ def make_plan(built: Topology, config: Config, histories: Mapping[str, History],
     )
 
 
-def _histories(topology: Topology, given: Mapping[str, History], until: datetime | None) -> tuple[dict[str, History], dict[str, History]]:
+def _histories(
+    topology: Topology, given: Mapping[str, History], until: datetime | None
+) -> tuple[dict[str, History], dict[str, History]]:
     """Return the history of each source, and of each topic of a global table.
 
     Raises:
         ConfigError: one is of no source, or cannot be its history.
     """
     if unknown := sorted(set(given) - set(topology.source_topics)):
-        raise ConfigError(f"{', '.join(unknown)} is no source of the topology; it reads {', '.join(topology.source_topics)}")
+        raise ConfigError(
+            f"{', '.join(unknown)} is no source of the topology; it reads {', '.join(topology.source_topics)}"
+        )
     chosen = {topic: given.get(topic, KafkaHistory(until)) for topic in planning.sources(topology)}
     known = {table.topic: given.get(table.topic, KafkaHistory()) for table in topology.global_tables}
     if tables := [topic for topic, history in known.items() if isinstance(history, TableHistory)]:
-        raise ConfigError(f"{', '.join(tables)}: a global table is read from its topic in Kafka, by every task; give it no other history")
+        raise ConfigError(
+            f"{', '.join(tables)}: a global table is read from its topic in Kafka, by every task; give it no other "
+            "history"
+        )
     restored = {store.source: store.name for part in topology.subtopologies for store in part.stores}
     for topic, history in chosen.items():
         if isinstance(history, TableHistory):
             history.check(topic)
             if topic in restored:
                 raise ConfigError(
-                    f'the table "{restored[topic]}" is restored from its topic "{topic}" (topology.optimization), which does not have the rows of the '
+                    f'the table "{restored[topic]}" is restored from its topic "{topic}" (topology.optimization), '
+                    "which does not have the rows of the "
                     "table that is given as its history. Leave out reuse.ktable.source.topics."
                 )
     return chosen, known
 
 
 def check_unused(cluster: KafkaLog, offsets: KafkaOffsets, topology: Topology, partitions: Mapping[str, int]) -> None:
-    """Do nothing if the application has never run: its state and its progress would be mixed with those of the backfill.
+    """Do nothing if the application has never run: its state and its progress would be mixed with those of the
+    backfill.
 
     Raises:
         ConfigError: it has, or another backfill has begun; says what was found and what to do.
@@ -186,7 +215,8 @@ def check_unused(cluster: KafkaLog, offsets: KafkaOffsets, topology: Topology, p
     known = cluster.partitions()
     if begun := backfill_runs(topology.application_id, known):
         raise ConfigError(
-            f'run {begun[-1]} of "{topology.application_id}" has begun and is not published: go on with it (--resume {begun[-1]}). To begin anew, '
+            f'run {begun[-1]} of "{topology.application_id}" has begun and is not published: go on with it (--resume '
+            f"{begun[-1]}). To begin anew, "
             "`coopstreams reset` the application, or give the program another id."
         )
     for topic in topology.internal_topics:
@@ -194,14 +224,20 @@ def check_unused(cluster: KafkaLog, offsets: KafkaOffsets, topology: Topology, p
             place = TopicPartition(topic.name, number)
             if cluster.end_offset(place) > cluster.start_offset(place):
                 raise ConfigError(
-                    f"{place} has records: the application has run, or a backfill has. Give the program another application id; or, if a backfill "
+                    f"{place} has records: the application has run, or a backfill has. Give the program another "
+                    "application id; or, if a backfill "
                     "was all it had, `coopstreams reset` it."
                 )
-    places = [TopicPartition(topic, number) for topic, count in partitions.items() for number in range(count if topic in known else 0)]
+    places = [
+        TopicPartition(topic, number)
+        for topic, count in partitions.items()
+        for number in range(count if topic in known else 0)
+    ]
     for place, (offset, metadata) in offsets.committed(places).items():
         if Committed.parse(offset, metadata).term != BACKFILLED:
             raise ConfigError(
-                f"the group has committed offset {offset} of {place}: the application has run, or was reset. Give the program another application id: "
+                f"the group has committed offset {offset} of {place}: the application has run, or was reset. Give the "
+                "program another application id: "
                 "what key ranges have committed under this one goes on to count"
             )
 
@@ -213,7 +249,8 @@ def oldest_ms(topology: Topology, config: Config, plan: Plan) -> tuple[tuple[str
     now, cluster = int(time.time() * 1000), cluster_of(config)
     try:
         kept = {
-            store: int(cluster.topic_config(internal_topic(topology.application_id, topic))["retention.ms"]) for topic, store in forgetful.items()
+            store: int(cluster.topic_config(internal_topic(topology.application_id, topic))["retention.ms"])
+            for topic, store in forgetful.items()
         }
     finally:
         cluster.close()

@@ -1,6 +1,7 @@
 """A backfill begins to count: snapshot and group offsets, for a live application that goes on at the cut.
 
-    offsets    where each partition goes on, with its stream time: windows close and late records drop as if there had been no break
+    offsets    where each partition goes on, with its stream time: windows close and late records drop as if there had
+               been no break
     snapshot   the manifest, with the changelog offsets behind what was seeded
     marks      deleted: the run is over
 
@@ -37,11 +38,13 @@ def publish(done: Backfilled, topology: Topology, settings: Config | Mapping[str
 
     Raises:
         GroupError: it runs, or has run.
-        ConfigError: the run wrote no changelogs, or they are not there any more, so that a live application would have no state; or it is of
-            another topology.
+        ConfigError: the run wrote no changelogs, or they are not there any more, so that a live application would have
+            no state; or it is of another topology.
     """
     if not done.plan.seed:
-        raise ConfigError(f"run {done.plan.run} was a trial: it wrote no changelogs, and a live application would go on without state")
+        raise ConfigError(
+            f"run {done.plan.run} was a trial: it wrote no changelogs, and a live application would go on without state"
+        )
     config = Config.of(settings, topology.application_id)
     running = as_planned(topology, config, done.plan)
     cluster = KafkaLog(config.client, timeout_s=config["connect.timeout.ms"] / 1000)
@@ -50,8 +53,8 @@ def publish(done: Backfilled, topology: Topology, settings: Config | Mapping[str
         check_topics(cluster, done.plan)
         goes_on = _positions(done, cluster)
         _check_unused(offsets, goes_on)
-        # Before the offsets, which the broker refuses to set while the group has members: behind them an application may have started,
-        # and the ends of its changelogs are no longer where the snapshot ends.
+        # Before the offsets, which the broker refuses to set while the group has members: behind them an application
+        # may have started, and the ends of its changelogs are no longer where the snapshot ends.
         manifest = _manifest(done, running, cluster)
         if done.plan.snapshots is not None:
             snapshot.store_manifest(done.plan.snapshots, manifest)
@@ -74,14 +77,18 @@ def _positions(done: Backfilled, cluster: KafkaLog) -> dict[TopicPartition, Comm
         if topic not in plan.cut
     }
     found = planning.positions(plan, stream_times(done), internal)
-    return {TopicPartition(*place): Committed(offset, stream_time, BACKFILLED) for place, (offset, stream_time) in found.items()}
+    return {
+        TopicPartition(*place): Committed(offset, stream_time, BACKFILLED)
+        for place, (offset, stream_time) in found.items()
+    }
 
 
 def _check_unused(offsets: KafkaOffsets, goes_on: Mapping[TopicPartition, Committed]) -> None:
     for place, (offset, metadata) in offsets.committed(list(goes_on)).items():
         if Committed.parse(offset, metadata).term != BACKFILLED:
             raise GroupError(
-                f"the group has committed offset {offset} of {place}: the application has run since the backfill began, which is of no use now"
+                f"the group has committed offset {offset} of {place}: the application has run since the backfill "
+                "began, which is of no use now"
             )
 
 
@@ -100,13 +107,30 @@ def _manifest(done: Backfilled, topology: Topology, cluster: KafkaLog) -> Manife
     for (topic, partition), at in stream_times(done).items():
         times[topic][partition] = at
     stores = {}
-    for part, spec in ((stage, store) for stage in plan.stages if stage.is_last for store in topology.subtopologies[stage.subtopology].stores):
+    for part, spec in (
+        (stage, store)
+        for stage in plan.stages
+        if stage.is_last
+        for store in topology.subtopologies[stage.subtopology].stores
+    ):
         if not spec.logged:
             continue  # what has no changelog stays where it was made
         changelog = internal_topic(plan.application, changelog_topic(spec.name))
         ends = {number: cluster.end_offset(TopicPartition(changelog, number)) for number in range(part.partitions)}
         stores[spec.name] = StoreSlices(
-            changelog, cluster.topic_id(changelog), part.partitions, shape_of(spec), placed(slices[spec.name], ends, now_ms)
+            changelog,
+            cluster.topic_id(changelog),
+            part.partitions,
+            shape_of(spec),
+            placed(slices[spec.name], ends, now_ms),
         )
     cut = {topic: {number: end for number, (_, end) in bounds.items()} for topic, bounds in plan.cut.items()}
-    return Manifest(plan.application, plan.run, "backfill", datetime.now(UTC).isoformat(timespec="seconds"), stores, cut, dict(times))
+    return Manifest(
+        plan.application,
+        plan.run,
+        "backfill",
+        datetime.now(UTC).isoformat(timespec="seconds"),
+        stores,
+        cut,
+        dict(times),
+    )

@@ -1,9 +1,12 @@
-"""Snapshots from changelogs, a Spark task for each partition: the same work as `coopstreams rebuild` does alone, on all cores or a cluster.
+"""Snapshots from changelogs, a Spark task for each partition: the same work as `coopstreams rebuild` does alone, on all
+cores or a cluster.
 
-Each task reads its changelog partitions itself and writes sorted files; nothing goes through Spark but what is to be done and what was made.
+Each task reads its changelog partitions itself and writes sorted files; nothing goes through Spark but what is to be
+done and what was made.
 
 Invariant: an attempt that fails or runs twice leaves files that no manifest mentions.
-Turned down: records through a shuffle, sorted by key (two and a half times as slow, measured: a changelog partition is one task's already).
+Turned down: records through a shuffle, sorted by key (two and a half times as slow, measured: a changelog partition is
+one task's already).
 """
 
 from __future__ import annotations
@@ -40,10 +43,11 @@ def rebuild(
     wanted: Wanted | None = None,
     afresh: bool = False,
 ) -> Manifest:
-    """Make a snapshot at `snapshots.dir` from the changelogs and publish it; return its manifest. The application may run meanwhile.
+    """Make a snapshot at `snapshots.dir` from the changelogs and publish it; return its manifest. The application may
+    run meanwhile.
 
-    `wanted`: which stores, partitions and key groups; the rest is kept as it was published. `afresh`: without the snapshot before it.
-    A folder must be one that all workers share.
+    `wanted`: which stores, partitions and key groups; the rest is kept as it was published. `afresh`: without the
+    snapshot before it. A folder must be one that all workers share.
 
     Raises:
         ConfigError: `snapshots.dir` is not set, or a store or partition does not exist.
@@ -79,7 +83,9 @@ class _Work:
             rebuilder = Rebuilder(cluster, topology, application, url, afresh=self.afresh, run=self.run)
             for number in (number for batch in batches for number in batch.column(0).to_pylist()):
                 made = rebuilder.rebuild(self.pieces[number], lambda *_: None)
-                yield pa.RecordBatch.from_pydict({"piece": [number], "made": [msgspec.json.encode(made).decode()]}, _MADE)
+                yield pa.RecordBatch.from_pydict(
+                    {"piece": [number], "made": [msgspec.json.encode(made).decode()]}, _MADE
+                )
 
 
 def _made(spark: SparkSession, work: _Work) -> dict[str, list[Slice]]:
@@ -87,9 +93,13 @@ def _made(spark: SparkSession, work: _Work) -> dict[str, list[Slice]]:
     if not work.pieces:
         return {}
     rows = spark.createDataFrame([(number,) for number in range(len(work.pieces))], "piece int")
-    answers = rows.repartitionById(len(work.pieces), "piece").mapInArrow(_function(work), "piece int, made string").collect()
+    answers = (
+        rows.repartitionById(len(work.pieces), "piece").mapInArrow(_function(work), "piece int, made string").collect()
+    )
     if sorted(row.piece for row in answers) != list(range(len(work.pieces))):
-        raise RuntimeError(f"of {len(work.pieces)} partitions Spark answered for {len(answers)}: the run {work.run} is of no use")
+        raise RuntimeError(
+            f"of {len(work.pieces)} partitions Spark answered for {len(answers)}: the run {work.run} is of no use"
+        )
     found: dict[str, list[Slice]] = {}
     for row in answers:
         for store, slices in msgspec.json.decode(row.made, type=dict[str, list[Slice]]).items():

@@ -1,13 +1,17 @@
 """A task of a rebuild from the source compares its state with what the changelogs say, and writes what is different.
 
-    present       what a live task would restore, in a second database: the changelogs up to where they ended when the run was planned
+    present       what a live task would restore, in a second database: the changelogs up to where they ended when the
+                  run was planned
     differences   both in key order, side by side
-    written       into the transaction of the task: rows that are missing or other, tombstones for those that should not be
+    written       into the transaction of the task: rows that are missing or other, tombstones for those that should
+                  not be
 
-So instances that have their state replay the differences from where they stand, and nothing else is touched: no topic, no offset, no other range.
+So instances that have their state replay the differences from where they stand, and nothing else is touched: no topic,
+no offset, no other range.
 
 Invariant: the changelog behind the differences restores to the rebuilt state; in front of them it was what it was.
-Turned down: an empty changelog and all rows again (all instances would restore everything; nothing could be said of what was wrong).
+Turned down: an empty changelog and all rows again (all instances would restore everything; nothing could be said of
+what was wrong).
 """
 
 from __future__ import annotations
@@ -43,7 +47,9 @@ from coopstreams.topology.task_id import TaskId
 
 @dataclass(slots=True)
 class Differences:
-    """How the rows of a store in its changelog compare with those that the source gives: which are right, and what is done about the others."""
+    """How the rows of a store in its changelog compare with those that the source gives: which are right, and what is
+    done about the others.
+    """
 
     equal: int = 0
     added: int = 0
@@ -51,7 +57,12 @@ class Differences:
     deleted: int = 0
 
     def __add__(self, other: Differences) -> Differences:
-        return Differences(self.equal + other.equal, self.added + other.added, self.changed + other.changed, self.deleted + other.deleted)
+        return Differences(
+            self.equal + other.equal,
+            self.added + other.added,
+            self.changed + other.changed,
+            self.deleted + other.deleted,
+        )
 
     @property
     def wrong(self) -> int:
@@ -63,7 +74,9 @@ class Differences:
 
 
 def differences(found: Rows, right: Rows, counted: Differences) -> Iterator[tuple[bytes, bytes | None]]:
-    """Yield what makes the rows that were found the right ones: key, and row or None. Both come by ascending key; rows are counted on the way."""
+    """Yield what makes the rows that were found the right ones: key, and row or None. Both come by ascending key; rows
+    are counted on the way.
+    """
     here, there = next(found, None), next(right, None)
     while here is not None or there is not None:
         if there is None or (here is not None and here[0] < there[0]):
@@ -86,7 +99,9 @@ def differences(found: Rows, right: Rows, counted: Differences) -> Iterator[tupl
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """The state of a task as the source gives it. Shape: `specs` are all its stores, `observed` the latest window start of each."""
+    """The state of a task as the source gives it. Shape: `specs` are all its stores, `observed` the latest window start
+    of each.
+    """
 
     task: TaskId
     database: Database
@@ -107,7 +122,9 @@ class Repair:
         stores = tuple(store for store in stage.stores if store in rebuild.stores)
         return Repair(rebuild, stores) if stores else None
 
-    def write(self, config: Config, rebuilt: Rebuilt, oldest_ms: Mapping[str, int], outbox: Outbox | None) -> dict[str, Differences]:
+    def write(
+        self, config: Config, rebuilt: Rebuilt, oldest_ms: Mapping[str, int], outbox: Outbox | None
+    ) -> dict[str, Differences]:
         """Return how each store compares; write what is different, unless nothing is to be written.
 
         Raises:
@@ -117,7 +134,10 @@ class Repair:
         covered, specs, result = self.rebuild.covered(rebuilt.task), self._specs(rebuilt), dict[str, Differences]()
         if covered is None:
             return result
-        with tempfile.TemporaryDirectory(prefix="coopstreams-rebuild-") as folder, closing(Database(Rocks(Path(folder)), specs)) as present:
+        with (
+            tempfile.TemporaryDirectory(prefix="coopstreams-rebuild-") as folder,
+            closing(Database(Rocks(Path(folder)), specs)) as present,
+        ):
             self._restore(config, replace(rebuilt.task, range=covered), specs, present)
             for spec in specs:
                 counted, observed = Differences(), rebuilt.observed[spec.name]
@@ -133,12 +153,16 @@ class Repair:
         return result
 
     def export(self, rebuilt: Rebuilt, writer: SnapshotWriter) -> dict[str, list[Slice]]:
-        """Return the state as slices of a snapshot, which stand where the changelogs ended: the differences behind change nothing in them."""
+        """Return the state as slices of a snapshot, which stand where the changelogs ended: the differences behind
+        change nothing in them.
+        """
         covered, partition, now_ms = self.rebuild.covered(rebuilt.task), rebuilt.task.partition, int(time.time() * 1000)
         if covered is None:
             return {}
         return {
-            spec.name: list(placed(writer.export(rebuilt.database, spec, partition, covered), self.rebuild.ends[spec.name], now_ms))
+            spec.name: list(
+                placed(writer.export(rebuilt.database, spec, partition, covered), self.rebuild.ends[spec.name], now_ms)
+            )
             for spec in self._specs(rebuilt)
         }
 
@@ -162,8 +186,12 @@ def changelog_of(config: Config, spec: StoreSpec) -> str:
 def _records(
     spec: StoreSpec, changes: Iterator[tuple[bytes, bytes | None]], oldest_ms: int, changelog: str
 ) -> Iterator[tuple[bytes, bytes | None, int]]:
-    """Yield the changelog records of changes. A tombstone is of now: one with the time of its row could be forgotten before the row is."""
+    """Yield the changelog records of changes. A tombstone is of now: one with the time of its row could be forgotten
+    before the row is.
+    """
     for key, row in changes:
         yield (
-            (layout.changelog_key(spec.kind, key), None, int(time.time() * 1000)) if row is None else record_of(spec, key, row, oldest_ms, changelog)
+            (layout.changelog_key(spec.kind, key), None, int(time.time() * 1000))
+            if row is None
+            else record_of(spec, key, row, oldest_ms, changelog)
         )

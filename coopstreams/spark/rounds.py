@@ -1,16 +1,20 @@
-"""In which order the sub-topologies of a backfill run, and which of them in several rounds: those that wait for each other, as foreign-key joins do.
+"""In which order the sub-topologies of a backfill run, and which of them in several rounds: those that wait for each
+other, as foreign-key joins do.
 
     sub-topology 0, round 1    orders                   asks: runs what leads to its questions, and nothing else counts
     sub-topology 1             people, questions        answers
     sub-topology 0, round 2    orders, answers          all of it but what has asked, from the beginning
 
-The last round takes the questions' own records once more, with the answers between them: each answer meets the row that asked, as if it had come at once.
-For that, what goes from one to the other is *placed*: by the time at which its task made it, not by its timestamp, which may be older.
+The last round takes the questions' own records once more, with the answers between them: each answer meets the row that
+asked, as if it had come at once. For that, what goes from one to the other is *placed*: by the time at which its task
+made it, not by its timestamp, which may be older.
 
-Invariant: a round forwards at least one topic for good, after all that leads to it; so there are at most as many rounds as topics between them.
+Invariant: a round forwards at least one topic for good, after all that leads to it; so there are at most as many rounds
+as topics between them.
 Invariant: nothing is read before all of it has been written.
-Turned down: state that goes from round to round (the answers would meet the last row of each key only, and records that look into the join nothing at
-all), and rounds until nothing comes any more (no plan could say how many tasks there are, and no run be resumed).
+Turned down: state that goes from round to round (the answers would meet the last row of each key only, and records that
+look into the join nothing at all), and rounds until nothing comes any more (no plan could say how many tasks there are,
+and no run be resumed).
 """
 
 from __future__ import annotations
@@ -28,7 +32,8 @@ from coopstreams.topology.graph.topology import Topology
 class Round:
     """What runs at a time: a sub-topology, or as much of it as a round needs.
 
-    `forwards` are the internal topics that it writes; `placed` are those of them, and of the topics it reads, whose records are placed.
+    `forwards` are the internal topics that it writes; `placed` are those of them, and of the topics it reads, whose
+    records are placed.
     """
 
     part: SubTopology
@@ -90,7 +95,8 @@ def _asking(waiting: Sequence[SubTopology], leads: Mapping[str, frozenset[str]],
     if not able:
         parts = " and ".join(str(part.id) for part in waiting)
         raise TopologyError(
-            f"a backfill runs sub-topologies one after the other, but {parts} wait for records that come of their own: start the application live"
+            f"a backfill runs sub-topologies one after the other, but {parts} wait for records that come of their own: "
+            "start the application live"
         )
     chosen = back or able
     part = chosen[0][0]
@@ -102,11 +108,20 @@ def _last(part: SubTopology, written: set[str]) -> Round:
     """Return a sub-topology without what has forwarded all that it will."""
     done = [topic for topic in forwarded(part) if topic in written]
     gone = {node.name for node in _sinks(part, done)}
-    gone |= {node.name for node in part.nodes if isinstance(node, ForeignKeyAsk) and any(node.name in other.parents for other in _sinks(part, done))}
-    return Round(_cut(part, {node.name for node in part.nodes} - gone), tuple(topic for topic in forwarded(part) if topic not in written))
+    gone |= {
+        node.name
+        for node in part.nodes
+        if isinstance(node, ForeignKeyAsk) and any(node.name in other.parents for other in _sinks(part, done))
+    }
+    return Round(
+        _cut(part, {node.name for node in part.nodes} - gone),
+        tuple(topic for topic in forwarded(part) if topic not in written),
+    )
 
 
-def _placed(topology: Topology, leads: Mapping[str, frozenset[str]], taken: Iterable[Round], counts: Mapping[int, int]) -> frozenset[str]:
+def _placed(
+    topology: Topology, leads: Mapping[str, frozenset[str]], taken: Iterable[Round], counts: Mapping[int, int]
+) -> frozenset[str]:
     """Return the topics between a round and a later one of the same sub-topology."""
     found = set[str]()
     for round_ in taken:
@@ -137,7 +152,9 @@ def _sinks(part: SubTopology, topics: Iterable[str]) -> list[Node]:
 
 
 def _above(part: SubTopology, nodes: Iterable[Node]) -> set[str]:
-    """Return the names of nodes and of all on which it depends what they do: what they hear, look into, and share a store with."""
+    """Return the names of nodes and of all on which it depends what they do: what they hear, look into, and share a
+    store with.
+    """
     by_name = {node.name: node for node in part.nodes}
     found, new = set[str](), {node.name for node in nodes}
     while new:
@@ -159,5 +176,8 @@ def _cut(part: SubTopology, names: set[str]) -> SubTopology:
     topics = {topic for node in nodes if isinstance(node, Source) for topic in node.topics}
     stores = {store for node in nodes for store in _used(node)}
     return SubTopology(
-        part.id, nodes, tuple(topic for topic in part.topics if topic in topics), tuple(each for each in part.stores if each.name in stores)
+        part.id,
+        nodes,
+        tuple(topic for topic in part.topics if topic in topics),
+        tuple(each for each in part.stores if each.name in stores),
     )

@@ -1,10 +1,12 @@
-"""From the history of a topic's partition to the rows of its tasks: timestamps, stream time, operator times, key ranges, as a live reader gives them.
+"""From the history of a topic's partition to the rows of its tasks: timestamps, stream time, operator times, key
+ranges, as a live reader gives them.
 
-A Spark partition holds the records of one topic partition in offset order. `make_batches`, which both readers of a log use, does the rest:
-so the rules cannot differ between a live run and a backfill.
+A Spark partition holds the records of one topic partition in offset order. `make_batches`, which both readers of a log
+use, does the rest: so the rules cannot differ between a live run and a backfill.
 
-Invariant: within a source, the order by time and then offset is the order by offset; so sorting a task's rows by (time, source, offset), where
-time is stream time, is exactly the order in which `SourceQueues` takes records that are all there. For topics that are placed, see `rounds`.
+Invariant: within a source, the order by time and then offset is the order by offset; so sorting a task's rows by (time,
+source, offset), where time is stream time, is exactly the order in which `SourceQueues` takes records that are all
+there. For topics that are placed, see `rounds`.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ from coopstreams.topology.keys import KeyRange
 class Routing:
     """Cuts a topic of a sub-topology into the rows of its tasks: HISTORY batches in, ROUTED batches out.
 
-    Shape: task = partition * ranges + number of the range. `source` counts the topics of the sub-topology. `numbered`: the offsets are
-    those of the topic; else records are numbered in the order in which they come.
+    Shape: task = partition * ranges + number of the range. `source` counts the topics of the sub-topology. `numbered`:
+    the offsets are those of the topic; else records are numbered in the order in which they come.
     """
 
     shipped: bytes
@@ -67,13 +69,24 @@ class Routing:
         reporter = self._reporter(partition)
         for rows in chain([first], filled):
             if (at := _only_partition(rows)) != partition:
-                raise ValueError(f"a Spark partition holds records of {partition} and of {at}: it must have one topic partition")
-            offsets = rows.column("offset").to_pylist() if self.numbered else range(next_offset, next_offset + rows.num_rows)
+                raise ValueError(
+                    f"a Spark partition holds records of {partition} and of {at}: it must have one topic partition"
+                )
+            offsets = (
+                rows.column("offset").to_pylist() if self.numbered else range(next_offset, next_offset + rows.num_rows)
+            )
             if offsets[0] < next_offset:
-                raise ValueError(f"{partition}: offset {offsets[0]} comes after {next_offset - 1}; a source must give a partition in offset order")
+                raise ValueError(
+                    f"{partition}: offset {offsets[0]} comes after {next_offset - 1}; a source must give a partition "
+                    "in offset order"
+                )
             next_offset = offsets[-1] + 1
             # What is placed has its time where others have their offset.
-            places = dict(zip(offsets, rows.column("offset").to_pylist(), strict=True)) if self.topic in round_.placed else None
+            places = (
+                dict(zip(offsets, rows.column("offset").to_pylist(), strict=True))
+                if self.topic in round_.placed
+                else None
+            )
             for start, end in cut.spans(offsets):
                 columns = columns_of(rows.slice(start, end - start), offsets[start:end])
                 batches = make_batches(partition, columns, routes, stream_time, offsets[end - 1] + 1, at_end=False)
@@ -82,13 +95,17 @@ class Routing:
                 for fetched in batches:
                     counted = cut.committed(fetched.slot, fetched.columns)
                     if len(counted):
-                        yield self._records(source, partition.partition * self.ranges + cut.pieces[fetched.slot].slot, counted, places)
+                        yield self._records(
+                            source, partition.partition * self.ranges + cut.pieces[fetched.slot].slot, counted, places
+                        )
             reporter.took(0, rows.num_rows, next_offset)
         reporter.end()
         yield self._ends(source, partition.partition, cut)
 
     def _reporter(self, at: TopicPartition) -> Reporter:
-        return Reporter(self.reports, "history", str(at), str(at), [None if self.cut is None else self.cut[at.partition]])
+        return Reporter(
+            self.reports, "history", str(at), str(at), [None if self.cut is None else self.cut[at.partition]]
+        )
 
     def _records(self, source: int, task: int, columns: Columns, places: Mapping[int, int] | None) -> pa.RecordBatch:
         count = len(columns)
@@ -99,19 +116,33 @@ class Routing:
         )
         times = columns.stream_times if places is None else [places[offset] for offset in columns.offsets]
         return batch(
-            ROUTED, [[task] * count, [source] * count, times, columns.stream_times, columns.offsets, *record_columns(columns), operator_times]
+            ROUTED,
+            [
+                [task] * count,
+                [source] * count,
+                times,
+                columns.stream_times,
+                columns.offsets,
+                *record_columns(columns),
+                operator_times,
+            ],
         )
 
     def _ends(self, source: int, partition: int, cut: Cut) -> pa.RecordBatch:
         told = [(partition * self.ranges + slot, *now) for slot, now in enumerate(cut.ends) if now is not None]
         count = len(told)
         nothing = [pa.nulls(count, field.type) for field in list(ROUTED)[5:-1]]
-        tasks, times, stream_times, operator_times = [list(column) for column in zip(*told, strict=True)] if told else [[], [], [], []]
+        tasks, times, stream_times, operator_times = (
+            [list(column) for column in zip(*told, strict=True)] if told else [[], [], [], []]
+        )
         return batch(ROUTED, [tasks, [source] * count, times, stream_times, [END] * count, *nothing, operator_times])
 
 
 def _only_partition(rows: pa.RecordBatch) -> TopicPartition:
     topics, partitions = rows.column("topic").unique(), rows.column("partition").unique()
     if len(topics) != 1 or len(partitions) != 1:
-        raise ValueError(f"a Spark partition holds records of {topics.to_pylist()}, {partitions.to_pylist()}: it must have one topic partition")
+        raise ValueError(
+            f"a Spark partition holds records of {topics.to_pylist()}, {partitions.to_pylist()}: it must have one "
+            "topic partition"
+        )
     return TopicPartition(topics[0].as_py(), partitions[0].as_py())

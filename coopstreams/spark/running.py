@@ -1,10 +1,12 @@
-"""A topology over history, in Spark: the same program, the same tasks, the same answers, and a live application that goes on behind it.
+"""A topology over history, in Spark: the same program, the same tasks, the same answers, and a live application that
+goes on behind it.
 
     plan      the cut, and what is to be done up to it (`preparing.py`)
     stages    a sub-topology after the other: history -> rows of tasks -> tasks -> what they forward, and how they went
     publish   snapshot and group offsets, once everything is there: from now on a live application goes on at the cut
 
-Invariant: nothing that a live application looks at changes before `publish`, but for changelogs and outputs that the user asked for.
+Invariant: nothing that a live application looks at changes before `publish`, but for changelogs and outputs that the
+user asked for.
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ class Backfilled:
 
     @property
     def unwritten(self) -> dict[str, int]:
-        """How many records a live application would have written to each topic, late ones and dead letters too, and this run has not: `outputs` is none.
+        """How many records a live application would have written to each topic, late ones and dead letters too, and
+        this run has not: `outputs` is none.
 
         What Spark SQL folds (`native`) makes no results, and is not counted.
         """
@@ -81,7 +84,8 @@ class Backfilled:
         return {topic: count for topic, count in written.items() if topic not in internal}
 
     def outputs(self, spark: SparkSession) -> DataFrame:
-        """Return what a live application would have written to topics, dead letters too; the run must have been asked for `table`.
+        """Return what a live application would have written to topics, dead letters too; the run must have been asked
+        for `table`.
 
         Shape: topic, key, value, timestamp, headers as in Kafka, and what orders them: time, subtopology, task, number.
 
@@ -104,9 +108,10 @@ def backfill(
 ) -> Backfilled:
     """Run the topology over history and return how it went; `publish` lets a live application go on from there.
 
-    `spark`: None makes a session on this machine for the time being. `sources`: by topic; one that is not named is read from Kafka up to now.
-    `resume`: the name of a run that did not come to its end: what it decided holds, stages that it finished are not run again.
-    `on_stage` hears of a stage that begins, `on_progress` about once a second, on another thread, how far its tasks are.
+    `spark`: None makes a session on this machine for the time being. `sources`: by topic; one that is not named is read
+    from Kafka up to now. `resume`: the name of a run that did not come to its end: what it decided holds, stages that
+    it finished are not run again. `on_stage` hears of a stage that begins, `on_progress` about once a second, on
+    another thread, how far its tasks are.
 
     Raises:
         TopologyError, ConfigError: found before anything runs.
@@ -115,7 +120,11 @@ def backfill(
     """
     config = Config.of(settings, topology.application_id)
     wanted, histories = options or Options(), dict(sources or {})
-    plan = begin(topology, config, histories, wanted) if resume is None else taken_up(topology, config, wanted.work, resume)
+    plan = (
+        begin(topology, config, histories, wanted)
+        if resume is None
+        else taken_up(topology, config, wanted.work, resume)
+    )
     with session_or_local(spark, f"backfill of {plan.application}") as session:
         return carry_out(session, topology, config, plan, histories, wanted.work, on_stage, on_progress)
 
@@ -174,7 +183,13 @@ class _Run:
     """Carries out a plan."""
 
     def __init__(
-        self, topology: Topology, config: Config, plan: Plan, histories: Mapping[str, History], work: str, on_progress: OnProgress | None
+        self,
+        topology: Topology,
+        config: Config,
+        plan: Plan,
+        histories: Mapping[str, History],
+        work: str,
+        on_progress: OnProgress | None,
     ) -> None:
         self._topology = topology
         self._shipped = ship(topology)
@@ -193,7 +208,10 @@ class _Run:
             if on_stage is not None:
                 on_stage(stage)
             with self._watched(stage) as reports:
-                work, rows = self._folded(spark, stage, reports) or (self._work(stage, reports), self._routed(spark, stage, reports))
+                work, rows = self._folded(spark, stage, reports) or (
+                    self._work(stage, reports),
+                    self._routed(spark, stage, reports),
+                )
                 # Written, not cached: a cache that is lost would run the tasks again.
                 rows.mapInArrow(_function(work), ddl(RESULTS)).write.mode("overwrite").parquet(folder)
         found = spark.read.parquet(folder).where("result is not null").select("task", "result").collect()
@@ -210,7 +228,8 @@ class _Run:
         if self._on_progress is None:
             yield None
             return
-        reports = f"{self.folder}/progress-{stage.subtopology}-{stage.round}-{uuid4().hex[:8]}"  # those of an earlier driver are not ours
+        # those of an earlier driver are not ours
+        reports = f"{self.folder}/progress-{stage.subtopology}-{stage.round}-{uuid4().hex[:8]}"
         with ProgressWatcher(reports, partial(self._on_progress, stage)):
             yield reports
 
@@ -238,7 +257,9 @@ class _Run:
 
     def _folded(self, spark: SparkSession, stage: Stage, reports: str | None) -> tuple[NativeWork, DataFrame] | None:
         """Return what Spark SQL made of a stage: its tasks, and their rows. None: it is Python's."""
-        aggregations = translated(self._topology.subtopologies[stage.subtopology], self._plan.outputs) if stage.native else ""
+        aggregations = (
+            translated(self._topology.subtopologies[stage.subtopology], self._plan.outputs) if stage.native else ""
+        )
         if isinstance(aggregations, str):
             return None
         (topic,) = stage.topics
@@ -247,20 +268,28 @@ class _Run:
         if folded is None:
             return None
         facts, rows = folded
-        return NativeWork(self._work(stage, reports), facts), rows.repartitionById(stage.tasks, "task").sortWithinPartitions("store", "key")
+        return NativeWork(self._work(stage, reports), facts), rows.repartitionById(
+            stage.tasks, "task"
+        ).sortWithinPartitions("store", "key")
 
     def _numbered(self, topic: str) -> bool:
         return topic in self._plan.cut and topic not in self._plan.tables
 
     def _routed(self, spark: SparkSession, stage: Stage, reports: str | None) -> DataFrame:
         """Return the rows of a stage's tasks, from all their sources, in the order in which they take them."""
-        begins = [(task, source, -1, -1, BEGIN, *([None] * (len(ROUTED) - 5))) for task in stage.running for source in range(len(stage.topics))]
+        begins = [
+            (task, source, -1, -1, BEGIN, *([None] * (len(ROUTED) - 5)))
+            for task in stage.running
+            for source in range(len(stage.topics))
+        ]
         rows = spark.createDataFrame(begins, ddl(ROUTED))
         for topic in stage.topics:
             numbered = self._numbered(topic)
             cut = self._plan.cut[topic] if numbered else None
             committed = self._plan.rebuild.committed[topic] if numbered and self._plan.rebuild is not None else None
-            routing = Routing(self._shipped, stage.subtopology, topic, stage.ranges, numbered, cut, reports, stage.round, committed)
+            routing = Routing(
+                self._shipped, stage.subtopology, topic, stage.ranges, numbered, cut, reports, stage.round, committed
+            )
             rows = rows.unionAll(self._history(spark, topic).mapInArrow(_function(routing), ddl(ROUTED)))
         if stage.only is not None:
             rows = rows.where(rows.task.isin(*stage.only))
@@ -274,7 +303,9 @@ class _Run:
         if topic not in self._plan.tables:
             return FRAMES[self._plan.connector](spark, self._config.client, topic, self._plan.cut[topic])
         if not isinstance(history, TableHistory):
-            raise ConfigError(f'the run has the history of "{topic}" from a table: give it again, the very same, to resume')
+            raise ConfigError(
+                f'the run has the history of "{topic}" from a table: give it again, the very same, to resume'
+            )
         return table_frame(history, topic, partitions) if ordered else partitioned(history, partitions)
 
     def _output(self, stage: Stage) -> str:

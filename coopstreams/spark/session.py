@@ -1,6 +1,7 @@
 """Spark sessions: one of our own on this machine, one of a cluster, or whatever the user brings.
 
-Only DataFrames are used, so that a session of Spark Connect does as well as a classic one; `local_session` alone knows a SparkContext.
+Only DataFrames are used, so that a session of Spark Connect does as well as a classic one; `local_session` alone knows
+a SparkContext.
 
 Invariant: a session that we did not make is neither configured nor stopped by us.
 """
@@ -21,7 +22,9 @@ ATTEMPTS = 4
 """How often a task is tried in a local session; Spark itself would try once."""
 
 
-def local_session(name: str = "coopstreams", settings: Mapping[str, str] | None = None, *, cores: str = "*") -> SparkSession:
+def local_session(
+    name: str = "coopstreams", settings: Mapping[str, str] | None = None, *, cores: str = "*"
+) -> SparkSession:
     """Return a session on this machine; `settings` in Spark's names, over those chosen here.
 
     Workers run this very interpreter and find the modules that it finds.
@@ -51,11 +54,17 @@ def local_session(name: str = "coopstreams", settings: Mapping[str, str] | None 
 
 @contextmanager
 def session_or_local(
-    spark: SparkSession | None, name: str, settings: Mapping[str, str] | None = None, *, cores: str = "*", remote: str | None = None
+    spark: SparkSession | None,
+    name: str,
+    settings: Mapping[str, str] | None = None,
+    *,
+    cores: str = "*",
+    remote: str | None = None,
 ) -> Iterator[SparkSession]:
     """Yield the session, or the one that is active, or one that ends with this.
 
-    That is a session of the Spark Connect server `remote`; or as spark-submit was told, if it started this program; or one on this machine.
+    That is a session of the Spark Connect server `remote`; or as spark-submit was told, if it started this program; or
+    one on this machine.
     """
     found = spark or SparkSession.getActiveSession()
     if found is not None:

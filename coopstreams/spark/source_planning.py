@@ -1,8 +1,11 @@
-"""What a rebuild from the source will do, asked of Kafka once and written down: where key ranges stand, where changelogs end, which tasks run.
+"""What a rebuild from the source will do, asked of Kafka once and written down: where key ranges stand, where
+changelogs end, which tasks run.
 
-Refused is whatever would give another state than the application's: records that are gone, or that lie unread between two sub-topologies.
+Refused is whatever would give another state than the application's: records that are gone, or that lie unread between
+two sub-topologies.
 
-Invariant: nothing but internal topics that were missing has been made when a plan is there; nothing at all for a dry run.
+Invariant: nothing but internal topics that were missing has been made when a plan is there; nothing at all for a dry
+run.
 """
 
 from __future__ import annotations
@@ -40,22 +43,29 @@ from coopstreams.topology.task_id import TaskId
 _NOTHING = (Segment(WHOLE, 0),)
 
 
-def begin_rebuild(built: Topology, config: Config, wanted: Wanted, *, ranges: int, dry_run: bool, incomplete: bool, work: str) -> Plan:
+def begin_rebuild(
+    built: Topology, config: Config, wanted: Wanted, *, ranges: int, dry_run: bool, incomplete: bool, work: str
+) -> Plan:
     """Return the plan of a new run, written down in its folder.
 
     Raises:
         TopologyError: a backfill cannot run the topology, so a rebuild cannot either.
-        ConfigError: a store or partition does not exist, the application has committed nothing, or records lie unread in a repartition topic.
+        ConfigError: a store or partition does not exist, the application has committed nothing, or records lie unread
+            in a repartition topic.
         OffsetOutOfRangeError: a source has lost records.
         GroupError: the application runs.
     """
     if config["auto.offset.reset"] != "earliest":
         raise ConfigError(
-            "auto.offset.reset=latest: the application began where its topics ended at the time, and nobody knows where that was. Its state "
+            "auto.offset.reset=latest: the application began where its topics ended at the time, and nobody knows "
+            "where that was. Its state "
             "cannot be rebuilt from the source, but from the changelogs."
         )
     check_stopped(config)
-    with closing(cluster_of(config)) as cluster, closing(KafkaOffsets(config.client, config["application.id"])) as offsets:
+    with (
+        closing(cluster_of(config)) as cluster,
+        closing(KafkaOffsets(config.client, config["application.id"])) as offsets,
+    ):
         topology = as_it_runs(built, cluster.partitions(), config)
         planning.check(topology)
         resolved = (check_topics if dry_run else prepare_topics)(cluster, topology, config)
@@ -64,7 +74,8 @@ def begin_rebuild(built: Topology, config: Config, wanted: Wanted, *, ranges: in
         cut = _cut(topology, cluster, stages, rebuild.committed)
         if not any(end > start for bounds in cut.values() for start, end in bounds.values()):
             raise ConfigError(
-                f'"{config["application.id"]}" has committed nothing of what it reads: there is no state to rebuild. To give it state before it begins: '
+                f'"{config["application.id"]}" has committed nothing of what it reads: there is no state to rebuild. '
+                "To give it state before it begins: "
                 "coopstreams backfill."
             )
         if not incomplete:
@@ -72,7 +83,8 @@ def begin_rebuild(built: Topology, config: Config, wanted: Wanted, *, ranges: in
         _check_read(cluster, offsets, stages, cut, rebuild.committed)
         tables = {table.topic: resolved.partitions[table.topic] for table in topology.global_tables}
         plan = Plan(
-            run=f"{new_run()}-rebuild",  # not the name of a backfill, which would keep the application out until it is published
+            # not the name of a backfill, which would keep the application out until it is published
+            run=f"{new_run()}-rebuild",
             application=topology.application_id,
             topology=planning.digest(topology),
             cut={topic: cut.get(topic, {}) for topic in planning.sources(topology)},
@@ -80,7 +92,9 @@ def begin_rebuild(built: Topology, config: Config, wanted: Wanted, *, ranges: in
             partitions=dict(resolved.partitions),
             seed=not dry_run,
             snapshots=None if dry_run or config["snapshots.dir"] is None else absolute(config["snapshots.dir"]),
-            global_tables={topic: cut_of(cluster, offsets, topic, KafkaHistory(), count) for topic, count in tables.items()},
+            global_tables={
+                topic: cut_of(cluster, offsets, topic, KafkaHistory(), count) for topic, count in tables.items()
+            },
             rebuild=rebuild,
             ids=ids_of(cluster, topology),
         )
@@ -91,7 +105,8 @@ def begin_rebuild(built: Topology, config: Config, wanted: Wanted, *, ranges: in
 
 
 def stages_of(topology: Topology, partitions: Mapping[str, int], rebuild: Rebuild, ranges: int) -> tuple[Stage, ...]:
-    """Return the sub-topologies that are to run, with so many tasks (or more) that each ends in one place of each source.
+    """Return the sub-topologies that are to run, with so many tasks (or more) that each ends in one place of each
+    source.
 
     Those whose records others need run whole; of the others, the tasks that have something to make right.
 
@@ -105,24 +120,36 @@ def stages_of(topology: Topology, partitions: Mapping[str, int], rebuild: Rebuil
             continue
         if stage.rounds > 1:
             raise TopologyError(
-                f"sub-topology {stage.subtopology} waits for another one, as a foreign-key join does: in which order its key ranges have asked and were "
+                f"sub-topology {stage.subtopology} waits for another one, as a foreign-key join does: in which order "
+                "its key ranges have asked and were "
                 "answered is in no topic any more. Rebuild its stores from the changelogs."
             )
         part = topology.subtopologies[stage.subtopology]
         if part.stores:
-            stands = [segments for topic in stage.topics for segments in rebuild.committed[topic].values() if topic in planning.sources(topology)]
+            stands = [
+                segments
+                for topic in stage.topics
+                for segments in rebuild.committed[topic].values()
+                if topic in planning.sources(topology)
+            ]
             count = aligned(stage.ranges, stands)
             if count is None or not (part.divisible or count == 1):
                 raise ConfigError(
-                    f"sub-topology {stage.subtopology}: its key ranges stand at different positions, and it cannot be divided there. Let the application "
+                    f"sub-topology {stage.subtopology}: its key ranges stand at different positions, and it cannot be "
+                    "divided there. Let the application "
                     "run until it has no lag, then stop it and try again."
                 )
             stage = replace(stage, ranges=count)
         stage = replace(stage, first=first)
         if not needed[stage.subtopology]:
             pieces = KeyRange.split(stage.ranges)
-            tasks = [TaskId(stage.subtopology, number // stage.ranges, pieces[number % stage.ranges]) for number in range(stage.tasks)]
-            stage = replace(stage, only=tuple(number for number, task in enumerate(tasks) if rebuild.covered(task) is not None))
+            tasks = [
+                TaskId(stage.subtopology, number // stage.ranges, pieces[number % stage.ranges])
+                for number in range(stage.tasks)
+            ]
+            stage = replace(
+                stage, only=tuple(number for number, task in enumerate(tasks) if rebuild.covered(task) is not None)
+            )
         result.append(stage)
         first += stage.tasks
     return tuple(result)
@@ -133,10 +160,15 @@ def stands(config: Config, cluster: KafkaLog, partitions: Mapping[str, int]) -> 
     known = cluster.partitions()
     places = [TopicPartition(topic, number) for topic, count in partitions.items() for number in range(count)]
     found = committed(config, cluster, [place for place in places if place.topic in known])
-    return {topic: {number: found.get(TopicPartition(topic, number), _NOTHING) for number in range(count)} for topic, count in partitions.items()}
+    return {
+        topic: {number: found.get(TopicPartition(topic, number), _NOTHING) for number in range(count)}
+        for topic, count in partitions.items()
+    }
 
 
-def _rebuild(topology: Topology, config: Config, cluster: KafkaLog, resolved: ResolvedTopics, wanted: Wanted) -> Rebuild:
+def _rebuild(
+    topology: Topology, config: Config, cluster: KafkaLog, resolved: ResolvedTopics, wanted: Wanted
+) -> Rebuild:
     found = pieces(topology, resolved.tasks, wanted)
     stores = tuple(dict.fromkeys(store for piece in found for store in piece.stores))
     topics = [topic for part in planning.leading_to(topology, stores) for topic in topology.subtopologies[part].topics]
@@ -144,7 +176,9 @@ def _rebuild(topology: Topology, config: Config, cluster: KafkaLog, resolved: Re
     for piece in found:
         for store in piece.stores:
             changelog = TopicPartition(changelog_of(config, specs[store]), piece.task.partition)
-            ends.setdefault(store, {})[piece.task.partition] = cluster.end_offset(changelog) if changelog.topic in known else 0
+            ends.setdefault(store, {})[piece.task.partition] = (
+                cluster.end_offset(changelog) if changelog.topic in known else 0
+            )
     return Rebuild(
         stores,
         None if wanted.partitions is None else tuple(sorted(wanted.partitions)),
@@ -154,14 +188,21 @@ def _rebuild(topology: Topology, config: Config, cluster: KafkaLog, resolved: Re
     )
 
 
-def _cut(topology: Topology, cluster: KafkaLog, stages: Sequence[Stage], committed: Stands) -> dict[str, dict[int, tuple[int, int]]]:
-    """Return the offsets [start, end) that are read: up to where the last key range stands, nothing where no task runs."""
+def _cut(
+    topology: Topology, cluster: KafkaLog, stages: Sequence[Stage], committed: Stands
+) -> dict[str, dict[int, tuple[int, int]]]:
+    """Return the offsets [start, end) that are read: up to where the last key range stands, nothing where no task
+    runs.
+    """
     cut: dict[str, dict[int, tuple[int, int]]] = {}
     for stage in stages:
         for topic in (topic for topic in stage.topics if topic in planning.sources(topology)):
             for number, segments in committed[topic].items():
                 start = cluster.start_offset(TopicPartition(topic, number))
-                cut.setdefault(topic, {})[number] = (start, max(start, end_of(segments)) if number in _partitions(stage) else start)
+                cut.setdefault(topic, {})[number] = (
+                    start,
+                    max(start, end_of(segments)) if number in _partitions(stage) else start,
+                )
     return cut
 
 
@@ -170,24 +211,42 @@ def _partitions(stage: Stage) -> set[int]:
 
 
 def _check_whole(cut: Mapping[str, Mapping[int, tuple[int, int]]]) -> None:
-    lost = [f"{topic}-{number} begins at {start}" for topic, bounds in cut.items() for number, (start, end) in bounds.items() if 0 < start < end]
+    lost = [
+        f"{topic}-{number} begins at {start}"
+        for topic, bounds in cut.items()
+        for number, (start, end) in bounds.items()
+        if 0 < start < end
+    ]
     if lost:
         raise OffsetOutOfRangeError(
-            f"records are gone: {', '.join(lost)}. What they left in the state would be deleted. If none of it matters any more, as where all windows of "
+            f"records are gone: {', '.join(lost)}. What they left in the state would be deleted. If none of it matters "
+            "any more, as where all windows of "
             "then are over, say so with --incomplete (incomplete=True); else rebuild from the changelogs."
         )
 
 
-def _check_read(cluster: KafkaLog, offsets: KafkaOffsets, stages: Iterable[Stage], cut: Mapping[str, object], committed: Stands) -> None:
-    """Do nothing if nothing lies between the sub-topologies: what the first has forwarded counts, so it must be in the second."""
+def _check_read(
+    cluster: KafkaLog, offsets: KafkaOffsets, stages: Iterable[Stage], cut: Mapping[str, object], committed: Stands
+) -> None:
+    """Do nothing if nothing lies between the sub-topologies: what the first has forwarded counts, so it must be in the
+    second.
+    """
     known = cluster.partitions()
-    for place in [TopicPartition(topic, at) for stage in stages for topic in stage.topics for at in _partitions(stage) if topic not in cut]:
+    for place in [
+        TopicPartition(topic, at)
+        for stage in stages
+        for topic in stage.topics
+        for at in _partitions(stage)
+        if topic not in cut
+    ]:
         if place.topic not in known or place.partition >= known[place.topic]:
             continue
         count = unread(cluster, place, committed[place.topic][place.partition], offsets.stable(place))
         if count:
             raise ConfigError(
-                f"{place} has {count} records that the application has written to itself and not read: they would be in the state before they are "
-                "processed. Let the application run on, without new input, until it has no lag there; then stop it and try again. Or backfill "
+                f"{place} has {count} records that the application has written to itself and not read: they would be "
+                "in the state before they are "
+                "processed. Let the application run on, without new input, until it has no lag there; then stop it and "
+                "try again. Or backfill "
                 "another application id."
             )

@@ -1,14 +1,15 @@
 """State from the source topics again, of an application that is stopped: what its changelogs have wrong is made right.
 
     plan      where each key range stands, and where the changelogs end (`source_planning.py`)
-    stages    those of the stores that are wanted, and those before them, over the records that are committed; tasks write differences
+    stages    those of the stores that are wanted, and those before them, over the records that are committed; tasks
+              write differences
     end       nobody has run meanwhile; then a snapshot is published, if there is a storage for one
 
 No offset moves: the application goes on exactly where it stopped, under the same id.
 
 Invariant: what is written is the fold of what is committed; if that changed on the way, it is an error.
-Turned down: another application id, whose state all begins at one position (everybody who knows the id would have to learn another, and it would
-be all stores or nothing).
+Turned down: another application id, whose state all begins at one position (everybody who knows the id would have to
+learn another, and it would be all stores or nothing).
 """
 
 from __future__ import annotations
@@ -67,10 +68,11 @@ def rebuild_from_source(
 ) -> RebuiltFromSource:
     """Make the changelogs of a stopped application what its source topics say; return how they differed.
 
-    `wanted`: which stores, partitions and key groups; everything else stays as it is. `ranges`: key ranges of each partition, and so tasks;
-    there are more where those of the application stand at different positions. `dry_run`: nothing is written. `incomplete`: also where
-    sources have lost records; what they left in the state is lost, too. `work`, `resume`, `on_stage`, `on_progress`: as in `backfill`. With
-    `snapshots.dir`, a snapshot is published as well.
+    `wanted`: which stores, partitions and key groups; everything else stays as it is. `ranges`: key ranges of each
+    partition, and so tasks; there are more where those of the application stand at different positions. `dry_run`:
+    nothing is written. `incomplete`: also where sources have lost records; what they left in the state is lost, too.
+    `work`, `resume`, `on_stage`, `on_progress`: as in `backfill`. With `snapshots.dir`, a snapshot is published as
+    well.
 
     Raises:
         TopologyError, ConfigError, OffsetOutOfRangeError: found before anything runs.
@@ -79,15 +81,34 @@ def rebuild_from_source(
         ProcessingError: a record failed and its handler says `fail`.
     """
     config = Config.of(settings, topology.application_id)
-    plan = plan_rebuild(topology, config, wanted or Wanted(), ranges=ranges, dry_run=dry_run, incomplete=incomplete, work=work, resume=resume)
+    plan = plan_rebuild(
+        topology,
+        config,
+        wanted or Wanted(),
+        ranges=ranges,
+        dry_run=dry_run,
+        incomplete=incomplete,
+        work=work,
+        resume=resume,
+    )
     with session_or_local(spark, f"rebuild of {plan.application}") as session:
         return carry_out_rebuild(session, topology, config, plan, work, on_stage, on_progress)
 
 
 def plan_rebuild(
-    topology: Topology, config: Config, wanted: Wanted, *, ranges: int, dry_run: bool, incomplete: bool, work: str, resume: str | None
+    topology: Topology,
+    config: Config,
+    wanted: Wanted,
+    *,
+    ranges: int,
+    dry_run: bool,
+    incomplete: bool,
+    work: str,
+    resume: str | None,
 ) -> Plan:
-    """Return the plan of a new run, or of the one that is resumed: then nothing else that is given counts, but for where it lies."""
+    """Return the plan of a new run, or of the one that is resumed: then nothing else that is given counts, but for
+    where it lies.
+    """
     if resume is not None:
         plan = load_plan(work, resume, topology, config, rebuild=True)
         check_resumable(config, plan, finished=finished(plan, work))
@@ -122,7 +143,9 @@ def carry_out_rebuild(
             for store, made in result.slices.items():
                 slices[store] += made
         if plan.snapshots is not None:
-            Rebuilder(cluster, as_planned(topology, config, plan), config["application.id"], plan.snapshots, run=plan.run).publish(slices)
+            Rebuilder(
+                cluster, as_planned(topology, config, plan), config["application.id"], plan.snapshots, run=plan.run
+            ).publish(slices)
         if plan.seed:
             cluster.delete_topics([marks_topic(plan.application, plan.run)])
     return RebuiltFromSource(plan, stores, done.results)
@@ -134,6 +157,7 @@ def _check_unmoved(config: Config, cluster: KafkaLog, plan: Plan) -> None:
     committed = plan.rebuild.committed
     if stands(config, cluster, {topic: len(partitions) for topic, partitions in committed.items()}) != committed:
         raise GroupError(
-            f'"{config["application.id"]}" has run since run {plan.run} was planned: what was written is of an older state. Stop all instances and '
+            f'"{config["application.id"]}" has run since run {plan.run} was planned: what was written is of an older '
+            "state. Stop all instances and "
             "rebuild again, with a new run."
         )

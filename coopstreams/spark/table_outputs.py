@@ -1,10 +1,12 @@
-"""The outputs of a backfill as a table: what a live application would have written to topics, for whoever wants to look at them in Spark.
+"""The outputs of a backfill as a table: what a live application would have written to topics, for whoever wants to look
+at them in Spark.
 
-Tasks hand them over as rows of their stage, beside what they forward to the next one. Spark commits a stage whole, with one attempt of each task;
-so no row is there twice, and a run that is resumed finds those of the stages that are done.
+Tasks hand them over as rows of their stage, beside what they forward to the next one. Spark commits a stage whole, with
+one attempt of each task; so no row is there twice, and a run that is resumed finds those of the stages that are done.
 
 Invariant: a table has for each run one folder, `run=<name>`, which is written anew as a whole or not at all.
-Turned down: appending (a driver that dies after it cannot know whether it has), and numbers of partitions (nobody has asked the topics).
+Turned down: appending (a driver that dies after it cannot know whether it has), and numbers of partitions (nobody has
+asked the topics).
 """
 
 from __future__ import annotations
@@ -29,7 +31,11 @@ def absolute(place: str) -> str:
 
 def stage_folder(folder: str, stage: Stage) -> str:
     """Return where the rows of a stage lie, in the folder of a run."""
-    return f"{folder}/stage-{stage.subtopology}" if stage.is_last else f"{folder}/stage-{stage.subtopology}-round-{stage.round}"
+    return (
+        f"{folder}/stage-{stage.subtopology}"
+        if stage.is_last
+        else f"{folder}/stage-{stage.subtopology}-round-{stage.round}"
+    )
 
 
 def frame(spark: SparkSession, plan: Plan, folder: str) -> DataFrame:
@@ -43,7 +49,10 @@ def frame(spark: SparkSession, plan: Plan, folder: str) -> DataFrame:
     if plan.outputs != "table":
         raise ConfigError(f'run {plan.run} has no table of outputs: its outputs are "{plan.outputs}"')
     forwarded = [topic for stage in plan.stages for topic, _ in stage.forwarded]
-    stages = [spark.read.parquet(stage_folder(folder, each)).withColumn("subtopology", F.lit(each.subtopology)) for each in plan.stages]
+    stages = [
+        spark.read.parquet(stage_folder(folder, each)).withColumn("subtopology", F.lit(each.subtopology))
+        for each in plan.stages
+    ]
     rows = stages[0]
     for other in stages[1:]:
         rows = rows.unionByName(other)
@@ -54,7 +63,7 @@ def write(spark: SparkSession, plan: Plan, folder: str, work: Storage) -> None:
     """Write the outputs of a run to its table as Parquet, in a folder for each topic, unless that is done."""
     done = f"{plan.run}/table"
     if work.read(done) is None:
-        frame(spark, plan, folder).write.mode("overwrite").option("partitionOverwriteMode", "static").partitionBy("topic").parquet(
-            f"{plan.table}/run={plan.run}"
-        )
+        frame(spark, plan, folder).write.mode("overwrite").option("partitionOverwriteMode", "static").partitionBy(
+            "topic"
+        ).parquet(f"{plan.table}/run={plan.run}")
         work.write(done, b"")

@@ -1,11 +1,13 @@
 """A shared task inside Spark: a `Task` like a live one, over rows that are all there, from the first to the cut.
 
-ROUTED batches of one task come in, in the order in which a live task would take them; RESULTS batches go out. State is in a RocksDB of this
-attempt, in a temporary folder; in the end it becomes slices of a snapshot, or records of changelogs, or both.
+ROUTED batches of one task come in, in the order in which a live task would take them; RESULTS batches go out. State is
+in a RocksDB of this attempt, in a temporary folder; in the end it becomes slices of a snapshot, or records of
+changelogs, or both.
 
-Invariant: the same rows give the same results, so that an attempt can be thrown away at any time. What counts outside (files under new names,
-one transaction) counts once.
-Turned down: applyInArrow and transformWithState (a group in memory at once; no order by offset; 29,000 records a second: measured).
+Invariant: the same rows give the same results, so that an attempt can be thrown away at any time. What counts outside
+(files under new names, one transaction) counts once.
+Turned down: applyInArrow and transformWithState (a group in memory at once; no order by offset; 29,000 records a
+second: measured).
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ log = logging.getLogger(__name__)
 class TaskResult:
     """How a task went.
 
-    Shape: `read` by source topic, `written` by topic, `dropped` by "node: reason", `seeded`, `slices` and `differences` by store. `stream_times` by source topic.
+    Shape: `read` by source topic, `written` by topic, `dropped` by "node: reason", `seeded`, `slices` and `differences`
+    by store. `stream_times` by source topic.
     """
 
     task: int
@@ -102,7 +105,9 @@ class TaskWork:
     config: Config
     forwarded: tuple[tuple[str, int], ...] = ()
     outputs: Outputs = "none"
-    """What becomes of what goes to topics of others: `topic` writes it there, in the task's transaction; `table` makes RESULTS rows of it."""
+    """What becomes of what goes to topics of others: `topic` writes it there, in the task's transaction; `table` makes
+    RESULTS rows of it.
+    """
     seed: bool = False
     """Whether the state is written to the changelogs, in the task's transaction."""
     repair: Repair | None = None
@@ -129,7 +134,9 @@ class TaskWork:
         return attempt(batches, partial(TaskAttempt, self))
 
 
-def attempt(batches: Iterable[pa.RecordBatch], begin: Callable[[int, ExitStack], TaskAttempt]) -> Iterator[pa.RecordBatch]:
+def attempt(
+    batches: Iterable[pa.RecordBatch], begin: Callable[[int, ExitStack], TaskAttempt]
+) -> Iterator[pa.RecordBatch]:
     """Yield what a task makes of its rows; it is begun with its number and what its resources are to be closed with."""
     rows = (each for each in batches if each.num_rows)
     first = next(rows, None)
@@ -161,7 +168,9 @@ class TaskAttempt:
         if work.writes:
             self._outbox = Outbox(work.config, work.run, work.first + number)
             closing.callback(self._outbox.close)
-        self._database = Database(Rocks(Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="coopstreams-backfill-")))), self._specs)
+        self._database = Database(
+            Rocks(Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="coopstreams-backfill-")))), self._specs
+        )
         closing.callback(self._database.close)
         self._state = TaskState(self._database, self._specs, self.id.range, BUFFER_BYTES)
         self._read, self._dropped = Counter[str](), Counter[str]()
@@ -194,20 +203,28 @@ class TaskAttempt:
         )
         closing.callback(self._task.program.close)
         self._counts = round_.is_last
-        bounds = [work.cut[topic].get(partition, (0, 0)) if topic in work.cut else None for topic in program.subtopology.topics]
+        bounds = [
+            work.cut[topic].get(partition, (0, 0)) if topic in work.cut else None
+            for topic in program.subtopology.topics
+        ]
         self._reporter = Reporter(work.reports, "task", str(number), str(self.id), bounds)
 
     def take(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Process rows of this task; yield what it forwards."""
         self._check(rows)
         offsets, times = rows.column("offset").to_pylist(), rows.column("time").to_pylist()
-        pieces = [(source, offset == BEGIN, offset == END) for source, offset in zip(rows.column("source").to_pylist(), offsets, strict=True)]
+        pieces = [
+            (source, offset == BEGIN, offset == END)
+            for source, offset in zip(rows.column("source").to_pylist(), offsets, strict=True)
+        ]
         for start, end in runs_of(pieces):
             source, part = self._topics[pieces[start][0]], rows.slice(start, end - start)
             self._now, self._at_hand = times[end - 1], (offsets[start:end], times[start:end])
             if offsets[start] == BEGIN:
                 continue
-            self._task.add(self._end(source, part) if offsets[start] == END else self._run(source, part, offsets[start:end]))
+            self._task.add(
+                self._end(source, part) if offsets[start] == END else self._run(source, part, offsets[start:end])
+            )
             while self._task.step():
                 pass
             if offsets[start] != END:
@@ -224,7 +241,8 @@ class TaskAttempt:
         self._write_state()
         if not self._counts and self._task.program.punctuations["stream_time"].next_ms is not None:
             raise TopologyError(
-                f"sub-topology {self.id.subtopology}: a processor that is called by stream time feeds a foreign-key join, or what waits for another "
+                f"sub-topology {self.id.subtopology}: a processor that is called by stream time feeds a foreign-key "
+                "join, or what waits for another "
                 "sub-topology: in the next round it would be called at other times. Start the application live."
             )
         yield from self._forward()
@@ -241,7 +259,10 @@ class TaskAttempt:
 
     def _check(self, rows: pa.RecordBatch) -> None:
         if len(rows.column("task").unique()) != 1 or rows.column("task")[0].as_py() != self._number:
-            raise ValueError(f"task {self._number} got rows of {rows.column('task').unique().to_pylist()}: a Spark partition must have one task")
+            raise ValueError(
+                f"task {self._number} got rows of {rows.column('task').unique().to_pylist()}: a Spark partition must "
+                "have one task"
+            )
 
     def _relieve(self) -> Iterator[pa.RecordBatch]:
         """Write the state to the database if the buffers are full."""
@@ -260,7 +281,9 @@ class TaskAttempt:
         columns.stream_times = rows.column("stream_time").to_pylist()
         operator_times = rows.column("operator_times")
         if operator_times.null_count == 0:
-            columns.operator_times = [list(operator_time) for operator_time in zip(*operator_times.to_pylist(), strict=True)]
+            columns.operator_times = [
+                list(operator_time) for operator_time in zip(*operator_times.to_pylist(), strict=True)
+            ]
         self._read[source.topic] += len(columns)
         return RecordBatch(source, 0, columns, offsets[-1] + 1, columns.stream_times[-1], at_end=False)
 
@@ -268,7 +291,15 @@ class TaskAttempt:
         """Return what a reader would say of the end of a partition: what time it is there."""
         self._stream_times[source.topic] = stream_time = rows.column("stream_time")[0].as_py()
         at = self._task.queues.received(source)
-        return RecordBatch(source, 0, NO_RECORDS, at, stream_time, at_end=True, operator_times=rows.column("operator_times")[0].as_py() or ())
+        return RecordBatch(
+            source,
+            0,
+            NO_RECORDS,
+            at,
+            stream_time,
+            at_end=True,
+            operator_times=rows.column("operator_times")[0].as_py() or (),
+        )
 
     def _forward(self) -> Iterator[pa.RecordBatch]:
         for output in (*self._task.program.outputs.values(), self._dead_letters):
@@ -282,7 +313,9 @@ class TaskAttempt:
             output.clear()
 
     def _rows(self, output: Output) -> pa.RecordBatch:
-        """Return records as rows, each with its place in an order that all tasks agree on: its time, then task, then number."""
+        """Return records as rows, each with its place in an order that all tasks agree on: its time, then task, then
+        number.
+        """
         count, first = len(output), self._task.tally.written[output.topic]
         times = output.times if isinstance(output, PlacedOutput) else self._reached(output)
         numbers = range(first, first + count)
@@ -313,10 +346,15 @@ class TaskAttempt:
         partitions = self._forwarded.get(output.topic)
         if partitions is None:
             return [None] * len(output)
-        # Where a partitioner says, or as a producer: murmur2 of the key; a record without one goes anywhere, here always to the same place.
+        # Where a partitioner says, or as a producer: murmur2 of the key; a record without one goes anywhere, here
+        # always to the same place.
         chosen = output.partitions or [ANY_PARTITION] * len(output)
         return [
-            place if place != ANY_PARTITION else partition_of(key, partitions) if key is not None else offset_hash(number) % partitions
+            place
+            if place != ANY_PARTITION
+            else partition_of(key, partitions)
+            if key is not None
+            else offset_hash(number) % partitions
             for number, key, place in zip(numbers, output.keys, chosen, strict=True)
         ]
 
@@ -328,15 +366,26 @@ class TaskAttempt:
         seeded: dict[str, int] = {}
         slices: dict[str, list[Slice]] = {}
         differences: dict[str, Differences] = {}
-        writer = None if self._work.snapshots is None else SnapshotWriter(self._work.snapshots, self._application, self._work.run)
+        writer = (
+            None
+            if self._work.snapshots is None
+            else SnapshotWriter(self._work.snapshots, self._application, self._work.run)
+        )
         if self._work.repair is not None:
-            rebuilt = Rebuilt(self.id, self._database, self._specs, {name: table.observed for name, table in self._state.stores.items()})
+            rebuilt = Rebuilt(
+                self.id,
+                self._database,
+                self._specs,
+                {name: table.observed for name, table in self._state.stores.items()},
+            )
             slices = self._work.repair.export(rebuilt, writer) if writer is not None else {}
             differences = self._work.repair.write(self._work.config, rebuilt, dict(self._work.oldest_ms), self._outbox)
         else:
             for spec in self._specs:
                 if self._work.seed and spec.logged and self._outbox is not None:
-                    changelog = TopicPartition(internal_topic(self._application, changelog_topic(spec.name)), self.id.partition)
+                    changelog = TopicPartition(
+                        internal_topic(self._application, changelog_topic(spec.name)), self.id.partition
+                    )
                     seeded[spec.name] = self._outbox.seed(Seeds(changelog, self._changelog_rows(spec)))
                 if writer is not None and spec.logged:  # what has no changelog is in no snapshot
                     slices[spec.name] = writer.export(self._database, spec, self.id.partition, self.id.range)
@@ -344,7 +393,15 @@ class TaskAttempt:
         self._dropped.update({f"{node}: {reason}": count for (node, reason), count in dropped.items()})
         counts = dict(self._read), dict(self._task.tally.written), dict(self._dropped)
         return TaskResult(
-            self._number, str(self.id), self.id.subtopology, self.id.partition, *counts, self._stream_times, seeded, slices, differences
+            self._number,
+            str(self.id),
+            self.id.subtopology,
+            self.id.partition,
+            *counts,
+            self._stream_times,
+            seeded,
+            slices,
+            differences,
         )
 
     def _changelog_rows(self, spec: StoreSpec) -> Iterator[tuple[bytes, bytes, int]]:

@@ -1,6 +1,8 @@
-"""Whether what a run counts on is still there: topics can be deleted and made anew between its plan and its end, by `coopstreams reset` or by hand.
+"""Whether what a run counts on is still there: topics can be deleted and made anew between its plan and its end, by
+`coopstreams reset` or by hand.
 
-A plan has the ids of its topics. A topic of the same name with another id has other records below the cut, or has lost what tasks wrote.
+A plan has the ids of its topics. A topic of the same name with another id has other records below the cut, or has lost
+what tasks wrote.
 
 Invariant: a run whose topics were made anew neither goes on nor is published.
 """
@@ -31,12 +33,14 @@ def check_topics(cluster: KafkaLog, plan: Plan) -> None:
     known = cluster.partitions()
     if changed := [name for name, found in plan.ids.items() if name not in known or cluster.topic_id(name) != found]:
         raise ConfigError(
-            f"{', '.join(changed)}: deleted, or made anew, since run {plan.run} was planned; what it has done is of no use. Start a new run."
+            f"{', '.join(changed)}: deleted, or made anew, since run {plan.run} was planned; what it has done is of no "
+            "use. Start a new run."
         )
 
 
 def check_resumable(config: Config, plan: Plan, *, finished: bool) -> None:
-    """Do nothing if a run can go on. `finished`: all its stages have run; so only to be published, or published once more.
+    """Do nothing if a run can go on. `finished`: all its stages have run; so only to be published, or published once
+    more.
 
     Raises:
         ConfigError: its topics are not those of the plan any more, or it has been given up.
@@ -46,7 +50,8 @@ def check_resumable(config: Config, plan: Plan, *, finished: bool) -> None:
         check_topics(cluster, plan)
         if plan.seed and not finished and marks_topic(plan.application, plan.run) not in cluster.partitions():
             raise ConfigError(
-                f"run {plan.run} cannot go on: {marks_topic(plan.application, plan.run)}, which says what its tasks have written, is gone. "
+                f"run {plan.run} cannot go on: {marks_topic(plan.application, plan.run)}, which says what its tasks "
+                "have written, is gone. "
                 "Start a new run."
             )
     finally:

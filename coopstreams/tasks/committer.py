@@ -1,16 +1,20 @@
 """Commits of one stream thread: records first, fence last.
 
-    exactly-once   begin | outputs, changelogs, individual commits | flush | fence (offsets in the transaction) | commit | database
-    at-least-once  outputs, changelogs | flush | individual commits | flush | fenced OffsetCommit                        | database
+    exactly-once   begin | outputs, changelogs, individual commits | flush | fence (offsets in the transaction) |
+                   commit | database
+    at-least-once  outputs, changelogs | flush | individual commits | flush | fenced OffsetCommit
+                   | database
 
-A new owner takes the high watermark after it knows its generation: whatever an earlier owner can still commit lies below it,
-because its records were in the log before its fence was asked. With the fence first, records double (measured).
+A new owner takes the high watermark after it knows its generation: whatever an earlier owner can still commit lies
+below it, because its records were in the log before its fence was asked. With the fence first, records double
+(measured).
 
-Invariant: the epoch of the membership is the one under which the tasks were opened, and the fence refuses another one: a member that
-was lost and came back cannot commit what it did before.
-Under at-least-once nobody fences records, so a zombie's may land above those of its successor: a later restore would go back to them, and
-who reads the results would end with old ones. Hence nothing is written unless the group has answered within the session time-out, and a
-record that was not sent for so long is given up (`parts`). What is left is a process that is stopped in the very milliseconds in which it writes.
+Invariant: the epoch of the membership is the one under which the tasks were opened, and the fence refuses another one:
+a member that was lost and came back cannot commit what it did before. Under at-least-once nobody fences records, so a
+zombie's may land above those of its successor: a later restore would go back to them, and who reads the results would
+end with old ones. Hence nothing is written unless the group has answered within the session time-out, and a record that
+was not sent for so long is given up (`parts`). What is left is a process that is stopped in the very milliseconds in
+which it writes.
 Source: KIP-447 for the fence; the notes on individual commits for the order.
 """
 
@@ -91,9 +95,13 @@ class Committer:
         self._timeout_s = config["transaction.timeout.ms"] / 1000
         self._refusals = refusals
         self.careful = False
-        """Whether each output of this interval is held against the settings of its topic: then tasks take single steps."""
+        """Whether each output of this interval is held against the settings of its topic: then tasks take single
+        steps.
+        """
         self.waiting: tuple[str, float] | None = None
-        """What the brokers are to do before this goes on, in words, and since when (`Host.now`). Any thread may read it."""
+        """What the brokers are to do before this goes on, in words, and since when (`Host.now`). Any thread may read
+        it.
+        """
         self._epoch: int | None = None
         """The group epoch in which the interval began; None: nothing was begun since the last commit."""
         self._confirm_at = self._host.now() + CONFIRM_S
@@ -104,7 +112,8 @@ class Committer:
         return self._epoch is not None
 
     def begin(self, task: Task) -> None:
-        """Begin an interval for this task if none is open: what is written from now on counts with the next commit, or not at all.
+        """Begin an interval for this task if none is open: what is written from now on counts with the next commit, or
+        not at all.
 
         Raises:
             MembershipLostError: the interval began under another membership than this task was opened under.
@@ -116,11 +125,13 @@ class Committer:
                 self._writer.begin()
         elif self._epoch != task.epoch:
             raise MembershipLostError(
-                f"{task} was opened in epoch {task.epoch} of the membership, but the commit under way is of epoch {self._epoch}"
+                f"{task} was opened in epoch {task.epoch} of the membership, but the commit under way is of epoch "
+                f"{self._epoch}"
             )
 
     def claim(self, task: Task) -> None:
-        """Make a task's positions durable before it processes anything: those it begins at, and what at-least-once must claim of the inherited.
+        """Make a task's positions durable before it processes anything: those it begins at, and what at-least-once must
+        claim of the inherited.
 
         Raises:
             MembershipLostError, LogError: it may or may not have counted: open the task again.
@@ -151,7 +162,9 @@ class Committer:
                 self._leave_out_refused(task, output)
             if len(output):
                 self._check_sure(task.epoch)
-                self._append(output.topic, output.keys, output.values, output.timestamps, output.partitions, output.headers)
+                self._append(
+                    output.topic, output.keys, output.values, output.timestamps, output.partitions, output.headers
+                )
                 self._metrics.produced(task.id, output.topic, len(output))
                 task.tally.written[output.topic] += len(output)
                 output.clear()
@@ -163,7 +176,14 @@ class Committer:
         """
         timestamp = min(failure.timestamp, self._host.wall_ms())
         if self.careful:
-            self._check_taken(self._dead_letters, failure.key, failure.value, headers, timestamp, "A dead letter that cannot be written")
+            self._check_taken(
+                self._dead_letters,
+                failure.key,
+                failure.value,
+                headers,
+                timestamp,
+                "A dead letter that cannot be written",
+            )
         self._append(self._dead_letters, [failure.key], [failure.value], [timestamp], headers=[headers])
 
     def expect_refusals(self) -> None:
@@ -171,12 +191,15 @@ class Committer:
         self._refusals.expect()
 
     def commit(self, tasks: Sequence[Task]) -> bool:
-        """Make everything that these tasks (all of this thread) did durable, or raise; without anything to say, do nothing and return False.
+        """Make everything that these tasks (all of this thread) did durable, or raise; without anything to say, do
+        nothing and return False.
 
         Raises:
             MembershipLostError, LogError: it may or may not have counted: `abort`, discard the tasks, open them again.
         """
-        if self._epoch is None and not any(task.progress.mirror_due(self._follower) or task.progress.moved for task in tasks):
+        if self._epoch is None and not any(
+            task.progress.mirror_due(self._follower) or task.progress.moved for task in tasks
+        ):
             return False
         for task in tasks:
             self.begin(task)
@@ -196,8 +219,11 @@ class Committer:
             self._writer.flush(self._timeout_s)  # what a position stands for is in the log before the position is
         self._write_plan(commit)
         self._writer.flush(self._timeout_s)
-        # Before the fence: after it, these offsets may lie behind records of a successor, which this state does not have.
-        checkpoints = self._checkpoints(tasks, {changelog: self._writer.delivered_to(changelog) for changelog in written})
+        # Before the fence: after it, these offsets may lie behind records of a successor, which this state does not
+        # have.
+        checkpoints = self._checkpoints(
+            tasks, {changelog: self._writer.delivered_to(changelog) for changelog in written}
+        )
         true_ms = self._host.wall_ms()  # likewise: a process that is stopped behind the fence may wake up days later
         self._wait_for("the coordinators to take its offsets")
         with self._member.fence(self._epoch) as fence:
@@ -214,10 +240,11 @@ class Committer:
         self._metrics.committed(self._number, self._host.now() - started)
 
     def confirm(self, tasks: Sequence[Task]) -> None:
-        """Let the databases know from time to time that tasks without anything to write are alive, and their state is true.
+        """Let the databases know from time to time that tasks without anything to write are alive, and their state is
+        true.
 
-        To be called between two intervals. While the group has answered lately, nobody else has written for these tasks: whatever the
-        changelogs have of their keys, tombstones too, lies below the checkpoints.
+        To be called between two intervals. While the group has answered lately, nobody else has written for these
+        tasks: whatever the changelogs have of their keys, tombstones too, lies below the checkpoints.
 
         Raises:
             StateError: a database does not take it.
@@ -231,7 +258,8 @@ class Committer:
                 task.state.confirm(true_ms)
 
     def abort(self) -> None:
-        """Nothing since the last commit counts. Returns when the writer can be used again: not before the brokers are back.
+        """Nothing since the last commit counts. Returns when the writer can be used again: not before the brokers are
+        back.
 
         Raises:
             LogError: it never can.
@@ -253,7 +281,8 @@ class Committer:
                 self._host.sleep(RETRY_S)
 
     def check_topics(self) -> None:
-        """Do nothing if all topics are there, or if nobody can be asked. A client that cannot deliver does not always say why.
+        """Do nothing if all topics are there, or if nobody can be asked. A client that cannot deliver does not always
+        say why.
 
         Raises:
             UnknownTopicError: one is gone; names it.
@@ -268,7 +297,8 @@ class Committer:
                 return
             if self._host.now() > deadline:
                 raise UnknownTopicError(
-                    f"the application writes to {', '.join(sorted(missing))}, which Kafka has no longer. Create it again, and start anew."
+                    f"the application writes to {', '.join(sorted(missing))}, which Kafka has no longer. Create it "
+                    "again, and start anew."
                 )
             self._host.sleep(0.2)
 
@@ -280,7 +310,9 @@ class Committer:
         self.waiting = what, self._host.now()
 
     def _write(self, tasks: Sequence[Task]) -> set[TopicPartition]:
-        """Write what the record caches held back, then the changelogs; return which changelog partitions were written to."""
+        """Write what the record caches held back, then the changelogs; return which changelog partitions were written
+        to.
+        """
         written: set[TopicPartition] = set()
         for task in tasks:
             batches = task.flush()
@@ -290,7 +322,12 @@ class Committer:
                 changelog = TopicPartition(self._changelog(task.state.stores[batch.store].spec), task.id.partition)
                 for row in zip(batch.keys, batch.values, batch.timestamps, strict=True) if self.careful else ():
                     self._check_taken(
-                        changelog.topic, row[0], row[1], None, row[2], f'A row of store "{batch.store}" of {task} that cannot be written'
+                        changelog.topic,
+                        row[0],
+                        row[1],
+                        None,
+                        row[2],
+                        f'A row of store "{batch.store}" of {task} that cannot be written',
                     )
                 self._append(changelog.topic, batch.keys, batch.values, batch.timestamps, changelog.partition)
                 self._metrics.produced(task.id, changelog.topic, len(batch.keys))
@@ -306,21 +343,28 @@ class Committer:
         partitions: int | Int64s | None = None,
         headers: Sequence[Headers | None] | None = None,
     ) -> None:
-        """Hand records to the log; where the client's batches are too large for the topic, no more at once than it takes in one."""
+        """Hand records to the log; where the client's batches are too large for the topic, no more at once than it
+        takes in one.
+        """
         most_bytes = self._refusals.narrow.get(topic)
         if most_bytes is None:
             self._writer.append(topic, keys, values, timestamps, partitions=partitions, headers=headers)
             return
-        # The head of a batch is counted for each record: in one batch, its time and offset may take more bytes than alone.
+        # The head of a batch is counted for each record: in one batch, its time and offset may take more bytes than
+        # alone.
         sizes = [batch_bytes(*row) for row in zip(keys, values, headers or [None] * len(keys), strict=True)]
         for at in batches(sizes, most_bytes):
             where = partitions if partitions is None or isinstance(partitions, int) else partitions[at]
-            self._writer.append(topic, keys[at], values[at], timestamps[at], partitions=where, headers=headers and headers[at])
+            self._writer.append(
+                topic, keys[at], values[at], timestamps[at], partitions=where, headers=headers and headers[at]
+            )
             self._writer.flush(self._timeout_s)
 
     def _leave_out_refused(self, task: Task, output: Output) -> None:
         """Hand what Kafka would refuse to the failure handler; leave the rest in the output."""
-        columns = zip(output.keys, output.values, output.headers or [None] * len(output), output.timestamps, strict=True)
+        columns = zip(
+            output.keys, output.values, output.headers or [None] * len(output), output.timestamps, strict=True
+        )
         reasons = [self._refusals.reason(output.topic, *row) for row in columns]
         if not any(reasons):
             return
@@ -329,7 +373,9 @@ class Committer:
                 task.refused(output.topic, key, timestamp, DeliveryError(reason))
         output.keep([row for row, reason in enumerate(reasons) if not reason])
 
-    def _check_taken(self, topic: str, key: bytes | None, value: bytes | None, headers: Headers | None, timestamp: int, what: str) -> None:
+    def _check_taken(
+        self, topic: str, key: bytes | None, value: bytes | None, headers: Headers | None, timestamp: int, what: str
+    ) -> None:
         """Do nothing if the topic takes a record that must not be left out.
 
         Raises:
@@ -337,12 +383,15 @@ class Committer:
         """
         reason = self._refusals.reason(topic, key, value, headers, timestamp)
         if reason is not None:
-            raise DeliveryError(f"{what} cannot be left out either: {reason}. Change that setting of the topic, or write less.")
+            raise DeliveryError(
+                f"{what} cannot be left out either: {reason}. Change that setting of the topic, or write less."
+            )
 
     def _checkpoints(self, tasks: Sequence[Task], ends: Mapping[TopicPartition, int]) -> dict[Task, dict[str, int]]:
         """Return up to where the state of each task has its changelogs, given where they end.
 
-        Also of a task that wrote nothing: what came since its own last record is its siblings', and need not be read when it is opened again.
+        Also of a task that wrote nothing: what came since its own last record is its siblings', and need not be read
+        when it is opened again.
         """
         checkpoints: dict[Task, dict[str, int]] = {task: {} for task in tasks}
         for task in tasks if ends else ():
@@ -356,10 +405,13 @@ class Committer:
         """Do nothing if nobody else can have this member's tasks: nobody fences records under at-least-once.
 
         Raises:
-            MembershipLostError: the group may have gone on. The records of a process that was stopped would cover its successor's.
+            MembershipLostError: the group may have gone on. The records of a process that was stopped would cover its
+                successor's.
         """
         if not self._transactional and not self._member.sure(epoch):
-            raise MembershipLostError(f"group {self._follower.group} has not answered this process lately; somebody else may have its tasks")
+            raise MembershipLostError(
+                f"group {self._follower.group} has not answered this process lately; somebody else may have its tasks"
+            )
 
     def _write_plan(self, commit: CommitPlan) -> None:
         if commit.records:

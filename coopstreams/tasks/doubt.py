@@ -1,15 +1,17 @@
 """Which errors of an instance count: a state machine without I/O.
 
-A process that was stopped and wakes does not know that its tasks are another's by now. The successor has committed what it processed and
-deleted it from the repartition topics, so whoever goes on to read there is told that the offset is gone, which would be fatal for an owner.
+A process that was stopped and wakes does not know that its tasks are another's by now. The successor has committed what
+it processed and deleted it from the repartition topics, so whoever goes on to read there is told that the offset is
+gone, which would be fatal for an owner.
 
     an error                                        held; the group is asked at once
     the group has confirmed this member since then  it counts
     the membership under which it happened is over  void
 
-Invariant: an error counts only if this process certainly owned its tasks when it happened: nobody else gets them under the same epoch before
-they are released, and a heartbeat that was sent after the error says that the epoch goes on.
-Turned down: trying again for a while (an owner's error would be repeated for as long, and a group that does not answer takes longer).
+Invariant: an error counts only if this process certainly owned its tasks when it happened: nobody else gets them under
+the same epoch before they are released, and a heartbeat that was sent after the error says that the epoch goes on.
+Turned down: trying again for a while (an owner's error would be repeated for as long, and a group that does not answer
+takes longer).
 """
 
 from __future__ import annotations

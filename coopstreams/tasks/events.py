@@ -1,6 +1,7 @@
 """What the threads of an instance say to each other, as values.
 
-The control thread is the only one that decides; the opener, the stream threads and the group member put events into its inbox.
+The control thread is the only one that decides; the opener, the stream threads and the group member put events into its
+inbox.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What happens to a record that fails: the application's handlers say `fail`, `continue` or `dead-letter`.
 
-Invariant: no failure is silent: it stops the instance, or it is counted and logged, or it is a record in the dead-letter topic,
-written in the same transaction as the results around it. Of failures alike the first are logged one by one, then how many there are (`repeats`).
+Invariant: no failure is silent: it stops the instance, or it is counted and logged, or it is a record in the
+dead-letter topic, written in the same transaction as the results around it. Of failures alike the first are logged one
+by one, then how many there are (`repeats`).
 Source: KIP-161, KIP-1033 (handlers), KIP-1034 (dead-letter topic and its headers).
 """
 
@@ -29,7 +30,10 @@ FATES: Mapping[Answer, str] = {"continue": "dropped", "dead-letter": "sent to th
 """What becomes of a record."""
 _OURS = Path(__file__).parents[1]
 _ROOMS = {folder for room in ("", "topology", "state") for folder in (_OURS / room, (_OURS / room).resolve())}
-_LIBRARIES = tuple(f"{folder}{os.sep}" for folder in {*map(str, _ROOMS), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))})
+_LIBRARIES = tuple(
+    f"{folder}{os.sep}"
+    for folder in {*map(str, _ROOMS), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))}
+)
 """Where code lies that is not the user's: ours (whose rooms may be links), Python's, and what is installed."""
 MOST_SAID = 8000
 """Characters of an error's text in a header: one that quotes a large value would make a letter that no broker takes."""
@@ -38,9 +42,11 @@ MOST_SAID = 8000
 def describe_failure(task: TaskId | None, failure: Failure) -> str:
     """Return the failure in a sentence that names task, node, topic, partition and offset. No task: a global table."""
     at = f"offset {failure.offset}" if failure.offset is not None else "from the record cache"
-    did = {"deserialization": "cannot be read", "processing": "made a function raise", "production": "gave a result that cannot be written"}[
-        failure.phase
-    ]
+    did = {
+        "deserialization": "cannot be read",
+        "processing": "made a function raise",
+        "production": "gave a result that cannot be written",
+    }[failure.phase]
     whose = "global tables" if task is None else f"task {task}"
     return (
         f'{whose}: the record at "{failure.source.topic}" partition {failure.source.partition} {at} '
@@ -49,7 +55,9 @@ def describe_failure(task: TaskId | None, failure: Failure) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Return the line of the user's that an error comes from, for the end of a message: the innermost in no library; empty if there is none."""
+    """Return the line of the user's that an error comes from, for the end of a message: the innermost in no library;
+    empty if there is none.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(("<", *_LIBRARIES))]
     return f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
@@ -74,7 +82,10 @@ def dead_letter_headers(task: TaskId | None, failure: Failure) -> Headers:
     if failure.offset is not None:  # what the record cache held back belongs to no record
         said["offset"] = str(failure.offset)
     # An error may quote what is no Unicode: a letter that cannot be written would stop the instance.
-    coded = ((f"__coopstreams.errors.{name}", _shortened(text).encode(errors="backslashreplace")) for name, text in said.items())
+    coded = (
+        (f"__coopstreams.errors.{name}", _shortened(text).encode(errors="backslashreplace"))
+        for name, text in said.items()
+    )
     return [*(failure.headers or ()), *coded]
 
 
@@ -86,7 +97,8 @@ def handler(
     sayings: Sayings,
     fates: Mapping[Answer, str] = FATES,
 ) -> OnFailure:
-    """Return what a task's program, or without a task a global table, calls when a record fails, as the configuration wants it.
+    """Return what a task's program, or without a task a global table, calls when a record fails, as the configuration
+    wants it.
 
     Raises (the returned function):
         ProcessingError: the handler of the phase says `fail`.
@@ -96,7 +108,9 @@ def handler(
         answer = config[f"{failure.phase}.exception.handler"]
         message = describe_failure(task, failure)
         if answer == "fail":
-            cure = f"Mend the data or the function, or set {failure.phase}.exception.handler to continue or dead-letter."
+            cure = (
+                f"Mend the data or the function, or set {failure.phase}.exception.handler to continue or dead-letter."
+            )
             raise ProcessingError(f"{message}. {cure} The traceback is logged with -v.") from failure.error
         count(failure, answer)
         sayings.warn((failure.phase, failure.node, failure.source.topic), f"{message}; {fates[answer]}")

@@ -5,9 +5,10 @@
                     `-------------`----> pending-error ----> error
 
 What fails while the instance drains turns pending-shutdown into error.
-Invariant: listeners are called by the thread that does what they are told of, so what takes long in one holds that up. An exception in one
-ends the instance: nothing is swallowed.
-Source: Kafka Streams `KafkaStreams.State`, `StateListener`, `StateRestoreListener`, `StreamsUncaughtExceptionHandler` (KIP-671).
+Invariant: listeners are called by the thread that does what they are told of, so what takes long in one holds that up.
+An exception in one ends the instance: nothing is swallowed.
+Source: Kafka Streams `KafkaStreams.State`, `StateListener`, `StateRestoreListener`, `StreamsUncaughtExceptionHandler`
+(KIP-671).
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ log = logging.getLogger(__name__)
 
 
 class StreamsState(Enum):
-    """What an instance is doing. Running: a member of the group, with every task open that it was given and not kept waiting."""
+    """What an instance is doing. Running: a member of the group, with every task open that it was given and not kept
+    waiting.
+    """
 
     CREATED = "created"
     REBALANCING = "rebalancing"
@@ -37,9 +40,11 @@ class StreamsState(Enum):
 
 
 class RestoreListener:
-    """Subclass it, and define what you want to hear of: how the stores of tasks that open are restored from their changelogs.
+    """Subclass it, and define what you want to hear of: how the stores of tasks that open are restored from their
+    changelogs.
 
-    One partition of a changelog is read once for all tasks of an instance that need it: a task that opens meanwhile moves the end.
+    One partition of a changelog is read once for all tasks of an instance that need it: a task that opens meanwhile
+    moves the end.
     """
 
     def on_restore_start(self, partition: TopicPartition, store: str, start: int, end: int) -> None:
@@ -73,7 +78,10 @@ class Lifecycle:
     """The state of one instance, and its listeners. `to` and `response` belong to whoever runs the instance."""
 
     def __init__(
-        self, on_state: StateListener | None = None, on_error: UncaughtExceptionHandler | None = None, restore_listener: RestoreListener | None = None
+        self,
+        on_state: StateListener | None = None,
+        on_error: UncaughtExceptionHandler | None = None,
+        restore_listener: RestoreListener | None = None,
     ) -> None:
         self.state = StreamsState.CREATED
         self.restore_listener = restore_listener or RestoreListener()
@@ -100,6 +108,8 @@ class Lifecycle:
             members = ", ".join(str(member) for member in StreamThreadExceptionResponse)
             raise ConfigError(f"on_error returned {answer!r}: it must be one of {members}") from failure.error
         if answer is StreamThreadExceptionResponse.REPLACE_THREAD and failure.thread is None:
-            log.error("only a stream thread can be replaced, but it was the %s that failed: the instance ends", failure.where)
+            log.error(
+                "only a stream thread can be replaced, but it was the %s that failed: the instance ends", failure.where
+            )
             return StreamThreadExceptionResponse.SHUTDOWN_CLIENT
         return answer

@@ -1,10 +1,12 @@
-"""Calls that take longer than the transaction or the group bears: the third time the same one does, that is an error with its name.
+"""Calls that take longer than the transaction or the group bears: the third time the same one does, that is an error
+with its name.
 
-The broker ends a transaction that is open for longer than `transaction.timeout.ms`, and a process of which a thread has not moved for
-`max.poll.interval.ms` leaves the group. What was done is void then and is done again, and the same call takes as long again, for ever.
+The broker ends a transaction that is open for longer than `transaction.timeout.ms`, and a process of which a thread has
+not moved for `max.poll.interval.ms` leaves the group. What was done is void then and is done again, and the same call
+takes as long again, for ever.
 
-Invariant: it is one and the same call: records by topic, partition and offset. A process that was stopped, or a service that did not answer
-for a while, makes another call slow the next time.
+Invariant: it is one and the same call: records by topic, partition and offset. A process that was stopped, or a service
+that did not answer for a while, makes another call slow the next time.
 Turned down: counting what was void in a row (a thread whose other tasks commit in between would never be told).
 """
 
@@ -56,6 +58,8 @@ class Outlasting:
         if times < MOST_TIMES:
             return None
         return (
-            f"{call} takes {seconds:.0f} s, longer than {' and '.join(exceeded)}: its results were void {times} times, and would be each time. "
-            f"Raise {' and '.join(name.partition(' ')[0] for name in exceeded)} above that, or make the function faster or give up sooner"
+            f"{call} takes {seconds:.0f} s, longer than {' and '.join(exceeded)}: its results were void {times} times, "
+            "and would be each time. "
+            f"Raise {' and '.join(name.partition(' ')[0] for name in exceeded)} above that, or make the function "
+            "faster or give up sooner"
         )

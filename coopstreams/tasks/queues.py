@@ -1,15 +1,17 @@
 """The order in which a task takes records of several source partitions: by stream time, as soon as it can be known.
 
-A join needs its table's records before the stream's that came later. Each source partition has a queue; the one whose head has
-the smallest *stream time* goes next. Stream time (the running maximum over all records of the partition) and not the record's own
-timestamp, because it never goes back and does not depend on which key range one looks at: so the order, and with it the result,
-is the same for every number of ranges.
+A join needs its table's records before the stream's that came later. Each source partition has a queue; the one whose
+head has the smallest *stream time* goes next. Stream time (the running maximum over all records of the partition) and
+not the record's own timestamp, because it never goes back and does not depend on which key range one looks at: so the
+order, and with it the result, is the same for every number of ranges.
 
-Invariant: while a source's queue is empty, records of the others pass only up to the stream time that source has reached, unless
-that source was read to its end (there is nothing on the broker to wait for) and has been there for as long as producers are waited for.
-So do the times that siblings' records have reached: in its turn, behind a batch's own records. Told at once, the time that one fetch brought would
-close windows, and forget what joins remember, for records of the other sources that wait here.
-Source: KIP-353, KIP-695 (`max.task.idle.ms`: 0 waits for what the broker has, more for producers as well, -1 for nothing).
+Invariant: while a source's queue is empty, records of the others pass only up to the stream time that source has
+reached, unless that source was read to its end (there is nothing on the broker to wait for) and has been there for as
+long as producers are waited for. So do the times that siblings' records have reached: in its turn, behind a batch's own
+records. Told at once, the time that one fetch brought would close windows, and forget what joins remember, for records
+of the other sources that wait here.
+Source: KIP-353, KIP-695 (`max.task.idle.ms`: 0 waits for what the broker has, more for producers as well, -1 for
+nothing).
 Turned down: the head's own timestamp (a late record of another key would change the order).
 """
 
@@ -48,11 +50,15 @@ class Step:
     operator_times: Sequence[int] = ()
 
     def singles(self) -> Iterator[Step]:
-        """Yield the step record by record. What others have done to stream time and operator times comes with the last."""
+        """Yield the step record by record. What others have done to stream time and operator times comes with the
+        last.
+        """
         columns, last = self.columns, len(self.columns) - 1
         for i in range(last):
             yield Step(self.source, columns.slice(i, i + 1), columns.offsets[i + 1], columns.stream_times[i])
-        yield Step(self.source, columns.slice(max(last, 0), last + 1), self.next_offset, self.stream_time, self.operator_times)
+        yield Step(
+            self.source, columns.slice(max(last, 0), last + 1), self.next_offset, self.stream_time, self.operator_times
+        )
 
 
 class SourceQueues:
@@ -79,7 +85,8 @@ class SourceQueues:
     def add(self, batch: RecordBatch) -> None:
         """Take in a batch of the reader, less what was taken in before the reader went back.
 
-        One that says anew where the end is gets its turn: what waits for the time may be due by now although no time has passed.
+        One that says anew where the end is gets its turn: what waits for the time may be due by now although no time
+        has passed.
         """
         source, columns = self._sources[batch.partition], batch.columns
         source.at_end = batch.at_end
@@ -92,14 +99,18 @@ class SourceQueues:
         if len(columns):
             source.waited_for_until = None
         if source.waiting and not len(columns) and not len(source.waiting[-1][0]):
-            # A source that waits for long while its siblings' records come would keep a batch of nothing for each fetch.
+            # A source that waits for long while its siblings' records come would keep a batch of nothing for each
+            # fetch.
             *_, operator_times = source.waiting.pop()
-            source.waiting.append((columns, batch.next_offset, batch.stream_time, batch.operator_times or operator_times))
+            source.waiting.append(
+                (columns, batch.next_offset, batch.stream_time, batch.operator_times or operator_times)
+            )
             return
         source.waiting.append((columns, batch.next_offset, batch.stream_time, batch.operator_times))
 
     def steps(self, most: int, now: float) -> Iterator[Step]:
-        """Yield what may be processed now, in order, at most so many records in each step; what must wait for another source stays.
+        """Yield what may be processed now, in order, at most so many records in each step; what must wait for another
+        source stays.
 
         Units: `now` in seconds of a clock that never goes back.
         """
@@ -131,7 +142,9 @@ class SourceQueues:
         name, chosen = list(self._sources.items())[best[1]]
         if not chosen.waiting:
             if any(source.waiting for source in self._sources.values()):
-                self.waits_until = chosen.waited_for_until if chosen.at_end else None  # what the log still has is no matter of time
+                self.waits_until = (
+                    chosen.waited_for_until if chosen.at_end else None
+                )  # what the log still has is no matter of time
             return None
         return self._take(name, chosen, limit, most, ties=best[1] < limit_order)
 

@@ -1,13 +1,16 @@
 """Which records a broker will refuse, and why: what is asked after it has refused one.
 
-Kafka refuses whole batches, and its client says of each record in one the same: not which one was bad, nor from which record it was made.
-So after a refusal the interval is given up, and for a while the tasks go record by record, and each result is held against the settings of its
-topic before it is written. One that does not fit is a failure of the source record at hand, for `production.exception.handler`.
-A topic that takes smaller batches than the client makes is from then on written to in batches that it takes.
+Kafka refuses whole batches, and its client says of each record in one the same: not which one was bad, nor from which
+record it was made. So after a refusal the interval is given up, and for a while the tasks go record by record, and each
+result is held against the settings of its topic before it is written. One that does not fit is a failure of the source
+record at hand, for `production.exception.handler`. A topic that takes smaller batches than the client makes is from
+then on written to in batches that it takes.
 
-Invariant: a record that the topic's settings allow is never left out. What they do not explain ends the thread, with what Kafka said.
-Turned down: a delivery callback for each record (half a microsecond for all, and it names the whole batch); holding records against the settings
-always (a twentieth of a microsecond for all, for something that is rare); remembering refused records by their content (the batch again).
+Invariant: a record that the topic's settings allow is never left out. What they do not explain ends the thread, with
+what Kafka said.
+Turned down: a delivery callback for each record (half a microsecond for all, and it names the whole batch); holding
+records against the settings always (a twentieth of a microsecond for all, for something that is rare); remembering
+refused records by their content (the batch again).
 Source: Kafka `LogValidator`, `DefaultRecordBatch` (the sizes); librdkafka `rd_kafka_msg_max_wire_size`.
 """
 
@@ -44,7 +47,9 @@ class TopicLimits:
 
     @staticmethod
     def of(topic: Mapping[str, str], *, compressed: bool) -> TopicLimits:
-        """Return the limits in a topic's configuration. `compressed`: the size that counts is not known before a record is sent."""
+        """Return the limits in a topic's configuration. `compressed`: the size that counts is not known before a record
+        is sent.
+        """
         timed = topic.get("message.timestamp.type") != "LogAppendTime"
 
         def number(name: str) -> int | None:
@@ -59,17 +64,21 @@ class TopicLimits:
             "compact" in topic.get("cleanup.policy", ""),
         )
 
-    def reason(self, key: bytes | None, value: bytes | None, headers: Headers | None, timestamp: int, now_ms: int) -> str | None:
+    def reason(
+        self, key: bytes | None, value: bytes | None, headers: Headers | None, timestamp: int, now_ms: int
+    ) -> str | None:
         """Return why the broker refuses a record that comes alone, with the setting; None: it does not."""
         if key is None and self.compacted:
             return "it has no key, and the topic is compacted (cleanup.policy)"
         if self.after_ms is not None and timestamp - now_ms > self.after_ms:
             return (
-                f"its timestamp is {seconds(timestamp - now_ms)} ahead of the clock, message.timestamp.after.max.ms allows {seconds(self.after_ms)}"
+                f"its timestamp is {seconds(timestamp - now_ms)} ahead of the clock, message.timestamp.after.max.ms "
+                f"allows {seconds(self.after_ms)}"
             )
         if self.before_ms is not None and now_ms - timestamp > self.before_ms:
             return (
-                f"its timestamp is {seconds(now_ms - timestamp)} behind the clock, message.timestamp.before.max.ms allows {seconds(self.before_ms)}"
+                f"its timestamp is {seconds(now_ms - timestamp)} behind the clock, message.timestamp.before.max.ms "
+                f"allows {seconds(self.before_ms)}"
             )
         if self.most_bytes is not None and (size := batch_bytes(key, value, headers)) > self.most_bytes:
             return f"it has {size} bytes with what Kafka adds, max.message.bytes allows {self.most_bytes}"
@@ -89,7 +98,9 @@ class Refusals:
         self._client_bytes = int(settings.get("message.max.bytes", 1_000_000))
         self._client_batch = min(self._client_bytes, int(settings.get("batch.size", 1_000_000)))
         self.narrow: dict[str, int] = {}
-        """Topics that have refused something and take smaller batches than the client makes, and how large those may be. Units: bytes."""
+        """Topics that have refused something and take smaller batches than the client makes, and how large those may
+        be. Units: bytes.
+        """
 
     @property
     def expected(self) -> bool:
@@ -101,7 +112,9 @@ class Refusals:
         self._until = self._host.now() + CAREFUL_S
         self._limits.clear()
 
-    def reason(self, topic: str, key: bytes | None, value: bytes | None, headers: Headers | None, timestamp: int) -> str | None:
+    def reason(
+        self, topic: str, key: bytes | None, value: bytes | None, headers: Headers | None, timestamp: int
+    ) -> str | None:
         """Return why a record cannot be written to a topic; None: nothing is known against it.
 
         Raises:
@@ -142,7 +155,11 @@ def batch_bytes(key: bytes | None, value: bytes | None, headers: Headers | None)
 
 def payload_bytes(key: bytes | None, value: bytes | None, headers: Headers | None) -> int:
     """Return the bytes of key, value and headers."""
-    return len(key or b"") + len(value or b"") + sum(len(name.encode()) + len(content or b"") for name, content in headers or ())
+    return (
+        len(key or b"")
+        + len(value or b"")
+        + sum(len(name.encode()) + len(content or b"") for name, content in headers or ())
+    )
 
 
 def shown(key: bytes | None) -> str:

@@ -1,6 +1,7 @@
 """Which of many similar things are logged: the first ones in full, then how many there were, from time to time.
 
-Invariant: nothing that was heard is missing in what was said: `FIRST` of a kind in full, all others in a count, by `due` or by `rest`.
+Invariant: nothing that was heard is missing in what was said: `FIRST` of a kind in full, all others in a count, by
+`due` or by `rest`.
 Turned down: a filter of log records (it knows texts, not kinds, and cannot say what it left out).
 """
 

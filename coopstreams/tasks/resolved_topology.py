@@ -1,6 +1,8 @@
-"""What an application reads: its topology with the topics that its patterns mean now, their partitions, and its programs.
+"""What an application reads: its topology with the topics that its patterns mean now, their partitions, and its
+programs.
 
-Invariant: a `ResolvedTopology` is complete before anybody has it: topics are checked, internal ones made, programs ready to be bound.
+Invariant: a `ResolvedTopology` is complete before anybody has it: topics are checked, internal ones made, programs
+ready to be bound.
 """
 
 from __future__ import annotations
@@ -33,17 +35,24 @@ class ResolvedTopology:
     """The sub-topologies as the group is told of them."""
 
     def sources(self, task: TaskId) -> tuple[TopicPartition, ...]:
-        """Return the partitions a task reads: each source topic of its sub-topology that has so many. None: the task is not known here yet."""
+        """Return the partitions a task reads: each source topic of its sub-topology that has so many. None: the task is
+        not known here yet.
+        """
         topics, counts = self.programs[task.subtopology].subtopology.topics, self.topics.partitions
         return tuple(TopicPartition(topic, task.partition) for topic in topics if task.partition < counts[topic])
 
     def changed(self, before: ResolvedTopology) -> frozenset[int]:
         """Return the sub-topologies that read other topics than before."""
-        return frozenset(n for n, program in self.programs.items() if program.subtopology.topics != before.programs[n].subtopology.topics)
+        return frozenset(
+            n
+            for n, program in self.programs.items()
+            if program.subtopology.topics != before.programs[n].subtopology.topics
+        )
 
 
 def as_it_runs(built: Topology, names: Iterable[str], config: Config) -> Topology:
-    """Return the topology that runs, given the topics that exist: its patterns filled in, optimised as the settings say.
+    """Return the topology that runs, given the topics that exist: its patterns filled in, optimised as the settings
+    say.
 
     Raises:
         TopologyError: see `matched`.
@@ -62,4 +71,6 @@ def resolve_topology(cluster: Log, built: Topology, config: Config, known: Colle
     parts = topology.subtopologies
     prints = fingerprints(topology, topics.tasks)
     announced = tuple(Runs(prints[part.id], topics.tasks[part.id], part.divisible) for part in parts)
-    return ResolvedTopology(topology, topics, {part.id: compile_subtopology(topology, part) for part in parts}, announced)
+    return ResolvedTopology(
+        topology, topics, {part.id: compile_subtopology(topology, part) for part in parts}, announced
+    )

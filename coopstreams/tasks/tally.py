@@ -1,9 +1,10 @@
 """What tasks have done, counted: for the status of each, and for the metrics of the process.
 
-A task's stream thread counts in a `Tally` of its own, by the batch. `Tallies` brings what is new of it to the metrics, once a second and
-when the task is closed, so that no count of the process is lost with a task.
+A task's stream thread counts in a `Tally` of its own, by the batch. `Tallies` brings what is new of it to the metrics,
+once a second and when the task is closed, so that no count of the process is lost with a task.
 
-Invariant: the metrics of a process never go back, whatever tasks come and go. What was done, given up and done again counts again.
+Invariant: the metrics of a process never go back, whatever tasks come and go. What was done, given up and done again
+counts again.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """A shared task at work: its program, its state, its progress, on the one thread that owns it.
 
-The way of a record here: `add` -> `step` (through the program) -> the program's outputs, which the owner writes. `commit` and `discard` are the
-two ways an interval ends. The owner is a stream thread of an instance, the test driver or a backfill: where records come from, where outputs
-go and what time it is, it says; in which order records are taken, and what is done besides, is written here and nowhere else.
+The way of a record here: `add` -> `step` (through the program) -> the program's outputs, which the owner writes.
+`commit` and `discard` are the two ways an interval ends. The owner is a stream thread of an instance, the test driver
+or a backfill: where records come from, where outputs go and what time it is, it says; in which order records are taken,
+and what is done besides, is written here and nowhere else.
 
-Invariant: between two commits the database is untouched; whatever `step` did lives in memory and in the open transaction.
+Invariant: between two commits the database is untouched; whatever `step` did lives in memory and in the open
+transaction.
 """
 
 from __future__ import annotations
@@ -31,16 +33,22 @@ from coopstreams.topology.stores import StoreSpec, TableStore
 from coopstreams.topology.task_id import TaskId
 
 STEP_S = 0.05
-"""How long a task works before it lets its thread look at the clock: much less than a commit interval, much more than that look costs."""
+"""How long a task works before it lets its thread look at the clock: much less than a commit interval, much more than
+that look costs.
+"""
 FIRST_STEP = 1
-"""Records of the first step, before anything is known about the functions. Then twice as many, as long as they fit into the time."""
+"""Records of the first step, before anything is known about the functions. Then twice as many, as long as they fit into
+the time.
+"""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Incarnation:
-    """One opening of a task: what the opener found out. A task that is closed and opened again is another incarnation."""
+    """One opening of a task: what the opener found out. A task that is closed and opened again is another
+    incarnation.
+    """
 
     id: TaskId
     sources: tuple[TopicPartition, ...]
@@ -50,13 +58,18 @@ class Incarnation:
     """Of the membership under which it was opened: under another one, nothing it did may be committed."""
 
 
-def committed_positions(task: TaskId, stores: Iterable[StoreSpec], progress: Progress) -> dict[str, dict[KeyRange, int]]:
-    """Return, for each store that holds its source topic, how far the task has read that topic: the offset for each part of its range.
+def committed_positions(
+    task: TaskId, stores: Iterable[StoreSpec], progress: Progress
+) -> dict[str, dict[KeyRange, int]]:
+    """Return, for each store that holds its source topic, how far the task has read that topic: the offset for each
+    part of its range.
 
     A task may have no partition of the topic, which has fewer than others of the sub-topology.
     """
     sources = {store.name: TopicPartition(store.source, task.partition) for store in stores if store.source is not None}
-    return {name: progress.committed_positions(source) for name, source in sources.items() if source in progress.partitions}
+    return {
+        name: progress.committed_positions(source) for name, source in sources.items() if source in progress.partitions
+    }
 
 
 class Task:
@@ -90,14 +103,17 @@ class Task:
             {**opened.state.stores, **(global_tables or {})},
             on_failure,
             caching=caching,
-            shared=not opened.id.range.is_whole or opened.progress.parted,  # then some records are not for it, if only at first
+            shared=not opened.id.range.is_whole
+            or opened.progress.parted,  # then some records are not for it, if only at first
             output=output,
             clock=host.wall_ms,
             partitions=partitions,
         )
         for source in opened.sources:  # windows close where they would have for whoever had the task before
             self.program.resume(source, opened.progress.position(source).stream_time)
-        self.queues = SourceQueues([(source, opened.progress.position(source)) for source in opened.sources], max_idle_ms)
+        self.queues = SourceQueues(
+            [(source, opened.progress.position(source)) for source in opened.sources], max_idle_ms
+        )
         self.closed = False
         self.leaving = False
         self.processed = 0
@@ -116,7 +132,8 @@ class Task:
         self.queues.add(batch)
 
     def step(self, *, single: bool = False) -> bool:
-        """Process what may be processed, for about `STEP_S`; return whether there may be more. Outputs wait in `program.outputs`.
+        """Process what may be processed, for about `STEP_S`; return whether there may be more. Outputs wait in
+        `program.outputs`.
 
         `single`: one record at most, so that `refused` knows from which one an output comes.
         """
@@ -143,7 +160,9 @@ class Task:
         return more
 
     def _steps(self, now: float, *, single: bool) -> Iterator[Step]:
-        """Yield what may be processed now, in order; record by record if that is asked for, and what is left of having asked for it."""
+        """Yield what may be processed now, in order; record by record if that is asked for, and what is left of having
+        asked for it.
+        """
         yield from self._left()
         for step in self.queues.steps(FIRST_STEP if single else self._most, now):
             if single:
@@ -162,11 +181,16 @@ class Task:
         if self._at is None or not len(self._at.columns):
             return "windows that closed by stream time"
         source, offsets = self._at.source, self._at.columns.offsets
-        which = f"the record at offset {offsets[0]}" if len(offsets) == 1 else f"the records from offset {offsets[0]} to {offsets[-1]}"
+        which = (
+            f"the record at offset {offsets[0]}"
+            if len(offsets) == 1
+            else f"the records from offset {offsets[0]} to {offsets[-1]}"
+        )
         return f'{which} of "{source.topic}" partition {source.partition}'
 
     def refused(self, topic: str, key: bytes | None, timestamp: int, error: Exception) -> None:
-        """Hand an output that a topic does not take to the failure handler: as a failure of the record of the last step, or else of its own key.
+        """Hand an output that a topic does not take to the failure handler: as a failure of the record of the last
+        step, or else of its own key.
 
         Raises:
             Whatever the failure handler raises.
@@ -178,14 +202,30 @@ class Task:
         records = step.columns
         headers = records.headers[0] if records.headers is not None else None
         at = records.offsets[0]
-        self._on_failure(Failure("production", node, error, step.source, at, records.keys[0], records.values[0], records.timestamps[0], headers))
+        self._on_failure(
+            Failure(
+                "production",
+                node,
+                error,
+                step.source,
+                at,
+                records.keys[0],
+                records.values[0],
+                records.timestamps[0],
+                headers,
+            )
+        )
 
     @property
     def uncommitted(self) -> str:
         """What was processed since the last commit, for people."""
-        between = [(source, self.progress.durable(source), self.progress.position(source).offset) for source in self.sources]
+        between = [
+            (source, self.progress.durable(source), self.progress.position(source).offset) for source in self.sources
+        ]
         return ", ".join(
-            f'"{source.topic}" partition {source.partition} offsets {start} to {end - 1}' for source, start, end in between if start < end
+            f'"{source.topic}" partition {source.partition} offsets {start} to {end - 1}'
+            for source, start, end in between
+            if start < end
         )
 
     def _pace(self, records: int, seconds: float) -> None:
@@ -213,12 +253,20 @@ class Task:
         return self.state.changes()
 
     def commit(self, checkpoints: Mapping[str, int], true_ms: int = NEVER_TRUE) -> None:
-        """What was processed is durable in the log: let the database have it, in one batch, and begin anew. `true_ms` as of `TaskState.commit`."""
-        self.state.commit(checkpoints, committed_positions(self.id, [table.spec for table in self.state.stores.values()], self.progress), true_ms)
+        """What was processed is durable in the log: let the database have it, in one batch, and begin anew. `true_ms`
+        as of `TaskState.commit`.
+        """
+        self.state.commit(
+            checkpoints,
+            committed_positions(self.id, [table.spec for table in self.state.stores.values()], self.progress),
+            true_ms,
+        )
         self.progress.committed()
 
     def discard(self) -> None:
-        """Forget everything since the last commit. The task is of no use afterwards: it is opened again from the log. Idempotent."""
+        """Forget everything since the last commit. The task is of no use afterwards: it is opened again from the log.
+        Idempotent.
+        """
         if self.closed:
             return  # its database may be closed by now
         self.closed = True

@@ -1,9 +1,11 @@
 """A stream thread: runs the tasks it was given, writes what they make, commits them together.
 
-Invariant: what waits in front of it is bounded: records by the dispatcher, and of what a partition says besides only the last counts.
+Invariant: what waits in front of it is bounded: records by the dispatcher, and of what a partition says besides only
+the last counts.
 Invariant: a task's state, program and progress are touched by this thread alone, from `open` to `Closed` or `Aborted`.
-Invariant: nothing of an interval counts unless its commit did. After any doubt about the outcome the tasks are discarded and
-opened again from the log, which knows. What no repetition can cure (a record that no broker takes) ends the instance instead.
+Invariant: nothing of an interval counts unless its commit did. After any doubt about the outcome the tasks are
+discarded and opened again from the log, which knows. What no repetition can cure (a record that no broker takes) ends
+the instance instead.
 """
 
 from __future__ import annotations
@@ -21,7 +23,14 @@ from coopstreams.tasks.events import Aborted, Closed, Event, Failed
 from coopstreams.tasks.outlasting import Outlasting
 from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import DeliveryError, FencedError, LogError, MembershipLostError, ProcessingError, RefusedError
+from coopstreams.topology.errors import (
+    DeliveryError,
+    FencedError,
+    LogError,
+    MembershipLostError,
+    ProcessingError,
+    RefusedError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +84,9 @@ class StreamThread:
         rests_s: float = 0.0,
         host: Host = SYSTEM,
     ) -> None:
-        """`rests_s`: how long it waits before it takes the first message, unless tasks are given up or the thread is to end."""
+        """`rests_s`: how long it waits before it takes the first message, unless tasks are given up or the thread is to
+        end.
+        """
         self.number = number
         self._host = host
         self.backlog = 0
@@ -87,7 +98,9 @@ class StreamThread:
         self._interval = commit_interval_s
         self._inbox: Inbox[_Message] = host.inbox()
         self._moved: dict[Task, dict[TopicPartition, _Moved]] = {}
-        """What waits behind the records of each task. A thread that is busy for long has one message for a partition, not one for each fetch."""
+        """What waits behind the records of each task. A thread that is busy for long has one message for a partition,
+        not one for each fetch.
+        """
         self._tasks: list[Task] = []
         self._thread = host.thread(self._run, f"stream-{number}")
         self._lock = threading.Lock()
@@ -106,8 +119,12 @@ class StreamThread:
         self._awake = host.signal()
 
     def successor(self, rests_s: float) -> StreamThread:
-        """Return a thread, not yet started, that takes the place of this one, which has died: it writes under the same transactional id."""
-        return StreamThread(self.number, self.committer, self._emit, self._interval, self._outlasting, rests_s=rests_s, host=self._host)
+        """Return a thread, not yet started, that takes the place of this one, which has died: it writes under the same
+        transactional id.
+        """
+        return StreamThread(
+            self.number, self.committer, self._emit, self._interval, self._outlasting, rests_s=rests_s, host=self._host
+        )
 
     def start(self) -> None:
         """Begin to take messages."""
@@ -134,9 +151,11 @@ class StreamThread:
         self._inbox.put(message)
 
     def close(self, tasks: tuple[Task, ...], *, clean: bool) -> None:
-        """Give these tasks up: after a commit if `clean`, else by discarding what is not committed. `Closed` follows for each.
+        """Give these tasks up: after a commit if `clean`, else by discarding what is not committed. `Closed` follows
+        for each.
 
-        Records that wait in front of them are left to the next owner: a hand-over takes as long as one record, not as long as a queue.
+        Records that wait in front of them are left to the next owner: a hand-over takes as long as one record, not as
+        long as a queue.
         """
         for task in tasks:
             task.leaving = True
@@ -160,7 +179,9 @@ class StreamThread:
             self._rest()
             self._loop()
             self.committer.close()
-        except BaseException as error:  # whatever it is, the control thread must learn of it: a dead thread is never silent
+        except (
+            BaseException
+        ) as error:  # whatever it is, the control thread must learn of it: a dead thread is never silent
             log.debug("stream thread %d ends", self.number, exc_info=True)
             try:
                 self._abandon()
@@ -203,7 +224,9 @@ class StreamThread:
             self._commit_if_due()
 
     def _wake(self) -> None:
-        """There may be something to commit: at the moment when it would be looked for next, had it been looked for at each interval."""
+        """There may be something to commit: at the moment when it would be looked for next, had it been looked for at
+        each interval.
+        """
         if self._idle:
             self._idle = False
             self._due += max(0, ceil((self._host.now() - self._due) / self._interval)) * self._interval
@@ -248,7 +271,8 @@ class StreamThread:
             self.committer.write_outputs(task)
             if not more:
                 break
-            self._commit_if_due()  # a slow function: commits, heartbeats and revocations do not wait for the end of the batch
+            # a slow function: commits, heartbeats and revocations do not wait for the end of the batch
+            self._commit_if_due()
 
     def _note_slow(self, seconds: float, call: str) -> None:
         """Remember a call for which the broker or the group may not have waited."""
@@ -311,8 +335,12 @@ class StreamThread:
     def _abort(self, error: LogError | MembershipLostError) -> None:
         self._check_hope(error)
         refused = isinstance(error, RefusedError)
-        one_by_one = f" Record by record, to find which are refused: they are among {self._uncommitted()}." if refused else ""
-        log.warning("stream thread %d: what was done since the last commit is done again: %s%s", self.number, error, one_by_one)
+        one_by_one = (
+            f" Record by record, to find which are refused: they are among {self._uncommitted()}." if refused else ""
+        )
+        log.warning(
+            "stream thread %d: what was done since the last commit is done again: %s%s", self.number, error, one_by_one
+        )
         tasks = tuple(self._tasks)
         self._abandon()
         if refused:
@@ -337,7 +365,9 @@ class StreamThread:
         self._in_vain = [at for at in self._in_vain if at > now - IN_VAIN_S] + [now]
         if isinstance(error, RefusedError):
             if len(self._in_vain) >= MOST_IN_VAIN:
-                raise RefusedError(f"{error} The settings of the topics do not explain it. It was made from {self._uncommitted()}.") from error
+                raise RefusedError(
+                    f"{error} The settings of the topics do not explain it. It was made from {self._uncommitted()}."
+                ) from error
         elif isinstance(error, DeliveryError) or len(self._in_vain) >= MOST_IN_VAIN:
             raise error
 

@@ -1,4 +1,6 @@
-"""The topics of an application, checked and made before the first task: nothing starts against a cluster that does not fit."""
+"""The topics of an application, checked and made before the first task: nothing starts against a cluster that does not
+fit.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def prepare_topics(cluster: Log, topology: Topology, config: Config) -> Resolved
         See `check_topics`.
     """
     resolved = check_topics(cluster, topology, config)
-    specs = [TopicSpec(plan.name, plan.partitions, plan.config, config["replication.factor"]) for plan in resolved.missing]
+    specs = [
+        TopicSpec(plan.name, plan.partitions, plan.config, config["replication.factor"]) for plan in resolved.missing
+    ]
     if specs and (timed := _any_time(cluster, topology)):
         specs = [replace(spec, config={**spec.config, **timed}) for spec in specs]
     if specs:
@@ -33,11 +37,14 @@ def prepare_topics(cluster: Log, topology: Topology, config: Config) -> Resolved
 
 
 def _any_time(cluster: Log, topology: Topology) -> dict[str, str]:
-    """Return the setting by which an internal topic takes records whose time lies ahead, if the brokers have it (Kafka 3.6).
+    """Return the setting by which an internal topic takes records whose time lies ahead, if the brokers have it (Kafka
+    3.6).
 
     State that follows from a record must be written if the record was taken: a changelog's row cannot be left out.
     """
-    known = next((cluster.topic_config(topic) for topic in topology.source_topics if topic in cluster.partitions([topic])), {})
+    known = next(
+        (cluster.topic_config(topic) for topic in topology.source_topics if topic in cluster.partitions([topic])), {}
+    )
     return {_AFTER: str((1 << 63) - 1)} if _AFTER in known else {}
 
 
@@ -47,7 +54,8 @@ def check_topics(cluster: Log, topology: Topology, config: Config) -> ResolvedTo
     Raises:
         ConfigError: a table is to be restored from a topic that the group may begin to read at its end.
         UnknownTopicError: a topic that users read, write or send dead letters to does not exist.
-        TopologyError: topics of a join differ in partitions, an internal topic is of an older form of the topology, or its name is generated.
+        TopologyError: topics of a join differ in partitions, an internal topic is of an older form of the topology, or
+            its name is generated.
     """
     if config["ensure.explicit.internal.resource.naming"]:
         check_names(topology)
@@ -59,11 +67,13 @@ def check_topics(cluster: Log, topology: Topology, config: Config) -> ResolvedTo
     missing = [topic for topic in wanted if topic not in counts and topic not in resolved.partitions]
     if missing:
         raise UnknownTopicError(
-            f"the application writes to {', '.join(missing)}, which does not exist: create it first; only internal topics are made by themselves"
+            f"the application writes to {', '.join(missing)}, which does not exist: create it first; only internal "
+            "topics are made by themselves"
         )
     for orphan in resolved.orphans:
         log.warning(
-            "%s looks like an internal topic of this application, which has none of that name: if another version of the program left it "
+            "%s looks like an internal topic of this application, which has none of that name: if another version of "
+            "the program left it "
             "behind, what was kept in it is not in the new stores. Give stores names that stay, or delete the topic.",
             orphan,
         )
@@ -72,18 +82,26 @@ def check_topics(cluster: Log, topology: Topology, config: Config) -> ResolvedTo
 
 def _check_reused(cluster: Log, topology: Topology, config: Config) -> None:
     """Look at the topics that are the changelog of a table: they should keep its rows as a changelog does."""
-    reused = [(store.name, store.source) for part in topology.subtopologies for store in part.stores if store.source is not None]
+    reused = [
+        (store.name, store.source)
+        for part in topology.subtopologies
+        for store in part.stores
+        if store.source is not None
+    ]
     if reused and config["auto.offset.reset"] != "earliest":
         raise ConfigError(
-            f'the table "{reused[0][0]}" is restored from its topic "{reused[0][1]}" (topology.optimization), from the beginning, but '
-            "auto.offset.reset=latest leaves out what is there before the first start. Set it to earliest, or leave out reuse.ktable.source.topics."
+            f'the table "{reused[0][0]}" is restored from its topic "{reused[0][1]}" (topology.optimization), from the '
+            "beginning, but "
+            "auto.offset.reset=latest leaves out what is there before the first start. Set it to earliest, or leave "
+            "out reuse.ktable.source.topics."
         )
     for store, topic in reused:
         settings = cluster.topic_config(topic)
         kept_for_ever = settings.get("retention.ms") == settings.get("retention.bytes") == "-1"
         if "delete" in settings.get("cleanup.policy", "delete") and not kept_for_ever:
             log.warning(
-                'the table "%s" is restored from its topic "%s" (topology.optimization), whose cleanup.policy is %s: rows that the broker has deleted '
+                'the table "%s" is restored from its topic "%s" (topology.optimization), whose cleanup.policy is %s: '
+                "rows that the broker has deleted "
                 "are missing after a restore. Set cleanup.policy=compact, or leave out reuse.ktable.source.topics.",
                 store,
                 topic,

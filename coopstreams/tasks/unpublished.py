@@ -1,6 +1,8 @@
-"""An application does not begin behind a backfill that does not count yet: its changelogs have state of records that it would read again.
+"""An application does not begin behind a backfill that does not count yet: its changelogs have state of records that it
+would read again.
 
-Invariant: it is refused as long as the run has its marks and the group no offsets. What `publish` does first is to set these.
+Invariant: it is refused as long as the run has its marks and the group no offsets. What `publish` does first is to set
+these.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from coopstreams.topology.naming import backfill_runs
 
 
 def check_published(config: Config, counts: Mapping[str, int], sources: Mapping[str, int]) -> None:
-    """Do nothing if no backfill of the application waits to be published. `counts`, `sources`: all topics, and those it reads, with partitions.
+    """Do nothing if no backfill of the application waits to be published. `counts`, `sources`: all topics, and those it
+    reads, with partitions.
 
     Raises:
         ConfigError: one does; says how to go on.
@@ -26,9 +29,13 @@ def check_published(config: Config, counts: Mapping[str, int], sources: Mapping[
     if not runs:
         return
     with closing(KafkaOffsets(config.client, application, timeout_s=config["connect.timeout.ms"] / 1000)) as offsets:
-        if offsets.committed([TopicPartition(topic, number) for topic, count in sources.items() for number in range(count)]):
+        if offsets.committed(
+            [TopicPartition(topic, number) for topic, count in sources.items() for number in range(count)]
+        ):
             return
     raise ConfigError(
-        f'run {runs[-1]} of a backfill of "{application}" is not published: started now, it would process again what is in its state. Publish it '
-        f"(coopstreams backfill ... --resume {runs[-1]} --publish); or, to begin without it, `coopstreams reset` the application"
+        f'run {runs[-1]} of a backfill of "{application}" is not published: started now, it would process again what '
+        "is in its state. Publish it "
+        f"(coopstreams backfill ... --resume {runs[-1]} --publish); or, to begin without it, `coopstreams reset` the "
+        "application"
     )

@@ -1,8 +1,9 @@
 """A topology at work without a broker, one record at a time, with every result at hand.
 
-The tasks are those of production (`Task`), and so is the routing by key range; log and database are in memory. The driver has the clock, puts
-one record of each partition in front of its tasks, and lets those tasks go on whose record is the oldest. Each input is processed to its end,
-through all repartition topics, before `send` returns, so that results come in the order in which they were forwarded.
+The tasks are those of production (`Task`), and so is the routing by key range; log and database are in memory. The
+driver has the clock, puts one record of each partition in front of its tasks, and lets those tasks go on whose record
+is the oldest. Each input is processed to its end, through all repartition topics, before `send` returns, so that
+results come in the order in which they were forwarded.
 
     with TopologyTestDriver(topology, ranges=4) as driver:
         driver.input("lines").send(b"", "to be or not to be")
@@ -63,9 +64,10 @@ _CACHE_BYTES = 1 << 40
 class TopologyTestDriver:
     """Runs a topology in this thread, on a log and stores in memory.
 
-    `ranges`: into how many key ranges, and so tasks, each partition is split. `partitions`: of each topic that is not internal, or by topic.
-    `config`: settings by name, for example the exception handlers. `caching`: table updates are held back until `commit`, as by the
-    record cache in production. `state_dir`: an empty folder for stores that are kept as in production; without it they are all in memory.
+    `ranges`: into how many key ranges, and so tasks, each partition is split. `partitions`: of each topic that is not
+    internal, or by topic. `config`: settings by name, for example the exception handlers. `caching`: table updates are
+    held back until `commit`, as by the record cache in production. `state_dir`: an empty folder for stores that are
+    kept as in production; without it they are all in memory.
     """
 
     def __init__(
@@ -111,7 +113,9 @@ class TopologyTestDriver:
     def __enter__(self) -> TopologyTestDriver:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -141,7 +145,8 @@ class TopologyTestDriver:
     @overload
     def input(self, topic: str, key: AnySerde = None, value: AnySerde = None) -> InputTopic[Any, Any]: ...
     def input(self, topic: str, key: AnySerde = None, value: AnySerde = None) -> InputTopic[Any, Any]:
-        """Return a topic to send records to, written with these serdes, by default those that the topology reads it with.
+        """Return a topic to send records to, written with these serdes, by default those that the topology reads it
+        with.
 
         A topic that a pattern of the topology matches is there from now on.
 
@@ -172,7 +177,8 @@ class TopologyTestDriver:
         """Return all that was written, to any topic that is not internal, in the order in which it was forwarded.
 
         Raises:
-            TopologyError: sinks with different serdes may have written one of the topics: `output` takes those to read it with.
+            TopologyError: sinks with different serdes may have written one of the topics: `output` takes those to read
+                it with.
         """
         internal = {topic.name for topic in self.topology.internal_topics}
         topics = {record.topic for record in self._forwarded} - internal
@@ -196,11 +202,15 @@ class TopologyTestDriver:
             return StoreView(self._globals[name].spec, [[(WHOLE, self._globals[name])]])
         specs = {spec.name: (part.id, spec) for part in self.topology.subtopologies for spec in part.stores}
         number, spec = specs[one_of(name, list(specs), "has no store")]
-        return StoreView(spec, [[(task.id.range, task.state.stores[name]) for task in siblings] for siblings in self._parts[number]])
+        return StoreView(
+            spec, [[(task.id.range, task.state.stores[name]) for task in siblings] for siblings in self._parts[number]]
+        )
 
     @property
     def dropped(self) -> dict[tuple[str, str], int]:
-        """How many records each node dropped, and why: (node name, `null key` | `null value` | `late` | `timestamp` | `no partition`) to count."""
+        """How many records each node dropped, and why: (node name, `null key` | `null value` | `late` | `timestamp` |
+        `no partition`) to count.
+        """
         total = Counter(self._dropped_before)
         for task in self._all_tasks():
             total.update(task.program.dropped)
@@ -216,7 +226,16 @@ class TopologyTestDriver:
             if len(self._forwarded) == before:
                 return
 
-    def _send(self, topic: str, key: bytes | None, value: bytes | None, *, timestamp: int | None, headers: Headers | None, at: int | None) -> None:
+    def _send(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        *,
+        timestamp: int | None,
+        headers: Headers | None,
+        at: int | None,
+    ) -> None:
         timestamps = [self.now_ms if timestamp is None else timestamp]
         rows_of_it = [self._globals[table.store.name] for table in self.topology.global_tables if table.topic == topic]
         if rows_of_it and at is None:
@@ -224,7 +243,9 @@ class TopologyTestDriver:
         self._writer.append(topic, [key], [value], timestamps, partitions=at, headers=[headers])
         for rows in rows_of_it:
             source = TopicPartition(topic, at or 0)
-            columns = Columns([key], [value], timestamps, [self._log.end_offset(source) - 1], timestamps, headers=[headers])
+            columns = Columns(
+                [key], [value], timestamps, [self._log.end_offset(source) - 1], timestamps, headers=[headers]
+            )
             rows.apply(source, columns, self._on_failure(None))
         self._work()
 
@@ -233,21 +254,32 @@ class TopologyTestDriver:
         counts, read = self._create_topics(topics), set(self._tasks)
         for part, count in zip(self.topology.subtopologies, counts, strict=True):
             opened = self._parts.setdefault(part.id, [])
-            if len(opened) != count or (opened and tuple(source.topic for source in opened[0][0].sources) != part.topics):
+            if len(opened) != count or (
+                opened and tuple(source.topic for source in opened[0][0].sources) != part.topics
+            ):
                 self._open(part, count)
         positions = {source: tasks[0].progress.position(source) for source, tasks in self._tasks.items()}
         self._reader.assign(positions)
         for source in self._tasks.keys() - read:
             self._route(source)
         for source in (source for source, at in positions.items() if at.offset == self._log.end_offset(source)):
-            for slot, task in enumerate(self._tasks[source]):  # the reader says it once, and may have said it to tasks that are no more
+            for slot, task in enumerate(
+                self._tasks[source]
+            ):  # the reader says it once, and may have said it to tasks that are no more
                 task.add(RecordBatch.ended(source, slot, positions[source]))
 
     def _create_topics(self, more: Sequence[str]) -> tuple[int, ...]:
         """Return how many partitions each sub-topology has."""
-        sinks = [node.topic for part in self._built.subtopologies for node in part.nodes if isinstance(node, Sink) and not node.internal]
+        sinks = [
+            node.topic
+            for part in self._built.subtopologies
+            for node in part.nodes
+            if isinstance(node, Sink) and not node.internal
+        ]
         named = [*sinks, *self._dead_letters, *more]
-        self.topology = matched(self._built, [*named, *self._partitions]).optimized(self._config["topology.optimization"])
+        self.topology = matched(self._built, [*named, *self._partitions]).optimized(
+            self._config["topology.optimization"]
+        )
         given = self._partitions | {topic: self._count(topic) for topic in [*self.topology.source_topics, *named]}
         resolved = check_partitions(self.topology, given)
         self._log.create_topics([TopicSpec(topic, count) for topic, count in given.items()])
@@ -261,30 +293,47 @@ class TopologyTestDriver:
         return self._partitions.get(topic) or (given.get(topic, 1) if isinstance(given, Mapping) else given)
 
     def _open(self, part: SubTopology, partitions: int) -> None:
-        """Open the tasks of a sub-topology: for each partition, one a key range, over one database. Those that were open end here."""
+        """Open the tasks of a sub-topology: for each partition, one a key range, over one database. Those that were
+        open end here.
+        """
         self._programs[part.id], before = compile_subtopology(self.topology, part), self._parts[part.id]
         for old in (task for siblings in before for task in siblings):
             old.program.close()
             self._dropped_before.update(old.program.dropped)
         self._parts[part.id] = []
         for partition in range(partitions):
-            known = {source: task.progress for task in (before[partition][:1] if partition < len(before) else []) for source in task.sources}
+            known = {
+                source: task.progress
+                for task in (before[partition][:1] if partition < len(before) else [])
+                for source in task.sources
+            }
             sources = [TopicPartition(topic, partition) for topic in part.topics if partition < self._partitions[topic]]
-            positions = {source: known[source].position(source) if source in known else Position(0) for source in sources}
-            tasks = [self._task(TaskId(part.id, partition, piece), positions, self._database(part, partition)) for piece in self._pieces(part)]
+            positions = {
+                source: known[source].position(source) if source in known else Position(0) for source in sources
+            }
+            tasks = [
+                self._task(TaskId(part.id, partition, piece), positions, self._database(part, partition))
+                for piece in self._pieces(part)
+            ]
             self._parts[part.id].append(tasks)
             self._tasks |= dict.fromkeys(sources, tasks)
 
     def _database(self, part: SubTopology, partition: int) -> Database:
         if (part.id, partition) not in self._databases:
-            where = None if self._state_dir is None else partial(open_engine, self._state_dir / f"{part.id}_{partition}")
+            where = (
+                None if self._state_dir is None else partial(open_engine, self._state_dir / f"{part.id}_{partition}")
+            )
             default = self._config["default.dsl.store"]
-            self._databases[part.id, partition] = open_database(part.stores, default, where) if where else Database(Memory(), part.stores)
+            self._databases[part.id, partition] = (
+                open_database(part.stores, default, where) if where else Database(Memory(), part.stores)
+            )
         return self._databases[part.id, partition]
 
     def _task(self, task_id: TaskId, positions: Mapping[TopicPartition, Position], database: Database) -> Task:
         program = self._programs[task_id.subtopology]
-        state = TaskState(database, program.subtopology.stores, task_id.range, _CACHE_BYTES if self._state_dir is None else 0)
+        state = TaskState(
+            database, program.subtopology.stores, task_id.range, _CACHE_BYTES if self._state_dir is None else 0
+        )
         task = Task(
             Incarnation(task_id, tuple(positions), state, Progress.beginning(task_id.range, positions)),
             program,
@@ -313,7 +362,10 @@ class TopologyTestDriver:
         return self._ranges if part.divisible else KeyRange.split(1)
 
     def _route(self, source: TopicPartition) -> None:
-        program, ranges = self._programs[self._tasks[source][0].id.subtopology], [task.id.range for task in self._tasks[source]]
+        program, ranges = (
+            self._programs[self._tasks[source][0].id.subtopology],
+            [task.id.range for task in self._tasks[source]],
+        )
         operator_times = program.operator_times_of(source.topic) if self._tasks[source][0].program.shared else None
         self._reader.route(source, ranges, program.timestamp_of.get(source.topic), operator_times)
 
@@ -324,12 +376,17 @@ class TopologyTestDriver:
     def _work(self) -> None:
         """Process records until none is left, or those that are left wait for another topic (`max.task.idle.ms`)."""
         self._fetch()
-        while any(self._go_on(source) for source in sorted(self._at_hand, key=lambda source: self._at_hand[source].stream_time)):
+        while any(
+            self._go_on(source)
+            for source in sorted(self._at_hand, key=lambda source: self._at_hand[source].stream_time)
+        ):
             self._fetch()
 
     def _fetch(self) -> None:
         """Put the next record of each partition in front of its tasks."""
-        for source in [source for source in self._at_hand if not any(task.queues.waiting(source) for task in self._tasks[source])]:
+        for source in [
+            source for source in self._at_hand if not any(task.queues.waiting(source) for task in self._tasks[source])
+        ]:
             del self._at_hand[source]
             self._reader.hold(source, False)
         while runs := self._reader.fetch(1, 0.0):
@@ -340,7 +397,9 @@ class TopologyTestDriver:
                     self._reader.hold(run.partition, True)
 
     def _go_on(self, source: TopicPartition) -> bool:
-        """Let the tasks of a partition go on until they have done with its record; return whether any record was processed."""
+        """Let the tasks of a partition go on until they have done with its record; return whether any record was
+        processed.
+        """
         until = self._at_hand[source].offset
         # The task that has the record first: the others hear of the time.
         tasks = sorted(self._tasks[source], key=lambda task: not task.queues.waiting(source))
@@ -372,8 +431,18 @@ class TopologyTestDriver:
             output.clear()
         self._order.clear()
 
-    def _forward(self, topic: str, key: bytes | None, value: bytes | None, timestamp: int, headers: Headers | None, at: int = ANY_PARTITION) -> None:
-        self._forwarded.append(OutputRecord(topic, key, value, timestamp, list(headers or ()), None if at == ANY_PARTITION else at))
+    def _forward(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        timestamp: int,
+        headers: Headers | None,
+        at: int = ANY_PARTITION,
+    ) -> None:
+        self._forwarded.append(
+            OutputRecord(topic, key, value, timestamp, list(headers or ()), None if at == ANY_PARTITION else at)
+        )
         if topic not in self._partitions:
             self._partitions[topic] = self._count(topic)
             self._log.create_topics([TopicSpec(topic, self._partitions[topic])])
@@ -389,7 +458,11 @@ class TopologyTestDriver:
         finally:
             self._collect()
         for batch in batches:
-            changelog = TopicPartition(internal_topic(self.topology.application_id, changelog_topic(batch.store)), task.id.partition)
-            self._writer.append(changelog.topic, batch.keys, batch.values, batch.timestamps, partitions=changelog.partition)
+            changelog = TopicPartition(
+                internal_topic(self.topology.application_id, changelog_topic(batch.store)), task.id.partition
+            )
+            self._writer.append(
+                changelog.topic, batch.keys, batch.values, batch.timestamps, partitions=changelog.partition
+            )
             checkpoints[batch.store] = self._writer.delivered_to(changelog)
         task.commit(checkpoints)

@@ -72,18 +72,28 @@ def _check_reads(engine: Engine, family: str, rows: Rows, rng: Random, when: str
     for start, end in (b"", None), _bounds(rng), _bounds(rng):
         within = sorted((key, value) for key, value in rows.items() if start <= key and (end is None or key < end))
         _same(f'scan("{family}", {start!r}, {end!r}) {when}', list(engine.scan(family, start, end)), within)
-        _same(f'scan("{family}", {start!r}, {end!r}, reverse=True) {when}', list(engine.scan(family, start, end, reverse=True)), within[::-1])
+        _same(
+            f'scan("{family}", {start!r}, {end!r}, reverse=True) {when}',
+            list(engine.scan(family, start, end, reverse=True)),
+            within[::-1],
+        )
 
 
 def _check_families(engine: Engine, model: Families) -> None:
     first, second = _FAMILIES
     _same("families()", sorted(engine.families()), sorted(_FAMILIES))
     engine.create(first)
-    _same(f'scan("{first}") after create() of what exists', list(engine.scan(first, b"", None)), sorted(model[first].items()))
+    _same(
+        f'scan("{first}") after create() of what exists',
+        list(engine.scan(first, b"", None)),
+        sorted(model[first].items()),
+    )
     try:
         engine.write([Change(first, [b"new"], [b"1"]), Change("no such family", [b"new"], [b"1"])])
     except Exception:  # noqa: BLE001 whatever it raises: nothing may be written
-        _same("a key of a write to a family that does not exist", engine.getter(first)(b"new"), model[first].get(b"new"))
+        _same(
+            "a key of a write to a family that does not exist", engine.getter(first)(b"new"), model[first].get(b"new")
+        )
     else:
         raise AssertionError("write() to a family that does not exist: it must raise")
     engine.write([Change(second, [b"k"], [b"1"])])

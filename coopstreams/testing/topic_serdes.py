@@ -27,15 +27,25 @@ def read_with(topology: Structure, topic: str, key: Serde[Any] | None, value: Se
     """
     one_of(topic, topology.source_topics, "reads no topic")
     kept = [table.update or table.store for table in topology.global_tables if table.topic == topic]
-    sources = [node for part in topology.subtopologies for node in part.nodes if isinstance(node, Source) and topic in node.topics]
+    sources = [
+        node
+        for part in topology.subtopologies
+        for node in part.nodes
+        if isinstance(node, Source) and topic in node.topics
+    ]
     reader = [*kept, *sources][0]  # a topic has one
     return key or reader.key, value or reader.value
 
 
 def written_with(
-    topology: Structure, topic: str, dead_letters: Sequence[str], key: Serde[Any] | None = None, value: Serde[Any] | None = None
+    topology: Structure,
+    topic: str,
+    dead_letters: Sequence[str],
+    key: Serde[Any] | None = None,
+    value: Serde[Any] | None = None,
 ) -> Serdes:
-    """Return these serdes; for None that of the sinks that name the topic, or else of those that choose one for each record.
+    """Return these serdes; for None that of the sinks that name the topic, or else of those that choose one for each
+    record.
 
     Dead letters are the bytes that they are.
 
@@ -43,16 +53,24 @@ def written_with(
         TopologyError: the topology does not write it, or with several serdes where none is given.
     """
     nodes = [node for part in topology.subtopologies for node in part.nodes]
-    named, dynamic = [node for node in nodes if isinstance(node, Sink)], [node for node in nodes if isinstance(node, DynamicSink)]
+    named, dynamic = (
+        [node for node in nodes if isinstance(node, Sink)],
+        [node for node in nodes if isinstance(node, DynamicSink)],
+    )
     if not dynamic:
         one_of(topic, [*(sink.topic for sink in named), *dead_letters], "writes no topic")
     sinks: list[Sink] | list[DynamicSink] = [sink for sink in named if sink.topic == topic]
     sinks = sinks or ([] if topic in dead_letters else dynamic)
-    keys, values = ([key] if key else [sink.key for sink in sinks]), ([value] if value else [sink.value for sink in sinks])
+    keys, values = (
+        ([key] if key else [sink.key for sink in sinks]),
+        ([value] if value else [sink.value for sink in sinks]),
+    )
     return _the_one("key", topic, keys), _the_one("value", topic, values)
 
 
-def decoded(record: OutputRecord[bytes | None, bytes | None], key: Serde[Any], value: Serde[Any]) -> OutputRecord[Any, Any]:
+def decoded(
+    record: OutputRecord[bytes | None, bytes | None], key: Serde[Any], value: Serde[Any]
+) -> OutputRecord[Any, Any]:
     """Return a record with key and value as objects."""
     return replace(
         record,
@@ -70,12 +88,18 @@ def one_of(name: str, known: Sequence[str], lacks: str) -> str:
     if name in known:
         return name
     near = get_close_matches(name, known, n=1)
-    raise TopologyError(f'the topology {lacks} "{name}"' + (f'; did you mean "{near[0]}"?' if near else f"; it knows {', '.join(known) or 'none'}"))
+    raise TopologyError(
+        f'the topology {lacks} "{name}"'
+        + (f'; did you mean "{near[0]}"?' if near else f"; it knows {', '.join(known) or 'none'}")
+    )
 
 
 def _the_one(part: str, topic: str, serdes: Sequence[Serde[Any]]) -> Serde[Any]:
     first, *others = serdes or [raw]
     if any(other != first for other in others):
         known = " and ".join(dict.fromkeys(str(serde) for serde in serdes))
-        raise TopologyError(f'the sinks that write "{topic}" have different serdes ({known}): read it with output("{topic}", {part}=...)')
+        raise TopologyError(
+            f'the sinks that write "{topic}" have different serdes ({known}): read it with output("{topic}", '
+            f"{part}=...)"
+        )
     return first

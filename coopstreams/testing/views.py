@@ -44,7 +44,16 @@ class Row(Generic[K, V]):
 class Send(Protocol):
     """Writes a record to a topic and processes it to its end."""
 
-    def __call__(self, topic: str, key: bytes | None, value: bytes | None, *, timestamp: int | None, headers: Headers | None, at: int | None) -> None:
+    def __call__(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        *,
+        timestamp: int | None,
+        headers: Headers | None,
+        at: int | None,
+    ) -> None:
         """`timestamp` None: the driver's clock. `at` None: the partition of the key."""
 
 
@@ -55,7 +64,13 @@ class InputTopic(Generic[K, V]):
         self._send, self._topic, self._key, self._value = send, topic, key, value
 
     def send(
-        self, key: K | None, value: V | None, timestamp: int | None = None, headers: Headers | None = None, *, partition: int | None = None
+        self,
+        key: K | None,
+        value: V | None,
+        timestamp: int | None = None,
+        headers: Headers | None = None,
+        *,
+        partition: int | None = None,
     ) -> None:
         """Send a record and process it to its end.
 
@@ -116,15 +131,29 @@ class StoreView:
         return None if entry.value is None else Row(key, entry.value, entry.timestamp)
 
     def as_of(self, key: Any, timestamp: int) -> Row[Any, Any] | None:
-        """Return the row that a key of a versioned table had at a moment, with the timestamp from which it held; None if there was none."""
+        """Return the row that a key of a versioned table had at a moment, with the timestamp from which it held; None
+        if there was none.
+        """
         assert self._spec.history_ms is not None, "only a table with history= keeps versions"
         data = self._spec.key.serialize(key)
-        newest = max((entry.timestamp for siblings in self._partitions for _, table in siblings for _, entry in table.scan(None, None)), default=0)
+        newest = max(
+            (
+                entry.timestamp
+                for siblings in self._partitions
+                for _, table in siblings
+                for _, entry in table.scan(None, None)
+            ),
+            default=0,
+        )
         found = version_at(self._table(data).load(data).value, timestamp, newest - self._spec.history_ms)
         return None if found is None else Row(key, found[1], found[0])
 
-    def fetch(self, key: Any, start_ms: int = 0, end_ms: int = MAX_START_MS, *, reverse: bool = False) -> list[Row[Any, Any]]:
-        """Return the windows of a key that start from start_ms to end_ms, both inclusive, in the order of their starts."""
+    def fetch(
+        self, key: Any, start_ms: int = 0, end_ms: int = MAX_START_MS, *, reverse: bool = False
+    ) -> list[Row[Any, Any]]:
+        """Return the windows of a key that start from start_ms to end_ms, both inclusive, in the order of their
+        starts.
+        """
         data = self._spec.key.serialize(key)
         if self._spec.kind == "session":
             return self._sessions(data, start_ms, end_ms, reverse=reverse)
@@ -134,7 +163,9 @@ class StoreView:
         return rows[::-1] if reverse else rows
 
     def fetch_all(self, start_ms: int = 0, end_ms: int = MAX_START_MS) -> list[Row[Any, Any]]:
-        """Return the windows of all keys that start from start_ms to end_ms, both inclusive, in the order of the serialised keys."""
+        """Return the windows of all keys that start from start_ms to end_ms, both inclusive, in the order of the
+        serialised keys.
+        """
         return [row for row in self.all() if start_ms <= row.key.start_ms <= end_ms]
 
     def all(self) -> list[Row[Any, Any]]:
@@ -142,7 +173,9 @@ class StoreView:
         return self._scan(None, None)
 
     def range(self, first: Any = None, last: Any = None, *, reverse: bool = False) -> list[Row[Any, Any]]:
-        """Return the rows of the keys from first to last, both inclusive and None for no bound, in the order of the serialised keys."""
+        """Return the rows of the keys from first to last, both inclusive and None for no bound, in the order of the
+        serialised keys.
+        """
         start = None if first is None else self._spec.key.serialize(first)
         rows = self._scan(start, None if last is None else after(self._spec.key.serialize(last)))
         return rows[::-1] if reverse else rows
@@ -161,7 +194,11 @@ class StoreView:
 
     def _sessions(self, data: bytes, earliest_end: int, latest_start: int, *, reverse: bool) -> list[Row[Any, Any]]:
         """Return the sessions of a key that end and start within these times, in the order of their ends."""
-        found = [(row, entry) for row, entry in self._table(data).scan(data, None) if len(row) == len(data) + 16 and row.startswith(data)]
+        found = [
+            (row, entry)
+            for row, entry in self._table(data).scan(data, None)
+            if len(row) == len(data) + 16 and row.startswith(data)
+        ]
         rows = [Row(self._key(row), entry.value, entry.timestamp) for row, entry in found]
         rows = [row for row in rows if row.key.end_ms >= earliest_end and row.key.start_ms <= latest_start]
         return rows[::-1] if reverse else rows

@@ -17,8 +17,14 @@ LEFT, RIGHT = KeyRange.split(2)
 
 def test_a_range_that_changed_hands_shows_what_was_committed_of_its_parts() -> None:
     committed = OffsetAndRanges(40, key_ranges=(Segment(LEFT, 50, runs=((55, 59),)), Segment(RIGHT, 40)))
-    assert owned_ranges(committed, [(WHOLE, "a")]) == [OwnedRange(LEFT, 50, ((55, 59),), "a"), OwnedRange(RIGHT, 40, (), "a")]
-    assert owned_ranges(committed, [(RIGHT, "b")]) == [OwnedRange(LEFT, 50, ((55, 59),), None), OwnedRange(RIGHT, 40, (), "b")]
+    assert owned_ranges(committed, [(WHOLE, "a")]) == [
+        OwnedRange(LEFT, 50, ((55, 59),), "a"),
+        OwnedRange(RIGHT, 40, (), "a"),
+    ]
+    assert owned_ranges(committed, [(RIGHT, "b")]) == [
+        OwnedRange(LEFT, 50, ((55, 59),), None),
+        OwnedRange(RIGHT, 40, (), "b"),
+    ]
 
 
 def test_a_range_that_has_committed_nothing_has_an_owner_and_no_offset() -> None:
@@ -29,11 +35,17 @@ cuts = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 
 
 @given(cuts, cuts)
-def test_what_is_told_tiles_the_hash_space_and_agrees_with_both_sides(positions: Sequence[int], owners: Sequence[int]) -> None:
-    segments = tuple(Segment(covered, at) for covered, at in zip(KeyRange.split(len(positions)), positions, strict=True))
+def test_what_is_told_tiles_the_hash_space_and_agrees_with_both_sides(
+    positions: Sequence[int], owners: Sequence[int]
+) -> None:
+    segments = tuple(
+        Segment(covered, at) for covered, at in zip(KeyRange.split(len(positions)), positions, strict=True)
+    )
     owned = [(covered, f"m{who}") for covered, who in zip(KeyRange.split(len(owners)), owners, strict=True) if who]
     rows = owned_ranges(OffsetAndRanges(min(positions), key_ranges=segments), owned)
     check_tiling([row.range for row in rows], "told")
     for row in rows:
         assert [segment.position for segment in segments if segment.range.covers(row.range)] == [row.offset]
-        assert [member for covered, member in owned if covered.covers(row.range)] == ([row.member] if row.member else [])
+        assert [member for covered, member in owned if covered.covers(row.range)] == (
+            [row.member] if row.member else []
+        )

@@ -30,7 +30,9 @@ def topology(key: Serde[str] = serdes.text) -> Topology:
 
 
 def older(name: str = "counts", topic_id: str = "id-1", **slices: Slice) -> Manifest:
-    store = StoreSlices(f"app-{name}-changelog", topic_id, 2, shape_of(logged(topology())[name]), tuple(slices.values()))
+    store = StoreSlices(
+        f"app-{name}-changelog", topic_id, 2, shape_of(logged(topology())[name]), tuple(slices.values())
+    )
     return Manifest("app", "old", "backfill", "2026-11-20T00:00:00Z", {name: store}, {"words": {0: 5}})
 
 
@@ -48,7 +50,8 @@ def test_all_stores_of_all_partitions_are_rebuilt_unless_some_are_named() -> Non
 
 
 @pytest.mark.parametrize(
-    ("first", "last", "widened"), [(0, 255, WHOLE), (8, 15, KeyRange.of_groups(8, 15)), (255, 255, KeyRange.of_groups(248, 255))]
+    ("first", "last", "widened"),
+    [(0, 255, WHOLE), (8, 15, KeyRange.of_groups(8, 15)), (255, 255, KeyRange.of_groups(248, 255))],
 )
 def test_a_range_is_widened_to_whole_slices_and_no_further(first: int, last: int, widened: KeyRange) -> None:
     (piece,) = pieces(topology(), [1, 1], Wanted(["counts"], None, KeyRange.of_groups(first, last)))
@@ -57,7 +60,10 @@ def test_a_range_is_widened_to_whole_slices_and_no_further(first: int, last: int
 
 @pytest.mark.parametrize(
     ("wanted", "words"),
-    [(Wanted(["count"]), "there are by-word, counts, windows"), (Wanted(None, [3, 9]), "there is no partition 3, 9; sub-topologies have \\[2, 3\\]")],
+    [
+        (Wanted(["count"]), "there are by-word, counts, windows"),
+        (Wanted(None, [3, 9]), "there is no partition 3, 9; sub-topologies have \\[2, 3\\]"),
+    ],
 )
 def test_what_does_not_exist_is_refused_in_words(wanted: Wanted, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
@@ -71,8 +77,14 @@ def test_the_new_manifest_keeps_what_still_fits_and_nothing_else() -> None:
     assert (made.run, made.kind, made.cut) == ("new", "rebuild", {})
     assert {name: store.slices for name, store in made.stores.items()} == {"counts": (new, kept)}
     anew = assembled("new", "app", older(topic_id="id-0", a=kept), {"windows": [new]}, specs, NOW)
-    assert {name: (store.topic_id, store.slices) for name, store in anew.stores.items()} == {"windows": ("id-2", (new,))}
-    changed = {"counts": logged(topology(Serde("latin", lambda text: text.encode("latin-1"), lambda data: data.decode("latin-1"))))["counts"]}
+    assert {name: (store.topic_id, store.slices) for name, store in anew.stores.items()} == {
+        "windows": ("id-2", (new,))
+    }
+    changed = {
+        "counts": logged(
+            topology(Serde("latin", lambda text: text.encode("latin-1"), lambda data: data.decode("latin-1")))
+        )["counts"]
+    }
     assert assembled("new", "app", older(a=kept), {}, changed, NOW).stores == {}
     assert assembled("new", "app", None, {"counts": [new]}, specs, NOW).stores["counts"].slices == (new,)
 

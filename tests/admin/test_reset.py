@@ -12,13 +12,23 @@ from coopstreams.topology.graph.topology import Topology
 def counting() -> Topology:
     builder = StreamsBuilder("app")
     countries = builder.global_table("countries", key=serdes.text, value=serdes.text)
-    joined = builder.stream("in", key=serdes.text, value=serdes.text).join(countries, lambda one, _: one, on=lambda _, code: code)
+    joined = builder.stream("in", key=serdes.text, value=serdes.text).join(
+        countries, lambda one, _: one, on=lambda _, code: code
+    )
     joined.group_by(lambda _, code: code, key=serdes.text).count(store="n").to_stream().to("out")
     return builder.build()
 
 
 def test_only_what_the_topology_names_is_deleted_and_what_it_reads_is_read_again() -> None:
-    there = {"in": 2, "countries": 1, "out": 2, "app-n-repartition": 2, "app-n-changelog": 2, "app-2-n-changelog": 1, "app-older-repartition": 1}
+    there = {
+        "in": 2,
+        "countries": 1,
+        "out": 2,
+        "app-n-repartition": 2,
+        "app-n-changelog": 2,
+        "app-2-n-changelog": 1,
+        "app-older-repartition": 1,
+    }
     marks = "app-backfill-20261122T022849608407-35596c9f"
     there |= {marks: 8, "app-backfill-changelog": 1, "app-2-backfill-20261122T022849608407-35596c9f": 8}
     plan = plan_reset(counting(), there)
@@ -30,4 +40,9 @@ def test_only_what_the_topology_names_is_deleted_and_what_it_reads_is_read_again
 
 def test_what_is_not_there_has_no_part_in_it() -> None:
     plan = plan_reset(counting(), {"in": 1, "app-n-changelog": 3})
-    assert (plan.topics, plan.sources, plan.begun_anew, plan.left) == (("app-n-changelog",), (TopicPartition("in", 0),), (), ())
+    assert (plan.topics, plan.sources, plan.begun_anew, plan.left) == (
+        ("app-n-changelog",),
+        (TopicPartition("in", 0),),
+        (),
+        (),
+    )

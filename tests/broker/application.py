@@ -1,4 +1,6 @@
-"""An application as an operator runs it: supervisors with their workers, started by the command line, and what can be done to them."""
+"""An application as an operator runs it: supervisors with their workers, started by the command line, and what can be
+done to them.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +43,21 @@ class Application:
         """Start a supervisor with so many workers; one of this name has the same numbers and folders again."""
         first = self._numbers.setdefault(name, MOST_WORKERS * len(self._numbers))
         port = self._ports.setdefault(name, _ports_in_a_row())
-        named = {"bootstrap.servers": self.bootstrap, "state.dir": self.folder / "state", "instance": first, **self.settings}
+        named = {
+            "bootstrap.servers": self.bootstrap,
+            "state.dir": self.folder / "state",
+            "instance": first,
+            **self.settings,
+        }
         flags = [part for key, value in named.items() for part in ("--set", f"{key}={value}")]
         # Only kills would count: they are ours.
         own = ["--processes", str(max(2, processes)), "--max-restarts", "1000", "--http", f"127.0.0.1:{port}"]
         with self.log_file(name).open("ab") as log:
             command = [sys.executable, "-m", "coopstreams", "run", str(self.app), *own, *flags]
             # Bytecode is kept, as that of an installed program is: without, a start takes seconds longer.
-            environment = os.environ | {"PYTHONFAULTHANDLER": "1", "PYTHONDONTWRITEBYTECODE": ""} | dict(self.environment)
+            environment = (
+                os.environ | {"PYTHONFAULTHANDLER": "1", "PYTHONDONTWRITEBYTECODE": ""} | dict(self.environment)
+            )
             self.supervisors[name] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
     def look(self) -> None:
@@ -88,7 +97,9 @@ class Application:
         self.stopped.discard(pid)
         if with_state:
             for place in (self.folder / "state").glob(f"*/instance-{number}"):
-                gone = place.rename(self.folder / f"gone-{secrets.token_hex(4)}")  # at once: it may be started again meanwhile
+                gone = place.rename(
+                    self.folder / f"gone-{secrets.token_hex(4)}"
+                )  # at once: it may be started again meanwhile
                 shutil.rmtree(gone)
 
     def freeze(self, number: int) -> int | None:
@@ -118,7 +129,9 @@ class Application:
 
     def said(self, pattern: str) -> list[str]:
         """Return the lines of all logs that match."""
-        lines = (line for file in sorted(self.folder.glob("*.log")) for line in file.read_text(errors="replace").splitlines())
+        lines = (
+            line for file in sorted(self.folder.glob("*.log")) for line in file.read_text(errors="replace").splitlines()
+        )
         return [line for line in lines if re.search(pattern, line)]
 
 

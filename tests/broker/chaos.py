@@ -35,7 +35,13 @@ class Topics:
     @property
     def environment(self) -> dict[str, str]:
         """What the application is told."""
-        names = {"APPLICATION": self.application, "ORDERS": self.orders, "CUSTOMERS": self.customers, "COUNTS": self.counts, "CITIES": self.cities}
+        names = {
+            "APPLICATION": self.application,
+            "ORDERS": self.orders,
+            "CUSTOMERS": self.customers,
+            "COUNTS": self.counts,
+            "CITIES": self.cities,
+        }
         return {f"TEST_{name}": value for name, value in names.items()}
 
 
@@ -82,7 +88,12 @@ class Feeder:
 
     def _run(self) -> None:
         try:
-            settings = {"bootstrap.servers": self.bootstrap, "linger.ms": 20, "partitioner": "murmur2_random", "enable.idempotence": True}
+            settings = {
+                "bootstrap.servers": self.bootstrap,
+                "linger.ms": 20,
+                "partitioner": "murmur2_random",
+                "enable.idempotence": True,
+            }
             producer, generator, started = Producer(settings), random.Random(self.seed), time.monotonic()
             for number in range(self.orders):
                 key = f"key-{generator.randrange(KEYS)}"
@@ -106,7 +117,10 @@ def seed_of_run() -> int:
 
 def topics_for(kafka: Kafka, partitions: int) -> Topics:
     """Make topics for a run."""
-    return Topics(kafka.unique("chaos"), *(kafka.topic(name, partitions) for name in ("orders", "customers", "counts", "cities", "dead")))
+    return Topics(
+        kafka.unique("chaos"),
+        *(kafka.topic(name, partitions) for name in ("orders", "customers", "counts", "cities", "dead")),
+    )
 
 
 class Chaos:
@@ -211,10 +225,14 @@ class Found:
 def examine(bootstrap: str, topic: str, expected: Counter[str], *, each: bool = True) -> Found:
     """Return what a reader of committed records finds in a topic of running counts.
 
-    `each`: every update must be there; else the last one must be reached. At-least-once on several brokers promises no more: a process
-    that dies while the leader of the results is away may have written its changelog, and the record that is done again counts on from there.
+    `each`: every update must be there; else the last one must be reached. At-least-once on several brokers promises no
+    more: a process that dies while the leader of the results is away may have written its changelog, and the record
+    that is done again counts on from there.
     """
-    seen = {key.decode(): [int.from_bytes(value or b"", "big") for value in values] for key, values in by_key(read_topic(bootstrap, topic)).items()}
+    seen = {
+        key.decode(): [int.from_bytes(value or b"", "big") for value in values]
+        for key, values in by_key(read_topic(bootstrap, topic)).items()
+    }
     assert seen.keys() <= expected.keys()
     lost = doubled = disordered = 0
     for key, count in expected.items():
@@ -230,12 +248,16 @@ def dead_letters(bootstrap: str, topics: Topics, feeder: Feeder) -> Found:
     """Return what became of the orders that cannot be read."""
     letters = Counter(record.value for record in read_topic(bootstrap, topics.dead))
     wanted = set(feeder.unreadable)
-    return Found(len(wanted), letters.total(), len(wanted - letters.keys()), letters.total() - len(letters.keys() & wanted), 0)
+    return Found(
+        len(wanted), letters.total(), len(wanted - letters.keys()), letters.total() - len(letters.keys() & wanted), 0
+    )
 
 
 def table_of(bootstrap: str, changelog: str) -> dict[str, int]:
     """Return a changelog of counts as a table."""
-    return {key.decode(): int.from_bytes(value, "big") for key, value in latest(read_topic(bootstrap, changelog)).items()}
+    return {
+        key.decode(): int.from_bytes(value, "big") for key, value in latest(read_topic(bootstrap, changelog)).items()
+    }
 
 
 def written(bootstrap: str, topics: Sequence[str]) -> int:

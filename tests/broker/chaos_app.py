@@ -10,7 +10,9 @@ from coopstreams import StreamsBuilder, serdes
 
 builder = StreamsBuilder(os.environ["TEST_APPLICATION"])
 customers = builder.table(os.environ["TEST_CUSTOMERS"], key=serdes.text, value=serdes.text, store="customers")
-orders = builder.stream(os.environ["TEST_ORDERS"], key=serdes.text, value=serdes.int64).filter(lambda _, number: number >= 0)
+orders = builder.stream(os.environ["TEST_ORDERS"], key=serdes.text, value=serdes.int64).filter(
+    lambda _, number: number >= 0
+)
 orders.group_by_key().count(store="counts").to_stream().to(os.environ["TEST_COUNTS"])
 (
     orders.join(customers, lambda _, city: city, value=serdes.text)

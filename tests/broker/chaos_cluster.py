@@ -1,9 +1,11 @@
-"""Chaos on three brokers: an application under supervisors, its workers killed and stopped, brokers killed, stopped and paused beside them.
+"""Chaos on three brokers: an application under supervisors, its workers killed and stopped, brokers killed, stopped and
+paused beside them.
 
     python -m tests.broker.chaos_cluster --minutes 10 --guarantee exactly_once_v2 --seed 1
 
-At the end everything is compared with the input: under exactly-once nothing is lost, doubled or out of order, under at-least-once nothing
-is lost; no supervisor ended by itself. The exit status is 0 if all that holds. A seed fixes the kinds of fault, not their order in time.
+At the end everything is compared with the input: under exactly-once nothing is lost, doubled or out of order, under
+at-least-once nothing is lost; no supervisor ended by itself. The exit status is 0 if all that holds. A seed fixes the
+kinds of fault, not their order in time.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ class Run:
             self.application.look()
 
     def break_brokers(self) -> None:
-        """Have a broker be away for a while, one after the other, mostly one that coordinates or leads, until it is over."""
+        """Have a broker be away for a while, one after the other, mostly one that coordinates or leads, until it is
+        over.
+        """
         generator = random.Random(self.seed + 1)
         while not self.over.wait(generator.uniform(5, 12)):
             what, node = self._important(generator)
@@ -82,10 +86,18 @@ class Run:
         """Return a broker, and what it does."""
         found = {
             "group coordinator": lambda: self.cluster.group_coordinator(self.topics.application),
-            "transaction coordinator": lambda: self.cluster.transaction_coordinator(generator.choice(self.transactional_ids() or ["nobody"])),
-            "leader of the commit topic": lambda: self.cluster.leader_of(COMMIT_TOPIC, partition_of(self.topics.application, PARTITIONS)),
-            "leader of a source": lambda: self.cluster.leader_of(self.topics.orders, generator.randrange(SOURCE_PARTITIONS)),
-            "leader of an output": lambda: self.cluster.leader_of(self.topics.counts, generator.randrange(SOURCE_PARTITIONS)),
+            "transaction coordinator": lambda: self.cluster.transaction_coordinator(
+                generator.choice(self.transactional_ids() or ["nobody"])
+            ),
+            "leader of the commit topic": lambda: self.cluster.leader_of(
+                COMMIT_TOPIC, partition_of(self.topics.application, PARTITIONS)
+            ),
+            "leader of a source": lambda: self.cluster.leader_of(
+                self.topics.orders, generator.randrange(SOURCE_PARTITIONS)
+            ),
+            "leader of an output": lambda: self.cluster.leader_of(
+                self.topics.counts, generator.randrange(SOURCE_PARTITIONS)
+            ),
         }
         what = generator.choice(sorted(found))
         return what, found[what]() or generator.choice(NODES)
@@ -127,7 +139,9 @@ class Run:
             status = self.application.terminate("second")
             self.faults.note(f"the second supervisor ended with {status}")
             if status != 0:
-                self.application.ended[f"second, asked to end at {time.strftime('%H:%M:%S')}"] = -1 if status is None else status
+                self.application.ended[f"second, asked to end at {time.strftime('%H:%M:%S')}"] = (
+                    -1 if status is None else status
+                )
         else:
             self.faults.note("two more processes")
             self.application.start("second", 2)
@@ -135,7 +149,10 @@ class Run:
     @contextmanager
     def chaos(self) -> Iterator[None]:
         """Break things on two threads; at the end all is whole again."""
-        hands = [threading.Thread(target=self._guarded, args=[act], daemon=True) for act in (self.break_workers, self.break_brokers)]
+        hands = [
+            threading.Thread(target=self._guarded, args=[act], daemon=True)
+            for act in (self.break_workers, self.break_brokers)
+        ]
         for hand in hands:
             hand.start()
         try:
@@ -201,7 +218,9 @@ def settle(run: Run, feeder: Feeder, *, exactly: bool) -> dict[str, Found]:
     found = found_in(run.cluster.bootstrap, run.topics, feeder, exactly=exactly)
     for store, expected in (("counts", feeder.counts), ("cities", feeder.cities)):
         table = table_of(run.cluster.bootstrap, f"{run.topics.application}-{store}-changelog")
-        wrong = sum(table.get(key, 0) != count if exactly else table.get(key, 0) < count for key, count in expected.items())
+        wrong = sum(
+            table.get(key, 0) != count if exactly else table.get(key, 0) < count for key, count in expected.items()
+        )
         found[f"changelog of {store}"] = Found(len(expected), len(table), wrong, 0, 0)
     return found
 
@@ -213,12 +232,18 @@ def longest(run: Run, reasons: Reasons, began: float) -> list[Stall]:
     found = stalls(wait for wait in waited if wait.start > began)
     ordered = sorted(wait.longest_s for wait in waited)
     if ordered:
-        print(f"\nfrom order to count: median {1000 * ordered[len(ordered) // 2]:.0f} ms, 99 of 100 within {ordered[len(ordered) * 99 // 100]:.1f} s")
+        print(
+            f"\nfrom order to count: median {1000 * ordered[len(ordered) // 2]:.0f} ms, 99 of 100 within "
+            f"{ordered[len(ordered) * 99 // 100]:.1f} s"
+        )
     print(f"{len(found)} stalls of more than 3 s; the longest ones:")
     for stall in found[:SHOWN]:
         at = time.strftime("%H:%M:%S", time.localtime(stall.start))
         length, silent = stall.end - stall.start, reasons.silent_s(stall)
-        print(f"  {stall.longest_s:5.1f} s  partition {stall.partition} from {at} for {length:.1f} s, {silent:.1f} s of it without a reason")
+        print(
+            f"  {stall.longest_s:5.1f} s  partition {stall.partition} from {at} for {length:.1f} s, {silent:.1f} s of "
+            "it without a reason"
+        )
         print("         faults: " + "; ".join(run.faults.between(stall.start - BEFORE_S, stall.end)))
         for reason, times in reasons.of(stall).most_common(6):
             print(f"         {times:3} x  {reason[:200]}")
@@ -231,7 +256,8 @@ def report(run: Run, found: dict[str, Found], *, exactly: bool) -> list[str]:
     print()
     for what, one in found.items():
         print(
-            f"{what:20} expected {one.expected:7}  found {one.outputs:7}  lost {one.lost:4}  doubled {one.doubled:4}  out of order {one.disordered:4}"
+            f"{what:20} expected {one.expected:7}  found {one.outputs:7}  lost {one.lost:4}  doubled {one.doubled:4}  "
+            f"out of order {one.disordered:4}"
         )
         if one.lost or (exactly and not one.exactly_once):
             wrong.append(f"{what}: {one}")
@@ -257,7 +283,9 @@ def chaos(folder: Path, minutes: float, guarantee: str, seed: int) -> list[str]:
         application = Application(app, cluster.bootstrap, folder, topics.environment, settings_of(topics, guarantee))
         running.callback(application.clean_up)
         run = Run(cluster, topics, application, seed)
-        feeder = Feeder(cluster.bootstrap, topics, seed, orders=int((60 * minutes + WARM_S) * A_SECOND), a_second=A_SECOND)
+        feeder = Feeder(
+            cluster.bootstrap, topics, seed, orders=int((60 * minutes + WARM_S) * A_SECOND), a_second=A_SECOND
+        )
         application.start("first", 3)
         with Reasons(application.urls) as reasons:
             time.sleep(WARM_S)
@@ -267,7 +295,10 @@ def chaos(folder: Path, minutes: float, guarantee: str, seed: int) -> list[str]:
             with run.chaos():
                 feeder.join(60 * minutes + 600)
             found = settle(run, feeder, exactly=guarantee == EXACTLY_ONCE)
-        print(f"\n{guarantee}, seed {seed}, {minutes:g} minutes, {feeder.orders} orders, {len(run.faults.done)} notes of faults")
+        print(
+            f"\n{guarantee}, seed {seed}, {minutes:g} minutes, {feeder.orders} orders, {len(run.faults.done)} notes of "
+            "faults"
+        )
         longest(run, reasons, began)
         return report(run, found, exactly=guarantee == EXACTLY_ONCE)
 
@@ -278,7 +309,11 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--guarantee", choices=[EXACTLY_ONCE, "at_least_once"], default=EXACTLY_ONCE)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--folder", type=Path, help="Where logs and data are kept; default: a new one, which stays when something is wrong.")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="Where logs and data are kept; default: a new one, which stays when something is wrong.",
+    )
     arguments = parser.parse_args()
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="chaos-"))
     folder.mkdir(parents=True, exist_ok=True)

@@ -35,9 +35,18 @@ _FIND_COORDINATOR = 10
 
 
 class ThreeBrokers:
-    """A cluster of three nodes in a folder. Started by `with`, stopped at its end; a broker that is broken stays so until `start` or `mend`."""
+    """A cluster of three nodes in a folder. Started by `with`, stopped at its end; a broker that is broken stays so
+    until `start` or `mend`.
+    """
 
-    def __init__(self, folder: Path, *, settings: Mapping[str, str] | None = None, console: Console | None = None, version: str = KAFKA) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        settings: Mapping[str, str] | None = None,
+        console: Console | None = None,
+        version: str = KAFKA,
+    ) -> None:
         ports = _ports(2 * len(NODES))
         controllers, cluster = {node: next(ports) for node in NODES}, cluster_id(uuid.uuid4())
         self.brokers = {
@@ -63,7 +72,9 @@ class ThreeBrokers:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -80,7 +91,9 @@ class ThreeBrokers:
     def kafka(self) -> Kafka:
         """The cluster as tests use a broker: makes topics of three replicas, with names of their own."""
         if self._kafka is None:
-            self._kafka = Kafka(self.bootstrap, AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 2}), replicas=len(NODES))
+            self._kafka = Kafka(
+                self.bootstrap, AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 2}), replicas=len(NODES)
+            )
         return self._kafka
 
     @property
@@ -138,7 +151,9 @@ class ThreeBrokers:
 
     def controller(self) -> int:
         """Return the controller that decides at present who leads what."""
-        client: Any = KafkaAdminClient(bootstrap_servers=[self.brokers[node].bootstrap for node in self.living], request_timeout_ms=2000)
+        client: Any = KafkaAdminClient(
+            bootstrap_servers=[self.brokers[node].bootstrap for node in self.living], request_timeout_ms=2000
+        )
         deadline = time.monotonic() + MEND_TIMEOUT_S
         try:
             while True:
@@ -170,7 +185,8 @@ class ThreeBrokers:
 
 
 def coordinator_by(port: int, kind: int, key: str) -> int:
-    """Return the broker that the one on this port names as coordinator of a group (0) or a transactional id (1); -1: none yet.
+    """Return the broker that the one on this port names as coordinator of a group (0) or a transactional id (1); -1:
+    none yet.
 
     Shape: a FindCoordinator request, version 1; its answer has throttle time, error, message, node.
     """

@@ -15,7 +15,9 @@ from tests.conftest import Kafka, download_kafka
 
 @pytest.fixture
 def workers(tmp_path: Path) -> Iterator[Callable[..., Workers]]:
-    """Return a function that makes `Workers` of an application in this folder; settings by name, dots written as underscores."""
+    """Return a function that makes `Workers` of an application in this folder; settings by name, dots written as
+    underscores.
+    """
     made: list[Workers] = []
 
     def make(app: str, bootstrap: str, environment: dict[str, str], **settings: object) -> Workers:
@@ -39,7 +41,9 @@ def orders(kafka: Kafka) -> Iterator[Orders]:
 
 
 @pytest.fixture(scope="module")
-def cluster_of_module(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[ThreeBrokers]:
+def cluster_of_module(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[ThreeBrokers]:
     """Return three brokers that the tests of a module share."""
     with ThreeBrokers(tmp_path_factory.mktemp("three"), console=download_kafka(request)) as cluster:
         yield cluster

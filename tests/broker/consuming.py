@@ -36,14 +36,25 @@ class Orders:
         """Write records with keys 0, 1, ... to a partition."""
         writer = self.log.writer()
         offsets = range(self.written, self.written + count)
-        writer.append(self.topic, [b"%d" % n for n in offsets], [b"v%d" % n for n in offsets], [n + 1 for n in offsets], partitions=partition)
+        writer.append(
+            self.topic,
+            [b"%d" % n for n in offsets],
+            [b"v%d" % n for n in offsets],
+            [n + 1 for n in offsets],
+            partitions=partition,
+        )
         writer.flush(60)
         writer.close()
         self.written += count
 
     def make(self, **config: Any) -> CooperativeConsumer:
         named = {name.replace("_", "."): value for name, value in config.items()}
-        settings = {"bootstrap.servers": self.kafka.bootstrap, "group.id": self.group, "heartbeat.interval.ms": 200, "session.timeout.ms": 60_000}
+        settings = {
+            "bootstrap.servers": self.kafka.bootstrap,
+            "group.id": self.group,
+            "heartbeat.interval.ms": 200,
+            "session.timeout.ms": 60_000,
+        }
         consumer = CooperativeConsumer({**settings, **named})
         self.consumers.append(consumer)
         return consumer
@@ -84,13 +95,17 @@ def nothing_more(consumer: CooperativeConsumer) -> None:
     assert [(record.offset, record.key) for record in consumer.consume(100, 0.5)] == []
 
 
-def finish(consumer: CooperativeConsumer, records: Iterable[ConsumerRecord], which: Callable[[int], bool] = lambda _: True) -> None:
+def finish(
+    consumer: CooperativeConsumer, records: Iterable[ConsumerRecord], which: Callable[[int], bool] = lambda _: True
+) -> None:
     for record in records:
         if which(record.offset):
             consumer.done(record)
 
 
-def poll_until(true: Callable[[], object], *consumers: CooperativeConsumer, timeout_s: float = 90.0) -> list[ConsumerRecord]:
+def poll_until(
+    true: Callable[[], object], *consumers: CooperativeConsumer, timeout_s: float = 90.0
+) -> list[ConsumerRecord]:
     """Consume with all of them in turn until it is true; return what they were given."""
     records: list[ConsumerRecord] = []
     until = time.monotonic() + timeout_s

@@ -20,7 +20,9 @@ from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
 PATIENT = {"session.timeout.ms": 60_000, "transaction.timeout.ms": 60_000}
-"""For tests that are not about these: a machine that stands still for some seconds costs no membership, and no commit at the end."""
+"""For tests that are not about these: a machine that stands still for some seconds costs no membership, and no commit
+at the end.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +38,15 @@ class Counting:
     @staticmethod
     def make(kafka: Kafka, partitions: int = 1) -> Counting:
         """Return one with topics of its own."""
-        application, source, sink = kafka.unique("counting"), kafka.topic("in", partitions), kafka.topic("out", partitions)
+        application, source, sink = (
+            kafka.unique("counting"),
+            kafka.topic("in", partitions),
+            kafka.topic("out", partitions),
+        )
         builder = StreamsBuilder(application)
-        builder.stream(source, key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to(sink)
+        builder.stream(source, key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to(
+            sink
+        )
         return Counting(kafka, application, source, sink, builder.build())
 
     @property
@@ -46,16 +54,29 @@ class Counting:
         """The topic behind the store."""
         return f"{self.application}-counts-changelog"
 
-    def app(self, folder: Path, number: int = 0, heard: dict[str, Any] | None = None, **settings: Any) -> CoopStreams:
-        """Return an instance, not yet running; `heard`: its listeners; settings by name, dots written as underscores."""
+    def app(self, folder: Path, number: int = 0, heard: Any = None, **settings: Any) -> CoopStreams:
+        """Return an instance, not yet running; `heard`: listeners; settings by name, dots written as underscores."""
         given = {name.replace("_", "."): value for name, value in settings.items()}
-        shared = {"bootstrap.servers": self.kafka.bootstrap, "state.dir": str(folder), "instance": number, "commit.interval.ms": 100, **PATIENT}
+        shared = {
+            "bootstrap.servers": self.kafka.bootstrap,
+            "state.dir": str(folder),
+            "instance": number,
+            "commit.interval.ms": 100,
+            **PATIENT,
+        }
         return CoopStreams(self.topology, shared | given, **(heard or {}))
 
     def write(self, keys: Iterable[str], timeout_s: float = 90) -> Counter[str]:
         """Write a record for each key; return how often each was written."""
         written: Counter[str] = Counter()
-        producer = Producer({"bootstrap.servers": self.kafka.bootstrap, "linger.ms": 5, "partitioner": "murmur2_random", "enable.idempotence": True})
+        producer = Producer(
+            {
+                "bootstrap.servers": self.kafka.bootstrap,
+                "linger.ms": 5,
+                "partitioner": "murmur2_random",
+                "enable.idempotence": True,
+            }
+        )
         for key in keys:
             producer.produce(self.source, b"x", key)
             written[key] += 1
@@ -87,7 +108,11 @@ def await_table(app: CoopStreams, expected: dict[str, int], timeout_s: float = 1
         found.update(table(app))
         return found == expected
 
-    eventually(same, timeout_s, lambda: f"{len(found)} of {len(expected)} keys, {sum(found.values())} of {sum(expected.values())} records")
+    eventually(
+        same,
+        timeout_s,
+        lambda: f"{len(found)} of {len(expected)} keys, {sum(found.values())} of {sum(expected.values())} records",
+    )
 
 
 def await_running(apps: Iterable[CoopStreams], timeout_s: float = 120) -> None:
@@ -100,16 +125,28 @@ def await_running(apps: Iterable[CoopStreams], timeout_s: float = 120) -> None:
         assigned = [instance.assigned for instance in instances]
         if any(one is None or len(one.cluster.members) != len(apps) for one in assigned) or not at_rest(instances):
             return False
-        return all(mine and all(state.value == "running" for state in mine.values()) for mine in states) and _whole(states)
+        return all(mine and all(state.value == "running" for state in mine.values()) for mine in states) and _whole(
+            states
+        )
 
-    eventually(ready, timeout_s, lambda: str([{str(task): state.value for task, state in instance_of(app).registry.states.items()} for app in apps]))
+    eventually(
+        ready,
+        timeout_s,
+        lambda: str(
+            [{str(task): state.value for task, state in instance_of(app).registry.states.items()} for app in apps]
+        ),
+    )
 
 
 def at_rest(instances: Iterable[Instance]) -> bool:
-    """Whether no rebalance is to follow: one generation gave all what they were promised, and nobody gives anything up."""
+    """Whether no rebalance is to follow: one generation gave all what they were promised, and nobody gives anything
+    up.
+    """
     holdings = [instance.member._holdings for instance in instances]
     generations = {each.generation for each in holdings}
-    return len(generations) == 1 and all(each._settled and not each.closing and not each.wants_rebalance for each in holdings)
+    return len(generations) == 1 and all(
+        each._settled and not each.closing and not each.wants_rebalance for each in holdings
+    )
 
 
 def _whole(states: list[dict[Any, Any]]) -> bool:
@@ -124,7 +161,9 @@ def groups_on_disk(app: CoopStreams, store: str = "counts") -> Counter[int]:
     """Return how many keys of each key group are in the databases of an instance, whoever owns them."""
     instance, found = instance_of(app), Counter[int]()
     for subtopology, partition in instance.components.directory.partitions():
-        database = instance.components.directory.open(subtopology, partition, instance.components.subtopology(subtopology).stores)
+        database = instance.components.directory.open(
+            subtopology, partition, instance.components.subtopology(subtopology).stores
+        )
         try:
             if store in database.specs:
                 for group in range(256):

@@ -1,4 +1,6 @@
-"""The application that the fault tests run in processes of their own: a running count of each key, every update an output."""
+"""The application that the fault tests run in processes of their own: a running count of each key, every update an
+output.
+"""
 
 import os
 

@@ -1,4 +1,6 @@
-"""A client that asks for counts all the time, of any instance, and believes nobody: values only grow, and what was seen does not vanish."""
+"""A client that asks for counts all the time, of any instance, and believes nobody: values only grow, and what was seen
+does not vanish.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ PAUSE_S = 0.01
 class Hammer:
     """Threads that get keys of a store of running counts.
 
-    Shape: `urls` returns where instances answer now; some may be gone. A value is compared with what was seen before the request was sent.
+    Shape: `urls` returns where instances answer now; some may be gone. A value is compared with what was seen before
+    the request was sent.
     """
 
     store: str
@@ -28,7 +31,9 @@ class Hammer:
     urls: Callable[[], list[str]]
     threads: int = 2
     answers: Counter[str] = field(default_factory=Counter)
-    """How often which kind of answer came: `found`, `never seen`, codes of retryable errors, names of transport errors."""
+    """How often which kind of answer came: `found`, `never seen`, codes of retryable errors, names of transport
+    errors.
+    """
     wrong: list[str] = field(default_factory=list)
     _seen: dict[str, int] = field(default_factory=dict)
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -36,7 +41,9 @@ class Hammer:
 
     def __enter__(self) -> Hammer:
         for number in range(self.threads):
-            self._running.append(threading.Thread(target=self._run, args=[number], name=f"hammer-{number}", daemon=True))
+            self._running.append(
+                threading.Thread(target=self._run, args=[number], name=f"hammer-{number}", daemon=True)
+            )
             self._running[-1].start()
         return self
 

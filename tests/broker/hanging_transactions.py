@@ -1,9 +1,10 @@
 """Provokes KAFKA-20734 on a real broker: `python -m tests.broker.hanging_transactions --stops 30 --version 4.3.0`.
 
-An exactly-once count behind a repartition in two processes that commit every 20 ms, on one broker with some hundred partitions more: they
-lengthen the moment in which a broker that stops is still there and its partitions have no leader. The broker is stopped by SIGTERM and
-started again, under load. Where it logs `SKIPPED`, it has called a transaction complete that partitions never heard of.
-In the end each key must have been counted as often as it was written, or a process must have refused to go on and said why.
+An exactly-once count behind a repartition in two processes that commit every 20 ms, on one broker with some hundred
+partitions more: they lengthen the moment in which a broker that stops is still there and its partitions have no leader.
+The broker is stopped by SIGTERM and started again, under load. Where it logs `SKIPPED`, it has called a transaction
+complete that partitions never heard of. In the end each key must have been counted as often as it was written, or a
+process must have refused to go on and said why.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ SILENT_S = 20.0
 class Feeder:
     """Writes records at a steady rate until it is told to end; waits for a broker that is away.
 
-    What counts is what is in the topic in the end: the client may write a record twice when the broker stops. A client that delivers
-    nothing is replaced, as our own are: a broker that has just started may say that there are no brokers, and the client believes it for
-    good (librdkafka issue 5301; seen after one stop of twenty).
+    What counts is what is in the topic in the end: the client may write a record twice when the broker stops. A client
+    that delivers nothing is replaced, as our own are: a broker that has just started may say that there are no brokers,
+    and the client believes it for good (librdkafka issue 5301; seen after one stop of twenty).
     """
 
     bootstrap: str
@@ -56,7 +57,11 @@ class Feeder:
         """Write."""
         settings = {"bootstrap.servers": self.bootstrap, "partitioner": "murmur2_random", "log_level": 0}
         # A client that asked while a partition had no leader asks again only after minutes, by default.
-        settings |= {"message.timeout.ms": 300_000, "topic.metadata.refresh.interval.ms": 1000, "reconnect.backoff.max.ms": 1000}
+        settings |= {
+            "message.timeout.ms": 300_000,
+            "topic.metadata.refresh.interval.ms": 1000,
+            "reconnect.backoff.max.ms": 1000,
+        }
         settings |= {"metadata.recovery.strategy": "none", "queue.buffering.max.messages": 1_000_000}
         producer, heard = Producer(settings), time.monotonic()
 
@@ -75,7 +80,9 @@ class Feeder:
 
     def written(self) -> Counter[str]:
         """Return how often each key is in the topic."""
-        return Counter(record.key.decode() for record in read_topic(self.bootstrap, self.topic) if record.key is not None)
+        return Counter(
+            record.key.decode() for record in read_topic(self.bootstrap, self.topic) if record.key is not None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +106,23 @@ class Figures:
 
     def __str__(self) -> str:
         return (
-            f"Kafka {self.version}: {self.stops} stops, {self.skipped} transactions skipped by the broker, {self.told} partitions told by the application, "
-            f"{self.refused} refusals, {self.restarts} processes started again; {self.written} records: {self.lost} lost, {self.doubled} doubled; "
+            f"Kafka {self.version}: {self.stops} stops, {self.skipped} transactions skipped by the broker, {self.told} "
+            "partitions told by the application, "
+            f"{self.refused} refusals, {self.restarts} processes started again; {self.written} records: {self.lost} "
+            f"lost, {self.doubled} doubled; "
             f"at most {self.slowest_s:.1f} s from the broker's start to the next result"
         )
 
 
 def provoke(folder: Path, *, version: str, stops: int, skipped: int, partitions: int, run_s: float) -> Figures:
-    """Return what came of so many stops, and of more until the broker has skipped so many transactions, but of no more than four times as many."""
+    """Return what came of so many stops, and of more until the broker has skipped so many transactions, but of no more
+    than four times as many.
+    """
     with KafkaBroker(folder / "broker", version=version, console=Console(quiet=True)) as broker:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
-        for answer in admin.create_topics([NewTopic("in", 2, 1), NewTopic("out", 2, 1), NewTopic("further", partitions, 1)]).values():
+        for answer in admin.create_topics(
+            [NewTopic("in", 2, 1), NewTopic("out", 2, 1), NewTopic("further", partitions, 1)]
+        ).values():
             answer.result(60)
         feeder = Feeder(broker.bootstrap, "in")
         thread = threading.Thread(target=feeder.run, daemon=True)
@@ -120,7 +133,9 @@ def provoke(folder: Path, *, version: str, stops: int, skipped: int, partitions:
             "session.timeout.ms": "6000",
             "connect.timeout.ms": "120000",
         }
-        workers = Workers(Path(__file__).with_name("repartition_app.py"), broker.bootstrap, folder, environment, settings)
+        workers = Workers(
+            Path(__file__).with_name("repartition_app.py"), broker.bootstrap, folder, environment, settings
+        )
         for number in (0, 1):
             workers.start(number)
         thread.start()
@@ -132,7 +147,14 @@ def provoke(folder: Path, *, version: str, stops: int, skipped: int, partitions:
 
 
 def _run(
-    broker: KafkaBroker, workers: Workers, feeder: Feeder, thread: threading.Thread, version: str, stops: int, skipped: int, run_s: float
+    broker: KafkaBroker,
+    workers: Workers,
+    feeder: Feeder,
+    thread: threading.Thread,
+    version: str,
+    stops: int,
+    skipped: int,
+    run_s: float,
 ) -> Figures:
     restarts, slowest_s = 0, 0.0
     _await_progress(broker.bootstrap, workers, 0)
@@ -149,14 +171,29 @@ def _run(
             restarts += 1
         _await_progress(broker.bootstrap, workers, before)
         slowest_s = max(slowest_s, time.monotonic() - began)
-        print(f"stop {number}: {_count(broker.log_file, SKIPPED)} skipped, {time.monotonic() - began:.1f} s", flush=True)
+        print(
+            f"stop {number}: {_count(broker.log_file, SKIPPED)} skipped, {time.monotonic() - began:.1f} s", flush=True
+        )
     feeder.end.set()
     thread.join(400)
     written = feeder.written()
     counted = _final(broker.bootstrap, written)
     lost, doubled = (written - counted).total(), (counted - written).total()
-    told, refused = (sum(_count(path, text) for path in workers.folder.glob("worker-*.log")) for text in (TOLD, REFUSED))
-    return Figures(version, number, _count(broker.log_file, SKIPPED), told, refused, restarts, written.total(), lost, doubled, slowest_s)
+    told, refused = (
+        sum(_count(path, text) for path in workers.folder.glob("worker-*.log")) for text in (TOLD, REFUSED)
+    )
+    return Figures(
+        version,
+        number,
+        _count(broker.log_file, SKIPPED),
+        told,
+        refused,
+        restarts,
+        written.total(),
+        lost,
+        doubled,
+        slowest_s,
+    )
 
 
 def _await_progress(bootstrap: str, workers: Workers, before: int) -> None:
@@ -178,7 +215,12 @@ def _final(bootstrap: str, expected: Counter[str]) -> Counter[str]:
     counted: Counter[str] = Counter()
     since = time.monotonic()
     while time.monotonic() < since + PROGRESS_TIMEOUT_S:
-        found = Counter({key.decode(): serdes.int64.deserialize(value) for key, value in latest(read_topic(bootstrap, "out")).items()})
+        found = Counter(
+            {
+                key.decode(): serdes.int64.deserialize(value)
+                for key, value in latest(read_topic(bootstrap, "out")).items()
+            }
+        )
         if found == expected:
             return found
         if found != counted:
@@ -195,14 +237,23 @@ def main() -> int:
     """Print the figures; fail when a record was lost or doubled and nothing was refused."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--stops", type=int, default=30)
-    parser.add_argument("--skipped", type=int, default=0, help="go on until the broker has skipped so many transactions")
+    parser.add_argument(
+        "--skipped", type=int, default=0, help="go on until the broker has skipped so many transactions"
+    )
     parser.add_argument("--version", default="4.3.0", help=f"of Kafka; the one for development is {KAFKA}")
     parser.add_argument("--partitions", type=int, default=300, help="further ones")
     parser.add_argument("--run", type=float, default=3.0, help="seconds between stops, on average")
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="hanging-"))
     print(f"in {folder}", flush=True)
-    figures = provoke(folder, version=given.version, stops=given.stops, skipped=given.skipped, partitions=given.partitions, run_s=given.run)
+    figures = provoke(
+        folder,
+        version=given.version,
+        stops=given.stops,
+        skipped=given.skipped,
+        partitions=given.partitions,
+        run_s=given.run,
+    )
     print(figures)
     return int((figures.lost or figures.doubled) and not figures.refused)
 

@@ -92,7 +92,9 @@ def law_input(seed: int, orders: int, partitions: int, customers: int = 60) -> l
     generator, now, records = random.Random(seed), BEGIN_MS, list[Input]()
 
     def customer(key: str, city: str | None, at: int) -> Input:
-        return Input("customers", partition_of(key.encode(), partitions), key, None if city is None else city.encode(), at | 1)
+        return Input(
+            "customers", partition_of(key.encode(), partitions), key, None if city is None else city.encode(), at | 1
+        )
 
     keys = [f"customer-{number}" for number in range(customers)]
     records += [customer(key, f"city-{generator.randrange(12)}", now) for key in keys]
@@ -179,7 +181,10 @@ def write(bootstrap: str, topics: Topics, records: Iterable[Input]) -> None:
 def tables_by_query(client: QueryClient) -> dict[str, dict[Any, Any]]:
     """Return all tables as an instance answers over HTTP."""
     return {
-        name: {entry.key if entry.window is None else (entry.key, entry.window[0]): entry.value for entry in client.range(name, page=5000)}
+        name: {
+            entry.key if entry.window is None else (entry.key, entry.window[0]): entry.value
+            for entry in client.range(name, page=5000)
+        }
         for name in TABLES
     }
 
@@ -191,7 +196,11 @@ def tables_by_changelog(changelogs: Mapping[str, list[Record]]) -> dict[str, dic
 
 def changelog_of(topology: Topology, store: str) -> InternalTopic:
     """Return the changelog topic of a store."""
-    return next(topic for topic in topology.internal_topics if topic.kind == "changelog" and topic.name.endswith(f"-{store}-changelog"))
+    return next(
+        topic
+        for topic in topology.internal_topics
+        if topic.kind == "changelog" and topic.name.endswith(f"-{store}-changelog")
+    )
 
 
 def _decoded(name: str, rows: Mapping[bytes, bytes]) -> Iterator[tuple[Any, Any]]:

@@ -1,4 +1,6 @@
-"""The application of the tests of a reused source topic: a table as it is in its topic, and sums of its rows in groups."""
+"""The application of the tests of a reused source topic: a table as it is in its topic, and sums of its rows in
+groups.
+"""
 
 import os
 from typing import Any

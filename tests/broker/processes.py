@@ -30,12 +30,19 @@ class Workers:
 
     def start(self, number: int) -> None:
         """Start worker `number`, again or for the first time."""
-        settings = {"bootstrap.servers": self.bootstrap, "state.dir": str(self.folder / "state"), "instance": str(number), **self.settings}
+        settings = {
+            "bootstrap.servers": self.bootstrap,
+            "state.dir": str(self.folder / "state"),
+            "instance": str(number),
+            **self.settings,
+        }
         flags = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
         self._began[number] = len(self.log(number))
         with (self.folder / f"worker-{number}.log").open("ab") as log:
             command = [sys.executable, "-m", "coopstreams", "run", str(self.app), *flags]
-            self.running[number] = subprocess.Popen(command, env=os.environ | {"PYTHONFAULTHANDLER": "1"} | self.environment, stdout=log, stderr=log)
+            self.running[number] = subprocess.Popen(
+                command, env=os.environ | {"PYTHONFAULTHANDLER": "1"} | self.environment, stdout=log, stderr=log
+            )
 
     def kill(self, number: int) -> None:
         """End a worker at once: it can do nothing about it."""
@@ -88,7 +95,10 @@ class Workers:
 
     def logs(self) -> str:
         """Return what all workers said lately, for a failure message."""
-        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-6000:]}" for path in sorted(self.folder.glob("worker-*.log")))
+        return "\n".join(
+            f"--- {path.name}\n{path.read_text(errors='replace')[-6000:]}"
+            for path in sorted(self.folder.glob("worker-*.log"))
+        )
 
     def ended(self) -> dict[int, int]:
         """Return the workers that have ended by themselves, with their exit statuses."""

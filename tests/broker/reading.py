@@ -42,7 +42,16 @@ def read_topic(bootstrap: str, topic: str, *, committed_only: bool = True) -> li
                 assert partition is not None
                 assert offset is not None
                 if error is None:
-                    records.append(Record(message.key(), message.value(), message.timestamp()[1], partition, offset, dict(message.headers() or ())))  # type: ignore[arg-type]
+                    records.append(
+                        Record(
+                            message.key(),
+                            message.value(),
+                            message.timestamp()[1],
+                            partition,
+                            offset,
+                            dict(message.headers() or ()),  # type: ignore[arg-type]
+                        )
+                    )
                 elif error.code() == KafkaError._PARTITION_EOF:
                     unfinished.discard(partition)
                 else:

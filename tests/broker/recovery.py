@@ -1,8 +1,10 @@
-"""How long outputs are missing after the loss of a broker, a coordinator, a worker, or a worker and a broker: three brokers, three workers.
+"""How long outputs are missing after the loss of a broker, a coordinator, a worker, or a worker and a broker: three
+brokers, three workers.
 
     python -m tests.broker.recovery [--guarantee exactly_once_v2] [--only NAME ...]
 
-For each loss: the longest time from an order to its count around it, by the brokers' clocks, and what the workers said meanwhile.
+For each loss: the longest time from an order to its count around it, by the brokers' clocks, and what the workers said
+meanwhile.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ class Losses:
         cluster, topics = self.run.cluster, self.run.topics
         where: dict[str, Callable[[], int | None]] = {
             "group": lambda: cluster.group_coordinator(topics.application),
-            "transaction": lambda: cluster.transaction_coordinator(random.Random(1).choice(self.run.transactional_ids())),
+            "transaction": lambda: cluster.transaction_coordinator(
+                random.Random(1).choice(self.run.transactional_ids())
+            ),
             "commits": lambda: cluster.leader_of(COMMIT_TOPIC, partition_of(topics.application, PARTITIONS)),
             "source": lambda: cluster.leader_of(topics.orders, 0),
         }
@@ -106,7 +110,9 @@ def report(run: Run, name: str, what: str, between: tuple[float, float], reasons
     inside = [wait for wait in waited if began - 1 <= wait.start <= ended]
     worst = max(inside, key=lambda wait: wait.longest_s, default=Stall(0, began, began, float("inf")))
     where = f"{what}; partition {worst.partition} at +{worst.start - began:.1f} s"
-    print(f"{name:20} waited {worst.longest_s:5.1f} s, {reasons.silent_s(worst):4.1f} s of it without a reason: {where}")
+    print(
+        f"{name:20} waited {worst.longest_s:5.1f} s, {reasons.silent_s(worst):4.1f} s of it without a reason: {where}"
+    )
     for reason, often in reasons.of(worst).most_common(SHOWN):
         print(f"{'':20} {often:3} x {reason[:220]}", flush=True)
 
@@ -125,7 +131,9 @@ def main() -> int:
         cluster = running.enter_context(ThreeBrokers(folder))
         topics = topics_of(cluster)
         settings = settings_of(topics, arguments.guarantee)
-        application = Application(Path(__file__).with_name("chaos_app.py"), cluster.bootstrap, folder, topics.environment, settings)
+        application = Application(
+            Path(__file__).with_name("chaos_app.py"), cluster.bootstrap, folder, topics.environment, settings
+        )
         running.callback(application.clean_up)
         run = Run(cluster, topics, application, 1)
         feeder = Feeder(cluster.bootstrap, topics, 1, orders=10_000_000, a_second=A_SECOND)

@@ -1,4 +1,6 @@
-"""A count behind a repartition, run by the command line: what one transaction writes to reaches five partitions and more."""
+"""A count behind a repartition, run by the command line: what one transaction writes to reaches five partitions and
+more.
+"""
 
 import os
 

@@ -1,4 +1,5 @@
-"""A worker of the consumer tests: reads its share of a topic, and writes of each record what it was, in the transaction of its commit.
+"""A worker of the consumer tests: reads its share of a topic, and writes of each record what it was, in the transaction
+of its commit.
 
 python sharing_consumer.py BOOTSTRAP GROUP INPUT OUTPUT NAME       until SIGTERM
 """
@@ -21,14 +22,27 @@ log = logging.getLogger("worker")
 def main(bootstrap: str, group: str, source: str, target: str, name: str) -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name} %(name)s %(levelname)s %(message)s", stream=sys.stdout)
+    logging.basicConfig(
+        level=logging.INFO, format=f"%(asctime)s {name} %(name)s %(levelname)s %(message)s", stream=sys.stdout
+    )
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     with CooperativeConsumer(
         {"bootstrap.servers": bootstrap, "group.id": group, "session.timeout.ms": 3000, "heartbeat.interval.ms": 200}
     ) as consumer:
-        producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": consumer.transactional_id, "retry.backoff.ms": 5, "linger.ms": 2})
+        producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "transactional.id": consumer.transactional_id,
+                "retry.backoff.ms": 5,
+                "linger.ms": 2,
+            }
+        )
         producer.init_transactions(90)
-        consumer.subscribe([source], on_assign=lambda ranges: log.info("has %s", ranges), on_lost=lambda ranges: log.info("lost %s", ranges))
+        consumer.subscribe(
+            [source],
+            on_assign=lambda ranges: log.info("has %s", ranges),
+            on_lost=lambda ranges: log.info("lost %s", ranges),
+        )
         log.info("ready")
         while not stop.is_set():
             records = consumer.consume(1000, 0.2)

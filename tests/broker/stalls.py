@@ -1,6 +1,7 @@
 """How long records waited for their results, and what the workers said meanwhile.
 
-The time is the brokers': input and output topics have `message.timestamp.type=LogAppendTime`, so that no client's troubles are measured.
+The time is the brokers': input and output topics have `message.timestamp.type=LogAppendTime`, so that no client's
+troubles are measured.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def waits(orders: Iterable[Record], counts: Iterable[Record]) -> list[Stall]:
     """Return how long each order waited for its count: the nth order of a key is what its count becomes n by."""
     came: dict[tuple[bytes, int], Record] = {}
     for record in counts:
-        came.setdefault((record.key or b"", int.from_bytes(record.value or b"", "big")), record)  # the first, where there are doubles
+        came.setdefault(
+            (record.key or b"", int.from_bytes(record.value or b"", "big")), record
+        )  # the first, where there are doubles
     seen: Counter[bytes] = Counter()
     found = []
     for order in orders:
@@ -63,12 +66,21 @@ def waits(orders: Iterable[Record], counts: Iterable[Record]) -> list[Stall]:
         seen[order.key or b""] += 1
         count = came.get((order.key or b"", seen[order.key or b""]))
         if count is not None:
-            found.append(Stall(order.partition, order.timestamp / 1000, count.timestamp / 1000, (count.timestamp - order.timestamp) / 1000))
+            found.append(
+                Stall(
+                    order.partition,
+                    order.timestamp / 1000,
+                    count.timestamp / 1000,
+                    (count.timestamp - order.timestamp) / 1000,
+                )
+            )
     return found
 
 
 def stalls(waited: Iterable[Stall], long_s: float = LONG_S) -> list[Stall]:
-    """Return the stalls, longest first: waits of a partition that overlap are one, from the first record that waited for long."""
+    """Return the stalls, longest first: waits of a partition that overlap are one, from the first record that waited
+    for long.
+    """
     by_partition = defaultdict(list)
     for wait in waited:
         if wait.longest_s > long_s:
@@ -112,7 +124,9 @@ class Reasons:
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def __enter__(self) -> Reasons:
-        self._threads = [threading.Thread(target=run, name="reasons", daemon=True) for run in (self._ask_each, self._ask_of_others)]
+        self._threads = [
+            threading.Thread(target=run, name="reasons", daemon=True) for run in (self._ask_each, self._ask_of_others)
+        ]
         for thread in self._threads:
             thread.start()
         return self
@@ -123,18 +137,26 @@ class Reasons:
             thread.join(60)
 
     def of(self, stall: Stall) -> Counter[str]:
-        """Return how many times each reason was given for a stall: of which worker, which code, and the last message of that."""
+        """Return how many times each reason was given for a stall: of which worker, which code, and the last message of
+        that.
+        """
         said = [one for one in self.seen if stall.start <= one.at <= stall.end and one.concerns(stall.partition)]
         last = {(one.worker, one.code): one.message for one in said}
         counts = Counter((one.worker, one.code) for one in said)
-        return Counter({f"worker {worker} {code}: {last[worker, code]}": count for (worker, code), count in counts.items()})
+        return Counter(
+            {f"worker {worker} {code}: {last[worker, code]}": count for (worker, code), count in counts.items()}
+        )
 
     def silent_s(self, stall: Stall) -> float:
         """Return for how long of a stall nobody had a reason: of the time after which it is called one.
 
         Units: seconds, to a half; a reason counts for a moment before and after.
         """
-        named = [one.at for one in self.seen if stall.start - NEAR_S <= one.at <= stall.end + NEAR_S and one.concerns(stall.partition)]
+        named = [
+            one.at
+            for one in self.seen
+            if stall.start - NEAR_S <= one.at <= stall.end + NEAR_S and one.concerns(stall.partition)
+        ]
         slots = range(int(LONG_S / EVERY_S), int((stall.end - stall.start) / EVERY_S))
         return EVERY_S * sum(not any(abs(at - stall.start - slot * EVERY_S) < NEAR_S for at in named) for slot in slots)
 
@@ -148,7 +170,14 @@ class Reasons:
         """What `coopstreams status` shows besides: the processes that do not answer, and the tasks that they have."""
         with httpx.Client(trust_env=False, timeout=ALL_ANSWER_S) as client:
             while not self._stop.wait(EVERY_S):
-                self.seen += next((said for said in (_ask_of_others(client, url) for url in self.urls().values()) if said is not None), [])
+                self.seen += next(
+                    (
+                        said
+                        for said in (_ask_of_others(client, url) for url in self.urls().values())
+                        if said is not None
+                    ),
+                    [],
+                )
 
 
 def _ask(client: httpx.Client, worker: int, url: str) -> list[Said]:

@@ -33,7 +33,9 @@ def group_of(workers: MakeWorkers, bootstrap: str, topics: Topics, **settings: o
 
 
 def check(bootstrap: str, topics: Topics, feeder: Feeder, chaos: Chaos) -> None:
-    """Wait until everything was processed; every count of every key is there, and the changelogs end at the last one or above."""
+    """Wait until everything was processed; every count of every key is there, and the changelogs end at the last one or
+    above.
+    """
     feeder.join()
     found = {}
 
@@ -57,7 +59,9 @@ def check(bootstrap: str, topics: Topics, feeder: Feeder, chaos: Chaos) -> None:
 
 @pytest.mark.broker
 def test_a_stopped_process_that_wakes_up_covers_nothing_of_its_successor(kafka: Kafka, workers: MakeWorkers) -> None:
-    """The zombie has dirty state when it wakes. After that, all state is restored from the changelogs, and every count is right or above."""
+    """The zombie has dirty state when it wakes. After that, all state is restored from the changelogs, and every count
+    is right or above.
+    """
     topics, seed = topics_for(kafka, 1), seed_of_run()
     feeder = Feeder(kafka.bootstrap, topics, seed, orders=12_000, a_second=1000)
     feeder.start()
@@ -79,7 +83,9 @@ def test_kills_and_stops_lose_nothing(kafka: Kafka, workers: MakeWorkers, partit
     topics, seed = topics_for(kafka, partitions), seed_of_run()
     feeder = Feeder(kafka.bootstrap, topics, seed, orders=40_000, a_second=1000)
     feeder.start()
-    chaos = Chaos(group_of(workers, kafka.bootstrap, topics, commit_interval_ms=300, num_stream_threads=2), seed, members=3)
+    chaos = Chaos(
+        group_of(workers, kafka.bootstrap, topics, commit_interval_ms=300, num_stream_threads=2), seed, members=3
+    )
     time.sleep(4)
     long = SESSION_MS / 1000 + 2
     for fault in (

@@ -1,4 +1,6 @@
-"""Records that cannot be read, processed or written: an error that says where, a count, or a dead letter; nothing around them is lost."""
+"""Records that cannot be read, processed or written: an error that says where, a count, or a dead letter; nothing
+around them is lost.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ class Case:
             value = b'{"number": %d}' % offset
             if offset in BAD:
                 value = b"no JSON" if self.phase == "deserialization" else b'{"bad": %d}' % offset
-            producer.produce(self.source, value, f"key-{offset % 5}", 0, timestamp=1000 + offset, headers=[("trace", b"%d" % offset)])
+            producer.produce(
+                self.source, value, f"key-{offset % 5}", 0, timestamp=1000 + offset, headers=[("trace", b"%d" % offset)]
+            )
         assert producer.flush(60) == 0
 
     def app(self, folder: Path, guarantee: str, handler: str) -> CoopStreams:
@@ -80,7 +84,11 @@ class Case:
 
     def await_outputs(self) -> None:
         """Wait for all of them; before an error, at least once may have written some already."""
-        eventually(lambda: len({record.value for record in self.outputs()}) == GOOD, 120, lambda: f"{len(self.outputs())} outputs")
+        eventually(
+            lambda: len({record.value for record in self.outputs()}) == GOOD,
+            120,
+            lambda: f"{len(self.outputs())} outputs",
+        )
 
 
 def refuse_bad(value: dict[str, int]) -> dict[str, int]:
@@ -100,7 +108,9 @@ def check_outputs(case: Case) -> None:
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-def test_a_handler_that_says_fail_stops_with_the_place_and_loses_nothing(kafka: Kafka, tmp_path: Path, guarantee: str, phase: str) -> None:
+def test_a_handler_that_says_fail_stops_with_the_place_and_loses_nothing(
+    kafka: Kafka, tmp_path: Path, guarantee: str, phase: str
+) -> None:
     case = Case.make(kafka, phase)
     case.write()
     error = failure_of(case.app(tmp_path, guarantee, "fail"))
@@ -120,33 +130,47 @@ def test_a_handler_that_says_fail_stops_with_the_place_and_loses_nothing(kafka: 
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-def test_a_handler_that_says_continue_counts_what_it_drops(kafka: Kafka, tmp_path: Path, guarantee: str, phase: str) -> None:
+def test_a_handler_that_says_continue_counts_what_it_drops(
+    kafka: Kafka, tmp_path: Path, guarantee: str, phase: str
+) -> None:
     case = Case.make(kafka, phase)
     case.write()
     with case.app(tmp_path, guarantee, "continue") as app:
         case.await_outputs()
-        eventually(lambda: dropped(app, phase) == len(BAD), 120, lambda: instance_of(app).components.metrics.text().decode())
+        eventually(
+            lambda: dropped(app, phase) == len(BAD), 120, lambda: instance_of(app).components.metrics.text().decode()
+        )
     check_outputs(case)
     assert read_topic(kafka.bootstrap, case.dead) == []
 
 
 def dropped(app: CoopStreams, reason: str) -> float:
     lines = instance_of(app).components.metrics.text().decode().splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith("coopstreams_dropped_records_total") and f'reason="{reason}"' in line)
+    return sum(
+        float(line.split()[-1])
+        for line in lines
+        if line.startswith("coopstreams_dropped_records_total") and f'reason="{reason}"' in line
+    )
 
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-def test_a_dead_letter_is_the_record_with_the_reason_in_its_headers(kafka: Kafka, tmp_path: Path, guarantee: str, phase: str) -> None:
+def test_a_dead_letter_is_the_record_with_the_reason_in_its_headers(
+    kafka: Kafka, tmp_path: Path, guarantee: str, phase: str
+) -> None:
     case = Case.make(kafka, phase)
     case.write()
     with case.app(tmp_path, guarantee, "dead-letter"):
         case.await_outputs()
-        eventually(lambda: len(read_topic(kafka.bootstrap, case.dead)) >= len(BAD), 120, lambda: "dead letters are missing")
+        eventually(
+            lambda: len(read_topic(kafka.bootstrap, case.dead)) >= len(BAD), 120, lambda: "dead letters are missing"
+        )
     check_outputs(case)
     sent = [record for record in read_topic(kafka.bootstrap, case.source) if record.offset in BAD]
     letters = read_topic(kafka.bootstrap, case.dead)
-    assert [(letter.key, letter.value, letter.timestamp) for letter in letters] == [(record.key, record.value, record.timestamp) for record in sent]
+    assert [(letter.key, letter.value, letter.timestamp) for letter in letters] == [
+        (record.key, record.value, record.timestamp) for record in sent
+    ]
     for letter, offset in zip(letters, BAD, strict=True):
         said = {name.removeprefix("__coopstreams.errors."): value for name, value in letter.headers.items()}
         assert said["trace"] == b"%d" % offset, "the record's own headers stay"
@@ -177,15 +201,25 @@ def test_a_timestamp_extractor_that_raises_makes_a_dead_letter(kafka: Kafka, tmp
         "errors.dead.letter.queue.topic.name": dead,
     }
     with CoopStreams(builder.build(), settings):
-        eventually(lambda: len(read_topic(kafka.bootstrap, sink)) == 9 and len(read_topic(kafka.bootstrap, dead)) == 1, 120, lambda: "not complete")
+        eventually(
+            lambda: len(read_topic(kafka.bootstrap, sink)) == 9 and len(read_topic(kafka.bootstrap, dead)) == 1,
+            120,
+            lambda: "not complete",
+        )
     assert [record.value for record in read_topic(kafka.bootstrap, dead)] == [b'{"number": 3}']
-    assert [record.timestamp for record in read_topic(kafka.bootstrap, sink)] == [1000 + number for number in range(10) if number != 3]
+    assert [record.timestamp for record in read_topic(kafka.bootstrap, sink)] == [
+        1000 + number for number in range(10) if number != 3
+    ]
 
 
 @pytest.mark.parametrize("handler", ["fail", "continue", "dead-letter"])
 @pytest.mark.parametrize("cache", [0, 1 << 20])
-def test_an_aggregate_that_does_not_serialise_is_told_with_store_and_key(kafka: Kafka, tmp_path: Path, handler: str, cache: int) -> None:
-    """State that cannot be written cannot be dropped either: whatever the handler says, the instance ends and names it."""
+def test_an_aggregate_that_does_not_serialise_is_told_with_store_and_key(
+    kafka: Kafka, tmp_path: Path, handler: str, cache: int
+) -> None:
+    """State that cannot be written cannot be dropped either: whatever the handler says, the instance ends and names
+    it.
+    """
     source, dead = kafka.topic("in"), kafka.topic("dead")
     builder = StreamsBuilder(kafka.unique("state"))
     stream = builder.stream(source, key=serdes.text, value=serdes.text)
@@ -207,7 +241,9 @@ def test_an_aggregate_that_does_not_serialise_is_told_with_store_and_key(kafka: 
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-def test_a_result_too_large_for_its_topic_stops_with_the_topic_and_the_cure(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
+def test_a_result_too_large_for_its_topic_stops_with_the_topic_and_the_cure(
+    kafka: Kafka, tmp_path: Path, guarantee: str
+) -> None:
     source, sink = kafka.topic("in"), kafka.topic("out", max_message_bytes="2000")
     builder = StreamsBuilder(kafka.unique("large"))
     builder.stream(source, key=serdes.text, value=serdes.raw).to(sink)
@@ -230,13 +266,22 @@ def test_a_result_too_large_for_its_topic_stops_with_the_topic_and_the_cure(kafk
 
 def test_records_of_all_kinds_pass_beside_bad_ones(kafka: Kafka, tmp_path: Path) -> None:
     """Two ranges, a table and a stream: bad rows of the table are dead letters, its good rows are joined."""
-    orders, customers, sink, dead = kafka.topic("orders"), kafka.topic("customers"), kafka.topic("out"), kafka.topic("dead")
+    orders, customers, sink, dead = (
+        kafka.topic("orders"),
+        kafka.topic("customers"),
+        kafka.topic("out"),
+        kafka.topic("dead"),
+    )
     builder = StreamsBuilder(kafka.unique("mixed"))
     table = builder.table(customers, key=serdes.text, value=serdes.int64)
-    builder.stream(orders, key=serdes.text, value=serdes.int64).join(table, lambda a, b: a + b, value=serdes.int64).to(sink)
+    builder.stream(orders, key=serdes.text, value=serdes.int64).join(table, lambda a, b: a + b, value=serdes.int64).to(
+        sink
+    )
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     for number in range(40):
-        producer.produce(customers, b"short" if number % 4 == 0 else number.to_bytes(8, "big"), f"key-{number}", 0, timestamp=1)
+        producer.produce(
+            customers, b"short" if number % 4 == 0 else number.to_bytes(8, "big"), f"key-{number}", 0, timestamp=1
+        )
     producer.produce(customers, (1).to_bytes(8, "big"), None, 0, timestamp=1)
     for number in range(40):
         producer.produce(orders, number.to_bytes(8, "big"), f"key-{number}", 0, timestamp=2)
@@ -251,9 +296,15 @@ def test_records_of_all_kinds_pass_beside_bad_ones(kafka: Kafka, tmp_path: Path)
         "errors.dead.letter.queue.topic.name": dead,
     }
     with CoopStreams(builder.build(), settings) as app:
-        eventually(lambda: len(read_topic(kafka.bootstrap, sink)) >= 30 and len(read_topic(kafka.bootstrap, dead)) >= 10, 120, lambda: "not complete")
         eventually(
-            lambda: metric(app, "coopstreams_dropped_records_total") == 10 + 1, 120, lambda: instance_of(app).components.metrics.text().decode()
+            lambda: len(read_topic(kafka.bootstrap, sink)) >= 30 and len(read_topic(kafka.bootstrap, dead)) >= 10,
+            120,
+            lambda: "not complete",
+        )
+        eventually(
+            lambda: metric(app, "coopstreams_dropped_records_total") == 10 + 1,
+            120,
+            lambda: instance_of(app).components.metrics.text().decode(),
         )
     joined = {key.decode(): values for key, values in by_key(read_topic(kafka.bootstrap, sink)).items()}
     assert joined == {f"key-{number}": [(2 * number).to_bytes(8, "big")] for number in range(40) if number % 4}

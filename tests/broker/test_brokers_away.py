@@ -38,7 +38,9 @@ def test_an_instance_starts_while_a_broker_is_away(three_brokers: ThreeBrokers, 
         await_table(app, written)
 
 
-def test_an_instance_starts_while_all_brokers_are_away_and_goes_on_when_they_come(three_brokers: ThreeBrokers, tmp_path: Path) -> None:
+def test_an_instance_starts_while_all_brokers_are_away_and_goes_on_when_they_come(
+    three_brokers: ThreeBrokers, tmp_path: Path
+) -> None:
     counting = Counting.make(three_brokers.kafka, partitions=3)
     written = counting.write(KEYS)
     for node in NODES:
@@ -52,7 +54,9 @@ def test_an_instance_starts_while_all_brokers_are_away_and_goes_on_when_they_com
 
 
 def test_a_topic_that_was_made_is_there_whichever_broker_is_asked(three_brokers: ThreeBrokers) -> None:
-    """One broker answers before the others know of it: a worker ended with a KeyError, because its next question went to another."""
+    """One broker answers before the others know of it: a worker ended with a KeyError, because its next question went
+    to another.
+    """
     log = KafkaLog({"bootstrap.servers": three_brokers.bootstrap})
     try:
         for _ in range(40):

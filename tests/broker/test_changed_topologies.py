@@ -1,4 +1,6 @@
-"""One version of a topology after another, on a real Kafka: what would be lost, mixed or misread in silence does not start; all else goes on."""
+"""One version of a topology after another, on a real Kafka: what would be lost, mixed or misread in silence does not
+start; all else goes on.
+"""
 
 from __future__ import annotations
 
@@ -54,11 +56,18 @@ class Application:
     def app(self, version: Version, **settings: Any) -> CoopStreams:
         """An instance of a version, not yet running."""
         given = {name.replace("_", "."): value for name, value in settings.items()}
-        shared = {"bootstrap.servers": self.kafka.bootstrap, "state.dir": str(self.folder), "commit.interval.ms": 50, **PATIENT}
+        shared = {
+            "bootstrap.servers": self.kafka.bootstrap,
+            "state.dir": str(self.folder),
+            "commit.interval.ms": 50,
+            **PATIENT,
+        }
         return CoopStreams(self.build(version), shared | given)
 
     def write(self, topic: str, keys: list[str] = KEYS) -> None:
-        producer = Producer({"bootstrap.servers": self.kafka.bootstrap, "linger.ms": 5, "partitioner": "murmur2_random"})
+        producer = Producer(
+            {"bootstrap.servers": self.kafka.bootstrap, "linger.ms": 5, "partitioner": "murmur2_random"}
+        )
         for number, key in enumerate(keys):
             producer.produce(topic, b"x", key, timestamp=1_000_000 + number)
         assert producer.flush(60) == 0
@@ -67,12 +76,19 @@ class Application:
 
     def results(self) -> dict[str, int]:
         """What the versions have written of each key last."""
-        return {key.decode(): serdes.int64.decode(value) for key, value in latest(read_topic(self.kafka.bootstrap, self.out)).items()}
+        return {
+            key.decode(): serdes.int64.decode(value)
+            for key, value in latest(read_topic(self.kafka.bootstrap, self.out)).items()
+        }
 
     def counts(self, version: Version, **settings: Any) -> None:
         """Run a version until each record of `a` has counted once."""
         with self.app(version, **settings) as app:
-            eventually(lambda: self.results() == self.written, 60, lambda: f"{self.results()} instead of {self.written}; {app.status()}")
+            eventually(
+                lambda: self.results() == self.written,
+                60,
+                lambda: f"{self.results()} instead of {self.written}; {app.status()}",
+            )
 
     def runs(self, version: Version, **settings: Any) -> None:
         """Run a version until it has processed all there is."""
@@ -93,7 +109,9 @@ def quiet(app: CoopStreams) -> bool:
     """Whether an instance runs, and nothing waits."""
     status = app.status()
     tasks = [] if status is None else status["tasks"]
-    return bool(tasks) and status is not None and status["state"] == "running" and all(task["lag"] == 0 for task in tasks)
+    return (
+        bool(tasks) and status is not None and status["state"] == "running" and all(task["lag"] == 0 for task in tasks)
+    )
 
 
 def counted(store: str | None = "counts", topic: str = "a", *, filtered: bool = False) -> Version:
@@ -129,7 +147,9 @@ def folded(value: Any) -> Version:
 def windowed(minutes: int) -> Version:
     def build(app: Application, builder: StreamsBuilder) -> None:
         windows = TimeWindows(minutes=minutes, grace=timedelta(hours=1))
-        builder.stream(app.a, key=serdes.text, value=serdes.raw).group_by_key().windowed_by(windows).count(store="counts")
+        builder.stream(app.a, key=serdes.text, value=serdes.raw).group_by_key().windowed_by(windows).count(
+            store="counts"
+        )
 
     return build
 
@@ -141,18 +161,24 @@ def table(app: Application, builder: StreamsBuilder) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        (folded(serdes.int64), folded(serdes.json), "store counts cannot be read: its values are read as json, and were written as int64"),
-        (repartitioned(), repartitioned(key=serdes.json), "store counts is mixed: its keys are written as json, and were as text"),
+        (folded(serdes.int64), folded(serdes.json), "store counts cannot be read: its values are read as json, and "
+                                                    "were written as int64"),
+        (repartitioned(), repartitioned(key=serdes.json), "store counts is mixed: its keys are written as json, and "
+                                                          "were as text"),
         (windowed(1), windowed(2), "store counts is mixed: its windows are .*120000.*, and were .*60000"),
         (counted(), folded(serdes.int64), "store counts is mixed: aggregate writes it, and count did"),
         (counted(), counted(topic="b"), "store counts is mixed: it is made from b-.*, and was from a-"),
         (counted(), windowed(1), "store counts cannot be read: it is a window store, and was a key_value store"),
-        (counted(), counted("numbers"), 'store counts is lost: the same store is named "numbers" now.*\n.*store="counts"'),
-        (counted(None), counted(None, filtered=True), 'store KSTREAM-AGGREGATE-STATE-STORE-0000000001 is lost: .*"KSTREAM-AGGREGATE-STATE-STORE-0000000002"'),
+        (counted(), counted("numbers"), 'store counts is lost: the same store is named "numbers" '
+                                        'now.*\n.*store="counts"'),
+        (counted(None), counted(None, filtered=True), 'store KSTREAM-AGGREGATE-STATE-STORE-0000000001 is lost: '
+                                                      '.*"KSTREAM-AGGREGATE-STATE-STORE-0000000002"'),
     ],
     ids=["value", "key", "window", "aggregate", "source", "kind", "name", "generated name"],
 )  # fmt: skip
-def test_what_would_be_lost_or_mixed_or_misread_does_not_start(kafka: Kafka, tmp_path: Path, old: Version, new: Version, said: str) -> None:
+def test_what_would_be_lost_or_mixed_or_misread_does_not_start(
+    kafka: Kafka, tmp_path: Path, old: Version, new: Version, said: str
+) -> None:
     changed = Application(kafka, tmp_path)
     changed.write(changed.a)
     changed.runs(old)
@@ -174,14 +200,18 @@ def test_who_knows_better_accepts_one_change_and_need_not_say_it_again(kafka: Ka
     changed.write(changed.a)
     changed.counts(counted())
     word = word_in(changed.refused(folded(serdes.int64)))
-    assert word_in(changed.refused(counted("numbers"), topology_change_accepted=word)) != word, "another change is not accepted with it"
+    assert word_in(changed.refused(counted("numbers"), topology_change_accepted=word)) != word, (
+        "another change is not accepted with it"
+    )
     changed.write(changed.a)
     changed.counts(folded(serdes.int64), topology_change_accepted=word)
     changed.write(changed.a)
     changed.counts(folded(serdes.int64))
 
 
-def test_records_on_their_way_keep_a_repartition_topic_from_going_until_they_are_processed(kafka: Kafka, tmp_path: Path) -> None:
+def test_records_on_their_way_keep_a_repartition_topic_from_going_until_they_are_processed(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     changed = Application(kafka, tmp_path)
     old, new = repartitioned(), repartitioned(name="by-name")
     changed.write(changed.a)
@@ -190,7 +220,10 @@ def test_records_on_their_way_keep_a_repartition_topic_from_going_until_they_are
     producer.produce(f"{changed.id}-by-key-repartition", b"x", b"key-0", partition=0)
     assert producer.flush(60) == 0
     changed.written["key-0"] += 1
-    assert f"repartition topic {changed.id}-by-key-repartition is lost: the new version does not read it" in changed.refused(new)
+    assert (
+        f"repartition topic {changed.id}-by-key-repartition is lost: the new version does not read it"
+        in changed.refused(new)
+    )
     changed.counts(old)
     changed.write(changed.a)
     changed.counts(new)

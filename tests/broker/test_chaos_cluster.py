@@ -26,9 +26,18 @@ def record(key: str, value: int, second: float, partition: int = 0) -> Record:
 
 
 def test_an_order_waits_for_the_count_that_it_makes() -> None:
-    orders = [record("a", 7, 1.0), record("b", 8, 2.0), record("a", 9, 3.0), Record(b"a", b"unreadable", 4000, 0, 0, {})]
+    orders = [
+        record("a", 7, 1.0),
+        record("b", 8, 2.0),
+        record("a", 9, 3.0),
+        Record(b"a", b"unreadable", 4000, 0, 0, {}),
+    ]
     counts = [record("a", 1, 1.5), record("a", 2, 9.0), record("a", 2, 20.0), record("b", 1, 2.25)]
-    assert [(wait.start, wait.end, wait.longest_s) for wait in waits(orders, counts)] == [(1.0, 1.5, 0.5), (2.0, 2.25, 0.25), (3.0, 9.0, 6.0)]
+    assert [(wait.start, wait.end, wait.longest_s) for wait in waits(orders, counts)] == [
+        (1.0, 1.5, 0.5),
+        (2.0, 2.25, 0.25),
+        (3.0, 9.0, 6.0),
+    ]
 
 
 def test_waits_that_overlap_are_one_stall_of_their_partition() -> None:
@@ -36,6 +45,8 @@ def test_waits_that_overlap_are_one_stall_of_their_partition() -> None:
     assert stalls(waited, 3.0) == [Stall(0, 1, 9, 6), Stall(1, 3, 9, 6), Stall(0, 20, 24, 4)]
 
 
-@pytest.mark.parametrize(("task", "concerns"), [(None, True), ("0_3[0..127]", True), ("0_1[0..255]", False), ("1_3[0..255]", False)])
+@pytest.mark.parametrize(
+    ("task", "concerns"), [(None, True), ("0_3[0..127]", True), ("0_1[0..255]", False), ("1_3[0..255]", False)]
+)
 def test_a_reason_of_another_task_does_not_explain_a_stall(task: str | None, concerns: bool) -> None:
     assert Said(0.0, 1, "restoring", "...", task).concerns(3) is concerns

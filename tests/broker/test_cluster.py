@@ -40,7 +40,11 @@ def test_the_cluster_goes_on_without_the_leader_of_a_partition(three_brokers: Th
 @pytest.mark.parametrize("kind", ["group", "transaction"])
 def test_coordinators_are_found_and_move_when_they_are_killed(three_brokers: ThreeBrokers, kind: str) -> None:
     def find() -> int | None:
-        return three_brokers.group_coordinator("a group") if kind == "group" else three_brokers.transaction_coordinator("an id")
+        return (
+            three_brokers.group_coordinator("a group")
+            if kind == "group"
+            else three_brokers.transaction_coordinator("an id")
+        )
 
     eventually(lambda: find() is not None, 60, lambda: f"no {kind} coordinator")
     first = find()

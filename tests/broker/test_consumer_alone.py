@@ -108,7 +108,9 @@ def test_ranges_are_cut_anew_between_two_lives(orders: Orders) -> None:
     first.commit()
     first.close()
     rest = orders.alone([LEFT])
-    assert [record.offset for record in read(rest, len(orders.offsets_of(quarters[1])))] == orders.offsets_of(quarters[1])
+    assert [record.offset for record in read(rest, len(orders.offsets_of(quarters[1])))] == orders.offsets_of(
+        quarters[1]
+    )
     nothing_more(rest)
 
 
@@ -212,7 +214,9 @@ def test_a_commit_of_which_only_a_part_arrived_is_ignored(kafka: Kafka) -> None:
 
         again = orders.make()
         again.assign(both)
-        assert sorted((record.partition, record.offset) for record in read(again, 30)) == [(p, n) for p in range(2) for n in range(5, 20)]
+        assert sorted((record.partition, record.offset) for record in read(again, 30)) == [
+            (p, n) for p in range(2) for n in range(5, 20)
+        ]
         found = again.committed(both)
         assert {at: one and (one.offset, one.ranges) for at, one in found.items()} == {
             at: one and (one.offset, one.ranges) for at, one in before.items()

@@ -34,10 +34,23 @@ LEFT, RIGHT = KeyRange.split(2)
 class Member:
     """A consumer with a thread of its own, that finishes what it is given at once, or as `work` says."""
 
-    def __init__(self, bootstrap: str, group: str, topics: list[str], work: Callable[[ConsumerRecord], bool] = lambda _: True, **config: Any) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        group: str,
+        topics: list[str],
+        work: Callable[[ConsumerRecord], bool] = lambda _: True,
+        **config: Any,
+    ) -> None:
         named = {name.replace("_", "."): value for name, value in config.items()}
         self.consumer = CooperativeConsumer(
-            {"bootstrap.servers": bootstrap, "group.id": group, "heartbeat.interval.ms": 200, "session.timeout.ms": 60_000, **named}
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": group,
+                "heartbeat.interval.ms": 200,
+                "session.timeout.ms": 60_000,
+                **named,
+            }
         )
         self.consumer.subscribe(topics)
         self.has: dict[TopicPartition, tuple[KeyRange, ...]] = {}
@@ -120,24 +133,33 @@ def readers(group: list[Member]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("strategy", ["roundrobin", "cooperative-sticky"])
-def test_five_consumers_share_three_partitions(kafka: Kafka, members: Callable[..., list[Member]], strategy: str) -> None:
+def test_five_consumers_share_three_partitions(
+    kafka: Kafka, members: Callable[..., list[Member]], strategy: str
+) -> None:
     topic = shareable(kafka, "three", 3)
     group = members(5, kafka.unique("five"), [topic], partition_assignment_strategy=strategy)
 
     def shared() -> bool:
         pieces = [[range_ for ranges in member.has.values() for range_ in ranges] for member in group]
-        return sorted(readers(group).values()) == [1, 2, 2] and sorted(pieces) == sorted([[LEFT], [LEFT], [RIGHT], [RIGHT], [WHOLE]])
+        return sorted(readers(group).values()) == [1, 2, 2] and sorted(pieces) == sorted(
+            [[LEFT], [LEFT], [RIGHT], [RIGHT], [WHOLE]]
+        )
 
     eventually(shared, PATIENCE_S, lambda: str([member.has for member in group]))
 
 
-def test_five_consumers_of_topics_with_two_and_three_partitions_are_reverse_assigned(kafka: Kafka, members: Callable[..., list[Member]]) -> None:
+def test_five_consumers_of_topics_with_two_and_three_partitions_are_reverse_assigned(
+    kafka: Kafka, members: Callable[..., list[Member]]
+) -> None:
     two, three = shareable(kafka, "a-two", 2), shareable(kafka, "b-three", 3)
     group = members(5, kafka.unique("five"), [two, three], partition_assignment_strategy="range")
     wanted = {f"{two}-0": 3, f"{two}-1": 2, f"{three}-0": 2, f"{three}-1": 2, f"{three}-2": 1}
 
     def shared() -> bool:
-        return readers(group) == wanted and [sorted(at.topic for at in member.has) for member in group] == [[two, three]] * 5
+        return (
+            readers(group) == wanted
+            and [sorted(at.topic for at in member.has) for member in group] == [[two, three]] * 5
+        )
 
     eventually(shared, PATIENCE_S, lambda: str([member.has for member in group]))
 
@@ -145,9 +167,15 @@ def test_five_consumers_of_topics_with_two_and_three_partitions_are_reverse_assi
 def test_members_of_other_topics_do_not_stand_in_the_way(kafka: Kafka, members: Callable[..., list[Member]]) -> None:
     first, second = shareable(kafka, "first", 1), shareable(kafka, "second", 1)
     name = kafka.unique("group")
-    ours, both, theirs = members(1, name, [first])[0], members(1, name, [first, second])[0], members(1, name, [second])[0]
+    ours, both, theirs = (
+        members(1, name, [first])[0],
+        members(1, name, [first, second])[0],
+        members(1, name, [second])[0],
+    )
     eventually(
-        lambda: readers([ours, both, theirs]) == {f"{first}-0": 2, f"{second}-0": 2}, PATIENCE_S, lambda: str([ours.has, both.has, theirs.has])
+        lambda: readers([ours, both, theirs]) == {f"{first}-0": 2, f"{second}-0": 2},
+        PATIENCE_S,
+        lambda: str([ours.has, both.has, theirs.has]),
     )
     assert {at.topic for at in ours.has} == {first}
     assert {at.topic for at in theirs.has} == {second}
@@ -156,8 +184,12 @@ def test_members_of_other_topics_do_not_stand_in_the_way(kafka: Kafka, members: 
 # --- a slow key -------------------------------------------------------------------
 
 
-def test_a_slow_key_holds_back_nobody_and_what_others_did_is_kept(kafka: Kafka, members: Callable[..., list[Member]]) -> None:
-    """Its first record is not finished until everything else is; then whoever comes next is given that record, and no other."""
+def test_a_slow_key_holds_back_nobody_and_what_others_did_is_kept(
+    kafka: Kafka, members: Callable[..., list[Member]]
+) -> None:
+    """Its first record is not finished until everything else is; then whoever comes next is given that record, and no
+    other.
+    """
     topic, group, records = shareable(kafka, "orders", 1), kafka.unique("slow"), 5000
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     for i in range(records):
@@ -166,7 +198,9 @@ def test_a_slow_key_holds_back_nobody_and_what_others_did_is_kept(kafka: Kafka, 
     (member,) = members(1, group, [topic], work=lambda record: record.key != b"slow")
     eventually(lambda: len(member.seen) == records, PATIENCE_S, lambda: f"{len(member.seen)} of {records}")
     at = TopicPartition(topic, 0)
-    eventually(lambda: committed(member, at) == (0, ((1, records - 1),)), PATIENCE_S, lambda: str(committed(member, at)))
+    eventually(
+        lambda: committed(member, at) == (0, ((1, records - 1),)), PATIENCE_S, lambda: str(committed(member, at))
+    )
     member.stop()
     (heir,) = members(1, group, [topic])
     eventually(lambda: committed(heir, at) == (records, ()), PATIENCE_S, lambda: str(committed(heir, at)))
@@ -178,10 +212,14 @@ def committed(member: Member, at: TopicPartition) -> tuple[int, tuple[tuple[int,
     return None if found is None else (found.offset, found.ranges)
 
 
-def test_one_consumer_that_stands_still_does_not_hold_back_its_sibling(kafka: Kafka, members: Callable[..., list[Member]]) -> None:
+def test_one_consumer_that_stands_still_does_not_hold_back_its_sibling(
+    kafka: Kafka, members: Callable[..., list[Member]]
+) -> None:
     topic, group, records = shareable(kafka, "orders", 1), kafka.unique("still"), 2000
     blocked = threading.Event()
-    stuck, free = members(2, group, [topic], work=lambda record: key_hash(record.key or b"") in RIGHT or blocked.wait(PATIENCE_S))
+    stuck, free = members(
+        2, group, [topic], work=lambda record: key_hash(record.key or b"") in RIGHT or blocked.wait(PATIENCE_S)
+    )
     eventually(lambda: readers([stuck, free]) == {f"{topic}-0": 2}, PATIENCE_S, lambda: str([stuck.has, free.has]))
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     keys = [b"key-%d" % (i % 50) for i in range(records)]
@@ -190,7 +228,11 @@ def test_one_consumer_that_stands_still_does_not_hold_back_its_sibling(kafka: Ka
     producer.flush()
     right = [offset for offset, key in enumerate(keys) if key_hash(key) in RIGHT]
     runs = max((stuck, free), key=lambda member: RIGHT in member.has.get(TopicPartition(topic, 0), ()))
-    eventually(lambda: [record.offset for record in runs.seen] == right, PATIENCE_S, lambda: f"{len(runs.seen)} of {len(right)}")
+    eventually(
+        lambda: [record.offset for record in runs.seen] == right,
+        PATIENCE_S,
+        lambda: f"{len(runs.seen)} of {len(right)}",
+    )
     blocked.set()
 
 
@@ -232,7 +274,10 @@ class Processes:
         eventually(lambda: all(" has {" in log.read_text() for log in logs), PATIENCE_S, self.logs)
 
     def logs(self) -> str:
-        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}" for path in sorted(self._folder.glob("*.log")))
+        return "\n".join(
+            f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}"
+            for path in sorted(self._folder.glob("*.log"))
+        )
 
 
 @pytest.fixture
@@ -303,9 +348,23 @@ def check_outputs(bootstrap: str, topic: str, sent: dict[tuple[int, int], bytes]
 def test_consumers_are_killed_and_added_while_100_000_records_flow_and_each_counts_once_in_the_order_of_its_key(
     kafka: Kafka, processes: Callable[..., Processes]
 ) -> None:
-    """Exactly-once: each record's output is in the transaction of its commit. So a gap, an overlap of two owners, or disorder would be seen."""
+    """Exactly-once: each record's output is in the transaction of its commit. So a gap, an overlap of two owners, or
+    disorder would be seen.
+    """
     records = 100_000
-    acts = ["start d", "start e", "kill a", "freeze d", "start f", "terminate b", "kill e", "start g", "freeze f", "kill c", "kill d"]
+    acts = [
+        "start d",
+        "start e",
+        "kill a",
+        "freeze d",
+        "start f",
+        "terminate b",
+        "kill e",
+        "start g",
+        "freeze f",
+        "kill c",
+        "kill d",
+    ]
     source, target = shareable(kafka, "orders", 3), kafka.topic("done")
     group = processes(kafka.bootstrap, kafka.unique("chaos"), source, target)
     for name in "abc":

@@ -33,7 +33,9 @@ def test_a_million_offsets_with_random_gaps_are_committed_and_found_again(orders
 
 
 def test_a_commit_that_is_larger_than_a_request_counts_as_a_whole(orders: Orders) -> None:
-    """64 key ranges with about 1500 ranges of offsets each are more than the megabyte that brokers take in a request."""
+    """64 key ranges with about 1500 ranges of offsets each are more than the megabyte that brokers take in a
+    request.
+    """
     orders.write(200_000)
     ranges = KeyRange.split(64)
     consumer = orders.alone(ranges)
@@ -45,7 +47,9 @@ def test_a_commit_that_is_larger_than_a_request_counts_as_a_whole(orders: Orders
     result = consumer.commit()
     assert sum(len(runs) for runs in result.ranges.values()) == 100_000
     written = "a record a key range, and the transaction's marker, which Kafka writes after it has answered"
-    eventually(lambda: orders.log.end_offset(consumer._session.follower.partition) == before + 64 + 1, 90, lambda: written)
+    eventually(
+        lambda: orders.log.end_offset(consumer._session.follower.partition) == before + 64 + 1, 90, lambda: written
+    )
     consumer.close()
     again = orders.alone(KeyRange.split(4))
     assert sorted(record.offset for record in read(again, 100_000, 120)) == list(range(0, 200_000, 2))

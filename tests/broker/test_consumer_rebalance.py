@@ -34,9 +34,17 @@ def test_a_second_member_gets_half_of_the_partition_and_the_rest_of_its_records(
     assert told == [("assign", {orders.at: (others,)})]
     orders.write(100)
     records = [record for record in records if record.share.live]
-    records += read(first, len([n for n in orders.offsets_of(mine) if n >= 100]) - sum(record.key_range == mine for record in records))
-    records += read(second, len([n for n in orders.offsets_of(others) if n >= 100]) - sum(record.key_range == others for record in records))
-    assert sorted(record.offset for record in records) == list(range(100, 400)), "each once, but for what had not been done"
+    records += read(
+        first,
+        len([n for n in orders.offsets_of(mine) if n >= 100]) - sum(record.key_range == mine for record in records),
+    )
+    records += read(
+        second,
+        len([n for n in orders.offsets_of(others) if n >= 100]) - sum(record.key_range == others for record in records),
+    )
+    assert sorted(record.offset for record in records) == list(range(100, 400)), (
+        "each once, but for what had not been done"
+    )
     assert all(key_hash(record.key or b"") in record.key_range for record in records)
 
 
@@ -153,7 +161,11 @@ def test_a_topic_that_may_be_shared_no_more_is_dealt_whole_again(orders: Orders)
     PolicyTopic(orders.log).set("accept.range.fetch", False, orders.topic)
     poll_until(lambda: [*first.assignment().values(), *second.assignment().values()] == [(WHOLE,)], first, second)
     PolicyTopic(orders.log).set("accept.range.fetch", True, orders.topic)
-    poll_until(lambda: sorted([*first.assignment().values(), *second.assignment().values()]) == [(LEFT,), (RIGHT,)], first, second)
+    poll_until(
+        lambda: sorted([*first.assignment().values(), *second.assignment().values()]) == [(LEFT,), (RIGHT,)],
+        first,
+        second,
+    )
 
 
 def test_a_key_range_with_too_much_in_flight_calls_a_rebalance(orders: Orders) -> None:

@@ -27,7 +27,9 @@ def out(orders: Orders) -> str:
 
 
 def producer_of(consumer: CooperativeConsumer, bootstrap: str) -> Producer:
-    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": consumer.transactional_id, "retry.backoff.ms": 5})
+    producer = Producer(
+        {"bootstrap.servers": bootstrap, "transactional.id": consumer.transactional_id, "retry.backoff.ms": 5}
+    )
     producer.init_transactions(90)
     return producer
 
@@ -96,7 +98,9 @@ def test_transactions_need_a_group(orders: Orders) -> None:
 
 
 def test_in_offset_order_a_transaction_waits_for_those_before_it(orders: Orders, out: str) -> None:
-    """The purgatory of the proposal: A has the smaller offsets, B the larger ones; B commits first, and waits until A has."""
+    """The purgatory of the proposal: A has the smaller offsets, B the larger ones; B commits first, and waits until A
+    has.
+    """
     first, second = orders.make(commit_order="offset"), orders.make(commit_order="offset")
     for consumer in (first, second):
         consumer.subscribe([orders.topic])
@@ -115,9 +119,14 @@ def test_in_offset_order_a_transaction_waits_for_those_before_it(orders: Orders,
                 consumer.done(record)
         order.append(name)
 
-    early, late = (("A", first, a), ("B", second, b)) if a[0].offset < b[0].offset else (("B", second, b), ("A", first, a))
+    early, late = (
+        (("A", first, a), ("B", second, b)) if a[0].offset < b[0].offset else (("B", second, b), ("A", first, a))
+    )
     producers = {name: producer_of(consumer, orders.kafka.bootstrap) for name, consumer, _ in (early, late)}
-    waits = threading.Thread(target=commit, args=(late[0], late[1], producers[late[0]], [r for r in late[2] if r.offset > early[2][0].offset]))
+    waits = threading.Thread(
+        target=commit,
+        args=(late[0], late[1], producers[late[0]], [r for r in late[2] if r.offset > early[2][0].offset]),
+    )
     waits.start()
     waits.join(1.0)
     assert waits.is_alive(), "it waits for what comes before"

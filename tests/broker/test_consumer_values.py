@@ -25,22 +25,32 @@ def write_with_holes(orders: Orders) -> list[int]:
     for part in range(6):
         writer.begin()
         some = range(100 * part, 100 * part + 100)
-        writer.append(orders.topic, [b"%d" % n for n in some], [b"v%d" % n for n in some], [n + 1 for n in some], partitions=0)
+        writer.append(
+            orders.topic, [b"%d" % n for n in some], [b"v%d" % n for n in some], [n + 1 for n in some], partitions=0
+        )
         writer.flush(10)
         writer.abort() if part % 2 else writer.commit(10)
     writer.close()
-    eventually(lambda: orders.log.end_offset(orders.at) == 606, 90, lambda: "the last marker is written after the abort was answered")
+    eventually(
+        lambda: orders.log.end_offset(orders.at) == 606,
+        90,
+        lambda: "the last marker is written after the abort was answered",
+    )
     orders.write(30)
     return [offset for part in (0, 2, 4) for offset in range(101 * part, 101 * part + 100)] + list(range(606, 636))
 
 
 class Reading:
-    """A consumer of both halves of a partition, of which the left one gets no further than `AT_ONCE` records until it may."""
+    """A consumer of both halves of a partition, of which the left one gets no further than `AT_ONCE` records until it
+    may.
+    """
 
     def __init__(self, orders: Orders, *, reserves: bool) -> None:
         PolicyTopic(orders.log).set("reserve.message.value.range.fetch", reserves, orders.topic)
         self.end = orders.log.end_offset(orders.at)
-        self.consumer: CooperativeConsumer = orders.make(max_individual_commits=AT_ONCE, group_id=f"{orders.group}-{reserves}")
+        self.consumer: CooperativeConsumer = orders.make(
+            max_individual_commits=AT_ONCE, group_id=f"{orders.group}-{reserves}"
+        )
         self.consumer.assign({orders.at: [LEFT, RIGHT]})
         self.got: dict[KeyRange, list[ConsumerRecord]] = {LEFT: [], RIGHT: []}
         self.until = time.monotonic() + 300
@@ -75,7 +85,11 @@ class Reading:
             self.turn()
 
     def seen(self) -> list[tuple[int, bytes | None, bytes | None, int]]:
-        return [(record.offset, record.key, record.value, record.timestamp) for covered in (LEFT, RIGHT) for record in self.got[covered]]
+        return [
+            (record.offset, record.key, record.value, record.timestamp)
+            for covered in (LEFT, RIGHT)
+            for record in self.got[covered]
+        ]
 
 
 def test_whether_values_are_kept_or_read_again_the_same_records_come_in_the_same_order(orders: Orders) -> None:
@@ -90,7 +104,9 @@ def test_whether_values_are_kept_or_read_again_the_same_records_come_in_the_same
     assert [share.waiting.bytes for share in again.shares] == [0, 0]
 
 
-def test_what_retention_deleted_before_its_value_was_read_again_is_an_error_until_somebody_seeks(orders: Orders) -> None:
+def test_what_retention_deleted_before_its_value_was_read_again_is_an_error_until_somebody_seeks(
+    orders: Orders,
+) -> None:
     write_with_holes(orders)
     reading = Reading(orders, reserves=False)
     orders.log.delete_before(orders.at, 606)

@@ -1,4 +1,6 @@
-"""Cooperative fetch on a real Kafka: records of one partition delivered to many, without keys or order; each done once unless somebody dies."""
+"""Cooperative fetch on a real Kafka: records of one partition delivered to many, without keys or order; each done once
+unless somebody dies.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ from coopstreams.dev.broker import KafkaBroker
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.share import AcquiredRecord
 from coopstreams.log.log import TopicSpec
-from coopstreams.topology.errors import ConfigError, IndividualCommitNotAllowedError, TopicRangeFetchNotAllowedError, UnknownTopicError
+from coopstreams.topology.errors import (
+    ConfigError,
+    IndividualCommitNotAllowedError,
+    TopicRangeFetchNotAllowedError,
+    UnknownTopicError,
+)
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
@@ -43,7 +50,9 @@ def workable(bootstrap: str, topic: str) -> None:
 
 
 def member(bootstrap: str, group: str, topic: str, **settings: object) -> CooperativeFetch:
-    consumer = CooperativeFetch({"bootstrap.servers": bootstrap, "group.id": group, **{k.replace("_", "."): v for k, v in settings.items()}})
+    consumer = CooperativeFetch(
+        {"bootstrap.servers": bootstrap, "group.id": group, **{k.replace("_", "."): v for k, v in settings.items()}}
+    )
     consumer.subscribe([topic])
     return consumer
 
@@ -104,7 +113,9 @@ def test_three_members_share_one_partition_and_each_record_is_done_once(kafka: K
     late.close()
 
 
-def test_what_a_dead_member_had_is_delivered_again_after_the_gap_wait(broker_of_own: Callable[..., KafkaBroker]) -> None:
+def test_what_a_dead_member_had_is_delivered_again_after_the_gap_wait(
+    broker_of_own: Callable[..., KafkaBroker],
+) -> None:
     broker = broker_of_own(group_share_min_record_lock_duration_ms="1000")
     workable(broker.bootstrap, "work")
     write(broker.bootstrap, "work", 10)
@@ -132,7 +143,9 @@ def test_what_a_dead_member_had_is_delivered_again_after_the_gap_wait(broker_of_
         consumer.close()
 
 
-def test_a_record_that_is_released_is_delivered_again_and_one_that_is_out_holds_up_the_next_batch(kafka: Kafka, topic: str) -> None:
+def test_a_record_that_is_released_is_delivered_again_and_one_that_is_out_holds_up_the_next_batch(
+    kafka: Kafka, topic: str
+) -> None:
     consumer = member(kafka.bootstrap, kafka.unique("share"), topic)
     write(kafka.bootstrap, topic, 2)
     some = first(consumer, most=1)
@@ -148,7 +161,9 @@ def test_a_record_that_is_released_is_delivered_again_and_one_that_is_out_holds_
 def test_nobody_deals_records_of_a_topic_whose_order_counts(kafka: Kafka, topic: str) -> None:
     group = kafka.unique("share")
     ordered = kafka.topic("ordered")
-    with pytest.raises(TopicRangeFetchNotAllowedError, match=f"policy set accept.range.fetch=true --topic {ordered}") as refused:
+    with pytest.raises(
+        TopicRangeFetchNotAllowedError, match=f"policy set accept.range.fetch=true --topic {ordered}"
+    ) as refused:
         member(kafka.bootstrap, group, ordered)
     assert refused.value.code == 89
     with pytest.raises(UnknownTopicError, match="no topic nowhere"):

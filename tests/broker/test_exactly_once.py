@@ -1,4 +1,5 @@
-"""Exactly once under fire: processes are killed, stopped, added and removed while records flow; every record counts once, in order.
+"""Exactly once under fire: processes are killed, stopped, added and removed while records flow; every record counts
+once, in order.
 
 A run draws its faults from a seed and prints it; TEST_SEED=<seed> has the same faults again.
 """
@@ -12,7 +13,18 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from coopstreams.dev.broker import KafkaBroker
-from tests.broker.chaos import KEYS, Chaos, Feeder, Found, Topics, dead_letters, examine, seed_of_run, table_of, topics_for
+from tests.broker.chaos import (
+    KEYS,
+    Chaos,
+    Feeder,
+    Found,
+    Topics,
+    dead_letters,
+    examine,
+    seed_of_run,
+    table_of,
+    topics_for,
+)
 from tests.broker.hammer import Hammer
 from tests.broker.processes import Workers
 from tests.broker.waiting import eventually
@@ -25,7 +37,9 @@ MakeWorkers = Callable[..., Workers]
 
 
 def settle(bootstrap: str, topics: Topics, feeder: Feeder, chaos: Chaos, timeout_s: float = 150) -> None:
-    """Wait until everything was processed; then every update is there once, in order, and state and outputs say the same."""
+    """Wait until everything was processed; then every update is there once, in order, and state and outputs say the
+    same.
+    """
     feeder.join()
     found: dict[str, Found] = {}
 
@@ -67,7 +81,9 @@ def hammer_on(chaos: Chaos) -> Hammer:
 @pytest.mark.broker
 @pytest.mark.timeout(600)
 def test_kills_and_stops_neither_lose_nor_double_a_record(kafka: Kafka, workers: MakeWorkers) -> None:
-    """One partition in six to eight ranges over three to four processes, cut anew at each fault; six kills, one long stop; queries all along."""
+    """One partition in six to eight ranges over three to four processes, cut anew at each fault; six kills, one long
+    stop; queries all along.
+    """
     topics, seed = topics_for(kafka, 1), seed_of_run()
     feeder = Feeder(kafka.bootstrap, topics, seed, orders=51_000, a_second=1700)
     feeder.start()
@@ -93,11 +109,15 @@ def test_kills_and_stops_neither_lose_nor_double_a_record(kafka: Kafka, workers:
 
 
 @pytest.mark.broker
-def test_a_process_that_was_killed_and_is_started_again_waits_for_no_session_time_out(kafka: Kafka, workers: MakeWorkers) -> None:
+def test_a_process_that_was_killed_and_is_started_again_waits_for_no_session_time_out(
+    kafka: Kafka, workers: MakeWorkers
+) -> None:
     """Here it would wait for twenty minutes: the group would keep a place, and the keys, for its last life."""
     topics, seed = topics_for(kafka, 2), seed_of_run()
     feeder = Feeder(kafka.bootstrap, topics, seed, orders=3000, a_second=1000)
-    chaos = Chaos(group_of(workers, kafka.bootstrap, topics, threads=1, session_timeout_ms=20 * 60_000), seed, members=2)
+    chaos = Chaos(
+        group_of(workers, kafka.bootstrap, topics, threads=1, session_timeout_ms=20 * 60_000), seed, members=2
+    )
     eventually(lambda: len(list(chaos.group.folder.glob("state/*/*/member-id"))) == 2, 90, chaos.group.logs)
     chaos.kill()
     feeder.start()
@@ -108,7 +128,9 @@ def test_a_process_that_was_killed_and_is_started_again_waits_for_no_session_tim
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("partitions", [1, 2])
-def test_members_come_and_go_and_the_broker_restarts(broker_of_own: Callable[..., KafkaBroker], workers: MakeWorkers, partitions: int) -> None:
+def test_members_come_and_go_and_the_broker_restarts(
+    broker_of_own: Callable[..., KafkaBroker], workers: MakeWorkers, partitions: int
+) -> None:
     """Three processes, five, two, three; all killed at once; the broker killed, and stopped in good order."""
     broker = broker_of_own()
     kafka = Kafka(broker.bootstrap, AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 2}))

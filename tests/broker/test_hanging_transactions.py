@@ -1,7 +1,8 @@
 """Transactions that end while a partition of theirs has no leader, because the broker with its one replica was killed.
 
-A broker with KAFKA-20734 forgets to tell that partition: the writer does not go on before the partition knows (`hanging_transactions` provokes
-the same under load). One without waits for the leader: a writer that was fenced does not say before that its transaction has ended.
+A broker with KAFKA-20734 forgets to tell that partition: the writer does not go on before the partition knows
+(`hanging_transactions` provokes the same under load). One without waits for the leader: a writer that was fenced does
+not say before that its transaction has ended.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ def test_what_was_committed_or_aborted_is_so_everywhere_before_the_next_transact
 
 
 def test_a_writer_that_was_fenced_says_so_when_its_transaction_has_ended(three_brokers: ThreeBrokers) -> None:
-    log, other = (KafkaLog({"bootstrap.servers": three_brokers.bootstrap}, timeout_s=timeout_s) for timeout_s in (10, 3))
+    log, other = (
+        KafkaLog({"bootstrap.servers": three_brokers.bootstrap}, timeout_s=timeout_s) for timeout_s in (10, 3)
+    )
     _, home = make_topic(three_brokers, log)
     topic = three_brokers.kafka.topic()
     writer = log.writer(NAME)
@@ -100,7 +103,9 @@ def test_a_writer_that_was_fenced_says_so_when_its_transaction_has_ended(three_b
 
 
 def make_topic(cluster: ThreeBrokers, log: KafkaLog) -> tuple[int, int]:
-    """Make a topic of one replica; return the coordinator of the transactional id, and another broker, which leads the topic."""
+    """Make a topic of one replica; return the coordinator of the transactional id, and another broker, which leads the
+    topic.
+    """
     log.writer(NAME).close()
     coordinator = cluster.transaction_coordinator(NAME)
     assert coordinator is not None

@@ -25,15 +25,21 @@ from coopstreams.common import interrupts
 
 listen = interrupts.listen
 
+def strike():
+    time.sleep(float(os.environ["AFTER_S"]))
+    os.kill(os.getpid(), int(os.environ["SIGNAL"]))
+
 def then():
     listen()
-    threading.Thread(target=lambda: (time.sleep(float(os.environ["AFTER_S"])), os.kill(os.getpid(), int(os.environ["SIGNAL"]))), daemon=True).start()
+    threading.Thread(target=strike, daemon=True).start()
 
 interrupts.listen = then  # before anything else of ours is loaded
 sys.argv[0] = "coopstreams"
 __main__.main()
 """
-"""`coopstreams`, with a signal to itself so long after its first instruction: Python itself takes signals before that."""
+"""`coopstreams`, with a signal to itself so long after its first instruction: Python itself takes signals before
+that.
+"""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 STARTED_S = 6.0
@@ -50,19 +56,40 @@ class Starts:
 
     def run(self, number: signal.Signals, after_s: float, *arguments: str, **settings: object) -> None:
         """Start, send a signal, and see that the end is a good one and leaves nobody behind."""
-        given = {"bootstrap.servers": self._bootstrap, "state.dir": self._folder / "state", "connect.timeout.ms": LONG_MS}
+        given = {
+            "bootstrap.servers": self._bootstrap,
+            "state.dir": self._folder / "state",
+            "connect.timeout.ms": LONG_MS,
+        }
         given |= {name.replace("_", "."): value for name, value in settings.items()}
         flags = [part for name, value in given.items() for part in ("--set", f"{name}={value}")]
         told = {"AFTER_S": str(after_s), "SIGNAL": str(int(number)), "PYTHONFAULTHANDLER": "1"}
-        command = [sys.executable, "-c", DRIVER, "run", str(Path(__file__).with_name("counting_app.py")), *flags, *arguments]
+        command = [
+            sys.executable,
+            "-c",
+            DRIVER,
+            "run",
+            str(Path(__file__).with_name("counting_app.py")),
+            *flags,
+            *arguments,
+        ]
         process = subprocess.Popen(
-            command, env=os.environ | self._environment | told, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            env=os.environ | self._environment | told,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
-            said = process.communicate(timeout=150)[0].decode(errors="replace")  # their end, too: workers have the same pipe
+            said = process.communicate(timeout=150)[0].decode(
+                errors="replace"
+            )  # their end, too: workers have the same pipe
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGABRT)  # says where each thread is
-            pytest.fail(f"{number.name} after {after_s:.2f} s did not end it:\n{process.communicate()[0].decode(errors='replace')}")
+            pytest.fail(
+                f"{number.name} after {after_s:.2f} s did not end "
+                f"it:\n{process.communicate()[0].decode(errors='replace')}"
+            )
         assert process.returncode == 0, f"{number.name} after {after_s:.2f} s: status {process.returncode}\n{said}"
         assert "Traceback" not in said, f"{number.name} after {after_s:.2f} s:\n{said}"
         assert "did not drain" not in said, said
@@ -71,7 +98,9 @@ class Starts:
 @pytest.fixture
 def away(tmp_path: Path) -> Starts:
     """Starts without a broker."""
-    return Starts(tmp_path, f"127.0.0.1:{free_port()}", {"TEST_APPLICATION": "nowhere", "TEST_INPUT": "in", "TEST_OUTPUT": "out"})
+    return Starts(
+        tmp_path, f"127.0.0.1:{free_port()}", {"TEST_APPLICATION": "nowhere", "TEST_INPUT": "in", "TEST_OUTPUT": "out"}
+    )
 
 
 @pytest.fixture
@@ -79,7 +108,11 @@ def there(kafka: Kafka, tmp_path: Path) -> Callable[[int], Starts]:
     """Return a function that makes starts of an application that nobody has started yet."""
 
     def make(number: int) -> Starts:
-        environment = {"TEST_APPLICATION": kafka.unique("asked"), "TEST_INPUT": kafka.topic("in"), "TEST_OUTPUT": kafka.topic("out")}
+        environment = {
+            "TEST_APPLICATION": kafka.unique("asked"),
+            "TEST_INPUT": kafka.topic("in"),
+            "TEST_OUTPUT": kafka.topic("out"),
+        }
         return Starts(tmp_path / str(number), kafka.bootstrap, environment)
 
     return make

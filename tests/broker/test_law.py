@@ -1,4 +1,6 @@
-"""The law of the project on a real Kafka: the same input gives the same tables for any number of ranges, threads and instances."""
+"""The law of the project on a real Kafka: the same input gives the same tables for any number of ranges, threads and
+instances.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,24 @@ def topics_for(kafka: Kafka, partitions: int) -> Topics:
 def instances(kafka: Kafka, topology: Topology, folder: Path, number: int, **settings: Any) -> list[CoopStreams]:
     shared = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(folder), "commit.interval.ms": 100, **PATIENT}
     return [
-        CoopStreams(topology, shared | {"instance": i} | {name.replace("_", "."): value for name, value in settings.items()}) for i in range(number)
+        CoopStreams(
+            topology, shared | {"instance": i} | {name.replace("_", "."): value for name, value in settings.items()}
+        )
+        for i in range(number)
     ]
 
 
-def check(kafka: Kafka, folder: Path, ranges: int, number: int, guarantee: str, partitions: int, *, threads: int = 1, cache: int = 0) -> None:
+def check(
+    kafka: Kafka,
+    folder: Path,
+    ranges: int,
+    number: int,
+    guarantee: str,
+    partitions: int,
+    *,
+    threads: int = 1,
+    cache: int = 0,
+) -> None:
     """Run the program over the input, and compare everything that can be seen with the fold of one thread."""
     topics = topics_for(kafka, partitions)
     topology = law_topology(topics)
@@ -43,7 +58,12 @@ def check(kafka: Kafka, folder: Path, ranges: int, number: int, guarantee: str, 
     expected = law.fold(records, partitions)
     assert expected.late > 20, "no late records: the input proves less than it should"
 
-    settings = {"ranges_per_partition": ranges, "processing_guarantee": guarantee, "statestore_cache_max_bytes": cache, "num_stream_threads": threads}
+    settings = {
+        "ranges_per_partition": ranges,
+        "processing_guarantee": guarantee,
+        "statestore_cache_max_bytes": cache,
+        "num_stream_threads": threads,
+    }
     with ExitStack() as running:
         apps = [running.enter_context(app) for app in instances(kafka, topology, folder, number, **settings)]
         clients = [running.enter_context(QueryClient(str(app.url), deadline_s=60)) for app in apps]
@@ -66,7 +86,9 @@ def check(kafka: Kafka, folder: Path, ranges: int, number: int, guarantee: str, 
         assert len(metadata["instances"]) == number
 
     def by_changelogs() -> dict[str, dict[Any, Any]]:
-        return law.tables_by_changelog({name: read_topic(kafka.bootstrap, law.changelog_of(topology, name).name) for name in law.TABLES})
+        return law.tables_by_changelog(
+            {name: read_topic(kafka.bootstrap, law.changelog_of(topology, name).name) for name in law.TABLES}
+        )
 
     eventually(lambda: by_changelogs() == expected.tables, 60, lambda: difference(by_changelogs(), expected.tables))
     check_outputs(kafka, topics, expected, every_update=not cache)
@@ -76,7 +98,8 @@ def check_outputs(kafka: Kafka, topics: Topics, expected: law.Tables, *, every_u
     """Each key's outputs: without record cache all updates in order, else the last ones."""
     windowed = serdes.windowed(serdes.text, law.WINDOW_MS)
     running = {
-        key.decode(): [serdes.int64.decode(v or b"") for v in values] for key, values in by_key(read_topic(kafka.bootstrap, topics.running)).items()
+        key.decode(): [serdes.int64.decode(v or b"") for v in values]
+        for key, values in by_key(read_topic(kafka.bootstrap, topics.running)).items()
     }
     windows = {}
     for key, values in by_key(read_topic(kafka.bootstrap, topics.windows)).items():
@@ -101,7 +124,9 @@ def difference(seen: dict[str, Any], expected: dict[str, dict[Any, Any]]) -> str
     lines = [str(seen.get("error", ""))]
     for name, table in expected.items():
         got = seen.get(name, {})
-        wrong = {key: (got.get(key), table.get(key)) for key in table.keys() | got.keys() if got.get(key) != table.get(key)}
+        wrong = {
+            key: (got.get(key), table.get(key)) for key in table.keys() | got.keys() if got.get(key) != table.get(key)
+        }
         lines.append(f"{name}: {len(wrong)} of {len(table)} rows differ (got, want): {dict(list(wrong.items())[:3])}")
     return "\n".join(lines)
 

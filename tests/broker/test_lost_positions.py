@@ -1,4 +1,6 @@
-"""Positions that went away, and progress that cannot be read: never an old individual commit, never the beginning, over state that is there."""
+"""Positions that went away, and progress that cannot be read: never an old individual commit, never the beginning, over
+state that is there.
+"""
 
 # pyright: reportAttributeAccessIssue=false
 # pyright brings stubs of kafka-python 2.
@@ -18,7 +20,16 @@ from kafka.admin import KafkaAdminClient
 
 from coopstreams import CoopStreams
 from coopstreams.admin.group_reset import reset_offsets
-from coopstreams.commit.record import PARTITIONS, CommitKey, CommitValue, Segment, encode_key, encode_value, partition_of, topic_spec
+from coopstreams.commit.record import (
+    PARTITIONS,
+    CommitKey,
+    CommitValue,
+    Segment,
+    encode_key,
+    encode_value,
+    partition_of,
+    topic_spec,
+)
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka.log import KafkaLog
@@ -78,14 +89,18 @@ def test_a_group_that_was_ever_shared_needs_no_plain_offset_to_go_on(kafka: Kafk
 
 
 @pytest.mark.parametrize("how", ["group", "offsets"])
-def test_an_ordinary_application_whose_offsets_are_gone_is_refused_and_goes_on_where_it_is_told(kafka: Kafka, tmp_path: Path, how: str) -> None:
+def test_an_ordinary_application_whose_offsets_are_gone_is_refused_and_goes_on_where_it_is_told(
+    kafka: Kafka, tmp_path: Path, how: str
+) -> None:
     counting = Counting.make(kafka)
     expected = counting.write(KEYS)
     run(counting, tmp_path, 1, expected)
     lose_offsets(counting, how)
     app = exactly(counting, tmp_path)
     with pytest.raises(
-        ConfigError, match=rf"has lost its positions: {counting.changelog}-0 has records.* `coopstreams reset`.* --topic {counting.source}"
+        ConfigError,
+        match=rf"has lost its positions: {counting.changelog}-0 has records.* `coopstreams reset`.* --topic "
+        rf"{counting.source}",
     ):
         app.run()
     log = KafkaLog({"bootstrap.servers": kafka.bootstrap})
@@ -104,7 +119,9 @@ def members(counting: Counting) -> int:
 
 @pytest.mark.parametrize("part", ["key", "value"])
 def test_progress_of_a_newer_version_is_waited_out_and_never_skipped(kafka: Kafka, tmp_path: Path, part: str) -> None:
-    """Two key ranges stand at 200; a newer version says that one of them is further. Records of another group come behind it."""
+    """Two key ranges stand at 200; a newer version says that one of them is further. Records of another group come
+    behind it.
+    """
     counting = Counting.make(kafka)
     expected = counting.write(KEYS)
     run(counting, tmp_path, 2, expected)
@@ -126,7 +143,9 @@ def test_progress_of_a_newer_version_is_waited_out_and_never_skipped(kafka: Kafk
         eventually(lambda: "unreadable-commit" in reasons(app), 90, lambda: str(reasons(app)))
         write(other, encode_key(CommitKey(other, counting.source, 0, WHOLE, 1, 1)), value)
         eventually(
-            lambda: instance_of(app).components.follower.tail == log.end_offset(TopicPartition(COMMIT_TOPIC, at)), 60, lambda: "it does not read on"
+            lambda: instance_of(app).components.follower.tail == log.end_offset(TopicPartition(COMMIT_TOPIC, at)),
+            60,
+            lambda: "it does not read on",
         )
         assert {state.value for state in instance_of(app).registry.states.values()} == {"restoring"}
         assert "upgrade this process" in reasons(app)["unreadable-commit"]
@@ -147,7 +166,9 @@ def reasons(app: CoopStreams) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_a_commit_topic_that_was_made_anew_or_deletes_is_refused(broker_of_own: Callable[..., KafkaBroker], tmp_path: Path) -> None:
+def test_a_commit_topic_that_was_made_anew_or_deletes_is_refused(
+    broker_of_own: Callable[..., KafkaBroker], tmp_path: Path
+) -> None:
     """Two key ranges stand at different places; what the plain offset says is below one of them."""
     broker = broker_of_own()
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
@@ -158,7 +179,10 @@ def test_a_commit_topic_that_was_made_anew_or_deletes_is_refused(broker_of_own: 
     log = KafkaLog({"bootstrap.servers": broker.bootstrap})
     eventually(lambda: COMMIT_TOPIC not in log.partitions(), 60, lambda: "it is still there")
     app = exactly(counting, tmp_path, 2)
-    with pytest.raises(ConfigError, match=f"{counting.source}-0: key ranges of group .* had committed more than the plain offset 200 says"):
+    with pytest.raises(
+        ConfigError,
+        match=f"{counting.source}-0: key ranges of group .* had committed more than the plain offset 200 says",
+    ):
         app.run()
     spec = topic_spec()
     admin.delete_topics([COMMIT_TOPIC])[COMMIT_TOPIC].result(60)

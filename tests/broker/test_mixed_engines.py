@@ -37,7 +37,10 @@ def counting(kafka: Kafka) -> Counting:
     builder = StreamsBuilder(made.application)
     stream = builder.stream(made.source, key=serdes.text, value=serdes.raw)
     stream.group_by_key().count(store=Materialized("disk", store_type="rocksDB")).to_stream().to(made.sink)
-    stores = [key_value_store(name, key=serdes.text, value=serdes.int64, store_type=at) for name, at in (("heap", "in_memory"), ("own", NAME))]
+    stores = [
+        key_value_store(name, key=serdes.text, value=serdes.int64, store_type=at)
+        for name, at in (("heap", "in_memory"), ("own", NAME))
+    ]
     stream.process(CountsTwice, stores=stores, by_key=True)
     return Counting(made.kafka, made.application, made.source, made.sink, builder.build())
 
@@ -62,7 +65,9 @@ class Starts(RestoreListener):
         self.of[store].append(start)
 
 
-def test_each_store_is_restored_as_its_engine_needs_and_all_count_each_record_once(kafka: Kafka, tmp_path: Path) -> None:
+def test_each_store_is_restored_as_its_engine_needs_and_all_count_each_record_once(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     app = counting(kafka)
     settings: dict[str, Any] = {"processing_guarantee": "exactly_once_v2", "ranges_per_partition": 4}
     written = app.write(KEYS)

@@ -53,11 +53,23 @@ class Program:
 
     def run(self, *arguments: str, **settings: object) -> subprocess.Popen[bytes]:
         """Start `coopstreams run`."""
-        given = {"bootstrap.servers": self.kafka.bootstrap, "state.dir": self.folder / "state", "statestore.cache.max.bytes": 0}
+        given = {
+            "bootstrap.servers": self.kafka.bootstrap,
+            "state.dir": self.folder / "state",
+            "statestore.cache.max.bytes": 0,
+        }
         given |= {name.replace("_", "."): value for name, value in settings.items()}
         flags = [part for name, value in given.items() for part in ("--set", f"{name}={value}")]
         environment = {"TEST_APPLICATION": self.application, "TEST_INPUT": self.source, "TEST_OUTPUT": self.sink}
-        command = [sys.executable, "-m", "coopstreams", "run", str(Path(__file__).with_name("counting_app.py")), *flags, *arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "coopstreams",
+            "run",
+            str(Path(__file__).with_name("counting_app.py")),
+            *flags,
+            *arguments,
+        ]
 
         self._began = len(self.said()) if self.log.exists() else 0
         with self.log.open("ab") as log:
@@ -73,7 +85,9 @@ class Program:
         eventually(lambda: re.search(r"task 0_0\[\S+\] runs", self.said()[self._began :]) is not None, 120, self.said)
 
     def await_outputs(self) -> None:
-        eventually(lambda: self.found().outputs >= self.written.total(), 150, lambda: f"{self.found()}\n{self.said()[-4000:]}")
+        eventually(
+            lambda: self.found().outputs >= self.written.total(), 150, lambda: f"{self.found()}\n{self.said()[-4000:]}"
+        )
 
     def details(self) -> list[dict[str, object]]:
         """Return what each process says of its restarts, as one of them tells."""
@@ -106,8 +120,12 @@ def program(kafka: Kafka, tmp_path: Path) -> Iterator[Program]:
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains_and_commits_and_nothing_is_done_again(program: Program, guarantee: str, number: signal.Signals) -> None:
-    """Signals come while records flow. The commit interval is so long that only what is committed at the end can count."""
+def test_a_signal_drains_and_commits_and_nothing_is_done_again(
+    program: Program, guarantee: str, number: signal.Signals
+) -> None:
+    """Signals come while records flow. The commit interval is so long that only what is committed at the end can
+    count.
+    """
     program.write(500)
     for life in range(3):
         running = program.run(processing_guarantee=guarantee, commit_interval_ms=7000, **PATIENT)
@@ -144,7 +162,9 @@ def test_a_record_that_nothing_processes_ends_all_processes_when_one_has_met_it_
     program.write(1, b"short")
     assert running.wait(120) == 1
     ends = re.findall(
-        r"worker (\d) ended with status 1: ProcessingError: .* partition 0 offset 10 cannot be read.*; (starting|it has ended 2)", program.said()
+        r"worker (\d) ended with status 1: ProcessingError: .* partition 0 offset 10 cannot be read.*; (starting|it "
+        r"has ended 2)",
+        program.said(),
     )
     assert [how for _, how in ends].count("it has ended 2") == 1
     assert (ends[-1][0], "starting") in ends
@@ -160,7 +180,9 @@ def test_settings_that_no_worker_can_start_with_end_all_at_once(program: Program
 
 def test_a_worker_that_crashes_is_started_again(program: Program) -> None:
     program.write(2000)
-    running = program.run("--processes", "3", processing_guarantee="exactly_once_v2", session_timeout_ms=3000, heartbeat_interval_ms=300)
+    running = program.run(
+        "--processes", "3", processing_guarantee="exactly_once_v2", session_timeout_ms=3000, heartbeat_interval_ms=300
+    )
     program.await_outputs()
     children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
     assert len(children) == 3
@@ -168,19 +190,29 @@ def test_a_worker_that_crashes_is_started_again(program: Program) -> None:
     program.write(2000)
     program.await_outputs()
     eventually(lambda: "starting it again" in program.said(), 60, program.said)
-    eventually(lambda: len(Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()) == 3, 60, program.said)
+    eventually(
+        lambda: len(Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()) == 3, 60, program.said
+    )
     again = {"restarts": 1, "last_end": "was killed by SIGKILL"}
-    eventually(lambda: sorted(program.details(), key=len) == [{}, {}, again], 60, lambda: f"{program.details()}\n{program.said()}")
+    eventually(
+        lambda: sorted(program.details(), key=len) == [{}, {}, again],
+        60,
+        lambda: f"{program.details()}\n{program.said()}",
+    )
     running.terminate()
     assert running.wait(120) == 0, program.said()
     assert program.found().exactly_once
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-def test_a_disk_that_is_full_ends_the_process_with_the_folder_and_loses_nothing(program: Program, guarantee: str) -> None:
+def test_a_disk_that_is_full_ends_the_process_with_the_folder_and_loses_nothing(
+    program: Program, guarantee: str
+) -> None:
     program.write(20_000)
     running = program.run(processing_guarantee=guarantee, commit_interval_ms=100)
-    resource.prlimit(running.pid, resource.RLIMIT_FSIZE, (200_000, 200_000))  # no file may grow beyond that, as if the disk were full
+    resource.prlimit(
+        running.pid, resource.RLIMIT_FSIZE, (200_000, 200_000)
+    )  # no file may grow beyond that, as if the disk were full
     deadline = time.monotonic() + 300
     while running.poll() is None and time.monotonic() < deadline:
         program.write(1000)  # no more than it can catch up with afterwards, however long it takes to begin
@@ -197,9 +229,13 @@ def test_a_disk_that_is_full_ends_the_process_with_the_folder_and_loses_nothing(
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-def test_a_signal_ends_a_process_whose_broker_is_away(broker_of_own: Callable[..., KafkaBroker], tmp_path: Path, guarantee: str) -> None:
+def test_a_signal_ends_a_process_whose_broker_is_away(
+    broker_of_own: Callable[..., KafkaBroker], tmp_path: Path, guarantee: str
+) -> None:
     broker = broker_of_own()
-    program = Program(Kafka(broker.bootstrap, AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 2})), tmp_path)
+    program = Program(
+        Kafka(broker.bootstrap, AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 2})), tmp_path
+    )
     program.write(1000)
     running = program.run(processing_guarantee=guarantee, transaction_timeout_ms=5000)
     try:

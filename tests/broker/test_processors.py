@@ -1,4 +1,6 @@
-"""Processors on real Kafka: their stores survive a restart, the wall clock calls them without records, topics are chosen by record."""
+"""Processors on real Kafka: their stores survive a restart, the wall clock calls them without records, topics are
+chosen by record.
+"""
 
 from __future__ import annotations
 
@@ -70,8 +72,14 @@ def named(application: str, source: str, even: str, odd: str) -> Topology:
 
 
 @pytest.mark.broker
-@pytest.mark.parametrize("write", [partial(topology_of, by_key=True), partial(topology_of, by_key=False), named], ids=["by key", "whole", "named"])
-def test_a_store_survives_a_restart_and_the_wall_clock_speaks(kafka: Any, tmp_path: Path, write: Callable[..., Topology]) -> None:
+@pytest.mark.parametrize(
+    "write",
+    [partial(topology_of, by_key=True), partial(topology_of, by_key=False), named],
+    ids=["by key", "whole", "named"],
+)
+def test_a_store_survives_a_restart_and_the_wall_clock_speaks(
+    kafka: Any, tmp_path: Path, write: Callable[..., Topology]
+) -> None:
     source, even, odd = (kafka.topic(name) for name in ("in", "even", "odd"))
     topology = write(kafka.unique("told"), source, even, odd)
     config = {

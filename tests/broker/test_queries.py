@@ -91,8 +91,16 @@ def topology_of(application: str, topics: dict[str, str]) -> Topology:
     group.windowed_by(SessionWindows(gap=timedelta(seconds=5), grace=timedelta(hours=1))).count(store="sessions")
     group.windowed_by(Uneven()).count(store="uneven")
     group.windowed_by(UnlimitedWindows()).count(store="ever")
-    events.process(Marking, stores=[window_store("marks", key=serdes.text, value=serdes.text, size=ms(7 * STEP), retention=ms(HISTORY))], by_key=True)
-    events.process(Remembering, stores=[versioned_store("past", key=serdes.text, value=serdes.text, history=ms(10 * HISTORY))], by_key=True)
+    events.process(
+        Marking,
+        stores=[window_store("marks", key=serdes.text, value=serdes.text, size=ms(7 * STEP), retention=ms(HISTORY))],
+        by_key=True,
+    )
+    events.process(
+        Remembering,
+        stores=[versioned_store("past", key=serdes.text, value=serdes.text, history=ms(10 * HISTORY))],
+        by_key=True,
+    )
     return builder.build()
 
 
@@ -112,7 +120,9 @@ class Running:
 @pytest.fixture(scope="module")
 def running(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """Each key has events at 0, 1, 20 and 22 steps, and prices at 0, 10 and 60 steps, of which one deletes."""
-    topics = {name: kafka.topic(name, 2) for name in ("events", "prices", "joined")} | {"names": kafka.topic("names", 3)}
+    topics = {name: kafka.topic(name, 2) for name in ("events", "prices", "joined")} | {
+        "names": kafka.topic("names", 3)
+    }
     topology = topology_of(kafka.unique("queries"), topics)
     now = int(time.time() * 1000)
     begin = now - now % (4 * STEP)  # young enough for the retention of topics
@@ -127,7 +137,13 @@ def running(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         producer.produce(topics["names"], f"name of {key}", key)
     assert producer.flush(30) == 0
     folder: Path = tmp_path_factory.mktemp("queries")
-    settings = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(folder), "commit.interval.ms": 100, "ranges.per.partition": 4, **PATIENT}
+    settings = {
+        "bootstrap.servers": kafka.bootstrap,
+        "state.dir": str(folder),
+        "commit.interval.ms": 100,
+        "ranges.per.partition": 4,
+        **PATIENT,
+    }
     with ExitStack() as open_:
         apps = [open_.enter_context(CoopStreams(topology, settings | {"instance": number})) for number in range(2)]
         await_running(apps)
@@ -137,7 +153,11 @@ def running(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             ever = {entry.key: entry.value for entry in clients[0].range("ever")}
             prices = {entry.key: entry.value for entry in clients[0].range("prices")}
             windows = [len(list(clients[0].range(store))) for store in ("sessions", "uneven", "marks")]
-            return ever == dict.fromkeys(KEYS, 4) and prices == dict.fromkeys(KEYS, "high") and windows == [len(KEYS) * each for each in (2, 4, 4)]
+            return (
+                ever == dict.fromkeys(KEYS, 4)
+                and prices == dict.fromkeys(KEYS, "high")
+                and windows == [len(KEYS) * each for each in (2, 4, 4)]
+            )
 
         eventually(complete, 120, lambda: str(clients[0].status()))
         yield Running(begin, apps, clients)
@@ -160,18 +180,31 @@ def test_both_instances_own_keys_of_every_store(running: Running, queries: Query
     for store in wanted.keys() - {"names"}:
         owners = [queries.owner(store, key)["owner"] for key in KEYS]
         assert {owner["url"] for owner in owners} == {app.url for app in running.apps}
-        assert len({(queries.owner(store, key)["partition"], queries.owner(store, key)["owner"]["key_range"]) for key in KEYS}) == 8
+        assert (
+            len(
+                {
+                    (queries.owner(store, key)["partition"], queries.owner(store, key)["owner"]["key_range"])
+                    for key in KEYS
+                }
+            )
+            == 8
+        )
 
 
 def test_sessions_have_their_ends(running: Running, queries: QueryClient) -> None:
-    both = [WindowFound(running.at(0), running.at(1), 2, running.at(1)), WindowFound(running.at(20), running.at(22), 2, running.at(22))]
+    both = [
+        WindowFound(running.at(0), running.at(1), 2, running.at(1)),
+        WindowFound(running.at(20), running.at(22), 2, running.at(22)),
+    ]
     for key in KEYS:
         assert queries.sessions("sessions", key) == both
         assert queries.sessions("sessions", key, running.at(1), running.at(19)) == both[:1]
         assert queries.sessions("sessions", key, running.at(2), running.at(19)) == []
         assert queries.sessions("sessions", key, running.at(2), running.at(20)) == both[1:]
     entries = list(queries.range("sessions", page=10))
-    assert {(entry.key, entry.window) for entry in entries} == {(key, (one.start, one.end)) for key in KEYS for one in both}
+    assert {(entry.key, entry.window) for entry in entries} == {
+        (key, (one.start, one.end)) for key in KEYS for one in both
+    }
     assert len(entries) == 2 * len(KEYS)
 
 
@@ -220,7 +253,9 @@ def test_a_global_table_is_answered_where_it_is_asked(running: Running, queries:
         found = queries.get("names", key)
         assert found is not None
         assert (found.value, found.owner, found.partition) == (f"name of {key}", metadata["here"], None)
-    assert {entry.key: entry.value for entry in queries.range("names", page=7)} == {key: f"name of {key}" for key in KEYS}
+    assert {entry.key: entry.value for entry in queries.range("names", page=7)} == {
+        key: f"name of {key}" for key in KEYS
+    }
 
 
 def test_what_another_instance_owns_is_one_hop_away_and_local_says_whose_it_is(running: Running) -> None:

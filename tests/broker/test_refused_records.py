@@ -1,4 +1,6 @@
-"""Results that a real broker refuses: the record they come from is named, left out, or a dead letter; nothing around it is lost."""
+"""Results that a real broker refuses: the record they come from is named, left out, or a dead letter; nothing around it
+is lost.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def settings(kafka: Kafka, folder: Path, guarantee: str, dead: str, handler: str
 
 
 def write(kafka: Kafka, source: str) -> None:
-    """Records of which some come two days ahead of the clock, and one makes a large result. The topic takes any time."""
+    """Records of which some come two days ahead of the clock, and one makes a large result. The topic takes any
+    time.
+    """
     producer, now = Producer({"bootstrap.servers": kafka.bootstrap}), int(time.time() * 1000)
     for offset in range(RECORDS):
         value = b"x" * 3000 if offset == LARGE else b"%d" % offset
@@ -50,8 +54,14 @@ def write(kafka: Kafka, source: str) -> None:
 
 
 def topics(kafka: Kafka) -> tuple[str, str, str]:
-    """A source that takes any time, a sink that takes 2,000 bytes and one hour, and a topic for dead letters that takes one hour."""
-    return kafka.topic("in", message_timestamp_after_max_ms=str(1000 * HOUR_MS)), kafka.topic("out", max_message_bytes="2000"), kafka.topic("dead")
+    """A source that takes any time, a sink that takes 2,000 bytes and one hour, and a topic for dead letters that takes
+    one hour.
+    """
+    return (
+        kafka.topic("in", message_timestamp_after_max_ms=str(1000 * HOUR_MS)),
+        kafka.topic("out", max_message_bytes="2000"),
+        kafka.topic("dead"),
+    )
 
 
 def copying(application: str, source: str, sink: str) -> Topology:
@@ -66,11 +76,19 @@ def copying(application: str, source: str, sink: str) -> Topology:
 def test_refused_results_are_dead_letters_and_all_others_arrive(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
     source, sink, dead = topics(kafka)
     write(kafka, source)
-    app = CoopStreams(copying(kafka.unique("refused"), source, sink), settings(kafka, tmp_path, guarantee, dead, "dead-letter"))
+    app = CoopStreams(
+        copying(kafka.unique("refused"), source, sink), settings(kafka, tmp_path, guarantee, dead, "dead-letter")
+    )
     good = [b"%d" % offset for offset in range(RECORDS) if offset not in (*FAR, LARGE)]
     with app:
-        eventually(lambda: len({record.value for record in read_topic(kafka.bootstrap, sink)}) == len(good), 120, lambda: "not all arrived")
-        eventually(lambda: len(read_topic(kafka.bootstrap, dead)) >= 3, 120, lambda: f"{read_topic(kafka.bootstrap, dead)}")
+        eventually(
+            lambda: len({record.value for record in read_topic(kafka.bootstrap, sink)}) == len(good),
+            120,
+            lambda: "not all arrived",
+        )
+        eventually(
+            lambda: len(read_topic(kafka.bootstrap, dead)) >= 3, 120, lambda: f"{read_topic(kafka.bootstrap, dead)}"
+        )
         eventually(lambda: metric(app, "coopstreams_lag_records") == 0, 120, lambda: "not all processed")
     arrived = [record.value for record in read_topic(kafka.bootstrap, sink)]
     letters = read_topic(kafka.bootstrap, dead)
@@ -78,18 +96,31 @@ def test_refused_results_are_dead_letters_and_all_others_arrive(kafka: Kafka, tm
     if guarantee == "exactly_once_v2":
         assert (arrived, named) == (good, [b"7", b"23", b"41"])
     assert (set(arrived), set(named)) == (set(good), {b"7", b"23", b"41"})
-    said = {dict(letter.headers)["__coopstreams.errors.offset"]: dict(letter.headers)["__coopstreams.errors.message"] for letter in letters}
+    said = {
+        dict(letter.headers)["__coopstreams.errors.offset"]: dict(letter.headers)["__coopstreams.errors.message"]
+        for letter in letters
+    }
     assert b"message.timestamp.after.max.ms" in (said[b"7"] or b"")
     assert b"max.message.bytes" in (said[b"23"] or b"")
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-def test_a_handler_that_says_fail_names_the_record_that_the_refused_result_comes_from(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
+def test_a_handler_that_says_fail_names_the_record_that_the_refused_result_comes_from(
+    kafka: Kafka, tmp_path: Path, guarantee: str
+) -> None:
     source, sink, dead = topics(kafka)
     write(kafka, source)
-    error = failure_of(CoopStreams(copying(kafka.unique("refused"), source, sink), settings(kafka, tmp_path, guarantee, dead, "fail")))
+    error = failure_of(
+        CoopStreams(copying(kafka.unique("refused"), source, sink), settings(kafka, tmp_path, guarantee, dead, "fail"))
+    )
     assert isinstance(error, ProcessingError)
-    for part in (f'"{source}" partition 0 offset 7', sink, "key-2", "message.timestamp.after.max.ms", "continue or dead-letter"):
+    for part in (
+        f'"{source}" partition 0 offset 7',
+        sink,
+        "key-2",
+        "message.timestamp.after.max.ms",
+        "continue or dead-letter",
+    ):
         assert part in str(error)
 
 
@@ -106,11 +137,17 @@ def test_a_result_too_large_for_a_repartition_topic_is_left_out(kafka: Kafka, tm
     source, sink, dead = topics(kafka)
     topology = repartitioned(kafka.unique("again"), source, sink)
     [internal] = [topic.name for topic in topology.internal_topics]
-    kafka.create(internal, max_message_bytes="2000", retention_ms="-1", message_timestamp_after_max_ms=str((1 << 63) - 1))
+    kafka.create(
+        internal, max_message_bytes="2000", retention_ms="-1", message_timestamp_after_max_ms=str((1 << 63) - 1)
+    )
     write(kafka, source)
     good = {b"%d" % offset for offset in range(RECORDS) if offset not in (*FAR, LARGE)}
     with CoopStreams(topology, settings(kafka, tmp_path, guarantee, dead, "dead-letter")):
-        eventually(lambda: {record.value for record in read_topic(kafka.bootstrap, sink)} == good, 120, lambda: "not all arrived")
+        eventually(
+            lambda: {record.value for record in read_topic(kafka.bootstrap, sink)} == good,
+            120,
+            lambda: "not all arrived",
+        )
 
         def buried() -> set[tuple[bytes | None, bytes | None]]:
             """From where and for the results of which key: at least once may say so twice."""
@@ -121,7 +158,9 @@ def test_a_result_too_large_for_a_repartition_topic_is_left_out(kafka: Kafka, tm
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-def test_a_row_of_state_that_is_refused_ends_the_instance_whatever_the_handler_says(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
+def test_a_row_of_state_that_is_refused_ends_the_instance_whatever_the_handler_says(
+    kafka: Kafka, tmp_path: Path, guarantee: str
+) -> None:
     source, _, dead = topics(kafka)
     builder = StreamsBuilder(kafka.unique("state"))
     stream = builder.stream(source, key=serdes.text, value=serdes.raw)
@@ -143,13 +182,22 @@ def test_state_of_records_whose_time_lies_ahead_is_written(kafka: Kafka, tmp_pat
     builder.stream(source, key=serdes.text, value=serdes.raw).group_by_key().count(store="counts")
     topology = builder.build()
     with CoopStreams(topology, settings(kafka, tmp_path, "exactly_once_v2", dead, "fail")) as app:
-        eventually(lambda: metric(app, "coopstreams_lag_records") == 0 and metric(app, "coopstreams_processed_records_total") == RECORDS, 120, str)
+        eventually(
+            lambda: (
+                metric(app, "coopstreams_lag_records") == 0
+                and metric(app, "coopstreams_processed_records_total") == RECORDS
+            ),
+            120,
+            str,
+        )
     counted = by_key(read_topic(kafka.bootstrap, f"{topology.application_id}-counts-changelog"))
     assert sum(serdes.int64.decode(values[-1] or b"") for values in counted.values()) == RECORDS
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-def test_results_of_which_each_fits_arrive_where_the_batches_of_the_client_do_not(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
+def test_results_of_which_each_fits_arrive_where_the_batches_of_the_client_do_not(
+    kafka: Kafka, tmp_path: Path, guarantee: str
+) -> None:
     """A topic, and the changelog of a store, that take two of them at once."""
     source, sink, dead = kafka.topic("in"), kafka.topic("out", max_message_bytes="2000"), kafka.topic("dead")
     builder = StreamsBuilder(kafka.unique("batches"))
@@ -169,7 +217,11 @@ def test_results_of_which_each_fits_arrive_where_the_batches_of_the_client_do_no
         return [record.key for record in read_topic(kafka.bootstrap, topic)]
 
     with CoopStreams(topology, given):
-        eventually(lambda: all(len(set(keys(topic))) == 40 for topic in (sink, changelog)), 120, lambda: f"{keys(sink)}, {keys(changelog)}")
+        eventually(
+            lambda: all(len(set(keys(topic))) == 40 for topic in (sink, changelog)),
+            120,
+            lambda: f"{keys(sink)}, {keys(changelog)}",
+        )
     if guarantee == "exactly_once_v2":
         assert keys(sink) == [b"key-%d" % number for number in range(40)]
 

@@ -1,4 +1,6 @@
-"""`REPLACE_THREAD`: a function fails, its stream thread dies, another takes its place; every record counts, and under exactly-once once."""
+"""`REPLACE_THREAD`: a function fails, its stream thread dies, another takes its place; every record counts, and under
+exactly-once once.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,12 @@ class Failing:
         stream.filter(check).group_by_key().count(store="counts").to_stream().to(self.sink)
         self.topology = builder.build()
 
-    def app(self, folder: Path, guarantee: str, on_error: Callable[[BaseException], StreamThreadExceptionResponse] | None = None) -> CoopStreams:
+    def app(
+        self,
+        folder: Path,
+        guarantee: str,
+        on_error: Callable[[BaseException], StreamThreadExceptionResponse] | None = None,
+    ) -> CoopStreams:
         settings: dict[str, Any] = {
             "bootstrap.servers": self.kafka.bootstrap,
             "state.dir": str(folder),
@@ -52,8 +59,13 @@ class Failing:
         return CoopStreams(self.topology, settings, on_error=on_error)
 
     def write(self) -> Counter[str]:
-        """Write records whose values are their numbers, to one partition after the other; return how often each key was written."""
-        producer, written = Producer({"bootstrap.servers": self.kafka.bootstrap, "enable.idempotence": True}), Counter[str]()
+        """Write records whose values are their numbers, to one partition after the other; return how often each key was
+        written.
+        """
+        producer, written = (
+            Producer({"bootstrap.servers": self.kafka.bootstrap, "enable.idempotence": True}),
+            Counter[str](),
+        )
         for number in range(RECORDS):
             key = KEYS[number % len(KEYS)]
             producer.produce(self.source, b"%d" % number, key, partition=number % PARTITIONS)
@@ -63,7 +75,9 @@ class Failing:
 
 
 @pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
-def test_a_function_that_fails_at_first_sight_loses_and_doubles_nothing(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
+def test_a_function_that_fails_at_first_sight_loses_and_doubles_nothing(
+    kafka: Kafka, tmp_path: Path, guarantee: str
+) -> None:
     bad, errors = {b"100", b"501", b"998"}, list[BaseException]()
 
     def refuses(value: bytes) -> bool:
@@ -103,7 +117,9 @@ def test_a_function_that_fails_for_ever_is_asked_about_each_time_and_spins_less_
         failure = failure_of(app)
     assert isinstance(failure, ProcessingError)
     assert not left
-    rests = [record.message.rpartition(" in ")[2] for record in caplog.records if "another takes its place" in record.message]
+    rests = [
+        record.message.rpartition(" in ")[2] for record in caplog.records if "another takes its place" in record.message
+    ]
     assert rests == ["0 s", "0.5 s", "1 s", "2 s"]
     assert app.state is StreamsState.ERROR
     bad.clear()  # the function was mended

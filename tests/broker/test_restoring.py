@@ -33,7 +33,9 @@ def test_restoring_one_of_eight_ranges_writes_an_eighth_of_the_keys(kafka: Kafka
         await_table(first, written)
     all_groups = groups_of(KEYS)
     with ExitStack() as running:
-        apps = [running.enter_context(counting.app(tmp_path / "new", number, ranges_per_partition=8)) for number in range(8)]
+        apps = [
+            running.enter_context(counting.app(tmp_path / "new", number, ranges_per_partition=8)) for number in range(8)
+        ]
         await_running(apps)
         for app in apps:
             mine = groups_owned(app)
@@ -54,7 +56,9 @@ def test_a_range_that_moves_leaves_no_key_behind(kafka: Kafka, tmp_path: Path, g
             await_running([stays, comes])
             for app in (stays, comes):
                 assert len(groups_owned(app)) == 128
-                assert groups_on_disk(app) == {group: count for group, count in groups_of(KEYS).items() if group in groups_owned(app)}
+                assert groups_on_disk(app) == {
+                    group: count for group, count in groups_of(KEYS).items() if group in groups_owned(app)
+                }
             written += counting.write(KEYS[::3])
             await_table(comes, written)
         await_running([stays])
@@ -89,10 +93,16 @@ def test_a_deleted_state_folder_is_restored(kafka: Kafka, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("guarantee", [EXACTLY, "at_least_once"])
-def test_stores_in_memory_are_shared_by_threads_and_restored_at_every_start(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
+def test_stores_in_memory_are_shared_by_threads_and_restored_at_every_start(
+    kafka: Kafka, tmp_path: Path, guarantee: str
+) -> None:
     counting = Counting.make(kafka)
     written = counting.write(KEYS * 2)
-    settings: dict[str, Any] = {"default_dsl_store": "in_memory", "num_stream_threads": 3, "processing_guarantee": guarantee}
+    settings: dict[str, Any] = {
+        "default_dsl_store": "in_memory",
+        "num_stream_threads": 3,
+        "processing_guarantee": guarantee,
+    }
     with counting.app(tmp_path, 0, **settings) as stays:
         await_table(stays, written)
         with counting.app(tmp_path, 1, **settings) as comes:
@@ -109,7 +119,9 @@ def test_stores_in_memory_are_shared_by_threads_and_restored_at_every_start(kafk
 
 
 @pytest.mark.parametrize("what", ["CURRENT", "MANIFEST-*", "*.sst"])
-def test_a_damaged_database_is_made_anew_from_its_changelog(kafka: Kafka, tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_database_is_made_anew_from_its_changelog(
+    kafka: Kafka, tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
     counting = Counting.make(kafka)
     written = counting.write(KEYS)
     with counting.app(tmp_path, processing_guarantee=EXACTLY) as app:

@@ -1,4 +1,6 @@
-"""A table that has no changelog but the topic it is read from: processes are killed, ranges are cut anew, and it is the fold of the topic."""
+"""A table that has no changelog but the topic it is read from: processes are killed, ranges are cut anew, and it is the
+fold of the topic.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Feed:
 
     def __init__(self, kafka: Kafka, topic: str) -> None:
         self._topic, self._random = topic, random.Random(7)
-        self._producer = Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": 5, "partitioner": "murmur2_random"})
+        self._producer = Producer(
+            {"bootstrap.servers": kafka.bootstrap, "linger.ms": 5, "partitioner": "murmur2_random"}
+        )
         self.table: dict[str, Any] = {}
 
     def write(self, records: int) -> None:
@@ -71,14 +75,24 @@ def restored(group: Workers, number: int, store: str) -> float:
     """Return how many records a worker has read to restore a store."""
     url = group.url(number)
     lines = httpx.get(f"{url}/metrics", trust_env=False, timeout=60).text.splitlines() if url is not None else []
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("coopstreams_restored_records_total{") and f'"{store}"' in line)
+    return sum(
+        float(line.rpartition(" ")[2])
+        for line in lines
+        if line.startswith("coopstreams_restored_records_total{") and f'"{store}"' in line
+    )
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
-def test_killed_processes_leave_the_fold_of_the_topic_to_those_that_take_over(kafka: Kafka, workers: Callable[..., Workers], guarantee: str) -> None:
+def test_killed_processes_leave_the_fold_of_the_topic_to_those_that_take_over(
+    kafka: Kafka, workers: Callable[..., Workers], guarantee: str
+) -> None:
     """One partition in four ranges, in two, in one, in six; each newcomer begins with an empty folder."""
-    application, source, sink = kafka.unique("people"), kafka.topic("people", cleanup_policy="compact"), kafka.topic("sums")
+    application, source, sink = (
+        kafka.unique("people"),
+        kafka.topic("people", cleanup_policy="compact"),
+        kafka.topic("sums"),
+    )
     feed = Feed(kafka, source)
     environment = {"TEST_APPLICATION": application, "TEST_INPUT": source, "TEST_OUTPUT": sink}
     group = workers(
@@ -116,36 +130,69 @@ def test_killed_processes_leave_the_fold_of_the_topic_to_those_that_take_over(ka
         group.start(number)
     for number in (2, 3, 4):
         eventually(lambda number=number: group.url(number) is not None, 120, group.logs)  # type: ignore[misc]
-    # Whoever came last began with an empty folder; what others restored is forgotten with the tasks that were cut anew since.
-    eventually(lambda: any(restored(group, number, "people") > 0 for number in (2, 3, 4)), 120, lambda: f"nothing was restored\n{group.logs()}")
+    # Whoever came last began with an empty folder; what others restored is forgotten with the tasks that were cut anew
+    # since.
+    eventually(
+        lambda: any(restored(group, number, "people") > 0 for number in (2, 3, 4)),
+        120,
+        lambda: f"nothing was restored\n{group.logs()}",
+    )
     feed.write(500)
     await_table()
-    if guarantee == "exactly_once_v2":  # a row that was restored beyond its task's position would be taken from its group twice
-        eventually(lambda: +Counter(table_of(group, "sums")) == feed.sums, 120, lambda: f"{table_of(group, 'sums')} {feed.sums}\n{group.logs()}")
+    if (
+        guarantee == "exactly_once_v2"
+    ):  # a row that was restored beyond its task's position would be taken from its group twice
+        eventually(
+            lambda: +Counter(table_of(group, "sums")) == feed.sums,
+            120,
+            lambda: f"{table_of(group, 'sums')} {feed.sums}\n{group.logs()}",
+        )
     assert set(group.stop().values()) == {0}, group.logs()
     topics = [topic for topic in kafka.topics() if topic.startswith(application)]
-    assert sorted(topics) == [f"{application}-sums-changelog", f"{application}-sums-repartition", f"{application}-topology"]
+    assert sorted(topics) == [
+        f"{application}-sums-changelog",
+        f"{application}-sums-repartition",
+        f"{application}-topology",
+    ]
     assert read_topic(kafka.bootstrap, sink)
 
 
-def test_a_topic_that_forgets_is_worth_a_warning(kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    kept, deleted = kafka.topic("kept", cleanup_policy="compact"), kafka.topic("deleted", cleanup_policy="delete", retention_ms="3600000")
+def test_a_topic_that_forgets_is_worth_a_warning(
+    kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept, deleted = (
+        kafka.topic("kept", cleanup_policy="compact"),
+        kafka.topic("deleted", cleanup_policy="delete", retention_ms="3600000"),
+    )
     builder = StreamsBuilder(kafka.unique("forgets"))
     for topic in (kept, deleted):
         builder.table(topic, key=serdes.text, value=serdes.text, store=f"of-{topic}")
-    settings = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path), "topology.optimization": "all", **PATIENT}
+    settings = {
+        "bootstrap.servers": kafka.bootstrap,
+        "state.dir": str(tmp_path),
+        "topology.optimization": "all",
+        **PATIENT,
+    }
     with caplog.at_level(logging.WARNING), CoopStreams(builder.build(), settings):
         pass
     (warning,) = [record.getMessage() for record in caplog.records if "topology.optimization" in record.getMessage()]
     assert warning.startswith(
-        f'the table "of-{deleted}" is restored from its topic "{deleted}" (topology.optimization), whose cleanup.policy is delete'
+        f'the table "of-{deleted}" is restored from its topic "{deleted}" (topology.optimization), whose '
+        "cleanup.policy is delete"
     )
 
 
-def test_a_table_that_is_restored_from_the_beginning_must_be_read_from_the_beginning(kafka: Kafka, tmp_path: Path) -> None:
+def test_a_table_that_is_restored_from_the_beginning_must_be_read_from_the_beginning(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     builder, topic = StreamsBuilder(kafka.unique("latest")), kafka.topic("people", cleanup_policy="compact")
     builder.table(topic, key=serdes.text, value=serdes.text, store="people")
-    settings = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path), "topology.optimization": "all", "auto.offset.reset": "latest"}
+    settings = {
+        "bootstrap.servers": kafka.bootstrap,
+        "state.dir": str(tmp_path),
+        "topology.optimization": "all",
+        "auto.offset.reset": "latest",
+    }
     error = failure_of(CoopStreams(builder.build(), settings))
     assert isinstance(error, ConfigError)
     assert f'the table "people" is restored from its topic "{topic}"' in str(error)

@@ -35,14 +35,18 @@ def updates(counting: Counting) -> dict[str, list[int]]:
 
 
 def check_once(counting: Counting, written: Counter[str]) -> None:
-    """Assert that each update came out, once and in order; a moment after the last commit, because its markers follow the answer."""
+    """Assert that each update came out, once and in order; a moment after the last commit, because its markers follow
+    the answer.
+    """
     right = {key: list(range(1, count + 1)) for key, count in written.items()}
     eventually(lambda: sum(map(len, updates(counting).values())) >= written.total(), 60, lambda: str(updates(counting)))
     assert updates(counting) == right
 
 
 def outage(broker_of_own: Callable[..., KafkaBroker], folder: Path, *, paused: bool) -> None:
-    """Two groups, one for each guarantee, of two instances with two ranges each; the broker is away for 30 s in the middle."""
+    """Two groups, one for each guarantee, of two instances with two ranges each; the broker is away for 30 s in the
+    middle.
+    """
     broker = broker_of_own()
     kafka = Kafka(broker.bootstrap, AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 2}))
     groups = {guarantee: Counting.make(kafka) for guarantee in GUARANTEES}
@@ -57,7 +61,9 @@ def outage(broker_of_own: Callable[..., KafkaBroker], folder: Path, *, paused: b
 
     with ExitStack() as running:
         apps = {
-            guarantee: [running.enter_context(instance(counting, folder / guarantee, guarantee, number)) for number in range(2)]
+            guarantee: [
+                running.enter_context(instance(counting, folder / guarantee, guarantee, number)) for number in range(2)
+            ]
             for guarantee, counting in groups.items()
         }
         for group in apps.values():
@@ -65,7 +71,11 @@ def outage(broker_of_own: Callable[..., KafkaBroker], folder: Path, *, paused: b
         feeders = [threading.Thread(target=feed, args=[guarantee], daemon=True) for guarantee in GUARANTEES]
         for feeder in feeders:
             feeder.start()
-        eventually(lambda: all(metric(app, "coopstreams_commits_total") > 5 for group in apps.values() for app in group), 120, lambda: "no commits")
+        eventually(
+            lambda: all(metric(app, "coopstreams_commits_total") > 5 for group in apps.values() for app in group),
+            120,
+            lambda: "no commits",
+        )
         (broker.pause if paused else broker.kill)()
         time.sleep(AWAY_S)
         (broker.resume if paused else broker.start)()
@@ -77,7 +87,9 @@ def outage(broker_of_own: Callable[..., KafkaBroker], folder: Path, *, paused: b
         for group in apps.values():
             await_running(group)
         await_table(apps["exactly_once_v2"][0], written["exactly_once_v2"])
-        eventually(lambda: behind(groups["at_least_once"], written["at_least_once"]) == 0, 150, lambda: "counts are missing")
+        eventually(
+            lambda: behind(groups["at_least_once"], written["at_least_once"]) == 0, 150, lambda: "counts are missing"
+        )
     check_once(groups["exactly_once_v2"], written["exactly_once_v2"])
 
 
@@ -98,7 +110,9 @@ def test_a_broker_that_is_gone_for_thirty_seconds(broker_of_own: Callable[..., K
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_broker_that_does_not_answer_for_thirty_seconds(broker_of_own: Callable[..., KafkaBroker], tmp_path: Path) -> None:
+def test_a_broker_that_does_not_answer_for_thirty_seconds(
+    broker_of_own: Callable[..., KafkaBroker], tmp_path: Path
+) -> None:
     outage(broker_of_own, tmp_path, paused=True)
 
 
@@ -146,7 +160,9 @@ def test_a_sink_topic_that_is_deleted_stops_the_instance(kafka: Kafka, tmp_path:
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_a_slow_function_commits_between_records(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
-    """A run of records takes longer than a transaction may; a second instance gets its share without waiting for the queue."""
+    """A run of records takes longer than a transaction may; a second instance gets its share without waiting for the
+    queue.
+    """
     source, sink, application = kafka.topic("in"), kafka.topic("out"), kafka.unique("slow")
     builder = StreamsBuilder(application)
     handed_over = threading.Event()
@@ -155,12 +171,18 @@ def test_a_slow_function_commits_between_records(kafka: Kafka, tmp_path: Path, g
         handed_over.wait(0.02)
         return value
 
-    builder.stream(source, key=serdes.text, value=serdes.raw).map_values(slow, value=serdes.raw).group_by_key().count(store="counts").to_stream().to(
-        sink
-    )
+    builder.stream(source, key=serdes.text, value=serdes.raw).map_values(slow, value=serdes.raw).group_by_key().count(
+        store="counts"
+    ).to_stream().to(sink)
     counting = Counting(kafka, application, source, sink, builder.build())
-    written = counting.write(f"key-{number % 100}" for number in range(8000))  # for three minutes, as long as it is slow
-    settings: dict[str, Any] = {"processing_guarantee": guarantee, "transaction_timeout_ms": 10_000, "statestore_cache_max_bytes": 0}
+    written = counting.write(
+        f"key-{number % 100}" for number in range(8000)
+    )  # for three minutes, as long as it is slow
+    settings: dict[str, Any] = {
+        "processing_guarantee": guarantee,
+        "transaction_timeout_ms": 10_000,
+        "statestore_cache_max_bytes": 0,
+    }
     with counting.app(tmp_path, 0, **settings) as first:
         eventually(lambda: len(read_topic(kafka.bootstrap, sink)) > 550, 120, lambda: "nothing was committed")
         with counting.app(tmp_path, 1, **settings) as second:
@@ -172,7 +194,9 @@ def test_a_slow_function_commits_between_records(kafka: Kafka, tmp_path: Path, g
     check_once(counting, written)
 
 
-def test_a_function_that_takes_too_long_once_costs_the_membership_and_nothing_else(kafka: Kafka, tmp_path: Path) -> None:
+def test_a_function_that_takes_too_long_once_costs_the_membership_and_nothing_else(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     source, sink, application = kafka.topic("in"), kafka.topic("out"), kafka.unique("stalls")
     builder = StreamsBuilder(application)
     calls, noticed = Counter[bytes](), threading.Event()
@@ -188,8 +212,14 @@ def test_a_function_that_takes_too_long_once_costs_the_membership_and_nothing_el
     ).to_stream().to(sink)
     counting = Counting(kafka, application, source, sink, builder.build())
     written = counting.write(f"key-{number % 10}" for number in range(200))
-    with counting.app(tmp_path, processing_guarantee="exactly_once_v2", max_poll_interval_ms=3000, statestore_cache_max_bytes=0) as app:
-        eventually(lambda: "makes no progress" in instance_of(app).member.problem, 60, lambda: "the group keeps a member that does not move")
+    with counting.app(
+        tmp_path, processing_guarantee="exactly_once_v2", max_poll_interval_ms=3000, statestore_cache_max_bytes=0
+    ) as app:
+        eventually(
+            lambda: "makes no progress" in instance_of(app).member.problem,
+            60,
+            lambda: "the group keeps a member that does not move",
+        )
         noticed.set()
         await_table(app, written)
         assert instance_of(app).assigned is not None

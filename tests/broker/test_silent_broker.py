@@ -16,7 +16,9 @@ from tests.group.instances import PATIENCE_S, Instance, application, eventually
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 
-def test_transactions_of_the_dead_are_found_and_ended_beside_a_broker_that_stands_still(three_brokers: ThreeBrokers) -> None:
+def test_transactions_of_the_dead_are_found_and_ended_beside_a_broker_that_stands_still(
+    three_brokers: ThreeBrokers,
+) -> None:
     kafka = three_brokers.kafka
     topic = kafka.topic("input")
     with application(three_brokers.bootstrap, kafka.unique("silent"), 1) as app:
@@ -40,7 +42,9 @@ def test_transactions_of_the_dead_are_found_and_ended_beside_a_broker_that_stand
         log.close()
 
 
-def test_a_question_is_asked_of_the_next_coordinator_when_the_one_that_was_asked_stands_still(three_brokers: ThreeBrokers) -> None:
+def test_a_question_is_asked_of_the_next_coordinator_when_the_one_that_was_asked_stands_still(
+    three_brokers: ThreeBrokers,
+) -> None:
     """It waited there for the whole time that it had: an abort took 72 s."""
     kafka = three_brokers.kafka
     id_ = kafka.unique("silent")
@@ -65,7 +69,9 @@ def coordinator_of(instance: Instance) -> int | None:
 
 @pytest.mark.parametrize("how", ["kill", "pause"])
 def test_offsets_reach_the_next_coordinator_of_the_group(three_brokers: ThreeBrokers, how: str) -> None:
-    """A producer that knew the lost one waited for it: the commit behind it, and then the whole transaction, was done again for nothing."""
+    """A producer that knew the lost one waited for it: the commit behind it, and then the whole transaction, was done
+    again for nothing.
+    """
     kafka = three_brokers.kafka
     partition = TopicPartition(kafka.topic("input"), 0)
     with application(three_brokers.bootstrap, kafka.unique("next"), 1) as app:

@@ -34,9 +34,16 @@ def slow(kafka: Kafka, folder: Path, seconds: Callable[[bytes], float]) -> tuple
     source, sink = kafka.topic("in"), kafka.topic("out")
     builder = StreamsBuilder(kafka.unique("slow"))
     builder.stream(source, key=serdes.raw, value=serdes.raw).peek(lambda _, value: time.sleep(seconds(value))).to(sink)
-    settings = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(folder), "processing.guarantee": "exactly_once_v2"}
+    settings = {
+        "bootstrap.servers": kafka.bootstrap,
+        "state.dir": str(folder),
+        "processing.guarantee": "exactly_once_v2",
+    }
     return (
-        CoopStreams(builder.build(), settings | {"transaction.timeout.ms": TRANSACTION_MS, "commit.interval.ms": TRANSACTION_MS // 2}),
+        CoopStreams(
+            builder.build(),
+            settings | {"transaction.timeout.ms": TRANSACTION_MS, "commit.interval.ms": TRANSACTION_MS // 2},
+        ),
         source,
         sink,
     )
@@ -49,16 +56,21 @@ def write(kafka: Kafka, topic: str, values: list[bytes]) -> None:
     assert producer.flush(60) == 0
 
 
-def test_a_call_that_always_outlasts_its_transaction_is_named_with_the_setting(kafka_that_ends_transactions: Kafka, tmp_path: Path) -> None:
+def test_a_call_that_always_outlasts_its_transaction_is_named_with_the_setting(
+    kafka_that_ends_transactions: Kafka, tmp_path: Path
+) -> None:
     kafka = kafka_that_ends_transactions
     app, source, sink = slow(kafka, tmp_path, {b"slow": 6.0, b"quick": 0.03}.__getitem__)
-    # Results of others are in the transaction when it is called, unless it is just then that a commit is due: one of them will do.
+    # Results of others are in the transaction when it is called, unless it is just then that a commit is due: one of
+    # them will do.
     write(kafka, source, [*[b"quick"] * 10, b"slow"] * 6)
     failure = failure_of(app)
     assert isinstance(failure, ProcessingError)
     said = str(failure)
     assert re.search(
-        rf'task 0_0\S+: the record at offset \d+ of "{source}" partition 0 takes 6 s, longer than transaction.timeout.ms \(2 s\)', said
+        rf'task 0_0\S+: the record at offset \d+ of "{source}" partition 0 takes 6 s, longer than '
+        r"transaction.timeout.ms \(2 s\)",
+        said,
     ), said
     assert "Raise transaction.timeout.ms" in said
     assert len(read_topic(kafka.bootstrap, sink)) < 6 * 11

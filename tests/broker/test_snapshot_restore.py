@@ -1,4 +1,6 @@
-"""A live application restores from what was published, on a real Kafka: whole, by range, after more records, and not when it does not fit."""
+"""A live application restores from what was published, on a real Kafka: whole, by range, after more records, and not
+when it does not fit.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def cluster(kafka: Kafka) -> Iterator[KafkaLog]:
     log.close()
 
 
-def rebuilt(cluster: KafkaLog, counting: Counting, url: str, wanted: Wanted | None = None, *, afresh: bool = False) -> tuple[Manifest, int]:
+def rebuilt(
+    cluster: KafkaLog, counting: Counting, url: str, wanted: Wanted | None = None, *, afresh: bool = False
+) -> tuple[Manifest, int]:
     """Rebuild and publish; return the manifest and how many changelog records were read."""
     rebuilder = Rebuilder(cluster, counting.topology, counting.application, url, afresh=afresh)
     found: dict[str, list[Slice]] = {}
@@ -68,7 +72,9 @@ def ran(counting: Counting, folder: Path, keys: list[str], before: Counter[str] 
     return written
 
 
-def test_an_instance_without_state_takes_the_snapshot_and_replays_only_the_tail(kafka: Kafka, cluster: KafkaLog, tmp_path: Path) -> None:
+def test_an_instance_without_state_takes_the_snapshot_and_replays_only_the_tail(
+    kafka: Kafka, cluster: KafkaLog, tmp_path: Path
+) -> None:
     counting, url = Counting.make(kafka, 2), str(tmp_path / "snapshots")
     written = ran(counting, tmp_path / "first", KEYS)
     manifest, _ = rebuilt(cluster, counting, url)
@@ -118,14 +124,21 @@ def test_a_snapshot_is_made_while_the_application_runs_and_the_next_one_reads_on
         assert metric(app, FROM_SNAPSHOT) == len(KEYS)
 
 
-def test_what_is_rebuilt_in_part_keeps_the_rest_of_what_was_published(kafka: Kafka, cluster: KafkaLog, tmp_path: Path) -> None:
+def test_what_is_rebuilt_in_part_keeps_the_rest_of_what_was_published(
+    kafka: Kafka, cluster: KafkaLog, tmp_path: Path
+) -> None:
     counting, url = Counting.make(kafka, 2), str(tmp_path / "snapshots")
     written = ran(counting, tmp_path / "first", KEYS)
     whole, _ = rebuilt(cluster, counting, url)
     part, _ = rebuilt(cluster, counting, url, Wanted(["counts"], [1], KeyRange.of_groups(16, 47)))
     slices = part.stores["counts"].slices
     assert holes(slices, 2) == []
-    assert {file.name.split("/")[0] for each in slices for file in each.files if each.partition == 1 and 16 <= each.first <= 47} == {part.run}
+    assert {
+        file.name.split("/")[0]
+        for each in slices
+        for file in each.files
+        if each.partition == 1 and 16 <= each.first <= 47
+    } == {part.run}
     assert sum(whole.run in file.name for file in part.files()) == 60
     assert snapshot.sweep(url, counting.application) != []
     with counting.app(tmp_path / "new", snapshots_dir=url, **EXACTLY) as app:
@@ -155,7 +168,9 @@ def test_a_snapshot_of_a_changelog_that_was_made_anew_and_a_flipped_byte_are_rep
     assert "was made anew" in caplog.text
 
 
-def test_what_cannot_be_rebuilt_is_said_before_anything_is_read(kafka: Kafka, cluster: KafkaLog, tmp_path: Path) -> None:
+def test_what_cannot_be_rebuilt_is_said_before_anything_is_read(
+    kafka: Kafka, cluster: KafkaLog, tmp_path: Path
+) -> None:
     counting = Counting.make(kafka)
     rebuilder = Rebuilder(cluster, counting.topology, counting.application, str(tmp_path))
     with pytest.raises(UnknownTopicError, match="has never run here"):
@@ -166,7 +181,9 @@ def test_what_cannot_be_rebuilt_is_said_before_anything_is_read(kafka: Kafka, cl
         pieces(counting.topology, [1], Wanted(None, [0, 1, 7]))
 
 
-def test_windows_sessions_and_what_waits_are_picked_up_as_they_are_replayed(kafka: Kafka, cluster: KafkaLog, tmp_path: Path) -> None:
+def test_windows_sessions_and_what_waits_are_picked_up_as_they_are_replayed(
+    kafka: Kafka, cluster: KafkaLog, tmp_path: Path
+) -> None:
     topics = {name: kafka.topic(name) for name in ("clicks", "sessions", "minutes", "groups")}
     application, url = kafka.unique("windows"), str(tmp_path / "snapshots")
     topology = topology_of(application, topics)
@@ -196,7 +213,9 @@ def test_windows_sessions_and_what_waits_are_picked_up_as_they_are_replayed(kafk
     todo = rebuilder.pieces(Wanted())
     found = [rebuilder.rebuild(piece, lambda *_: None) for piece in todo]
     manifest = rebuilder.publish({store: slices for stores in found for store, slices in stores.items()})
-    assert {store for store in manifest.stores if any(file for each in manifest.stores[store].slices for file in each.files)} == set(logged(topology))
+    assert {
+        store for store in manifest.stores if any(file for each in manifest.stores[store].slices for file in each.files)
+    } == set(logged(topology))
     process(range(2000, 2600))
     for piece in todo:
         whole = next(each for each in topology.subtopologies if each.id == piece.task.subtopology)
@@ -225,7 +244,9 @@ class PickedUp(Uncounted):
 def restored(
     cluster: KafkaLog, application: str, whole: SubTopology, piece: RebuiltPartition, folder: Path, url: str | None
 ) -> tuple[dict[str, list[tuple[bytes, bytes]]], int]:
-    """Restore a piece into an empty database; return the visible rows of each store, and how many keys came from a snapshot."""
+    """Restore a piece into an empty database; return the visible rows of each store, and how many keys came from a
+    snapshot.
+    """
     counts = PickedUp()
     at = folder / f"restored-{piece.task.subtopology}-{url is None}"
     at.mkdir()

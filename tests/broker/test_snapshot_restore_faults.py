@@ -1,4 +1,5 @@
-"""A live application and a snapshot that is damaged, of something else, or slow to come: its table is right all the same, and it says what was wrong.
+"""A live application and a snapshot that is damaged, of something else, or slow to come: its table is right all the
+same, and it says what was wrong.
 
 On a real Kafka. Each test has a copy of one snapshot to spoil.
 """
@@ -103,8 +104,16 @@ def newer(data: bytes) -> bytes:
         (remove, "is missing", True),
         (lambda published, url: republish(published, url, topic_id="another"), "was made anew", False),
         (lambda published, url: republish(published, url, partitions=3), "had 3 partitions then and has 2 now", False),
-        (lambda published, url: republish(published, url, shape="window of 1000 ms"), "it was made by another topology", False),
-        (lambda published, url: rewrite(published, url, newer), "it has format 2, this coopstreams knows up to 1: upgrade coopstreams", False),
+        (
+            lambda published, url: republish(published, url, shape="window of 1000 ms"),
+            "it was made by another topology",
+            False,
+        ),
+        (
+            lambda published, url: rewrite(published, url, newer),
+            "it has format 2, this coopstreams knows up to 1: upgrade coopstreams",
+            False,
+        ),
         (lambda published, url: rewrite(published, url, lambda data: data[:-100]), "it is no manifest", False),
         (lambda published, url: rewrite(published, url, lambda data: b""), "it is no manifest", False),
     ],
@@ -120,11 +129,19 @@ def newer(data: bytes) -> bytes:
     ],
 )
 def test_what_is_wrong_with_a_snapshot_is_said_and_the_changelog_read(
-    spoil: Callable[[Published, str], None], words: str, some: bool, published: Published, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    spoil: Callable[[Published, str], None],
+    words: str,
+    some: bool,
+    published: Published,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     url, lost = published.copied(tmp_path), next(published.manifest.files()).entries
     spoil(published, url)
-    with caplog.at_level(logging.WARNING), published.counting.app(tmp_path / "state", snapshots_dir=url, **EXACTLY) as app:
+    with (
+        caplog.at_level(logging.WARNING),
+        published.counting.app(tmp_path / "state", snapshots_dir=url, **EXACTLY) as app,
+    ):
         await_table(app, published.written)
         assert metric(app, FROM_SNAPSHOT) == (len(KEYS) - lost if some else 0)
         assert metric(app, REPLAYED) >= lost
@@ -132,21 +149,33 @@ def test_what_is_wrong_with_a_snapshot_is_said_and_the_changelog_read(
     assert "The changelog restores" in caplog.text
 
 
-def test_one_partition_runs_while_the_other_is_fetched_and_a_stop_waits_for_no_place(published: Published, tmp_path: Path) -> None:
+def test_one_partition_runs_while_the_other_is_fetched_and_a_stop_waits_for_no_place(
+    published: Published, tmp_path: Path
+) -> None:
     url, state = published.copied(tmp_path), tmp_path / "state"
     slices = tuple(each for each in published.manifest.stores["counts"].slices if each.partition == 0)
     republish(published, url, slices=slices)
     with gate(url) as held:
         with published.counting.app(state, snapshots_dir=f"held://{url}", **EXACTLY) as app:
-            eventually(lambda: states(app) == ["restoring", "running"] and len(held.held) == AT_ONCE, 60, lambda: str(states(app)))
+            eventually(
+                lambda: states(app) == ["restoring", "running"] and len(held.held) == AT_ONCE,
+                60,
+                lambda: str(states(app)),
+            )
             (waits,) = reports(app)[0]["download"]
             total = sum(file.bytes for each in slices for file in each.files)
             assert (waits["store"], waits["total_bytes"]) == ("counts", total)
             assert 0 < waits["fetched_bytes"] < total
             came, to_come = "coopstreams_fetched_bytes_total", "coopstreams_fetch_remaining_bytes"
-            eventually(lambda: 0 < metric(app, came) == total - metric(app, to_come), 60, lambda: f"{metric(app, came)} of {total} are counted")
+            eventually(
+                lambda: 0 < metric(app, came) == total - metric(app, to_come),
+                60,
+                lambda: f"{metric(app, came)} of {total} are counted",
+            )
             with QueryClient(str(app.url)) as client:
-                messages = [reason["message"] for instance in client.status()["instances"] for reason in instance["reasons"]]
+                messages = [
+                    reason["message"] for instance in client.status()["instances"] for reason in instance["reasons"]
+                ]
             assert any("its state to be restored from a snapshot" in message for message in messages)
         assert not held.opened.is_set(), "it has stopped, and the storage has not answered"
         assert files(state) == []
@@ -155,11 +184,15 @@ def test_one_partition_runs_while_the_other_is_fetched_and_a_stop_waits_for_no_p
         assert metric(app, FROM_SNAPSHOT) == sum(file.entries for each in slices for file in each.files)
 
 
-def test_ranges_that_move_away_while_they_are_fetched_leave_nothing_behind(published: Published, tmp_path: Path) -> None:
+def test_ranges_that_move_away_while_they_are_fetched_leave_nothing_behind(
+    published: Published, tmp_path: Path
+) -> None:
     url = published.copied(tmp_path)
     shared: dict[str, Any] = {"ranges_per_partition": 2, **EXACTLY}
     with gate(url) as held, published.counting.app(tmp_path / "slow", snapshots_dir=f"held://{url}", **shared) as slow:
-        eventually(lambda: states(slow) == ["restoring"] * 4 and len(held.held) == AT_ONCE, 60, lambda: str(states(slow)))
+        eventually(
+            lambda: states(slow) == ["restoring"] * 4 and len(held.held) == AT_ONCE, 60, lambda: str(states(slow))
+        )
         with published.counting.app(tmp_path / "quick", snapshots_dir=url, **shared) as quick:
             eventually(lambda: states(quick) == ["running"] * 2, 60, lambda: f"{states(slow)}, {states(quick)}")
             eventually(lambda: states(slow) == ["restoring"] * 2, 60, lambda: str(states(slow)))
@@ -220,7 +253,11 @@ def test_a_snapshot_is_trusted_as_long_as_the_changelog_is_set_to_keep_tombstone
             assert metric(app, FROM_SNAPSHOT) == 0
         assert "older than the changelog keeps tombstones" in caplog.text
         kafka.configure(counting.changelog, delete_retention_ms=str(72 * HOUR_MS))
-        eventually(lambda: cluster.topic_config(counting.changelog)["delete.retention.ms"] == str(72 * HOUR_MS), 60, lambda: "it is not set")
+        eventually(
+            lambda: cluster.topic_config(counting.changelog)["delete.retention.ms"] == str(72 * HOUR_MS),
+            60,
+            lambda: "it is not set",
+        )
     with counting.app(tmp_path / "third", snapshots_dir=url, **EXACTLY) as app:
         await_table(app, written)
         assert (metric(app, FROM_SNAPSHOT), metric(app, REPLAYED)) == (100, 0)

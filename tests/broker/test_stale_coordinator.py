@@ -24,15 +24,24 @@ LONG_S = 90.0
 def test_a_transaction_that_is_open_is_not_ended_because_an_old_coordinator_says_that_the_last_one_was_committed(
     three_brokers: ThreeBrokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seen in a run with paused brokers: seven partitions were "told" of a commit 0.2 s before the new coordinator aborted that transaction.
+    """Seen in a run with paused brokers: seven partitions were "told" of a commit 0.2 s before the new coordinator
+    aborted that transaction.
 
-    A coordinator that has just woken does not always answer before it hears that it is none any more: this provokes it, now and then.
+    A coordinator that has just woken does not always answer before it hears that it is none any more: this provokes it,
+    now and then.
     """
-    monkeypatch.setattr("coopstreams.group.transactions.LOOK_AGAIN_S", 1000.0)  # it asks the one again that it has asked before
+    monkeypatch.setattr(
+        "coopstreams.group.transactions.LOOK_AGAIN_S", 1000.0
+    )  # it asks the one again that it has asked before
     kafka = three_brokers.kafka
     topic, id_ = kafka.topic("out", 3), kafka.unique("stale")
     producer = Producer(
-        {"bootstrap.servers": kafka.bootstrap, "transactional.id": id_, "transaction.timeout.ms": 240_000, "socket.timeout.ms": 10_000}
+        {
+            "bootstrap.servers": kafka.bootstrap,
+            "transactional.id": id_,
+            "transaction.timeout.ms": 240_000,
+            "socket.timeout.ms": 10_000,
+        }
     )
     producer.init_transactions(LONG_S)
     producer.begin_transaction()
@@ -44,7 +53,11 @@ def test_a_transaction_that_is_open_is_not_ended_because_an_old_coordinator_says
         old = three_brokers.transaction_coordinator(id_)
         assert old is not None
         three_brokers.pause(old)
-        eventually(lambda: three_brokers.transaction_coordinator(id_) not in {old, None}, LONG_S, lambda: "no other coordinator")
+        eventually(
+            lambda: three_brokers.transaction_coordinator(id_) not in {old, None},
+            LONG_S,
+            lambda: "no other coordinator",
+        )
         producer.begin_transaction()
         for partition in range(3):
             producer.produce(topic, b"second", partition=partition)
@@ -58,8 +71,14 @@ def test_a_transaction_that_is_open_is_not_ended_because_an_old_coordinator_says
             with suppress(LogError):
                 settled.result(2 * LONG_S)
         three_brokers.mend()
-        assert [record.value for record in read_topic(kafka.bootstrap, topic)] == [b"first"], "an open transaction was committed by somebody else"
+        assert [record.value for record in read_topic(kafka.bootstrap, topic)] == [b"first"], (
+            "an open transaction was committed by somebody else"
+        )
         producer.commit_transaction(LONG_S)
     finally:
         transactions.close()
-    eventually(lambda: len(read_topic(kafka.bootstrap, topic)) == 4, LONG_S, lambda: "the second transaction is not there after its commit")
+    eventually(
+        lambda: len(read_topic(kafka.bootstrap, topic)) == 4,
+        LONG_S,
+        lambda: "the second transaction is not there after its commit",
+    )

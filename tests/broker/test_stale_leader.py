@@ -39,19 +39,25 @@ def log(three_brokers: ThreeBrokers) -> Iterator[KafkaLog]:
 def led_by(cluster: ThreeBrokers, topic: str, partitions: int) -> tuple[int, list[TopicPartition]]:
     """Return a broker that does not decide who leads, and the partitions that it leads."""
     broker = next(node for node in NODES if node != cluster.controller())
-    return broker, [TopicPartition(topic, number) for number in range(partitions) if cluster.leader_of(topic, number) == broker]
+    return broker, [
+        TopicPartition(topic, number) for number in range(partitions) if cluster.leader_of(topic, number) == broker
+    ]
 
 
 def pass_on(cluster: ThreeBrokers, old: int, led: list[TopicPartition]) -> tuple[int, TopicPartition]:
     """Have a leader stand still until it has successors; return the controller, and a partition that it did not get."""
     cluster.pause(old)
-    eventually(lambda: not {cluster.leader_of(*at) for at in led} & {old, None}, LONG_S, lambda: f"broker {old} still leads")
+    eventually(
+        lambda: not {cluster.leader_of(*at) for at in led} & {old, None}, LONG_S, lambda: f"broker {old} still leads"
+    )
     controller = cluster.controller()
     return controller, next(at for at in led if cluster.leader_of(*at) != controller)
 
 
 def wake(cluster: ThreeBrokers, old: int, controller: int) -> None:
-    """Let a broker go on, and the controller stand still: so nobody tells that one, for a while, that it leads no more."""
+    """Let a broker go on, and the controller stand still: so nobody tells that one, for a while, that it leads no
+    more.
+    """
     cluster.pause(controller)
     cluster.resume(old)
 
@@ -65,7 +71,9 @@ def other_client(cluster: ThreeBrokers) -> Iterator[KafkaLog]:
 
 
 @pytest.mark.parametrize("min_isr", [1, 2])
-def test_a_leader_that_wakes_is_not_asked_where_a_partition_ends(three_brokers: ThreeBrokers, log: KafkaLog, min_isr: int) -> None:
+def test_a_leader_that_wakes_is_not_asked_where_a_partition_ends(
+    three_brokers: ThreeBrokers, log: KafkaLog, min_isr: int
+) -> None:
     topic = three_brokers.kafka.topic("ends", PARTITIONS, min_insync_replicas=str(min_isr))
     old, led = led_by(three_brokers, topic, PARTITIONS)
     for at in led:
@@ -91,11 +99,15 @@ def test_a_leader_that_wakes_is_not_asked_where_a_partition_ends(three_brokers: 
     assert set(told) == {BEFORE + AFTER}
 
 
-def test_no_task_opens_where_its_predecessor_was_when_a_leader_stood_still(three_brokers: ThreeBrokers, log: KafkaLog) -> None:
+def test_no_task_opens_where_its_predecessor_was_when_a_leader_stood_still(
+    three_brokers: ThreeBrokers, log: KafkaLog
+) -> None:
     groups: dict[TopicPartition, str] = {}
     for name in (three_brokers.kafka.unique(f"stale-{number}") for number in range(500)):
         groups.setdefault(TopicPartition(COMMIT_TOPIC, partition_of(name, PARTITIONS)), name)
-    followers = {at: Follower(log, name, partitions=PARTITIONS) for at, name in sorted(groups.items())[:1]}  # makes the topic
+    followers = {
+        at: Follower(log, name, partitions=PARTITIONS) for at, name in sorted(groups.items())[:1]
+    }  # makes the topic
     old, led = led_by(three_brokers, COMMIT_TOPIC, PARTITIONS)
     followers |= {at: Follower(log, groups[at], partitions=PARTITIONS) for at in led if at not in followers}
     for at in led:

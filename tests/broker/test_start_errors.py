@@ -74,7 +74,9 @@ def test_topics_of_a_join_that_differ_in_partitions(kafka: Kafka, tmp_path: Path
     orders, customers = kafka.topic("orders", 3), kafka.topic("customers", 2)
     builder = StreamsBuilder(kafka.unique("join"))
     table = builder.table(customers, key=serdes.text, value=serdes.text)
-    builder.stream(orders, key=serdes.text, value=serdes.text).join(table, lambda a, b: a + b, value=serdes.text).to(kafka.topic())
+    builder.stream(orders, key=serdes.text, value=serdes.text).join(table, lambda a, b: a + b, value=serdes.text).to(
+        kafka.topic()
+    )
     error = run(builder.build(), kafka.bootstrap, tmp_path)
     assert isinstance(error, TopologyError)
     for part in (f'"{orders}" has 3 partitions', f'"{customers}" has 2', "join", ".repartition()"):
@@ -90,7 +92,9 @@ def test_an_internal_topic_with_another_number_of_partitions(kafka: Kafka, tmp_p
         builder.stream(topic, key=serdes.text, value=serdes.raw).group_by_key().count(store="counts")
         return builder.build()
 
-    with CoopStreams(counts(source), {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path), **PATIENT}) as app:
+    with CoopStreams(
+        counts(source), {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path), **PATIENT}
+    ) as app:
         await_running([app])
     error = run(counts(kafka.topic("in", 2)), kafka.bootstrap, tmp_path)
     assert isinstance(error, TopologyError)
@@ -98,7 +102,9 @@ def test_an_internal_topic_with_another_number_of_partitions(kafka: Kafka, tmp_p
         assert part in str(error)
 
 
-def test_internal_topics_of_an_earlier_form_of_the_program_are_told(kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_internal_topics_of_an_earlier_form_of_the_program_are_told(
+    kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     application, source = kafka.unique("renamed"), kafka.topic("in")
 
     def counts(store: str) -> Topology:
@@ -150,7 +156,12 @@ def test_a_broker_that_speaks_something_else(tmp_path: Path, kafka: Kafka) -> No
     """A plain broker, and an application that wants TLS."""
     builder = StreamsBuilder("tls")
     builder.stream("in", key=serdes.text, value=serdes.raw).to("out")
-    settings = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path), "security.protocol": "SSL", "connect.timeout.ms": 3000}
+    settings = {
+        "bootstrap.servers": kafka.bootstrap,
+        "state.dir": str(tmp_path),
+        "security.protocol": "SSL",
+        "connect.timeout.ms": 3000,
+    }
     error = failure_of(CoopStreams(builder.build(), settings))
     assert isinstance(error, CoopStreamsError)
     assert "SSL" in str(error)
@@ -158,7 +169,9 @@ def test_a_broker_that_speaks_something_else(tmp_path: Path, kafka: Kafka) -> No
 
 def test_a_group_of_another_kind_of_consumer(kafka: Kafka, tmp_path: Path) -> None:
     counting = Counting.make(kafka)
-    stranger = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": counting.application, "auto.offset.reset": "earliest"})
+    stranger = Consumer(
+        {"bootstrap.servers": kafka.bootstrap, "group.id": counting.application, "auto.offset.reset": "earliest"}
+    )
     stranger.subscribe([counting.source])
     try:
         while not stranger.assignment():
@@ -192,7 +205,9 @@ def test_a_stranger_does_not_get_into_the_group(kafka: Kafka, tmp_path: Path) ->
 
 
 def test_offsets_that_the_log_no_longer_has(kafka: Kafka, tmp_path: Path) -> None:
-    """Retention deleted what was not processed: that is told, not skipped; the command that is named goes on without it."""
+    """Retention deleted what was not processed: that is told, not skipped; the command that is named goes on without
+    it.
+    """
     counting = Counting.make(kafka)
     with counting.app(tmp_path) as app:
         await_table(app, counting.write(["a"] * 5))
@@ -211,7 +226,8 @@ def test_offsets_that_the_log_no_longer_has(kafka: Kafka, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("ranges", [1, 2])
 def test_a_topic_made_anew(kafka: Kafka, tmp_path: Path, ranges: int) -> None:
-    """Kafka deletes the group's offset with the topic, and state without a position is not gone on from; individual commits name their topic.
+    """Kafka deletes the group's offset with the topic, and state without a position is not gone on from; individual
+    commits name their topic.
 
     The new topic has grown past the offset at which the group stood: what lies below was never processed.
     """
@@ -226,7 +242,11 @@ def test_a_topic_made_anew(kafka: Kafka, tmp_path: Path, ranges: int) -> None:
     if ranges == 1:
         said = ("lost its positions", "made anew", f"--topic {counting.source} --partition 0 --to OFFSET")
     else:
-        said = (f"{counting.source}-0: the topic was deleted and made anew", "at offset 5", f"--topic {counting.source} --to earliest`")
+        said = (
+            f"{counting.source}-0: the topic was deleted and made anew",
+            "at offset 5",
+            f"--topic {counting.source} --to earliest`",
+        )
     for part in said:
         assert part in str(error)
     reset = ["group", "reset", counting.application, "--topic", counting.source, "--to", "earliest", "--yes"]

@@ -1,4 +1,6 @@
-"""Topics by pattern on a real Kafka: one that is made while the application runs is read by all of it, from its beginning."""
+"""Topics by pattern on a real Kafka: one that is made while the application runs is read by all of it, from its
+beginning.
+"""
 
 from __future__ import annotations
 
@@ -35,18 +37,28 @@ class Shop:
         return f"{self.prefix}-{name}"
 
     def write(self, topic: str, records: int) -> None:
-        producer = Producer({"bootstrap.servers": self.kafka.bootstrap, "linger.ms": 5, "partitioner": "murmur2_random"})
+        producer = Producer(
+            {"bootstrap.servers": self.kafka.bootstrap, "linger.ms": 5, "partitioner": "murmur2_random"}
+        )
         for number in range(records):
             producer.produce(topic, topic.encode(), f"key-{number % 40}")
             self.written[f"key-{number % 40}"] += 1
         assert producer.flush(30) == 0
 
-    def app(self, number: int = 0, operators: Callable[[KStream[str, bytes]], None] | None = None, **settings: Any) -> CoopStreams:
+    def app(
+        self, number: int = 0, operators: Callable[[KStream[str, bytes]], None] | None = None, **settings: Any
+    ) -> CoopStreams:
         builder = StreamsBuilder(self.application)
         stream = builder.stream(re.compile(f"{self.prefix}-.*"), key=serdes.text, value=serdes.raw)
         (operators or self.count)(stream)
         given = {name.replace("_", "."): value for name, value in settings.items()}
-        shared = {"bootstrap.servers": self.kafka.bootstrap, "state.dir": str(self.folder), "instance": number, "metadata.max.age.ms": 500, **PATIENT}
+        shared = {
+            "bootstrap.servers": self.kafka.bootstrap,
+            "state.dir": str(self.folder),
+            "instance": number,
+            "metadata.max.age.ms": 500,
+            **PATIENT,
+        }
         return CoopStreams(builder.build(), {**shared, "commit.interval.ms": 100, **given})
 
     def count(self, stream: KStream[str, bytes]) -> None:
@@ -67,7 +79,9 @@ def reads(app: CoopStreams) -> set[str]:
 
 
 @pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
-def test_a_topic_that_is_made_while_two_instances_share_a_partition_is_read_by_both_and_nothing_is_lost(shop: Shop, guarantee: str) -> None:
+def test_a_topic_that_is_made_while_two_instances_share_a_partition_is_read_by_both_and_nothing_is_lost(
+    shop: Shop, guarantee: str
+) -> None:
     europe = shop.topic("europe")
     with shop.app(0, processing_guarantee=guarantee) as first, shop.app(1, processing_guarantee=guarantee) as second:
         await_running([first, second])
@@ -75,7 +89,11 @@ def test_a_topic_that_is_made_while_two_instances_share_a_partition_is_read_by_b
         america = shop.topic("america")
         shop.write(america, 500)
         shop.write(europe, 500)
-        eventually(lambda: reads(first) == reads(second) == {europe, america}, 120, lambda: f"{reads(first)} and {reads(second)}")
+        eventually(
+            lambda: reads(first) == reads(second) == {europe, america},
+            120,
+            lambda: f"{reads(first)} and {reads(second)}",
+        )
         shop.write(america, 500)
         await_running([first, second])
         await_table(first, shop.written)
@@ -86,7 +104,11 @@ def test_a_topic_that_is_made_while_two_instances_share_a_partition_is_read_by_b
 
 def test_an_application_waits_for_the_first_topic_that_matches(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     with shop.app(0) as first, shop.app(1) as second:
-        eventually(lambda: all(instance_of(app).assigned is not None for app in (first, second)), 120, lambda: "the group does not begin")
+        eventually(
+            lambda: all(instance_of(app).assigned is not None for app in (first, second)),
+            120,
+            lambda: "the group does not begin",
+        )
         assert f'no topic matches "{shop.prefix}-.*" yet' in caplog.text
         assert f"{shop.application}-counts-changelog" not in shop.kafka.topics()
         europe = shop.topic("europe", 3)
@@ -98,16 +120,26 @@ def test_an_application_waits_for_the_first_topic_that_matches(shop: Shop, caplo
 def test_a_topic_with_more_partitions_is_more_tasks(shop: Shop) -> None:
     europe = shop.topic("europe", 1)
     exactly = {"processing_guarantee": "exactly_once_v2"}
-    with shop.app(0, shop.copy, **exactly) as first, shop.app(1, shop.copy, metadata_max_age_ms=300_000, **exactly) as second:
+    with (
+        shop.app(0, shop.copy, **exactly) as first,
+        shop.app(1, shop.copy, metadata_max_age_ms=300_000, **exactly) as second,
+    ):
         await_running([first, second])
         shop.write(europe, 200)
         america = shop.topic("america", 3)
         shop.write(america, 400)
         # The second one would not look for five minutes. It is given tasks that it does not know, so it does.
-        eventually(lambda: len({task.partition for app in (first, second) for task in instance_of(app).tasks}) == 3, 120, lambda: "no new tasks")
+        eventually(
+            lambda: len({task.partition for app in (first, second) for task in instance_of(app).tasks}) == 3,
+            120,
+            lambda: "no new tasks",
+        )
         await_running([first, second])
         eventually(lambda: len(read_topic(shop.kafka.bootstrap, shop.sink)) >= 600, 120, lambda: "records are missing")
-    assert Counter(record.value for record in read_topic(shop.kafka.bootstrap, shop.sink)) == {europe.encode(): 200, america.encode(): 400}
+    assert Counter(record.value for record in read_topic(shop.kafka.bootstrap, shop.sink)) == {
+        europe.encode(): 200,
+        america.encode(): 400,
+    }
 
 
 def test_a_topic_that_is_deleted_is_no_longer_read_and_the_others_go_on(shop: Shop) -> None:

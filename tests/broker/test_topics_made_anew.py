@@ -1,4 +1,6 @@
-"""A changelog that was deleted and made again under its name: state that came from the old one is never continued from."""
+"""A changelog that was deleted and made again under its name: state that came from the old one is never continued
+from.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def made_anew(kafka: Kafka, topic: str, rows: Mapping[str, bytes], times: int) -
 
 def health(app: CoopStreams) -> list[str]:
     """Return what keeps an instance from being ready, by name."""
-    return [reason["code"] for reason in httpx.get(f"{app.url}/health/ready", trust_env=False, timeout=60).json()["reasons"]]
+    return [
+        reason["code"] for reason in httpx.get(f"{app.url}/health/ready", trust_env=False, timeout=60).json()["reasons"]
+    ]
 
 
 @pytest.mark.parametrize("engine", ["rocksDB", "tests.state.sqlite_engine:Sqlite"])
@@ -59,7 +63,9 @@ def test_a_changelog_that_has_grown_past_the_checkpoints_of_the_one_before_is_re
         await_table(app, dict.fromkeys(BOTH, 1000))
         assert groups_on_disk(app).total() == len(BOTH)
         assert metric(app, "coopstreams_restored_records_total") == 5 * len(BOTH)
-    assert 'store "counts", key groups 0..255: its checkpoint is of another topic than its changelog is now' in caplog.text
+    assert (
+        'store "counts", key groups 0..255: its checkpoint is of another topic than its changelog is now' in caplog.text
+    )
     with counting.app(tmp_path, default_dsl_store=engine) as app:
         await_table(app, dict.fromkeys(BOTH, 1000))
         assert metric(app, "coopstreams_restored_records_total") == 0, "from then on it is the topic of the checkpoints"
@@ -73,7 +79,11 @@ def test_a_source_topic_that_is_a_changelog_is_read_from_its_beginning_once_it_w
     application = kafka.unique("people")
     builder = StreamsBuilder(application)
     builder.table(source, key=serdes.text, value=serdes.int64, store="counts")
-    settings: dict[str, Any] = {"topology_optimization": "reuse.ktable.source.topics", "ranges_per_partition": 2, "commit_interval_ms": 50}
+    settings: dict[str, Any] = {
+        "topology_optimization": "reuse.ktable.source.topics",
+        "ranges_per_partition": 2,
+        "commit_interval_ms": 50,
+    }
     counting = Counting(kafka, application, source, source, builder.build())
     rows = dict.fromkeys([*BOTH, *GONE], serdes.int64.encode(1))
     made_anew(kafka, source, rows, times=2)
@@ -81,7 +91,10 @@ def test_a_source_topic_that_is_a_changelog_is_read_from_its_beginning_once_it_w
         await_table(app, dict.fromkeys([*BOTH, *GONE], 1))
     made_anew(kafka, source, dict.fromkeys(BOTH, serdes.int64.encode(1000)), times=7)
     assert "the topic was deleted and made anew" in str(failure_of(counting.app(tmp_path, **settings)))
-    with GroupAdmin({"bootstrap.servers": kafka.bootstrap}, application) as admin, closing(KafkaLog({"bootstrap.servers": kafka.bootstrap})) as log:
+    with (
+        GroupAdmin({"bootstrap.servers": kafka.bootstrap}, application) as admin,
+        closing(KafkaLog({"bootstrap.servers": kafka.bootstrap})) as log,
+    ):
         reset_offsets(log, admin, {TopicPartition(source, 0): 0})
     with caplog.at_level(logging.WARNING), counting.app(tmp_path, **settings) as app:
         await_table(app, dict.fromkeys(BOTH, 1000))

@@ -1,4 +1,5 @@
-"""Two versions of a program in one group, on a real Kafka: one of them has all tasks, the other waits and says why, and nothing is lost or doubled.
+"""Two versions of a program in one group, on a real Kafka: one of them has all tasks, the other waits and says why, and
+nothing is lost or doubled.
 
 The first version reads B; the second reads A and B, so that its sub-topology 0 is another one.
 """
@@ -30,7 +31,9 @@ pytestmark = pytest.mark.broker
 
 @dataclass
 class Program:
-    """An application of which there are versions, each reading some of its topics; what was written, and what came out, by topic."""
+    """An application of which there are versions, each reading some of its topics; what was written, and what came out,
+    by topic.
+    """
 
     kafka: Kafka
     folder: Path
@@ -46,13 +49,19 @@ class Program:
         builder = StreamsBuilder(self.application)
         for name in reads:
             source, sink = self.topics[name]
-            builder.stream(source, key=serdes.text, value=serdes.raw).group_by_key().count(store=f"counts-{name}").to_stream().to(sink)
+            builder.stream(source, key=serdes.text, value=serdes.raw).group_by_key().count(
+                store=f"counts-{name}"
+            ).to_stream().to(sink)
         return builder.build()
 
     def start(self, name: str, reads: str, folder: str = "") -> CoopStreams:
         """Start a process of the version that reads these topics; `folder`: whose state it finds, if not its own."""
         folder = str(self.folder / (folder or name))
-        settings = {"bootstrap.servers": self.kafka.bootstrap, "state.dir": folder, "processing.guarantee": self.guarantee}
+        settings = {
+            "bootstrap.servers": self.kafka.bootstrap,
+            "state.dir": folder,
+            "processing.guarantee": self.guarantee,
+        }
         app, stack = CoopStreams(self.topology(reads), settings | {"commit.interval.ms": 50, **PATIENT}), ExitStack()
         stack.enter_context(app)
         self.running[name] = app, stack
@@ -67,7 +76,9 @@ class Program:
 
     def write(self, records: int) -> None:
         """Write so many records to both topics."""
-        producer = Producer({"bootstrap.servers": self.kafka.bootstrap, "linger.ms": 5, "partitioner": "murmur2_random"})
+        producer = Producer(
+            {"bootstrap.servers": self.kafka.bootstrap, "linger.ms": 5, "partitioner": "murmur2_random"}
+        )
         for name, (source, _) in self.topics.items():
             for number in range(records):
                 key = f"key-{number % 37}".encode()
@@ -108,7 +119,9 @@ def members(app: CoopStreams) -> int:
 
 def await_works(app: CoopStreams, of: int) -> None:
     """Wait until a process runs tasks in a group of so many members."""
-    eventually(lambda: members(app) == of and bool(instance_of(app).tasks) and not reasons(app), 120, lambda: str(app.status()))
+    eventually(
+        lambda: members(app) == of and bool(instance_of(app).tasks) and not reasons(app), 120, lambda: str(app.status())
+    )
 
 
 def await_waits(app: CoopStreams) -> None:
@@ -117,7 +130,10 @@ def await_waits(app: CoopStreams) -> None:
     status = app.status()
     assert status is not None
     assert (status["state"], status["live"], status["ready"], status["tasks"]) == ("waiting", True, False, [])
-    assert f"it runs version {status['details']['version']} of the topology, and the group runs " in status["reasons"][0]["message"]
+    assert (
+        f"it runs version {status['details']['version']} of the topology, and the group runs "
+        in status["reasons"][0]["message"]
+    )
 
 
 def test_the_later_version_waits_with_its_reason_and_takes_over_when_the_earlier_one_stops(
@@ -176,7 +192,9 @@ def test_the_earlier_version_waits_where_the_later_one_leads(program: Program, g
 
 @pytest.mark.slow
 @pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
-def test_the_majority_takes_over_from_a_leader_of_another_version_and_gives_back(program: Program, guarantee: str) -> None:
+def test_the_majority_takes_over_from_a_leader_of_another_version_and_gives_back(
+    program: Program, guarantee: str
+) -> None:
     """The leader runs the second version all the time: it assigns tasks that it does not know itself."""
     program.guarantee = guarantee
     leader = program.start("leader", "ab")
@@ -231,9 +249,15 @@ def test_processes_are_replaced_one_by_one_and_back_again_while_records_flow(pro
 
 
 @pytest.mark.slow
-def test_two_quite_different_programs_under_one_application_id_do_not_share_out_their_tasks(kafka: Kafka, tmp_path: Path) -> None:
+def test_two_quite_different_programs_under_one_application_id_do_not_share_out_their_tasks(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     """80 records in, 35 out: that is what they did."""
-    application, sources, sinks = kafka.unique("twice"), [kafka.topic("in", 2), kafka.topic("in", 2)], [kafka.topic("out", 2), kafka.topic("out", 2)]
+    application, sources, sinks = (
+        kafka.unique("twice"),
+        [kafka.topic("in", 2), kafka.topic("in", 2)],
+        [kafka.topic("out", 2), kafka.topic("out", 2)],
+    )
     programs = []
     for number in range(2):
         builder = StreamsBuilder(application)
@@ -241,7 +265,10 @@ def test_two_quite_different_programs_under_one_application_id_do_not_share_out_
         (stream.map_values(str.upper, value=serdes.text) if number else stream).to(sinks[number])
         programs.append(builder.build())
     settings = {"bootstrap.servers": kafka.bootstrap, "commit.interval.ms": 50, **PATIENT}
-    one, other = (CoopStreams(topology, settings | {"state.dir": str(tmp_path / f"{number}")}) for number, topology in enumerate(programs))
+    one, other = (
+        CoopStreams(topology, settings | {"state.dir": str(tmp_path / f"{number}")})
+        for number, topology in enumerate(programs)
+    )
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "partitioner": "murmur2_random"})
     with one:
         await_works(one, of=1)
@@ -261,7 +288,11 @@ def test_a_consumer_does_not_get_into_the_group_of_an_application_nor_the_other_
     """They name their assignor alike, and number what they read in different ways."""
     app = program.start("app", "b")
     await_works(app, of=1)
-    settings = {"bootstrap.servers": program.kafka.bootstrap, "group.id": program.application, "session.timeout.ms": 60_000}
+    settings = {
+        "bootstrap.servers": program.kafka.bootstrap,
+        "group.id": program.application,
+        "session.timeout.ms": 60_000,
+    }
     with CooperativeConsumer(settings) as consumer:
         consumer.subscribe([program.topics["b"][0]])
         refusals: list[str] = []
@@ -289,10 +320,17 @@ def test_a_consumer_does_not_get_into_the_group_of_an_application_nor_the_other_
             return len(consumed) >= program.written["a"].total()
 
         eventually(reads, 120, lambda: "the consumer reads nothing")
-        stranger = CoopStreams(program.topology("b"), {"bootstrap.servers": program.kafka.bootstrap, "state.dir": str(program.folder / "x")})
+        stranger = CoopStreams(
+            program.topology("b"),
+            {"bootstrap.servers": program.kafka.bootstrap, "state.dir": str(program.folder / "x")},
+        )
         error: list[BaseException] = []
         failing = threading.Thread(target=lambda: error.append(failure_of(stranger)))
         failing.start()
-        eventually(lambda: bool(consumer.consume(1, 0.1)) or not failing.is_alive(), 120, lambda: "the application is in the group of consumers")
+        eventually(
+            lambda: bool(consumer.consume(1, 0.1)) or not failing.is_alive(),
+            120,
+            lambda: "the application is in the group of consumers",
+        )
         assert isinstance(error[0], GroupError)
         assert "is an instance of an application, and the group is one of consumers" in str(error[0])

@@ -1,4 +1,6 @@
-"""Windows on a real Kafka: sessions, windows that wait to be closed and groups of tables survive the process that kept them."""
+"""Windows on a real Kafka: sessions, windows that wait to be closed and groups of tables survive the process that kept
+them.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,23 @@ def topology_of(application: str, topics: dict[str, str]) -> Topology:
     builder = StreamsBuilder(application)
     clicks = builder.stream(topics["clicks"], key=serdes.text, value=serdes.text)
     group = clicks.group_by_key()
-    sessions = group.windowed_by(SessionWindows(gap=timedelta(seconds=10), grace=timedelta(hours=1))).count(store="sessions")
-    sessions.to_stream().map(lambda at, count: (at.key, f"{at.start_ms}-{at.end_ms}:{count}"), key=serdes.text, value=serdes.text).to(
-        topics["sessions"]
+    sessions = group.windowed_by(SessionWindows(gap=timedelta(seconds=10), grace=timedelta(hours=1))).count(
+        store="sessions"
     )
-    minutes = group.windowed_by(TimeWindows(minutes=1)).count(store="minutes").suppress(until_window_closes(), name="final")
-    minutes.to_stream().map(lambda at, count: (at.key, f"{at.start_ms}:{count}"), key=serdes.text, value=serdes.text).to(topics["minutes"])
-    totals = group.count(store="totals").group_by(lambda _, count: (str(count), "x"), key=serdes.text, value=serdes.text).count(store="groups")
+    sessions.to_stream().map(
+        lambda at, count: (at.key, f"{at.start_ms}-{at.end_ms}:{count}"), key=serdes.text, value=serdes.text
+    ).to(topics["sessions"])
+    minutes = (
+        group.windowed_by(TimeWindows(minutes=1)).count(store="minutes").suppress(until_window_closes(), name="final")
+    )
+    minutes.to_stream().map(
+        lambda at, count: (at.key, f"{at.start_ms}:{count}"), key=serdes.text, value=serdes.text
+    ).to(topics["minutes"])
+    totals = (
+        group.count(store="totals")
+        .group_by(lambda _, count: (str(count), "x"), key=serdes.text, value=serdes.text)
+        .count(store="groups")
+    )
     totals.to_stream().map_values(str, value=serdes.text).to(topics["groups"])
     return builder.build()
 
@@ -50,7 +62,10 @@ def test_what_windows_keep_survives_a_restart(kafka: Any, tmp_path: Path) -> Non
         assert producer.flush(60) == 0
 
     def latest(topic: str) -> dict[str, Any]:
-        return {(key or b"").decode(): None if value is None else value.decode() for key, value, *_ in read_topic(kafka.bootstrap, topics[topic])}
+        return {
+            (key or b"").decode(): None if value is None else value.decode()
+            for key, value, *_ in read_topic(kafka.bootstrap, topics[topic])
+        }
 
     def wait_for(topic: str, expected: dict[str, Any]) -> None:
         deadline = time.monotonic() + 120
@@ -63,7 +78,9 @@ def test_what_windows_keep_survives_a_restart(kafka: Any, tmp_path: Path) -> Non
         wait_for("sessions", {"a": "1000-9000:2", "b": "2000-2000:1"})
         wait_for("groups", {"1": "1", "2": "1"})
     assert latest("minutes") == {}
-    with CoopStreams(topology, {**settings, "state.dir": str(tmp_path / "second")}):  # nothing local: all from changelogs
+    with CoopStreams(
+        topology, {**settings, "state.dir": str(tmp_path / "second")}
+    ):  # nothing local: all from changelogs
         click(("a", 15_000), ("c", 60_000))
         wait_for("sessions", {"a": "1000-15000:3", "b": "2000-2000:1", "c": "60000-60000:1"})
         wait_for("minutes", {"a": "0:3", "b": "0:1"})

@@ -1,4 +1,6 @@
-"""A process that was stopped and wakes: its successor has deleted the repartition records that it goes on to ask for. It hears its group first."""
+"""A process that was stopped and wakes: its successor has deleted the repartition records that it goes on to ask for.
+It hears its group first.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,12 @@ STOPS = 8
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
-def test_a_process_that_wakes_again_and_again_lives_on(kafka: Kafka, workers: Callable[..., Workers], guarantee: str) -> None:
-    """Repartition records are deleted every second. Each stop is longer than the session: the group has gone on, and deleted."""
+def test_a_process_that_wakes_again_and_again_lives_on(
+    kafka: Kafka, workers: Callable[..., Workers], guarantee: str
+) -> None:
+    """Repartition records are deleted every second. Each stop is longer than the session: the group has gone on, and
+    deleted.
+    """
     topics, seed = topics_for(kafka, 1), seed_of_run()
     feeder = Feeder(kafka.bootstrap, topics, seed, orders=90_000, a_second=1000)
     feeder.start()

@@ -44,7 +44,11 @@ def run(*arguments: str) -> Result:
         (
             ["counts", "more"],
             1,
-            ["store counts: keeps", "store more: starts empty", "  in has been read without it: what was there before is not in it"],
+            [
+                "store counts: keeps",
+                "store more: starts empty",
+                "  in has been read without it: what was there before is not in it",
+            ],
         ),
         (["numbers"], 2, ["store counts: lost", '  cure: name it as it was: store="counts"']),
     ],
@@ -85,7 +89,9 @@ def test_versions_are_compared_as_they_run(tmp_path: Path) -> None:
     assert run("check", str(described), str(file), "--optimization", "all").exit_code == 0
     back = run("check", str(described), str(file))
     assert (back.exit_code, "store rows: lost" in back.stdout) == (2, True)
-    assert "--optimization sometimes: must be none, all" in str(run("check", str(file), str(file), "--optimization", "sometimes").exception)
+    assert "--optimization sometimes: must be none, all" in str(
+        run("check", str(file), str(file), "--optimization", "sometimes").exception
+    )
 
 
 def test_two_versions_are_enough(tmp_path: Path) -> None:
@@ -98,7 +104,9 @@ def test_a_refused_start_is_not_tried_again() -> None:
 
 
 @pytest.mark.broker
-def test_a_version_alone_is_compared_with_the_one_that_ran_last_and_run_refuses_what_is_told(kafka: Kafka, tmp_path: Path) -> None:
+def test_a_version_alone_is_compared_with_the_one_that_ran_last_and_run_refuses_what_is_told(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     counting = Counting.make(kafka)
     at, state = ["--bootstrap-servers", kafka.bootstrap], ["--state-dir", str(tmp_path / "state")]
     old = program(tmp_path, "old", "counts", application=counting.application, topic=counting.source)

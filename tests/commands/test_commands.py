@@ -1,4 +1,6 @@
-"""The commands that ask: what is typed, what is printed, with which exit status. Those that run something are in tests/docs and tests/broker."""
+"""The commands that ask: what is typed, what is printed, with which exit status. Those that run something are in
+tests/docs and tests/broker.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,10 @@ def test_a_key_without_a_value_is_silence_and_exit_status_1(url: str) -> None:
 
 
 def test_a_window_store_has_windows_to_a_key(url: str) -> None:
-    assert [(found["start"], found["value"]) for found in lines(run("query", url, "hours", "k", "--limit", "2"))] == [(0, {"n": 0}), (HOUR, {"n": 1})]
+    assert [(found["start"], found["value"]) for found in lines(run("query", url, "hours", "k", "--limit", "2"))] == [
+        (0, {"n": 0}),
+        (HOUR, {"n": 1}),
+    ]
 
 
 def test_a_session_store_has_sessions_to_a_key(url: str) -> None:

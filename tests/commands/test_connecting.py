@@ -23,4 +23,6 @@ def test_addresses_that_take_no_connection_are_named_with_what_they_said() -> No
 
 def test_why_a_question_is_asked_again_is_said_with_how_long(capsys: pytest.CaptureFixture[str]) -> None:
     say_waiting(30, moving("http://x does not answer. Does the application run?"))
-    assert capsys.readouterr().err.endswith("http://x does not answer. Does the application run? Trying again for 30 s; Ctrl-C ends it.\n")
+    assert capsys.readouterr().err.endswith(
+        "http://x does not answer. Does the application run? Trying again for 30 s; Ctrl-C ends it.\n"
+    )

@@ -22,7 +22,9 @@ LEFT, _ = KeyRange.split(2)
 
 
 def run(kafka: Kafka, *arguments: str, typed: str | None = None) -> Result:
-    return CliRunner().invoke(app, ["group", *arguments, "--bootstrap-servers", kafka.bootstrap], env={"COLUMNS": "250"}, input=typed)
+    return CliRunner().invoke(
+        app, ["group", *arguments, "--bootstrap-servers", kafka.bootstrap], env={"COLUMNS": "250"}, input=typed
+    )
 
 
 def cells(result: Result, word: str) -> list[str]:
@@ -60,10 +62,15 @@ def test_a_group_without_members_shows_its_lag_and_can_be_put_elsewhere(kafka: K
     offsets = list_consumer_group_offsets(settings, group)
     assert {at.partition: found and found.offset for at, found in offsets.items()} == {0: 7, 1: 2}
     assert run(kafka, "reset", group, "--topic", topic, "--to", "latest", "--yes").exit_code == 0
-    assert [cells(run(kafka, "describe", group), f"{topic}-{p}")[1:4] for p in (0, 1)] == [["10", "10", "0"], ["10", "10", "0"]]
+    assert [cells(run(kafka, "describe", group), f"{topic}-{p}")[1:4] for p in (0, 1)] == [
+        ["10", "10", "0"],
+        ["10", "10", "0"],
+    ]
 
 
-def test_the_members_of_an_application_are_listed_with_their_tasks_and_it_is_not_reset(kafka: Kafka, topic: str) -> None:
+def test_the_members_of_an_application_are_listed_with_their_tasks_and_it_is_not_reset(
+    kafka: Kafka, topic: str
+) -> None:
     with application(kafka.bootstrap, kafka.unique("busy"), 1) as busy:
         busy.start("a", host="host-1")
         busy.start("b", host="host-2", allow_key_share=True)
@@ -101,7 +108,10 @@ def test_consumers_are_shown_with_their_key_ranges_and_what_they_did_out_of_orde
     above = [f"{slow + 1}-59"] if slow + 1 < 59 else ["59"]
     assert cells(told, f"{orders.at}")[1:7] == [str(slow), "60", str(60 - slow), "0..127", str(slow), *above]
     assert cells(told, "128..255")[:2] == ["128..255", "60"]
-    assert sorted(line.split()[-1] for line in told.stdout.splitlines() if " yes " in line) == [f"{orders.at}[0..127]", f"{orders.at}[128..255]"]
+    assert sorted(line.split()[-1] for line in told.stdout.splitlines() if " yes " in line) == [
+        f"{orders.at}[0..127]",
+        f"{orders.at}[128..255]",
+    ]
     orders.close()
 
 
@@ -114,7 +124,9 @@ def test_consumers_are_shown_with_their_key_ranges_and_what_they_did_out_of_orde
         (["--to", "11"], ConfigError, "has the offsets 0 to 10, not 11"),
     ],
 )
-def test_a_place_that_is_not_there_is_an_error(kafka: Kafka, topic: str, arguments: list[str], kind: type[Exception], problem: str) -> None:
+def test_a_place_that_is_not_there_is_an_error(
+    kafka: Kafka, topic: str, arguments: list[str], kind: type[Exception], problem: str
+) -> None:
     error = run(kafka, "reset", "g", "--topic", topic, *arguments, "--yes").exception
     assert isinstance(error, kind)
     assert problem in str(error)

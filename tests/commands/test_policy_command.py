@@ -13,7 +13,9 @@ from tests.conftest import Kafka
 
 
 def run(kafka: Kafka, *arguments: str) -> Result:
-    return CliRunner().invoke(app, ["policy", *arguments, "--bootstrap-servers", kafka.bootstrap], env={"COLUMNS": "200"})
+    return CliRunner().invoke(
+        app, ["policy", *arguments, "--bootstrap-servers", kafka.bootstrap], env={"COLUMNS": "200"}
+    )
 
 
 def row(result: Result, *words: str) -> list[str]:

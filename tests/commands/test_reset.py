@@ -53,9 +53,19 @@ class WordCount:
         return [topic for topic in self.kafka.topics() if topic.startswith(f"{self.application}-")]
 
     def app(self) -> CoopStreams:
-        """Return an instance, not yet running. Its partitions are in two ranges each, so progress is in individual commits."""
-        settings = {"bootstrap.servers": self.kafka.bootstrap, "state.dir": str(self.folder / "state"), "commit.interval.ms": 100, **PATIENT}
-        return CoopStreams(load_topology(str(self.folder / "app.py")), settings | {"ranges.per.partition": 2, "auto.offset.reset": "latest"})
+        """Return an instance, not yet running. Its partitions are in two ranges each, so progress is in individual
+        commits.
+        """
+        settings = {
+            "bootstrap.servers": self.kafka.bootstrap,
+            "state.dir": str(self.folder / "state"),
+            "commit.interval.ms": 100,
+            **PATIENT,
+        }
+        return CoopStreams(
+            load_topology(str(self.folder / "app.py")),
+            settings | {"ranges.per.partition": 2, "auto.offset.reset": "latest"},
+        )
 
     def write(self, words: list[str], time_ms: int) -> Counter[str]:
         """Write each word."""
@@ -91,7 +101,9 @@ def test_an_application_that_is_reset_counts_everything_again_and_nothing_twice(
     planned = [f"group {counting.application}: {counting.lines}-{number} -> 0" for number in (0, 1)]
     folder = tmp_path / "state" / counting.application / "instance-0"
     said = told.stdout.splitlines()
-    assert sorted(said[:6]) == sorted([*planned, *(f"delete topic {topic}" for topic in ours), f"delete folder {folder}"])
+    assert sorted(said[:6]) == sorted(
+        [*planned, *(f"delete topic {topic}" for topic in ours), f"delete folder {folder}"]
+    )
     assert f"stays: topic {counting.application}-older-changelog" in said[6]
     assert counting.reset(typed="n\n").exit_code == 1
     assert len(counting.internal) == 4
@@ -109,7 +121,9 @@ def test_an_application_that_is_reset_counts_everything_again_and_nothing_twice(
         await_table(running, Counter(WORDS))
 
     assert counting.reset("--yes", "--state-dir", str(tmp_path / "state"), "--to", "latest").exit_code == 0
-    assert counting.reset("--yes", "--state-dir", str(tmp_path / "state"), "--to", "latest").exit_code == 0  # nothing is left to delete
+    assert (
+        counting.reset("--yes", "--state-dir", str(tmp_path / "state"), "--to", "latest").exit_code == 0
+    )  # nothing is left to delete
     with counting.app() as running:
         await_running([running])
         await_table(running, counting.write(["last"], now_ms))
@@ -128,7 +142,9 @@ def test_state_that_a_process_uses_is_not_deleted_and_nothing_else_is_either(kaf
     assert len(counting.internal) == 3
 
 
-@pytest.mark.parametrize(("to", "problem"), [("soon", "write earliest, latest, or a time"), ("2026-01-31T08:00", "in which time zone")])
+@pytest.mark.parametrize(
+    ("to", "problem"), [("soon", "write earliest, latest, or a time"), ("2026-01-31T08:00", "in which time zone")]
+)
 def test_a_time_that_is_none_is_an_error_before_anything_is_contacted(tmp_path: Path, to: str, problem: str) -> None:
     (tmp_path / "app.py").write_text(PROGRAM.format(application="words", lines="lines", words="words"))
     command = ["reset", str(tmp_path / "app.py"), "--bootstrap-servers", "127.0.0.1:1", "--to", to]

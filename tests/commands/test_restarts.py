@@ -18,13 +18,21 @@ from coopstreams.commands.restarts import (
     describe_end,
     exit_status,
 )
-from coopstreams.topology.errors import ApplicationStoppedError, ConfigError, ProcessingError, TopologyError, UnknownTopicError
+from coopstreams.topology.errors import (
+    ApplicationStoppedError,
+    ConfigError,
+    ProcessingError,
+    TopologyError,
+    UnknownTopicError,
+)
 
 RETRIED = st.sampled_from([0, FAILED, 137, -9, -15, -64])
 
 
 @given(st.integers(0, 20), st.lists(st.tuples(RETRIED, st.floats(0, 2 * FORGOTTEN_AFTER_S)), max_size=60))
-def test_a_worker_is_started_again_as_long_as_a_row_of_ends_is_not_too_long(most: int, ends: list[tuple[int, float]]) -> None:
+def test_a_worker_is_started_again_as_long_as_a_row_of_ends_is_not_too_long(
+    most: int, ends: list[tuple[int, float]]
+) -> None:
     machine, now, row, last, rest = Restarts(1, most), 0.0, 0, -1e9, 0.0
     for status, pause in ends:
         now += pause
@@ -49,7 +57,9 @@ def test_what_would_end_every_worker_ends_all_whatever_was_before(before: list[i
     for at, end in enumerate(before):
         assert isinstance(machine.ended(end, "", float(at)), Again)
     assert machine.ended(status, "ConfigError: no such setting", 1000.0) == Over(
-        status, f"worker 3 ended with status {status}: ConfigError: no such setting; the others would end in the same way, so all are stopped"
+        status,
+        f"worker 3 ended with status {status}: ConfigError: no such setting; the others would end in the same way, so "
+        "all are stopped",
     )
 
 
@@ -63,4 +73,6 @@ def test_an_end_has_words() -> None:
 def test_only_what_no_worker_can_heal_has_a_status_of_its_own() -> None:
     assert exit_status(ConfigError("")) == exit_status(TopologyError("")) == WRONG
     assert exit_status(ApplicationStoppedError("")) == STOPPED
-    assert exit_status(ProcessingError("")) == exit_status(UnknownTopicError("")) == FAILED, "somebody may mend the data, or make the topic"
+    assert exit_status(ProcessingError("")) == exit_status(UnknownTopicError("")) == FAILED, (
+        "somebody may mend the data, or make the topic"
+    )

@@ -29,9 +29,21 @@ topology = builder.build()
 def test_the_lines_of_two_processes_are_told_apart_and_sigterm_ends_both(kafka: Any, tmp_path: Path) -> None:
     program, log = tmp_path / "counting.py", tmp_path / "said.log"
     program.write_text(APP.format(application=kafka.unique("counting"), topic=kafka.topic("words")))
-    command = [sys.executable, "-m", "coopstreams", "run", str(program), "--bootstrap-servers", kafka.bootstrap, "--processes", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "coopstreams",
+        "run",
+        str(program),
+        "--bootstrap-servers",
+        kafka.bootstrap,
+        "--processes",
+        "2",
+    ]
     with log.open("wb") as file:
-        run = subprocess.Popen([*command, "--instance", "5", "--state-dir", str(tmp_path / "state")], stdout=file, stderr=file)
+        run = subprocess.Popen(
+            [*command, "--instance", "5", "--state-dir", str(tmp_path / "state")], stdout=file, stderr=file
+        )
     try:
         running = [re.compile(rf"INFO +worker {number}: task 0_0\[\S+\] runs") for number in (5, 6)]
         assert wait_until(lambda: all(line.search(log.read_text()) for line in running), 150), log.read_text()
@@ -46,11 +58,18 @@ def test_the_lines_of_two_processes_are_told_apart_and_sigterm_ends_both(kafka: 
 
 def test_a_worker_gets_what_was_typed_with_a_number_and_ports_of_its_own() -> None:
     flags = {"bootstrap.servers": "kafka:9092", "http.listen": "0.0.0.0:8080"}
-    checked = Config.of(flags | {"application.server": "host-1:80", "instance": 4, "sasl.password": "of the file"}, "application")
+    checked = Config.of(
+        flags | {"application.server": "host-1:80", "instance": 4, "sasl.password": "of the file"}, "application"
+    )
     command = worker_command("app.py", Path("settings.toml"), flags, checked, 6, verbose=True)
     assert command[3:] == ["run", "app.py", "--config", "settings.toml", *command[7:-1], "--verbose"]
     given = {part.partition("=")[0]: part.partition("=")[2] for part in command if "=" in part}
-    assert given == {"bootstrap.servers": "kafka:9092", "http.listen": "0.0.0.0:8082", "application.server": "host-1:82", "instance": "6"}
+    assert given == {
+        "bootstrap.servers": "kafka:9092",
+        "http.listen": "0.0.0.0:8082",
+        "application.server": "host-1:82",
+        "instance": "6",
+    }
 
 
 def test_a_worker_without_queries_or_with_a_free_port_keeps_that() -> None:

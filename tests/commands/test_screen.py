@@ -1,4 +1,6 @@
-"""`coopstreams run --processes N` on a terminal: a table of the processes, what they log above it, and an orderly end by Ctrl-C."""
+"""`coopstreams run --processes N` on a terminal: a table of the processes, what they log above it, and an orderly end
+by Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ builder.stream("{topic}", key=serdes.text, value=serdes.text).group_by_key().cou
 topology = builder.build()
 """
 
-OWN_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+OWN_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+)
 """Makes the terminal that of the session, so that Ctrl-C typed there is a SIGINT, then becomes the command."""
 
 NOW = 1000.0
@@ -104,7 +108,17 @@ def alive(pid: int) -> bool:
 def started(kafka: Any, tmp_path: Path) -> Iterator[tuple[Terminal, Any]]:
     program, topic = tmp_path / "counting.py", kafka.topic("words")
     program.write_text(APP.format(application=kafka.unique("counting"), topic=topic))
-    command = [sys.executable, "-m", "coopstreams", "run", str(program), "--bootstrap-servers", kafka.bootstrap, "--processes", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "coopstreams",
+        "run",
+        str(program),
+        "--bootstrap-servers",
+        kafka.bootstrap,
+        "--processes",
+        "2",
+    ]
     with Terminal([*command, "--state-dir", str(tmp_path / "state")], tmp_path) as terminal:
 
         def write(count: int) -> None:
@@ -119,7 +133,10 @@ def started(kafka: Any, tmp_path: Path) -> Iterator[tuple[Terminal, Any]]:
 @pytest.mark.broker
 def test_a_terminal_shows_the_processes_and_ctrl_c_ends_them_in_good_order(started: tuple[Terminal, Any]) -> None:
     terminal, write = started
-    halves = [rf"^ *{number}  pid \d+ +running +0_0\[{groups}\] +[\d,]+ +0 +0 +0 +- *$" for number, groups in ((0, r"\d+..\d+"), (1, r"\d+..\d+"))]
+    halves = [
+        rf"^ *{number}  pid \d+ +running +0_0\[{groups}\] +[\d,]+ +0 +0 +0 +- *$"
+        for number, groups in ((0, r"\d+..\d+"), (1, r"\d+..\d+"))
+    ]
     assert wait_until(lambda: all(terminal.rows(row) for row in halves), 150), terminal.text[-4000:]
     pids = [int(re.findall(rf"{number}  pid (\d+)", terminal.text)[-1]) for number in (0, 1)]
     assert all(alive(pid) for pid in pids)
@@ -130,8 +147,12 @@ def test_a_terminal_shows_the_processes_and_ctrl_c_ends_them_in_good_order(start
         assert terminal.rows(rf"INFO +worker {number}: task 0_0\[\S+\] runs"), "what workers log is above the table"
     assert len(terminal.rows(r"loaded by \d+")) == 3, "and what they print: the supervisor loads the program, too"
     os.kill(pids[1], signal.SIGKILL)
-    assert wait_until(lambda: bool(terminal.rows("worker 1 was killed by SIGKILL; starting it again")), 120), terminal.text[-4000:]
-    assert wait_until(lambda: any(pid not in pids for pid in map(int, re.findall(r"1  pid (\d+)", terminal.text))), 120), terminal.text[-4000:]
+    assert wait_until(lambda: bool(terminal.rows("worker 1 was killed by SIGKILL; starting it again")), 120), (
+        terminal.text[-4000:]
+    )
+    assert wait_until(
+        lambda: any(pid not in pids for pid in map(int, re.findall(r"1  pid (\d+)", terminal.text))), 120
+    ), terminal.text[-4000:]
     terminal.type(b"\x03")
     assert terminal.process.wait(120) == 0, terminal.text[-4000:]
     assert terminal.rows("SIGINT: draining")
@@ -145,7 +166,9 @@ def test_a_terminal_shows_the_processes_and_ctrl_c_ends_them_in_good_order(start
 def test_workers_whose_screen_is_gone_drain_and_end(started: tuple[Terminal, Any]) -> None:
     """Nobody reads what they print any more: that must not keep them from their commit."""
     terminal, write = started
-    assert wait_until(lambda: len(terminal.rows(r"^ *[01]  pid \d+ +running +0_0\[\S+\]")) >= 2, 150), terminal.text[-4000:]
+    assert wait_until(lambda: len(terminal.rows(r"^ *[01]  pid \d+ +running +0_0\[\S+\]")) >= 2, 150), terminal.text[
+        -4000:
+    ]
     pids = {int(pid) for pid in re.findall(r"[01]  pid (\d+)", terminal.text)}
     write(3000)
     terminal.process.kill()
@@ -156,11 +179,23 @@ def test_workers_whose_screen_is_gone_drain_and_end(started: tuple[Terminal, Any
 def test_without_a_terminal_there_are_log_lines_alone(kafka: Any, tmp_path: Path) -> None:
     program, log = tmp_path / "counting.py", tmp_path / "said.log"
     program.write_text(APP.format(application=kafka.unique("counting"), topic=kafka.topic("words")))
-    command = [sys.executable, "-m", "coopstreams", "run", str(program), "--bootstrap-servers", kafka.bootstrap, "--processes", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "coopstreams",
+        "run",
+        str(program),
+        "--bootstrap-servers",
+        kafka.bootstrap,
+        "--processes",
+        "2",
+    ]
     with log.open("wb") as file:
         run = subprocess.Popen([*command, "--state-dir", str(tmp_path / "state")], stdout=file, stderr=file)
     try:
-        assert wait_until(lambda: all(f"worker {number}: task 0_0" in log.read_text() for number in (0, 1)), 150), log.read_text()
+        assert wait_until(lambda: all(f"worker {number}: task 0_0" in log.read_text() for number in (0, 1)), 150), (
+            log.read_text()
+        )
         os.kill(run.pid, signal.SIGINT)
         assert run.wait(120) == 0, log.read_text()
     finally:
@@ -179,16 +214,24 @@ def shown(*processes: WorkerProcess, width: int = 100) -> list[str]:
 
 
 def task(id_: str, state: str = "running", rate: float | None = 10.0, lag: int | None = 5) -> dict[str, Any]:
-    done = {"written": {"out": 15, "other": 5}, "dropped": [{"node": "join", "reason": "null-key", "records": 1}], "behind_ms": 3000}
+    done = {
+        "written": {"out": 15, "other": 5},
+        "dropped": [{"node": "join", "reason": "null-key", "records": 1}],
+        "behind_ms": 3000,
+    }
     return {"id": id_, "state": state, "rate": rate, "lag": lag, "shared": "0..255" not in id_, **done}
 
 
-def report(*tasks: dict[str, Any], state: str = "running", reasons: tuple[str, ...] = (), live: bool = True) -> dict[str, Any]:
+def report(
+    *tasks: dict[str, Any], state: str = "running", reasons: tuple[str, ...] = (), live: bool = True
+) -> dict[str, Any]:
     return {"state": state, "live": live, "reasons": [{"code": code} for code in reasons], "tasks": list(tasks)}
 
 
 def test_the_table_has_a_row_for_each_process_and_one_for_all() -> None:
-    one = WorkerProcess(0, 100, "", report(task("0_0[0..127]", rate=1200.4, lag=7), task("1_0[0..255]", rate=0.0, lag=0)))
+    one = WorkerProcess(
+        0, 100, "", report(task("0_0[0..127]", rate=1200.4, lag=7), task("1_0[0..255]", rate=0.0, lag=0))
+    )
     other = WorkerProcess(1, 101, "", report(task("0_0[128..255]", rate=800.0, lag=2000)))
     title, heading, _, *rows = shown(one, other)
     assert title == "shop"
@@ -214,7 +257,12 @@ def test_a_process_that_ended_has_no_tasks_any_more() -> None:
 
 
 def test_reasons_are_named_and_many_tasks_are_counted() -> None:
-    stalled = WorkerProcess(0, 100, "", report(*(task(f"0_{n}[0..255]") for n in range(9)), reasons=("no-progress", "no-progress"), live=False))
+    stalled = WorkerProcess(
+        0,
+        100,
+        "",
+        report(*(task(f"0_{n}[0..255]") for n in range(9)), reasons=("no-progress", "no-progress"), live=False),
+    )
     text = " ".join(shown(stalled, width=200))
     assert "running: no-progress " in text
     assert "0_5[0..255], and 3 more" in text
@@ -223,7 +271,15 @@ def test_reasons_are_named_and_many_tasks_are_counted() -> None:
 
 
 def test_a_process_that_is_started_again_says_when_and_why_and_how_often() -> None:
-    ended = WorkerProcess(0, 100, "ended", report(task("0_0[0..255]")), restarts=2, last_end="ended with status 1: LogError: gone", again_at=NOW + 4)
+    ended = WorkerProcess(
+        0,
+        100,
+        "ended",
+        report(task("0_0[0..255]")),
+        restarts=2,
+        last_end="ended with status 1: LogError: gone",
+        again_at=NOW + 4,
+    )
     rows = shown(ended, WorkerProcess(1, 101, "", report(task("0_0[0..255]")), restarts=1), width=160)
     assert re.search(r"again in 4 s: ended with status 1: LogError: gone( +-){5}$", rows[3])
     assert re.search(r"running, 1 restart +0_0", rows[4])

@@ -1,4 +1,6 @@
-"""`coopstreams rebuild` and `coopstreams snapshots`, as they are typed: what is printed, what is left, with which exit status."""
+"""`coopstreams rebuild` and `coopstreams snapshots`, as they are typed: what is printed, what is left, with which exit
+status.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ PROGRAM = """
 from coopstreams import StreamsBuilder, serdes
 
 builder = StreamsBuilder("{application}")
-builder.stream("{source}", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to("{sink}")
+counts = builder.stream("{source}", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts")
+counts.to_stream().to("{sink}")
 topology = builder.build()
 """
 
@@ -54,7 +57,22 @@ def test_a_snapshot_is_made_listed_verified_and_cleaned_up_from_the_command_line
     url, where = str(tmp_path / "snapshots"), ["--bootstrap-servers", kafka.bootstrap]
     first = said(run("rebuild", str(file), "--snapshots", url, *where))
     assert "1 stores, 500 keys" in first
-    second = said(run("rebuild", str(file), "--snapshots", url, *where, "--store", "counts", "--partitions", "1", "--groups", "0-127", "--afresh"))
+    second = said(
+        run(
+            "rebuild",
+            str(file),
+            "--snapshots",
+            url,
+            *where,
+            "--store",
+            "counts",
+            "--partitions",
+            "1",
+            "--groups",
+            "0-127",
+            "--afresh",
+        )
+    )
     assert "1 stores, 500 keys" in second
     old, new = first.split()[0], second.split()[0]
     (tmp_path / "snapshots" / counting.application / "20200101T000000-unfinished").mkdir()
@@ -105,7 +123,9 @@ def test_an_application_that_never_ran_has_nothing_to_rebuild(kafka: Kafka, tmp_
         (["--snapshots", "s", "--set", "oops"], "NAME=VALUE"),
     ],
 )
-def test_what_is_typed_wrong_is_said_before_anything_is_contacted(options: list[str], words: str, tmp_path: Path) -> None:
+def test_what_is_typed_wrong_is_said_before_anything_is_contacted(
+    options: list[str], words: str, tmp_path: Path
+) -> None:
     file = tmp_path / "unused_program.py"
     file.write_text(PROGRAM.format(application="a", source="b", sink="c"))
     result = run("rebuild", str(file), "--bootstrap-servers", "127.0.0.1:1", *options)

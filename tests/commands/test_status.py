@@ -21,14 +21,24 @@ def test_a_task_that_opens_says_how_many_bytes_and_records_are_to_come() -> None
         download=(DownloadStatus("counts", 12_340_000, 2_000_000_000, 1e6, 1988.0),),
     )
     status = Status("app", "rebalancing", Health(True, True), (opening,))
-    report = {"application": "app", "generation": 1, "instances": [reports.instance_status(Placement(1, "a", ()), None, status)]}
+    report = {
+        "application": "app",
+        "generation": 1,
+        "instances": [reports.instance_status(Placement(1, "a", ()), None, status)],
+    }
     console = Console(width=200)
     with console.capture() as shown:
         console.print(status_table(report))
     assert "restoring (totals 12,000 to go, counts 12.3 of 2,000.0 MB)" in shown.get()
 
 
-def running(task: TaskId, written: dict[str, int], dropped: dict[tuple[str, str], int], letters: int = 0, behind_ms: int | None = None) -> TaskStatus:
+def running(
+    task: TaskId,
+    written: dict[str, int],
+    dropped: dict[tuple[str, str], int],
+    letters: int = 0,
+    behind_ms: int | None = None,
+) -> TaskStatus:
     source = SourceStatus(TopicPartition("in", task.partition), 100, 100, 120, 5)
     return TaskStatus(task, "running", 1, 1000, 12.5, (source,), (), (), written, dropped, letters, behind_ms)
 
@@ -42,10 +52,19 @@ def test_what_tasks_wrote_and_left_out_and_how_far_their_time_is_behind_is_shown
         Health(True, True),
         (
             running(whole, {}, {("join", "null-key"): 1000}, behind_ms=7_300_000),
-            running(half, {"out": 900, "app-again-repartition": 50}, {("read", "deserialization"): 7, ("join", "null-key"): 1}, 7),
+            running(
+                half,
+                {"out": 900, "app-again-repartition": 50},
+                {("read", "deserialization"): 7, ("join", "null-key"): 1},
+                7,
+            ),
         ),
     )
-    report = {"application": "app", "generation": 1, "instances": [reports.instance_status(Placement(1, "a", ()), None, status)]}
+    report = {
+        "application": "app",
+        "generation": 1,
+        "instances": [reports.instance_status(Placement(1, "a", ()), None, status)],
+    }
     console = Console(width=200)
     with console.capture() as shown:
         console.print(status_table(report))

@@ -1,4 +1,6 @@
-"""Workers under a supervisor: one that ended comes back, the others run on; a rule ends them all, and none outlives it."""
+"""Workers under a supervisor: one that ended comes back, the others run on; a rule ends them all, and none outlives
+it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from coopstreams.commands.worker import past, say_why
 from coopstreams.dev.process import wait_until
 from coopstreams.topology.errors import ProcessingError
 
-LIVES = "import os, sys, time, pathlib; pathlib.Path(sys.argv[1], f'{sys.argv[2]}-{os.getpid()}').touch(); time.sleep(600)"
+LIVES = (
+    "import os, sys, time, pathlib; pathlib.Path(sys.argv[1], f'{sys.argv[2]}-{os.getpid()}').touch(); time.sleep(600)"
+)
 FAILS = """
 import os
 from coopstreams.commands.worker import say_why
@@ -66,7 +70,9 @@ def running(workers: Supervisor, statuses: list[int]) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_a_worker_that_somebody_ended_is_started_again_and_stop_leaves_none(tmp_path: Path, end: signal.Signals) -> None:
+def test_a_worker_that_somebody_ended_is_started_again_and_stop_leaves_none(
+    tmp_path: Path, end: signal.Signals
+) -> None:
     def command(number: int) -> Sequence[str]:
         ends = f"import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); {LIVES}"
         return [sys.executable, "-c", f"import sys; {ends}", str(tmp_path), str(number)]
@@ -85,15 +91,19 @@ def test_a_worker_that_fails_is_started_again_and_the_others_run_on_until_it_fai
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rests: list[tuple[int, str]] = []
-    workers = Supervisor(beside(tmp_path, FAILS), [0, 1], 10, most_restarts=2, rests=lambda number, _, how: rests.append((number, how)))
+    workers = Supervisor(
+        beside(tmp_path, FAILS), [0, 1], 10, most_restarts=2, rests=lambda number, _, how: rests.append((number, how))
+    )
     assert workers.run() == 1
     assert rests == [(1, "ended with status 1: ProcessingError: the record at offset 7")] * 2
     assert len(started(tmp_path, 0)) == 1, "the other one ran all along"
     assert not alive(started(tmp_path, 0)[0])
     assert [record.message for record in caplog.records] == [
         "worker 1 ended with status 1: ProcessingError: the record at offset 7; starting it again",
-        "worker 1 ended with status 1: ProcessingError: the record at offset 7; starting it again in 0.01 s (2 ends in a row; more than 2 stop all)",
-        "worker 1 ended with status 1: ProcessingError: the record at offset 7; it has ended 3 times in a row; all are stopped (--max-restarts 2)",
+        "worker 1 ended with status 1: ProcessingError: the record at offset 7; starting it again in 0.01 s (2 ends in "
+        "a row; more than 2 stop all)",
+        "worker 1 ended with status 1: ProcessingError: the record at offset 7; it has ended 3 times in a row; all are "
+        "stopped (--max-restarts 2)",
     ]
 
 
@@ -110,8 +120,14 @@ def test_what_would_end_every_worker_ends_all_at_once(tmp_path: Path, status: in
 
 
 def test_a_worker_knows_how_often_it_was_started_again_and_why(tmp_path: Path) -> None:
-    tells = f"import os, pathlib; from coopstreams.commands.worker import past; pathlib.Path({str(tmp_path)!r}, str(os.getpid())).write_text(str(past(os.environ)))"
-    assert Supervisor(lambda _: [sys.executable, "-c", f"{tells}; raise SystemExit(5)"], [0], 10, most_restarts=2).run() == 5
+    tells = (
+        f"import os, pathlib; from coopstreams.commands.worker import past; pathlib.Path({str(tmp_path)!r}, "
+        "str(os.getpid())).write_text(str(past(os.environ)))"
+    )
+    assert (
+        Supervisor(lambda _: [sys.executable, "-c", f"{tells}; raise SystemExit(5)"], [0], 10, most_restarts=2).run()
+        == 5
+    )
     told = sorted(path.read_text() for path in tmp_path.iterdir())
     again = "{'restarts': %d, 'last_end': 'ended with status 5'}"
     assert told == [again % 1, again % 2, "{}"]

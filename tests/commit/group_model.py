@@ -1,10 +1,13 @@
-"""A group on a model of the log, under faults, beside a set model of what was done. Driven by `test_commit_simulation.py`.
+"""A group on a model of the log, under faults, beside a set model of what was done. Driven by
+`test_commit_simulation.py`.
 
-The model log has transactions, a last stable offset, compaction, and a fenced plain offset that is pending while its transaction is open.
-Tasks use the real follower, view, progress, plan and codec. What happens next is chosen by the `Random` that is passed in.
+The model log has transactions, a last stable offset, compaction, and a fenced plain offset that is pending while its
+transaction is open. Tasks use the real follower, view, progress, plan and codec. What happens next is chosen by the
+`Random` that is passed in.
 
-Exactly-once: for each hash, resolve = the last commit of its last owner, and every record below it is in committed outputs once.
-At-least-once: complete commits <= resolve <= what the owner's state holds, and everything below it was processed.
+Exactly-once: for each hash, resolve = the last commit of its last owner, and every record below it is in committed
+outputs once. At-least-once: complete commits <= resolve <= what the owner's state holds, and everything below it was
+processed.
 """
 
 from __future__ import annotations
@@ -55,7 +58,9 @@ def read(start: int, stop: int, owned: range) -> Columns:
     """What a reader gives a task for the offsets start..stop-1."""
     offsets = [offset for offset in range(start, stop) if OWNERS[offset] in owned]
     keys = [KEYS[OWNERS[offset]] for offset in offsets]
-    return Columns(keys, keys, [TIMES[offset] for offset in offsets], offsets, [STREAM_TIMES[offset] for offset in offsets])
+    return Columns(
+        keys, keys, [TIMES[offset] for offset in offsets], offsets, [STREAM_TIMES[offset] for offset in offsets]
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -102,7 +107,9 @@ class World:
         self.rebalance(rng)
 
     def started(self, *, newer: bool) -> Follower:
-        """Return what a process knows of the log when it has just begun: nothing. `newer`: it is of a version of the future."""
+        """Return what a process knows of the log when it has just begun: nothing. `newer`: it is of a version of the
+        future.
+        """
         process = Follower(cast(Log, self.log if newer else self.log_of_today), GROUP)
         if newer:
             self.upgraded.add(process)
@@ -123,7 +130,9 @@ class World:
                 else:
                     self.stop(task)
         kept = [task.owned for task in stay]
-        self.tasks = stay + [Task(rng.choice(self.processes), owned, self.generation) for owned in wanted if owned not in kept]
+        self.tasks = stay + [
+            Task(rng.choice(self.processes), owned, self.generation) for owned in wanted if owned not in kept
+        ]
         self.seen["whole" if len(wanted) == 1 else "shared"] += 1
 
     def crash(self, rng: Random) -> None:
@@ -144,10 +153,12 @@ class World:
         self.seen["upgrades"] += 1
 
     def forget(self, rng: Random) -> None:
-        """The group is empty for so long that its plain offsets expire: what the individual commits say of every hash is the truth without them.
+        """The group is empty for so long that its plain offsets expire: what the individual commits say of every hash
+        is the truth without them.
 
-        Where they leave some hashes out, the next start is refused; whoever operates the group puts the offsets back. Under at-least-once they
-        may be claims of stalled openers beside an owner of all hashes that wrote none: see `view`, "What goes away".
+        Where they leave some hashes out, the next start is refused; whoever operates the group puts the offsets back.
+        Under at-least-once they may be claims of stalled openers beside an owner of all hashes that wrote none: see
+        `view`, "What goes away".
         """
         for task in self.tasks:
             self.stop(task)
@@ -170,7 +181,9 @@ class World:
         """Whether individual commits alone say less of some hash than was done."""
         found = combine(self.view.resolve(source, WHOLE), None, START)
         return any(
-            segment.position < self.truth[source][i] for segment in found for i in range(segment.range.start // WIDTH, segment.range.end // WIDTH + 1)
+            segment.position < self.truth[source][i]
+            for segment in found
+            for i in range(segment.range.start // WIDTH, segment.range.end // WIDTH + 1)
         )
 
     def compact(self, rng: Random) -> None:
@@ -188,7 +201,9 @@ class World:
         self.seen["compactions"] += 1
 
     def wake(self, rng: Random) -> None:
-        """A zombie goes on where it was; it learns nothing until something refuses it. An open transaction may also time out."""
+        """A zombie goes on where it was; it learns nothing until something refuses it. An open transaction may also
+        time out.
+        """
         if self.zombies:
             task = rng.choice(self.zombies)
             if task.transaction and rng.random() < 0.3:
@@ -225,7 +240,13 @@ class World:
                     self.view.apply(entry.key, entry.value)
 
     def keep(self, offsets: dict[TopicPartition, tuple[int, str]]) -> None:
-        self.plain.update({at: Committed.parse(offset, metadata + "\0") for at, (offset, metadata) in offsets.items() if at in self.truth})
+        self.plain.update(
+            {
+                at: Committed.parse(offset, metadata + "\0")
+                for at, (offset, metadata) in offsets.items()
+                if at in self.truth
+            }
+        )
 
     def step(self, task: Task, rng: Random) -> None:
         if rng.random() < 0.7:
@@ -256,7 +277,9 @@ class World:
         if not task.process.passed(task.barrier) or pending:
             self.seen["kept from opening by what cannot be read"] += bool(task.process.trouble)
             return
-        openings = {source: task.process.open(source, task.range, self.plain.get(source), START) for source in self.sources}
+        openings = {
+            source: task.process.open(source, task.range, self.plain.get(source), START) for source in self.sources
+        }
         task.progress = Progress(task.range, openings, Author(GROUP, task.generation, f"t-{id(task)}"))
         for source, opening in openings.items():
             task.at[source] = {}
@@ -270,7 +293,9 @@ class World:
         task.stage = "running" if self.exactly_once else "asking"
 
     def ask(self, task: Task) -> None:
-        """Fence between what was read and the claim derived from it: a zombie that opened with its successor's commits in view ends here."""
+        """Fence between what was read and the claim derived from it: a zombie that opened with its successor's commits
+        in view ends here.
+        """
         assert ask(task.process) == {COMMITS: (task.process.tail, "")}
         task.stage = "dead" if task in self.zombies else "claiming"
 
@@ -284,7 +309,9 @@ class World:
         stop = min(LENGTH, start + rng.randint(1, 12))
         todo = task.progress.unseen(source, read(start, stop, task.owned))
         at = task.at[source]
-        assert list(todo.offsets) == [offset for offset in range(start, stop) if OWNERS[offset] in at and offset >= at[OWNERS[offset]]]
+        assert list(todo.offsets) == [
+            offset for offset in range(start, stop) if OWNERS[offset] in at and offset >= at[OWNERS[offset]]
+        ]
         task.done += [(source, offset) for offset in todo.offsets]
         task.progress.advance(source, stop, stream_time_at(stop))
         task.at[source] = {i: max(position, stop) for i, position in at.items()}
@@ -304,7 +331,9 @@ class World:
         for key, value in task.commit.records:
             if torn and rng.random() < 0.5:
                 continue
-            spelled = self.spelled.setdefault(key, rng.choice(("key", "value")) if task.process in self.upgraded else "")
+            spelled = self.spelled.setdefault(
+                key, rng.choice(("key", "value")) if task.process in self.upgraded else ""
+            )
             self.log.entries.append(Entry(key, value, task.transaction, spelled))
             if not self.exactly_once:
                 self.view.apply(key, value)
@@ -336,7 +365,8 @@ class World:
         task.progress.committed()
         for source in self.sources:
             for i in task.owned:
-                # An exactly-once commit that says nothing new may come late: its author lost nothing, and nobody had to wait for it.
+                # An exactly-once commit that says nothing new may come late: its author lost nothing, and nobody had to
+                # wait for it.
                 if not self.exactly_once or task.flushed[source][i] != task.at[source][i]:
                     self.truth[source][i] = (task.at if self.exactly_once else task.flushed)[source][i]
                 self.owner[i] = task
@@ -351,7 +381,10 @@ class World:
             segments = combine(self.view.resolve(source, WHOLE), self.plain.get(source), START)
             assert [segments[0].range.start, segments[-1].range.end] == [0, MAX_HASH]
             for segment in segments:
-                for i in range(-(-segment.range.start // WIDTH), segment.range.end // WIDTH + (segment.range.end % WIDTH == WIDTH - 1)):
+                for i in range(
+                    -(-segment.range.start // WIDTH),
+                    segment.range.end // WIDTH + (segment.range.end % WIDTH == WIDTH - 1),
+                ):
                     self.assert_right(source, i, segment.position, segment.stream_time)
             plain = self.plain.get(source)
             if self.exactly_once and plain:

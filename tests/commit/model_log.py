@@ -1,4 +1,6 @@
-"""The commit partition of `group_model.World` as a `Log`, so that the real follower reads it: transactions, a last stable offset, compaction."""
+"""The commit partition of `group_model.World` as a `Log`, so that the real follower reads it: transactions, a last
+stable offset, compaction.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A hunt ends what dead members left open, and nothing of the living: a model of a group decides what happens during each question."""
+"""A hunt ends what dead members left open, and nothing of the living: a model of a group decides what happens during
+each question.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,11 @@ from coopstreams.topology.errors import LogError
 
 
 class Model:
-    """A group as one of its members sees it, and its brokers. While a question is under way, members come and die, and transactions begin.
+    """A group as one of its members sees it, and its brokers. While a question is under way, members come and die, and
+    transactions begin.
 
-    A generation begins only when this member has joined it: from then on it is `settled` in none, until it is told of the assignment.
+    A generation begins only when this member has joined it: from then on it is `settled` in none, until it is told of
+    the assignment.
     """
 
     def __init__(self, rng: Random) -> None:

@@ -11,7 +11,17 @@ import pytest
 
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.progress import Author, Progress, plan
-from coopstreams.commit.record import PARTITIONS, CommitKey, Committed, CommitValue, Segment, encode_key, encode_value, partition_of, topic_spec
+from coopstreams.commit.record import (
+    PARTITIONS,
+    CommitKey,
+    Committed,
+    CommitValue,
+    Segment,
+    encode_key,
+    encode_value,
+    partition_of,
+    topic_spec,
+)
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import Log, Position, TopicSpec, Writer
 from coopstreams.log.memory.log import MemoryLog
@@ -51,7 +61,9 @@ def follower(log: Log, group: str) -> Iterator[Follower]:
     follower.close()
 
 
-def say(writer: Writer, follower: Follower, covered: KeyRange, term: int, position: int | None, name: str = "t") -> None:
+def say(
+    writer: Writer, follower: Follower, covered: KeyRange, term: int, position: int | None, name: str = "t"
+) -> None:
     """Append one commit of the follower's group, or a tombstone."""
     key = encode_key(CommitKey(follower.group, *ORDERS, covered, term, 1))
     value = None if position is None else encode_value(CommitValue(name, (Segment(covered, position),)))
@@ -96,7 +108,9 @@ def test_a_changed_partition_count_is_refused_when_the_fence_row_tells() -> None
 
 def test_a_fence_row_above_the_end_says_that_records_are_gone() -> None:
     follower = Follower(MemoryLog(), "g")
-    with pytest.raises(ConfigError, match=r"ends at offset 0, and group 'g' had read it up to 9: records of its progress are gone"):
+    with pytest.raises(
+        ConfigError, match=r"ends at offset 0, and group 'g' had read it up to 9: records of its progress are gone"
+    ):
         follower.check({follower.partition: (9, "")})
 
 
@@ -107,7 +121,9 @@ def test_an_end_below_what_was_read_is_no_barrier() -> None:
     pass_barrier(follower, follower.barrier())
     log.delete_topics([COMMIT_TOPIC])
     log.create_topics([topic_spec()])
-    with pytest.raises(LogError, match=r"ends at offset 0, and was read up to 1: .*made anew while group 'g' was running") as refused:
+    with pytest.raises(
+        LogError, match=r"ends at offset 0, and was read up to 1: .*made anew while group 'g' was running"
+    ) as refused:
         follower.barrier()
     assert refused.value.retryable, "a broker that stood still answers so for a moment"
 
@@ -116,7 +132,10 @@ def test_an_end_below_what_was_read_is_no_barrier() -> None:
 def test_a_topic_that_deletes_what_is_old_is_refused_with_the_command_that_mends_it(policy: str) -> None:
     log = MemoryLog()
     log.create_topics([TopicSpec(COMMIT_TOPIC, 50, {"cleanup.policy": policy})])
-    with pytest.raises(ConfigError, match=f"has cleanup.policy={policy}: .*--entity-name {COMMIT_TOPIC} --add-config cleanup.policy=compact"):
+    with pytest.raises(
+        ConfigError,
+        match=f"has cleanup.policy={policy}: .*--entity-name {COMMIT_TOPIC} --add-config cleanup.policy=compact",
+    ):
         Follower(log, "g").check_policy()
 
 
@@ -152,7 +171,11 @@ def test_a_commit_goes_from_one_task_through_the_log_to_its_successor(log: Log, 
     commit = plan([task], follower)
     writer = log.writer()
     writer.append(
-        COMMIT_TOPIC, [key for key, _ in commit.records], [value for _, value in commit.records], [1], partitions=follower.partition.partition
+        COMMIT_TOPIC,
+        [key for key, _ in commit.records],
+        [value for _, value in commit.records],
+        [1],
+        partitions=follower.partition.partition,
     )
     writer.flush(PATIENCE_S)
     pass_barrier(follower, follower.barrier())
@@ -162,7 +185,9 @@ def test_a_commit_goes_from_one_task_through_the_log_to_its_successor(log: Log, 
 
 
 @pytest.mark.parametrize("ends", ["commit", "abort"])
-def test_a_barrier_waits_for_an_open_transaction_and_passes_when_it_is_decided(log: Log, follower: Follower, ends: str) -> None:
+def test_a_barrier_waits_for_an_open_transaction_and_passes_when_it_is_decided(
+    log: Log, follower: Follower, ends: str
+) -> None:
     plain, transactional = log.writer(), log.writer(f"{follower.group}-a")
     say(plain, follower, WHOLE, 1, 100)
     transactional.begin()

@@ -42,7 +42,12 @@ def test_an_entry_of_a_view_takes_no_more_than_64_bytes(topics: int, pieces: int
     records = [
         (
             encode_key(CommitKey("accounting", f"topic-{topic}", partition, covered, 7, 12)),
-            encode_value(CommitValue(f"accounting-consumer-{partition % 9:032}-commit", (Segment(covered, 5_000_000_000, 1_700_000_000_000),))),
+            encode_value(
+                CommitValue(
+                    f"accounting-consumer-{partition % 9:032}-commit",
+                    (Segment(covered, 5_000_000_000, 1_700_000_000_000),),
+                )
+            ),
         )
         for topic in range(topics)
         for partition in range(each)
@@ -61,6 +66,9 @@ def test_asking_about_all_partitions_keeps_a_few_tilings_only() -> None:
     view = CommitView("g")
     some = [TopicPartition("orders", number) for number in range(2 * TILINGS)]
     for topic, number in some:
-        view.apply(encode_key(CommitKey("g", topic, number, WHOLE, 1, 1)), encode_value(CommitValue("t", (Segment(WHOLE, number),))))
+        view.apply(
+            encode_key(CommitKey("g", topic, number, WHOLE, 1, 1)),
+            encode_value(CommitValue("t", (Segment(WHOLE, number),))),
+        )
     assert [view.stable(at, None) for at in some] == [Position(number) for number in range(2 * TILINGS)]
     assert len(view._tilings) <= TILINGS

@@ -3,7 +3,16 @@ from hypothesis import strategies as st
 
 from coopstreams.commit.progress import Author, Progress, plan
 from coopstreams.commit.ranges import normalise
-from coopstreams.commit.record import CommitKey, Committed, CommitValue, Segment, decode_key, decode_value, encode_key, encode_value
+from coopstreams.commit.record import (
+    CommitKey,
+    Committed,
+    CommitValue,
+    Segment,
+    decode_key,
+    decode_value,
+    encode_key,
+    encode_value,
+)
 from coopstreams.commit.view import CommitView, PartitionStart
 from coopstreams.log.log import Position
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
@@ -152,7 +161,10 @@ def test_the_owner_of_hash_0_mirrors_the_stable_offset_also_when_only_siblings_m
     right = CommitKey("g", *AT, RIGHT, 2, 5)
     view.apply(encode_key(left), encode_value(CommitValue("a", (Segment(LEFT, 50, 49),))))
     view.apply(encode_key(right), encode_value(CommitValue("b", (Segment(RIGHT, 30, 29),))))
-    task, sibling = opened(Segment(LEFT, 50, 49), term=2, committed=Committed(20, 19, 1)), opened(Segment(RIGHT, 30, 29), term=2)
+    task, sibling = (
+        opened(Segment(LEFT, 50, 49), term=2, committed=Committed(20, 19, 1)),
+        opened(Segment(RIGHT, 30, 29), term=2),
+    )
     assert task.mirror_due(view)
     assert not sibling.mirror_due(view)
     assert plan([sibling, task], view).offsets == {AT: (30, "ic 29 1 2")}
@@ -167,7 +179,9 @@ def test_tombstones_go_out_beside_a_record_and_by_the_owner_of_the_first_hash() 
     view = Known("g")
     old = encode_key(CommitKey("g", *AT, WHOLE, 1, 1))
     for covered, term in ((WHOLE, 1), (LEFT, 2), (RIGHT, 2)):
-        view.apply(encode_key(CommitKey("g", *AT, covered, term, 1)), encode_value(CommitValue("a", (Segment(covered, 10),))))
+        view.apply(
+            encode_key(CommitKey("g", *AT, covered, term, 1)), encode_value(CommitValue("a", (Segment(covered, 10),)))
+        )
     left, right = opened(Segment(LEFT, 10), term=2), opened(Segment(RIGHT, 10), term=2)
     assert plan([left], view).records == []
     for task in (left, right):

@@ -37,14 +37,18 @@ def values(draw: st.DrawFn) -> tuple[KeyRange, CommitValue]:
     for start, end in zip([covered.start, *(cut + 1 for cut in cuts)], [*cuts, covered.end], strict=True):
         position = draw(st.integers(0, 2**63 - 1))
         runs = normalise(
-            (position + a, position + a + b) for a, b in draw(st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 1000)), max_size=4))
+            (position + a, position + a + b)
+            for a, b in draw(st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 1000)), max_size=4))
         )
         segments.append(Segment(KeyRange(start, end), position, draw(st.integers(-(2**62), 2**62)), runs))
     return covered, CommitValue(draw(st.text(max_size=30)), tuple(segments))
 
 
 SOME_KEY = CommitKey("some-group", "some-topic", 3, KeyRange(10, 99), 4, 17)
-SOME_VALUE = CommitValue("app-0-1", (Segment(KeyRange(10, 49), 150, 1_700_000_000_000), Segment(KeyRange(50, 99), 130, -1, ((140, 149), (200, 200)))))
+SOME_VALUE = CommitValue(
+    "app-0-1",
+    (Segment(KeyRange(10, 49), 150, 1_700_000_000_000), Segment(KeyRange(50, 99), 130, -1, ((140, 149), (200, 200)))),
+)
 
 
 @given(keys)
@@ -59,7 +63,9 @@ def test_a_value_comes_back_as_it_was_written(written: tuple[KeyRange, CommitVal
 
 
 def test_the_bytes_are_frozen() -> None:
-    assert encode_key(SOME_KEY).hex() == ("010a736f6d652d67726f75700a736f6d652d746f70696300000003000000000000000a00000000000000630000000400000011")
+    assert encode_key(SOME_KEY).hex() == (
+        "010a736f6d652d67726f75700a736f6d652d746f70696300000003000000000000000a00000000000000630000000400000011"
+    )
     assert encode_value(SOME_VALUE).hex() == ("01076170702d302d31020000000000000031960180a0abfef96200820101020a0a3201")
 
 
@@ -114,8 +120,16 @@ def test_ten_thousand_runs_fit_into_one_record() -> None:
     assert len(encode_value(CommitValue("app-0-1", (Segment(WHOLE, 1_000_000, 1_700_000_000_000),)))) <= 21
 
 
-@given(st.integers(0, 2**63 - 1), st.integers(-1, 2**62), st.integers(0, 2**31 - 1), st.integers(0, 9), st.sampled_from(["", "\0"]))
-def test_metadata_of_a_plain_offset_comes_back(offset: int, stream_time: int, term: int, beside: int, appended: str) -> None:
+@given(
+    st.integers(0, 2**63 - 1),
+    st.integers(-1, 2**62),
+    st.integers(0, 2**31 - 1),
+    st.integers(0, 9),
+    st.sampled_from(["", "\0"]),
+)
+def test_metadata_of_a_plain_offset_comes_back(
+    offset: int, stream_time: int, term: int, beside: int, appended: str
+) -> None:
     committed = Committed(offset, stream_time, term, beside)
     assert Committed.parse(offset, committed.metadata + appended) == committed
 
@@ -131,4 +145,9 @@ def test_a_group_always_has_the_same_partition() -> None:
 
 def test_the_topic_is_compacted_in_segments_of_ten_mebibytes() -> None:
     spec = topic_spec()
-    assert (spec.name, spec.partitions, spec.config["cleanup.policy"], spec.config["segment.bytes"]) == (COMMIT_TOPIC, 50, "compact", str(10 << 20))
+    assert (spec.name, spec.partitions, spec.config["cleanup.policy"], spec.config["segment.bytes"]) == (
+        COMMIT_TOPIC,
+        50,
+        "compact",
+        str(10 << 20),
+    )

@@ -1,4 +1,6 @@
-"""A whole group without a broker: every history that chance or hypothesis makes up must agree with a set model (`group_model.py`)."""
+"""A whole group without a broker: every history that chance or hypothesis makes up must agree with a set model
+(`group_model.py`).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from tests.commit.group_model import World
 
-EVENTS = ("work",) * 52 + ("wake",) * 14 + ("rebalance",) * 4 + ("crash", "compact", "restart") * 2 + ("upgrade", "forget")
+EVENTS = (
+    ("work",) * 52 + ("wake",) * 14 + ("rebalance",) * 4 + ("crash", "compact", "restart") * 2 + ("upgrade", "forget")
+)
 
 
 def run_history(seed: int, exactly_once: bool) -> Counter[str]:
@@ -27,7 +31,9 @@ def run_history(seed: int, exactly_once: bool) -> Counter[str]:
 
 @pytest.mark.parametrize("exactly_once", [True, False], ids=["exactly once", "at least once"])
 def test_thousands_of_seeded_histories_agree_with_the_set_model(exactly_once: bool) -> None:
-    base = int(os.environ.get("COOPSTREAMS_SEED", "1000000"))  # the same in each run: others are looked at by setting it
+    base = int(
+        os.environ.get("COOPSTREAMS_SEED", "1000000")
+    )  # the same in each run: others are looked at by setting it
     histories = int(os.environ.get("COOPSTREAMS_HISTORIES", "5000"))
     seen: Counter[str] = Counter()
     live = 0
@@ -40,7 +46,16 @@ def test_thousands_of_seeded_histories_agree_with_the_set_model(exactly_once: bo
         seen += history
     print(f"seeds {base}..{base + histories - 1}: {dict(seen)}, at most {live} live records at the end")
     assert all(
-        seen[what] for what in ("written", "refused", "compactions", "whole", "shared", "forgotten", "kept from opening by what cannot be read")
+        seen[what]
+        for what in (
+            "written",
+            "refused",
+            "compactions",
+            "whole",
+            "shared",
+            "forgotten",
+            "kept from opening by what cannot be read",
+        )
     )
 
 
@@ -60,7 +75,10 @@ class Group(RuleBasedStateMachine):
     def wake(self, rng: Random) -> None:
         self.world.wake(rng)
 
-    @rule(rng=st.randoms(use_true_random=False), fault=st.sampled_from(["rebalance", "crash", "compact", "restart", "upgrade", "forget"]))
+    @rule(
+        rng=st.randoms(use_true_random=False),
+        fault=st.sampled_from(["rebalance", "crash", "compact", "restart", "upgrade", "forget"]),
+    )
     def fail(self, rng: Random, fault: str) -> None:
         getattr(self.world, fault)(rng)
 
@@ -70,5 +88,7 @@ class Group(RuleBasedStateMachine):
 
 
 def test_any_history_that_hypothesis_finds_agrees_with_the_set_model() -> None:
-    tuned = settings(max_examples=300, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    tuned = settings(
+        max_examples=300, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
     run_state_machine_as_test(Group, settings=tuned)

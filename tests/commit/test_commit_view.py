@@ -35,7 +35,9 @@ def say(view: CommitView, covered: KeyRange, term: int, position: int, generatio
     view.apply(key(covered, term, generation), value(Segment(covered, position)))
 
 
-def positions(view: CommitView, covered: KeyRange = WHOLE, committed: Committed | None = None) -> list[tuple[KeyRange, int]]:
+def positions(
+    view: CommitView, covered: KeyRange = WHOLE, committed: Committed | None = None
+) -> list[tuple[KeyRange, int]]:
     return [(segment.range, segment.position) for segment in view.open(AT, covered, committed, START).segments]
 
 
@@ -196,7 +198,9 @@ def test_done_runs_below_a_larger_plain_offset_are_dropped() -> None:
 
 
 cuts = st.tuples(st.integers(0, 9), st.integers(0, 9)).map(lambda pair: (min(pair), max(pair)))
-writes = st.lists(st.tuples(cuts, st.integers(1, 5), st.integers(1, 3), st.one_of(st.none(), st.integers(0, 50))), max_size=25)
+writes = st.lists(
+    st.tuples(cuts, st.integers(1, 5), st.integers(1, 3), st.one_of(st.none(), st.integers(0, 50))), max_size=25
+)
 
 
 @given(writes, cuts)
@@ -221,9 +225,9 @@ def test_resolving_hash_by_hash_gives_the_highest_rank_and_garbage_is_what_speak
         said = (piece.segment.position, piece.term) if isinstance(piece, Winner) else None
         assert said == (None if rank is None else (live[rank], rank[0]))
     silent = set(live) - {speaker(tenth) for tenth in range(10)}
-    assert {(decoded.term, decoded.generation, decoded.range) for decoded in map(decode_key, view.garbage(AT, [WHOLE]))} == {
-        (term, generation, cents(cut[0] * 10, cut[1] * 10 + 9)) for term, generation, cut in silent
-    }
+    assert {
+        (decoded.term, decoded.generation, decoded.range) for decoded in map(decode_key, view.garbage(AT, [WHOLE]))
+    } == {(term, generation, cents(cut[0] * 10, cut[1] * 10 + 9)) for term, generation, cut in silent}
 
 
 def test_a_mirror_names_the_highest_individual_commit_and_terms_go_on_above_it_when_it_is_gone() -> None:

@@ -13,7 +13,16 @@ from coopstreams.admin.group_reset import reset_key, reset_offsets
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.offsets import OffsetAndRanges, catch_up, done_by_all, list_consumer_group_offsets
 from coopstreams.commit.ranges import contains
-from coopstreams.commit.record import PARTITIONS, CommitKey, Committed, CommitValue, Segment, encode_key, encode_value, partition_of
+from coopstreams.commit.record import (
+    PARTITIONS,
+    CommitKey,
+    Committed,
+    CommitValue,
+    Segment,
+    encode_key,
+    encode_value,
+    partition_of,
+)
 from coopstreams.commit.view import CommitView
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka.log import KafkaLog
@@ -39,15 +48,21 @@ class Group:
     settings: dict[str, str]
     partition: TopicPartition
 
-    def individual(self, term: int, *segments: Segment, metadata: str = "", transactional_id: str | None = None) -> None:
-        """Write an individual commit; with a transactional id: in a transaction that stays open until the log is closed."""
+    def individual(
+        self, term: int, *segments: Segment, metadata: str = "", transactional_id: str | None = None
+    ) -> None:
+        """Write an individual commit; with a transactional id: in a transaction that stays open until the log is
+        closed.
+        """
         follower = Follower(self.log, self.name)
         key = CommitKey(self.name, *self.partition, KeyRange(segments[0].range.start, segments[-1].range.end), term, 1)
         writer = self.log.writer(transactional_id)
         if transactional_id:
             writer.begin()
         value = encode_value(CommitValue(transactional_id or "", segments, metadata))
-        writer.append(follower.partition.topic, [encode_key(key)], [value], [1], partitions=follower.partition.partition)
+        writer.append(
+            follower.partition.topic, [encode_key(key)], [value], [1], partitions=follower.partition.partition
+        )
         writer.flush(60)
         follower.close()
         self.open = writer
@@ -62,7 +77,9 @@ class Group:
 @pytest.fixture
 def group(kafka: Kafka) -> Iterator[Group]:
     settings, name = {"bootstrap.servers": kafka.bootstrap}, kafka.unique("group")
-    log = KafkaLog({**settings, "producer.transaction.timeout.ms": 600_000})  # a transaction stays open as long as the test says
+    log = KafkaLog(
+        {**settings, "producer.transaction.timeout.ms": 600_000}
+    )  # a transaction stays open as long as the test says
     with GroupAdmin(settings, name) as admin:
         yield Group(name, log, admin, settings, TopicPartition(kafka.topic("orders", 2), 0))
     log.close()
@@ -111,7 +128,13 @@ def test_an_open_transaction_that_keeps_the_answer_back_is_named(group: Group) -
     assert listed.offset == 5
 
 
-@given(st.lists(st.tuples(st.integers(0, 20), st.lists(st.tuples(st.integers(0, 20), st.integers(0, 4)), max_size=4)), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 20), st.lists(st.tuples(st.integers(0, 20), st.integers(0, 4)), max_size=4)),
+        min_size=1,
+        max_size=4,
+    )
+)
 def test_what_all_have_done_is_the_intersection(stands: Sequence[tuple[int, Sequence[tuple[int, int]]]]) -> None:
     ranges = KeyRange.split(len(stands))
     segments, sets = [], []
@@ -191,19 +214,28 @@ def test_a_group_with_members_is_not_reset_and_nothing_is_written(kafka: Kafka) 
 commits = st.lists(st.tuples(st.sampled_from([WHOLE, LEFT, RIGHT, *KeyRange.split(4)]), st.integers(0, 50)), max_size=6)
 
 
-@given(commits, st.none() | st.integers(0, 50), st.integers(0, 50), st.sampled_from([LEFT, RIGHT, WHOLE]), st.booleans())
+@given(
+    commits, st.none() | st.integers(0, 50), st.integers(0, 50), st.sampled_from([LEFT, RIGHT, WHOLE]), st.booleans()
+)
 def test_no_commit_of_before_speaks_after_a_reset(
     before: Sequence[tuple[KeyRange, int]], mirrored: int | None, offset: int, stalled: KeyRange, expired: bool
 ) -> None:
-    """Also not that of an opener who read all of them, stalled, and claims its range only now; also when the plain offset has expired."""
+    """Also not that of an opener who read all of them, stalled, and claims its range only now; also when the plain
+    offset has expired.
+    """
     view = CommitView("g")
     for term, (covered, position) in enumerate(before, 1):
-        view.apply(encode_key(CommitKey("g", *AT, covered, term, 1)), encode_value(CommitValue("", (Segment(covered, position),))))
+        view.apply(
+            encode_key(CommitKey("g", *AT, covered, term, 1)),
+            encode_value(CommitValue("", (Segment(covered, position),))),
+        )
     plain = None if mirrored is None else Committed(mirrored, term=0)
     opening = view.open(AT, stalled, plain, Position(0))
 
     key = reset_key("g", AT, view.next_term(AT, plain))
     view.apply(encode_key(key), encode_value(CommitValue("", (Segment(WHOLE, offset),))))
     after = None if expired else Committed(offset, term=key.term)
-    view.apply(encode_key(CommitKey("g", *AT, stalled, opening.term, 9)), encode_value(CommitValue("", opening.segments)))
+    view.apply(
+        encode_key(CommitKey("g", *AT, stalled, opening.term, 9)), encode_value(CommitValue("", opening.segments))
+    )
     assert [(s.position, s.runs) for s in view.open(AT, WHOLE, after, Position(0)).segments] == [(offset, ())]

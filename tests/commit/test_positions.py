@@ -1,4 +1,6 @@
-"""Where tasks begin when some plain offsets are certain and others are not: a task waits for its own partitions, and says for which."""
+"""Where tasks begin when some plain offsets are certain and others are not: a task waits for its own partitions, and
+says for which.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ LEFT, RIGHT = (TaskId(0, number, WHOLE) for number in range(2))
 
 @dataclass
 class Busy:
-    """A coordinator of a group that commits all the time: of each partition an answer is rarely certain, of the commit topic's row never."""
+    """A coordinator of a group that commits all the time: of each partition an answer is rarely certain, of the commit
+    topic's row never.
+    """
 
     rng: Random
     offsets: dict[TopicPartition, int]
@@ -43,9 +47,14 @@ class Busy:
     def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:
         asked = set(partitions or ())
         assert not asked & self.told, "what is certain is not asked for again"
-        unstable = {at for at in asked if at.topic == COMMIT_TOPIC or self.rng.random() > self.certain} if stable else set()
+        unstable = (
+            {at for at in asked if at.topic == COMMIT_TOPIC or self.rng.random() > self.certain} if stable else set()
+        )
         self.told |= {at for at in asked - unstable if at.topic != COMMIT_TOPIC}
-        return FetchedOffset({at: (self.offsets[at], "ic -1 1") if at in self.offsets else None for at in asked - unstable}, frozenset(unstable))
+        return FetchedOffset(
+            {at: (self.offsets[at], "ic -1 1") if at in self.offsets else None for at in asked - unstable},
+            frozenset(unstable),
+        )
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 40))
@@ -54,7 +63,12 @@ def test_every_task_opens_when_each_of_its_partitions_was_certain_once(rng: Rand
     log.create_topics([TopicSpec(topic, partitions) for topic in ("orders", "customers")])
     coordinator = Busy(rng, {TopicPartition("orders", number): 0 for number in range(partitions)})
     positions = Positions(
-        log, coordinator, Follower(log, "g"), lambda task: (orders(task), TopicPartition("customers", task.partition)), "earliest", "a"
+        log,
+        coordinator,
+        Follower(log, "g"),
+        lambda task: (orders(task), TopicPartition("customers", task.partition)),
+        "earliest",
+        "a",
     )
     waiting = {(task := TaskId(0, number, WHOLE)): Asking(task) for number in range(partitions)}
     while waiting:
@@ -112,14 +126,18 @@ def app(kafka: Kafka) -> Iterator[Application]:
 
 
 @pytest.mark.broker
-def test_a_transaction_on_one_partition_and_on_the_commit_topic_keeps_back_that_partition_alone(kafka: Kafka, app: Application) -> None:
+def test_a_transaction_on_one_partition_and_on_the_commit_topic_keeps_back_that_partition_alone(
+    kafka: Kafka, app: Application
+) -> None:
     topic = kafka.topic("input", 2)
     a = app.start("a")
     app.complete("a")
     commit(a, TopicPartition(topic, 1), 0, "ic -1 3")
     log = KafkaLog({"bootstrap.servers": app.bootstrap})
     follower = Follower(log, app.group)
-    positions = Positions(log, a.member, follower, lambda task: (TopicPartition(topic, task.partition),), "earliest", "a")
+    positions = Positions(
+        log, a.member, follower, lambda task: (TopicPartition(topic, task.partition),), "earliest", "a"
+    )
     left, right = Asking(LEFT), Asking(RIGHT)
     writer = log.writer(f"{app.group}-transaction")
     writer.begin()
@@ -164,7 +182,9 @@ def test_tasks_open_beside_many_threads_whose_transactions_are_always_open(kafka
         writer.close()
 
     turns = threading.Event(), threading.Event()
-    threads = [threading.Thread(target=commit_on, args=(number, turns[number], turns[1 - number])) for number in range(2)]
+    threads = [
+        threading.Thread(target=commit_on, args=(number, turns[number], turns[1 - number])) for number in range(2)
+    ]
     for thread in threads:
         thread.start()
     for _ in range(4):

@@ -1,4 +1,6 @@
-"""Records of the group that cannot be read: never skipped, told with the cure, and taken back by what comes later under the same key."""
+"""Records of the group that cannot be read: never skipped, told with the cure, and taken back by what comes later under
+the same key.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,16 @@ from hypothesis import strategies as st
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.offsets import catch_up
 from coopstreams.commit.progress import plan
-from coopstreams.commit.record import VERSION, CommitKey, Committed, CommitValue, Segment, encode_key, encode_text, encode_value
+from coopstreams.commit.record import (
+    VERSION,
+    CommitKey,
+    Committed,
+    CommitValue,
+    Segment,
+    encode_key,
+    encode_text,
+    encode_value,
+)
 from coopstreams.log.log import Position
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.topology.columns import TopicPartition
@@ -42,7 +53,9 @@ class Read:
 
     def add(self, *records: tuple[bytes, bytes | None]) -> None:
         for key, value in records:
-            self._writer.append(COMMIT_TOPIC, [key], [value], [next(self._times)], partitions=self.follower.partition.partition)
+            self._writer.append(
+                COMMIT_TOPIC, [key], [value], [next(self._times)], partitions=self.follower.partition.partition
+            )
         while self.follower.tail < self.follower.barrier():
             self.follower.poll(0.1)
 
@@ -61,12 +74,14 @@ class Read:
         (
             NEWER + KEY[1:],
             said(150),
-            "has version 2, this coopstreams reads version 1. A newer coopstreams wrote to this group: upgrade this process",
+            "has version 2, this coopstreams reads version 1. A newer coopstreams wrote to this group: upgrade this "
+            "process",
         ),
         (
             KEY,
             NEWER + said(150)[1:],
-            "has version 2, this coopstreams reads version 1. A newer coopstreams wrote to this group: upgrade this process",
+            "has version 2, this coopstreams reads version 1. A newer coopstreams wrote to this group: upgrade this "
+            "process",
         ),
         (KEY, said(150)[:-1], "has a value that nobody of this group wrote"),
         (KEY[:-1], said(150), "has a key that nobody of this group wrote"),
@@ -76,10 +91,14 @@ class Read:
 )
 def test_the_rest_of_a_batch_is_read_and_no_barrier_is_passed(key: bytes, value: bytes, why: str) -> None:
     read = Read(
-        (KEY, said(100)), (key, value), (encode_key(CommitKey("g", *ORDERS, LEFT, 9, 1)), encode_value(CommitValue("t", (Segment(LEFT, 200),))))
+        (KEY, said(100)),
+        (key, value),
+        (encode_key(CommitKey("g", *ORDERS, LEFT, 9, 1)), encode_value(CommitValue("t", (Segment(LEFT, 200),)))),
     )
     assert not read.passed
-    assert read.follower.trouble.startswith(f"1 of the records of group 'g' in {read.follower.partition} cannot be read, the first at offset 1: ")
+    assert read.follower.trouble.startswith(
+        f"1 of the records of group 'g' in {read.follower.partition} cannot be read, the first at offset 1: "
+    )
     assert why in read.follower.trouble
     with pytest.raises(LogError, match="cannot be read"):
         catch_up(read.follower)
@@ -120,7 +139,10 @@ def test_tasks_that_run_go_on_and_derive_nothing_from_what_they_do_not_know() ->
     for task in (first, whole):
         task.advance(ORDERS, 70, 60)
     commit = plan([first], read.follower)
-    assert ([key[-32:-16] for key, _ in commit.records], commit.offsets) == ([left[-32:-16]], {read.follower.partition: (read.follower.tail, "")})
+    assert ([key[-32:-16] for key, _ in commit.records], commit.offsets) == (
+        [left[-32:-16]],
+        {read.follower.partition: (read.follower.tail, "")},
+    )
     assert plan([whole], read.follower).offsets == {ORDERS: (70, "ic 60 4")}
 
 
@@ -129,7 +151,9 @@ def test_tasks_that_run_go_on_and_derive_nothing_from_what_they_do_not_know() ->
 def test_whatever_stands_in_the_topic_the_reader_goes_on_and_knows_what_it_does_not_know(
     key: bytes, value: bytes | None, kept: int, of_ours: bool
 ) -> None:
-    """A key of ours begins as ours do; `kept` bytes of a good record stay as they are, so that the damage is anywhere in it."""
+    """A key of ours begins as ours do; `kept` bytes of a good record stay as they are, so that the damage is anywhere
+    in it.
+    """
     if of_ours:
         key = KEY[: max(kept, 1 + len(encode_text("g")))] + key
     value = value if value is None else said(150)[: kept // 3] + value

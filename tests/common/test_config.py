@@ -15,10 +15,22 @@ KAFKA = {"bootstrap.servers": "kafka:9092"}
 
 def test_the_later_source_wins_and_each_fills_in_what_the_others_leave_out(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
-    file.write_text('bootstrap.servers = "file:1"\ninstance = 1\n[commit]\ninterval.ms = 10\n[sasl]\nmechanism = "PLAIN"\n')
-    environment = {"COOPSTREAMS_INSTANCE": "2", "COOPSTREAMS_COMMIT_INTERVAL_MS": "20", "COOPSTREAMS_CACHE": "/somewhere", "PATH": "/bin"}
+    file.write_text(
+        'bootstrap.servers = "file:1"\ninstance = 1\n[commit]\ninterval.ms = 10\n[sasl]\nmechanism = "PLAIN"\n'
+    )
+    environment = {
+        "COOPSTREAMS_INSTANCE": "2",
+        "COOPSTREAMS_COMMIT_INTERVAL_MS": "20",
+        "COOPSTREAMS_CACHE": "/somewhere",
+        "PATH": "/bin",
+    }
     settings = settings_of(file, environment, {"instance": 3, "state.dir": None})
-    assert settings == {"bootstrap.servers": "file:1", "instance": 3, "commit.interval.ms": "20", "sasl.mechanism": "PLAIN"}
+    assert settings == {
+        "bootstrap.servers": "file:1",
+        "instance": 3,
+        "commit.interval.ms": "20",
+        "sasl.mechanism": "PLAIN",
+    }
     config = Config.of(settings, "app")
     assert (config["instance"], config.commit_interval_s, config["state.dir"]) == (3, 0.02, "coopstreams-state")
     assert config.client == {"bootstrap.servers": "file:1", "sasl.mechanism": "PLAIN"}
@@ -35,7 +47,10 @@ def test_the_application_id_is_the_topologys() -> None:
     same = Config.of({**KAFKA, "application.id": "app"}, "app")
     assert Config.of(same, "app") is same
     for settings in ({**KAFKA, "application.id": "mine"}, Config.of(KAFKA, "mine")):
-        with pytest.raises(ConfigError, match=r'"mine", but the topology was built as "app".*Leave the setting out, or .*StreamsBuilder\("mine"\)'):
+        with pytest.raises(
+            ConfigError,
+            match=r'"mine", but the topology was built as "app".*Leave the setting out, or .*StreamsBuilder\("mine"\)',
+        ):
             Config.of(settings, "app")
 
 
@@ -68,7 +83,10 @@ def test_the_commit_interval_follows_the_guarantee_unless_it_is_given(guarantee:
         ({"http.listen": "host:http"}, "HOST:PORT"),
         ({"heartbeat.interval.ms": 4000}, "at most a third of session.timeout.ms"),
         ({"processing.exception.handler": "dead-letter"}, "errors.dead.letter.queue.topic.name is not set"),
-        ({"processing.guarantee": "exactly_once_v2", "commit.interval.ms": 8000}, "at most half of transaction.timeout.ms"),
+        (
+            {"processing.guarantee": "exactly_once_v2", "commit.interval.ms": 8000},
+            "at most half of transaction.timeout.ms",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_reason(settings: dict[str, Any], says: str) -> None:
@@ -82,9 +100,16 @@ def test_without_brokers_it_says_how_to_name_them_or_start_one() -> None:
         Config.of({})
 
 
-@pytest.mark.parametrize(("text", "read"), [("true", True), ("True", True), (True, True), ("false", False), (False, False)])
+@pytest.mark.parametrize(
+    ("text", "read"), [("true", True), ("True", True), (True, True), ("false", False), (False, False)]
+)
 def test_truth_is_read_as_toml_and_the_environment_write_it(text: Any, read: bool) -> None:
-    assert Config.of({**KAFKA, "ensure.explicit.internal.resource.naming": text})["ensure.explicit.internal.resource.naming"] is read
+    assert (
+        Config.of({**KAFKA, "ensure.explicit.internal.resource.naming": text})[
+            "ensure.explicit.internal.resource.naming"
+        ]
+        is read
+    )
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,9 @@ def run(extractor: Any, *records: tuple[str, int], ranges: int = 1, **config: An
 
 
 @pytest.mark.parametrize(
-    "extractor", [fail_on_invalid_timestamp, log_and_skip_on_invalid_timestamp, use_partition_time_on_invalid_timestamp], ids=lambda f: f.__name__
+    "extractor",
+    [fail_on_invalid_timestamp, log_and_skip_on_invalid_timestamp, use_partition_time_on_invalid_timestamp],
+    ids=lambda f: f.__name__,
 )
 def test_a_valid_timestamp_is_kafkas_own(extractor: Any) -> None:
     assert run(extractor, ("a", 7), ("b", 0)) == [("a", 7), ("b", 0)]
@@ -49,11 +51,16 @@ def test_an_invalid_timestamp_fails_the_record(ranges: int) -> None:
     with pytest.raises(ProcessingError, match=r"partition 0 offset 1 has the timestamp -1\. Take log_and_skip"):
         run(fail_on_invalid_timestamp, ("a", 7), ("b", -1), ranges=ranges)
     goes_on = {"processing.exception.handler": "continue"}
-    assert run(fail_on_invalid_timestamp, ("a", 7), ("b", -1), ("b", 8), ranges=ranges, **goes_on) == [("a", 7), ("b", 8)]
+    assert run(fail_on_invalid_timestamp, ("a", 7), ("b", -1), ("b", 8), ranges=ranges, **goes_on) == [
+        ("a", 7),
+        ("b", 8),
+    ]
 
 
 @RANGES
-def test_an_invalid_timestamp_is_skipped_with_a_warning_and_counted(ranges: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_invalid_timestamp_is_skipped_with_a_warning_and_counted(
+    ranges: int, caplog: pytest.LogCaptureFixture
+) -> None:
     with (
         caplog.at_level(logging.WARNING, "coopstreams.common.extractors"),
         TopologyTestDriver(copying(log_and_skip_on_invalid_timestamp), ranges) as driver,
@@ -68,7 +75,13 @@ def test_an_invalid_timestamp_is_skipped_with_a_warning_and_counted(ranges: int,
 @RANGES
 def test_an_invalid_timestamp_becomes_that_of_the_partition(ranges: int) -> None:
     records = [("a", 7), ("b", 3), ("c", -1), ("d", 9), ("e", -1)]
-    assert run(use_partition_time_on_invalid_timestamp, *records, ranges=ranges) == [("a", 7), ("b", 3), ("c", 7), ("d", 9), ("e", 9)]
+    assert run(use_partition_time_on_invalid_timestamp, *records, ranges=ranges) == [
+        ("a", 7),
+        ("b", 3),
+        ("c", 7),
+        ("d", 9),
+        ("e", 9),
+    ]
 
 
 def test_a_partition_that_begins_with_an_invalid_timestamp_has_no_time_to_use() -> None:

@@ -1,4 +1,6 @@
-"""`python -m tests.conformance FILE.jsonl`: run cases with the outputs of the real Kafka Streams, and say what differs."""
+"""`python -m tests.conformance FILE.jsonl`: run cases with the outputs of the real Kafka Streams, and say what
+differs.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
     parser.add_argument("file", type=Path, nargs="?", default=Path(__file__).with_name("vectors.jsonl"))
     parser.add_argument("--ranges", type=int, default=1, help="key ranges per partition")
-    parser.add_argument("--level", choices=["strict", "per-key"], default="strict", help="the order of all outputs, or of those of each key")
+    parser.add_argument(
+        "--level",
+        choices=["strict", "per-key"],
+        default="strict",
+        help="the order of all outputs, or of those of each key",
+    )
     parser.add_argument("--store", choices=["rocksdb", "memory"], default="memory")
     parser.add_argument("--optimization", default="none", help="topology.optimization of the cases that do not say")
     parser.add_argument("--family", action="append", help="only these families; may be repeated")
@@ -28,7 +35,10 @@ def main() -> int:
         for case in read_cases(asked.file)
         if (not asked.family or case["family"] in asked.family) and (not asked.name or case["name"] in asked.name)
     ]
-    outcomes = [run(case, ranges=asked.ranges, level=asked.level, backend=asked.store, optimization=asked.optimization) for case in cases]
+    outcomes = [
+        run(case, ranges=asked.ranges, level=asked.level, backend=asked.store, optimization=asked.optimization)
+        for case in cases
+    ]
     for outcome in outcomes:
         for difference in outcome.differences if outcome.explained is None else ():
             print(f"FAILED {outcome.name}: {difference}", end="\n\n" if "\n" in difference else "\n")
@@ -37,9 +47,14 @@ def main() -> int:
     explained = [outcome for outcome in outcomes if outcome.explained is not None and not outcome.passed]
     for outcome in explained:
         print(f"explained {outcome.name}: {outcome.explained}")
-    print(f"{passed} of {len(outcomes)} passed, {len(explained)} explained ({asked.level}, ranges={asked.ranges}, {asked.store})")
+    print(
+        f"{passed} of {len(outcomes)} passed, {len(explained)} explained ({asked.level}, ranges={asked.ranges}, "
+        f"{asked.store})"
+    )
     if asked.report:
-        asked.report.write_text(json.dumps(_report(asked, outcomes), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        asked.report.write_text(
+            json.dumps(_report(asked, outcomes), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
     return 0 if outcomes and passed + len(explained) == len(outcomes) else 1
 
 
@@ -50,11 +65,16 @@ def _print_families(outcomes: list[Outcome]) -> None:
         print(f"{family:24} {passed[family]:4} of {total[family]:4}{mark}")
     quirky = [outcome for outcome in outcomes if outcome.quirks]
     for outcome in quirky:
-        print(f"quirk {', '.join(outcome.quirks)}: {outcome.name} {'follows Kafka' if outcome.passed else 'differs from Kafka'}")
+        print(
+            f"quirk {', '.join(outcome.quirks)}: {outcome.name} "
+            f"{'follows Kafka' if outcome.passed else 'differs from Kafka'}"
+        )
 
 
 def _counts(outcomes: list[Outcome]) -> tuple[Counter[str], Counter[str]]:
-    return Counter(outcome.family for outcome in outcomes), Counter(outcome.family for outcome in outcomes if outcome.passed)
+    return Counter(outcome.family for outcome in outcomes), Counter(
+        outcome.family for outcome in outcomes if outcome.passed
+    )
 
 
 def _report(asked: argparse.Namespace, outcomes: list[Outcome]) -> dict[str, object]:
@@ -67,7 +87,10 @@ def _report(asked: argparse.Namespace, outcomes: list[Outcome]) -> dict[str, obj
         "passed": sum(passed.values()),
         "total": sum(total.values()),
         "families": {family: {"passed": passed[family], "total": total[family]} for family in sorted(total)},
-        "cases": [{"name": o.name, "family": o.family, "quirks": o.quirks, "passed": o.passed, "differences": o.differences} for o in outcomes],
+        "cases": [
+            {"name": o.name, "family": o.family, "quirks": o.quirks, "passed": o.passed, "differences": o.differences}
+            for o in outcomes
+        ],
     }
 
 

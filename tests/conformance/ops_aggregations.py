@@ -36,7 +36,9 @@ def group_by(world: World, op: Op) -> Any:
 
         return node.group_by(mapper, key=KEY, value=VALUE, name=op.get("name"))
     require(op, "fn", "name")
-    return node.group_by(lambda key, value: vocab.new_key(op["fn"], key, value), key=KEY, value=VALUE, name=op.get("name"))
+    return node.group_by(
+        lambda key, value: vocab.new_key(op["fn"], key, value), key=KEY, value=VALUE, name=op.get("name")
+    )
 
 
 def count(world: World, op: Op) -> Any:
@@ -48,7 +50,9 @@ def count(world: World, op: Op) -> Any:
 def reduce(world: World, op: Op) -> Any:
     if isinstance(world.nodes[op["in"]], KGroupedTable):
         require(op, "store", "adder", "subtractor")
-        return world.nodes[op["in"]].reduce(_reducer(op["adder"]), _reducer(op["subtractor"]), value=VALUE, store=op.get("store"))
+        return world.nodes[op["in"]].reduce(
+            _reducer(op["adder"]), _reducer(op["subtractor"]), value=VALUE, store=op.get("store")
+        )
     require(op, "store", "window", "agg", "retention_ms", "emit")
     grouped, more = _windowed(world, op)
     return grouped.reduce(_reducer(op["agg"]), value=VALUE, store=op.get("store"), **more)
@@ -58,7 +62,9 @@ def aggregate(world: World, op: Op) -> Any:
     if isinstance(world.nodes[op["in"]], KGroupedTable):
         require(op, "store", "adder", "subtractor", "init")
         grouped_table = world.nodes[op["in"]]
-        return grouped_table.aggregate(_beginning(op), _aggregator(op["adder"]), _aggregator(op["subtractor"]), value=VALUE, store=op.get("store"))
+        return grouped_table.aggregate(
+            _beginning(op), _aggregator(op["adder"]), _aggregator(op["subtractor"]), value=VALUE, store=op.get("store")
+        )
     require(op, "store", "window", "agg", "init", "retention_ms", "emit", "merger")
     grouped, more = _windowed(world, op)
     return grouped.aggregate(_beginning(op), _aggregator(op["agg"]), value=VALUE, store=op.get("store"), **more)

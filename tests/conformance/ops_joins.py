@@ -30,7 +30,13 @@ def join_tt(world: World, op: Op) -> Any:
     require(op, "kind", "joiner", "store", "name")
     left, right = (world.nodes[side] for side in op["in"])
     method: Any = {"inner": left.join, "left": left.left_join, "outer": left.outer_join}[op["kind"]]
-    return method(right, lambda a, b: vocab.joined(op["joiner"], None, a, b), value=VALUE, store=op.get("store"), name=op.get("name"))
+    return method(
+        right,
+        lambda a, b: vocab.joined(op["joiner"], None, a, b),
+        value=VALUE,
+        store=op.get("store"),
+        name=op.get("name"),
+    )
 
 
 def join_ss(world: World, op: Op) -> Any:
@@ -38,9 +44,14 @@ def join_ss(world: World, op: Op) -> Any:
     left, right = (world.stream(side) for side in op["in"])
     eager = op.get("mode") == "legacy"
     windows = JoinWindows(
-        before=ms(op["before_ms"]), after=ms(op["after_ms"]), grace=ms(op.get("grace_ms", LEGACY_GRACE_MS if eager else 0)), eager=eager
+        before=ms(op["before_ms"]),
+        after=ms(op["after_ms"]),
+        grace=ms(op.get("grace_ms", LEGACY_GRACE_MS if eager else 0)),
+        eager=eager,
     )
-    method: Any = {"inner": left.join_with_key, "left": left.left_join_with_key, "outer": left.outer_join_with_key}[op["kind"]]
+    method: Any = {"inner": left.join_with_key, "left": left.left_join_with_key, "outer": left.outer_join_with_key}[
+        op["kind"]
+    ]
     joiner = lambda key, a, b: vocab.joined(op["joiner"], key, a, b)  # noqa: E731 one line, used once
     return method(right, joiner, windows=windows, value=VALUE, name=op.get("name"), store=op.get("store"))
 

@@ -156,7 +156,20 @@ LOOKS_AT_SEVERAL_KEYS = {"dedup", "reorder", "punctuate_tick"}
 
 
 def process(world: World, op: Op) -> Any:
-    require(op, "processor", "store", "window_ms", "retention_ms", "delta_ms", "name", "delay_ms", "type", "interval_ms", "clear", "max_fires")
+    require(
+        op,
+        "processor",
+        "store",
+        "window_ms",
+        "retention_ms",
+        "delta_ms",
+        "name",
+        "delay_ms",
+        "type",
+        "interval_ms",
+        "clear",
+        "max_fires",
+    )
     if op["processor"] not in PROCESSORS:
         raise NotSupportedError(f"processor {op['processor']}")
     make = PROCESSORS[op["processor"]]
@@ -170,7 +183,9 @@ def process(world: World, op: Op) -> Any:
 
 def _store(op: Op) -> StoreSpec:
     if op["processor"] == "dedup":
-        return window_store(op["store"], key=KEY, value=VALUE, size=ms(op["window_ms"]), retention=ms(op["retention_ms"]))
+        return window_store(
+            op["store"], key=KEY, value=VALUE, size=ms(op["window_ms"]), retention=ms(op["retention_ms"])
+        )
     return key_value_store(op["store"], key=KEY, value=VALUE)
 
 

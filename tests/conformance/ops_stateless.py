@@ -19,7 +19,9 @@ NOT_NEGATIVE = re.compile("[0-9]{1,15}")
 def stream(world: World, op: Op) -> Any:
     require(op, "topic", "timestamp_extractor")
     asked = op.get("timestamp_extractor")
-    return world.builder.stream(op["topic"], key=KEY, value=VALUE, timestamp=None if asked is None else _extractor(asked))
+    return world.builder.stream(
+        op["topic"], key=KEY, value=VALUE, timestamp=None if asked is None else _extractor(asked)
+    )
 
 
 def _extractor(asked: dict[str, Any]) -> Callable[[TimestampedRecord[Any, Any]], int | None]:
@@ -29,7 +31,9 @@ def _extractor(asked: dict[str, Any]) -> Callable[[TimestampedRecord[Any, Any]],
             return int(found)
         if asked["on_invalid"] == "fail":
             raise ValueError("invalid timestamp")
-        return {"skip": None, "partition_time": record.stream_time, "record_time": record.timestamp}[asked["on_invalid"]]
+        return {"skip": None, "partition_time": record.stream_time, "record_time": record.timestamp}[
+            asked["on_invalid"]
+        ]
 
     return timestamp
 
@@ -37,7 +41,11 @@ def _extractor(asked: dict[str, Any]) -> Callable[[TimestampedRecord[Any, Any]],
 def table(world: World, op: Op) -> Any:
     require(op, "topic", "store", "versioned_ms")
     return world.builder.table(
-        op["topic"], key=KEY, value=VALUE, store=op.get("store"), history=ms(op["versioned_ms"]) if "versioned_ms" in op else None
+        op["topic"],
+        key=KEY,
+        value=VALUE,
+        store=op.get("store"),
+        history=ms(op["versioned_ms"]) if "versioned_ms" in op else None,
     )
 
 
@@ -144,7 +152,9 @@ def branch(world: World, op: Op) -> None:
 
 def to_dynamic(world: World, op: Op) -> None:
     require(op, "prefix", "fn")
-    world.stream(op["in"]).to(lambda key, value: op["prefix"] + ("yes" if vocab.predicate(op["fn"], key, value) else "no"))
+    world.stream(op["in"]).to(
+        lambda key, value: op["prefix"] + ("yes" if vocab.predicate(op["fn"], key, value) else "no")
+    )
 
 
 def to_table(world: World, op: Op) -> Any:

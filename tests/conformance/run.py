@@ -1,6 +1,7 @@
 """Running a case, and what comes of it beside what the real library made of it.
 
-Invariant: nothing a case does ends the run: what it cannot express, or what raises where it should not, is a difference of that case.
+Invariant: nothing a case does ends the run: what it cannot express, or what raises where it should not, is a difference
+of that case.
 """
 
 from __future__ import annotations
@@ -29,11 +30,15 @@ Level = Literal["strict", "per-key"]
 Backend = Literal["rocksdb", "memory"]
 
 OPS = {**ops_stateless.OPS, **ops_aggregations.OPS, **ops_joins.OPS, **ops_processors.OPS}
-CONFIG = {"processing_exception_handler": "processing.exception.handler", "topology_optimization": "topology.optimization"}
+CONFIG = {
+    "processing_exception_handler": "processing.exception.handler",
+    "topology_optimization": "topology.optimization",
+}
 
 
 EXPLAINED = {
-    "processor_misc-11": "Kafka's test driver has one stream time for all sub-topologies, so that what comes back through the repartition topic, with "
+    "processor_misc-11": "Kafka's test driver has one stream time for all sub-topologies, so that what comes back "
+    "through the repartition topic, with "
     "the timestamps that the processor gave it, moves the time of the processor. In production it does not, nor here.",
 }
 """Cases that show the library's test driver and not Kafka Streams, by name: why they come out otherwise here."""
@@ -41,7 +46,9 @@ EXPLAINED = {
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a case. Passed if there is no difference; `explained`: why there is one, which is as it should be."""
+    """What became of a case. Passed if there is no difference; `explained`: why there is one, which is as it should
+    be.
+    """
 
     name: str
     family: str
@@ -74,7 +81,9 @@ def read_cases(path: Path) -> list[Case]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
-def run(case: Case, *, ranges: int = 1, level: Level = "strict", backend: Backend = "memory", optimization: str = "none") -> Outcome:
+def run(
+    case: Case, *, ranges: int = 1, level: Level = "strict", backend: Backend = "memory", optimization: str = "none"
+) -> Outcome:
     """Return what became of a case. `optimization`: where the case does not say."""
     outcome = Outcome(case["name"], case["family"], case.get("quirks", []))
     try:
@@ -118,19 +127,25 @@ def _seen(case: Case, ranges: int, state_dir: Path | None, optimization: str) ->
         if error is not None:
             return Seen(outputs, error, {}, [])
         times = sorted({given["timestamp_ms"] for given in case["inputs"] if "timestamp_ms" in given})
-        stores = {name: tables.rows(world, name, expected, times) for name, expected in case["expected"]["stores"].items()}
+        stores = {
+            name: tables.rows(world, name, expected, times) for name, expected in case["expected"]["stores"].items()
+        }
         return Seen(outputs, None, stores, [tables.answer(world, query) for query in case.get("queries", [])])
 
 
 def _feed(driver: TopologyTestDriver, inputs: list[Row], *, commit: bool) -> tuple[int, str] | None:
-    """Send the inputs; return the index of the one that failed, and how. With `commit`, the database has what one did before the next."""
+    """Send the inputs; return the index of the one that failed, and how. With `commit`, the database has what one did
+    before the next.
+    """
     for index, given in enumerate(inputs):
         try:
             if "advance_wall_clock_ms" in given:
                 driver.advance(ms(given["advance_wall_clock_ms"]))
             else:
                 headers = [(name, text.encode()) for name, text in given.get("headers", [])]
-                driver.input(given["topic"], KEY, VALUE).send(given["key"], given["value"], given["timestamp_ms"], headers or None)
+                driver.input(given["topic"], KEY, VALUE).send(
+                    given["key"], given["value"], given["timestamp_ms"], headers or None
+                )
             if commit:
                 driver.commit()
         except CoopStreamsError as error:

@@ -92,4 +92,8 @@ def _store(world: World, name: str) -> StoreView:
 def _row(world: World, store: str, row: TableRow[Any, Any]) -> Row:
     key = row.key
     shown: Row = {"key": key.key, "window": [key.start_ms, key.end_ms]} if isinstance(key, Windowed) else {"key": key}
-    return {**shown, "value": row.value} if store in world.untimed else {**shown, "value": row.value, "timestamp": row.timestamp}
+    return (
+        {**shown, "value": row.value}
+        if store in world.untimed
+        else {**shown, "value": row.value, "timestamp": row.timestamp}
+    )

@@ -1,4 +1,6 @@
-"""What the real Kafka Streams library made of these cases, coopstreams makes of them: on both stores, and with any number of ranges."""
+"""What the real Kafka Streams library made of these cases, coopstreams makes of them: on both stores, and with any
+number of ranges.
+"""
 
 from itertools import accumulate
 from pathlib import Path
@@ -24,8 +26,16 @@ def test_a_family_comes_out_as_in_kafka_streams(family: str, ranges: int, level:
 @pytest.mark.parametrize("backend", ["memory", "rocksdb"])
 @pytest.mark.parametrize(("ranges", "level"), [(1, "strict"), (4, "per-key")])
 def test_no_case_shows_whether_the_topology_was_optimized(ranges: int, level: Level, backend: Backend) -> None:
-    outcomes = [run(case, ranges=ranges, level=level, backend=backend, optimization="all") for case in CASES if is_changed(case)]
-    assert {outcome.family for outcome in outcomes} >= {"join_fk", "join_ss_self", "join_st", "join_tt", "table_stateless"}
+    outcomes = [
+        run(case, ranges=ranges, level=level, backend=backend, optimization="all") for case in CASES if is_changed(case)
+    ]
+    assert {outcome.family for outcome in outcomes} >= {
+        "join_fk",
+        "join_ss_self",
+        "join_st",
+        "join_tt",
+        "table_stateless",
+    }
     assert differences(outcomes) == []
 
 
@@ -36,21 +46,37 @@ def is_changed(case: Case) -> bool:
 
 
 @pytest.mark.parametrize(("ranges", "level"), [(1, "strict"), (4, "per-key")])
-def test_what_is_explained_differs_in_the_stream_time_of_the_processor_and_in_nothing_else(ranges: int, level: Level) -> None:
+def test_what_is_explained_differs_in_the_stream_time_of_the_processor_and_in_nothing_else(
+    ranges: int, level: Level
+) -> None:
     """There it is the largest timestamp that its own sub-topology has taken in."""
     (case,) = [case for case in CASES if case["name"] in EXPLAINED]
     times = accumulate((given["timestamp_ms"] for given in case["inputs"]), max)
     outputs = [{**row, "value": next(times)} if row["topic"] == "st" else row for row in case["expected"]["outputs"]]
-    assert run({**case, "expected": {**case["expected"], "outputs": outputs}}, ranges=ranges, level=level).differences == []
+    assert (
+        run({**case, "expected": {**case["expected"], "outputs": outputs}}, ranges=ranges, level=level).differences
+        == []
+    )
     assert run(case, ranges=ranges, level=level).differences != []
 
 
 def differences(outcomes: list[Outcome]) -> list[str]:
-    return [f"{outcome.name}: {difference}" for outcome in outcomes if outcome.explained is None for difference in outcome.differences]
+    return [
+        f"{outcome.name}: {difference}"
+        for outcome in outcomes
+        if outcome.explained is None
+        for difference in outcome.differences
+    ]
 
 
 def test_what_cannot_be_expressed_fails_its_case_and_no_other() -> None:
-    case = {"name": "n", "family": "f", "topology": [{"op": "unheard_of", "id": "x"}], "inputs": [], "expected": {"outputs": [], "stores": {}}}
+    case = {
+        "name": "n",
+        "family": "f",
+        "topology": [{"op": "unheard_of", "id": "x"}],
+        "inputs": [],
+        "expected": {"outputs": [], "stores": {}},
+    }
     assert run(case).differences == ["not supported: unheard_of"]
 
 

@@ -1,6 +1,7 @@
 """The named functions of the conformance vocabulary: what `["gt", 3]` or `"sum"` in a case means.
 
-Values are None, text, whole numbers and lists; keys are text, None, or `Windowed`. A function is its name, or a list of name and arguments.
+Values are None, text, whole numbers and lists; keys are text, None, or `Windowed`. A function is its name, or a list of
+name and arguments.
 
 Invariant: pure; an argument is never changed.
 """
@@ -178,7 +179,9 @@ def pairs(function: Named, key: Key, value: Value) -> list[tuple[Key, Value]]:
         "repeat": lambda: [(key, f"{text(value)}#{i}") for i in range(function[1])],
         "words": lambda: [(word, key) for word in words(value)],
         "chars": lambda: [(char, value) for char in chars(value)],
-        "split_kv": lambda: [] if value is None else [_cut(piece) for piece in text(value).split(",") if piece.find("=") > 0],
+        "split_kv": lambda: (
+            [] if value is None else [_cut(piece) for piece in text(value).split(",") if piece.find("=") > 0]
+        ),
     }
     return answers[name_of(function)]()
 

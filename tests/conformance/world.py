@@ -1,7 +1,8 @@
 """A case being translated to the public API: the builder, what each id stands for, and what runs beside the topology.
 
-A translator takes one step of a case (`{"op": "filter", "id": "f", "in": "s", "fn": ...}`) and calls the method of the same meaning.
-`ops_*.py` have one function an op; an op that is in none of them is not supported, which fails the case and nothing else.
+A translator takes one step of a case (`{"op": "filter", "id": "f", "in": "s", "fn": ...}`) and calls the method of the
+same meaning. `ops_*.py` have one function an op; an op that is in none of them is not supported, which fails the case
+and nothing else.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ class NotSupportedError(Exception):
 class World:
     """One case while it is translated and run.
 
-    Shape: `nodes` are what the ids stand for. `windowed` are the ids whose keys are windows. `untimed` are the stores whose rows have
-    no timestamp. `side_effects`: what `peek` and `foreach` saw, each with the number of records forwarded before it.
+    Shape: `nodes` are what the ids stand for. `windowed` are the ids whose keys are windows. `untimed` are the stores
+    whose rows have no timestamp. `side_effects`: what `peek` and `foreach` saw, each with the number of records
+    forwarded before it.
     """
 
     builder: StreamsBuilder

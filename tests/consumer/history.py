@@ -1,12 +1,15 @@
-"""Histories of a group that commits out of order, on a model of the log, beside plain sets. Driven by `test_inflight_histories.py`.
+"""Histories of a group that commits out of order, on a model of the log, beside plain sets. Driven by
+`test_inflight_histories.py`.
 
-The real parts: `InFlight`, `Progress`, `plan`, the codec, `CommitView`. Owners tile the hash space of one partition and are cut anew at any time.
-A commit counts, or is torn off (a transaction that was aborted: nobody sees any of it), or counts without its author hearing of it.
+The real parts: `InFlight`, `Progress`, `plan`, the codec, `CommitView`. Owners tile the hash space of one partition and
+are cut anew at any time. A commit counts, or is torn off (a transaction that was aborted: nobody sees any of it), or
+counts without its author hearing of it.
 
     processed   offsets that some owner has finished, or named as done
     complete    offsets that a commit said were done, and counted
 
-Law: complete <= what the view covers <= processed, after every step; and what was complete when an owner opened is not handed out to it.
+Law: complete <= what the view covers <= processed, after every step; and what was complete when an owner opened is not
+handed out to it.
 """
 
 from __future__ import annotations
@@ -139,7 +142,12 @@ class Group:
 
     def check(self) -> None:
         stands = combine(self.commits.view.resolve(AT, WHOLE), self.plain, Position(0))
-        seen = {offset for segment in stands for offset in range(LENGTH) if HASHES[offset] in segment.range and done_in(segment, offset)}
+        seen = {
+            offset
+            for segment in stands
+            for offset in range(LENGTH)
+            if HASHES[offset] in segment.range and done_in(segment, offset)
+        }
         assert seen <= self.processed, f"covered and not processed: {sorted(seen - self.processed)}"
         assert self.complete <= seen, f"a complete commit was lost: {sorted(self.complete - seen)}"
         if self.plain is not None:
@@ -151,4 +159,9 @@ def done_in(segment: Segment, offset: int) -> bool:
 
 
 def covered(segments: Sequence[Segment], owner: Owner) -> set[int]:
-    return {offset for segment in segments for offset in range(LENGTH) if HASHES[offset] in segment.range and done_in(segment, offset)}
+    return {
+        offset
+        for segment in segments
+        for offset in range(LENGTH)
+        if HASHES[offset] in segment.range and done_in(segment, offset)
+    }

@@ -1,4 +1,6 @@
-"""What a batch that the broker has delivered goes through: each record is handed out once, and finished once, or given up."""
+"""What a batch that the broker has delivered goes through: each record is handed out once, and finished once, or given
+up.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,10 @@ def test_a_record_of_an_earlier_delivery_is_not_this_one() -> None:
     assert acquired.finished() == [(new, False)]
 
 
-@given(st.integers(0, 20), st.lists(st.tuples(st.sampled_from(["hand out", "done", "release", "tell"]), st.integers(0, 20))))
+@given(
+    st.integers(0, 20),
+    st.lists(st.tuples(st.sampled_from(["hand out", "done", "release", "tell"]), st.integers(0, 20))),
+)
 def test_every_record_is_finished_or_given_up(count: int, does: list[tuple[str, int]]) -> None:
     acquired, batch = Acquired(), records(count)
     acquired.take(batch)

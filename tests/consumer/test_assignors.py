@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.consumer.assignors import ASSIGNORS, Assignor, Held, Subscription, checked, key_range_range, key_range_round_robin, sticky
+from coopstreams.consumer.assignors import (
+    ASSIGNORS,
+    Assignor,
+    Held,
+    Subscription,
+    checked,
+    key_range_range,
+    key_range_round_robin,
+    sticky,
+)
 from coopstreams.topology.errors import AssignmentError
 from coopstreams.topology.keys import GROUPS, MAX_HASH, WHOLE, KeyRange, check_tiling
 
@@ -34,7 +43,11 @@ def readers(given_: Mapping[str, Held]) -> dict[str, list[str]]:
 
 def again(members: Mapping[str, Subscription], given_: Mapping[str, Held], generation: int) -> dict[str, Subscription]:
     """The members after everything was handed over."""
-    return {id_: Subscription(m.topics, m.allow_key_share, given_[id_], given_[id_], generation) for id_, m in members.items() if id_ in given_}
+    return {
+        id_: Subscription(m.topics, m.allow_key_share, given_[id_], given_[id_], generation)
+        for id_, m in members.items()
+        if id_ in given_
+    }
 
 
 # --- the proposal's examples ---------------------------------------------------
@@ -68,18 +81,39 @@ def test_five_consumers_of_topics_with_two_and_three_partitions_are_reverse_assi
 
 def test_range_gives_neighbouring_partitions_as_kafka_does() -> None:
     given_ = key_range_range({"t0": 3, "t1": 3}, group("c0", "c1", topics="t0 t1"), {"t0", "t1"})
-    assert readers(given_) == {"t0p0": ["c0"], "t0p1": ["c0"], "t0p2": ["c1"], "t1p0": ["c0"], "t1p1": ["c0"], "t1p2": ["c1"]}
+    assert readers(given_) == {
+        "t0p0": ["c0"],
+        "t0p1": ["c0"],
+        "t0p2": ["c1"],
+        "t1p0": ["c0"],
+        "t1p1": ["c0"],
+        "t1p2": ["c1"],
+    }
 
 
 def test_round_robin_gives_partition_after_partition_as_kafka_does() -> None:
     given_ = key_range_round_robin({"t0": 3, "t1": 3}, group("c0", "c1", topics="t0 t1"), {"t0", "t1"})
-    assert readers(given_) == {"t0p0": ["c0"], "t0p1": ["c1"], "t0p2": ["c0"], "t1p0": ["c1"], "t1p1": ["c0"], "t1p2": ["c1"]}
+    assert readers(given_) == {
+        "t0p0": ["c0"],
+        "t0p1": ["c1"],
+        "t0p2": ["c0"],
+        "t1p0": ["c1"],
+        "t1p1": ["c0"],
+        "t1p2": ["c1"],
+    }
 
 
 def test_round_robin_passes_by_who_does_not_subscribe_as_kafka_does() -> None:
     members = group("c0", topics="t0") | group("c1", topics="t0 t1") | group("c2", topics="t0 t1 t2")
     given_ = key_range_round_robin({"t0": 1, "t1": 2, "t2": 3}, members, ())
-    assert readers(given_) == {"t0p0": ["c0"], "t1p0": ["c1"], "t1p1": ["c2"], "t2p0": ["c2"], "t2p1": ["c2"], "t2p2": ["c2"]}
+    assert readers(given_) == {
+        "t0p0": ["c0"],
+        "t1p0": ["c1"],
+        "t1p1": ["c2"],
+        "t2p0": ["c2"],
+        "t2p1": ["c2"],
+        "t2p2": ["c2"],
+    }
 
 
 # --- restrictions ---------------------------------------------------------------
@@ -95,7 +129,12 @@ def test_a_topic_that_may_not_be_shared_keeps_its_partitions_whole(assignor: Ass
 @everybody
 def test_who_does_not_share_gets_nothing_of_a_topic_that_others_share(assignor: Assignor) -> None:
     members = group("a", "b", "c") | group("alone", share=False)
-    assert {id_: bool(held) for id_, held in assignor({"t": 2}, members, {"t"}).items()} == {"a": True, "b": True, "c": True, "alone": False}
+    assert {id_: bool(held) for id_, held in assignor({"t": 2}, members, {"t"}).items()} == {
+        "a": True,
+        "b": True,
+        "c": True,
+        "alone": False,
+    }
 
 
 @everybody
@@ -108,7 +147,9 @@ def test_too_few_sharers_leave_partitions_whole_for_everybody(assignor: Assignor
 
 @everybody
 def test_a_topic_that_nobody_reads_or_that_has_no_partitions_is_left_out(assignor: Assignor) -> None:
-    assert assignor({"t": 1, "other": 2, "empty": 0}, group("a", topics="t empty missing"), {"t"}) == {"a": {"t": ((0, WHOLE),)}}
+    assert assignor({"t": 1, "other": 2, "empty": 0}, group("a", topics="t empty missing"), {"t"}) == {
+        "a": {"t": ((0, WHOLE),)}
+    }
     assert assignor({"t": 1}, {}, {"t"}) == {}
 
 
@@ -124,13 +165,19 @@ def test_more_sharers_than_key_groups_leave_the_last_ones_idle(assignor: Assigno
 @pytest.mark.parametrize(
     ("assigned", "problem"),
     [
-        ({"a": {"t": ((0, LOW),)}, "b": {"t": ((0, WHOLE),)}}, "t/0: key range 128..255 overlaps|t/0: key range 0..255 overlaps"),
+        (
+            {"a": {"t": ((0, LOW),)}, "b": {"t": ((0, WHOLE),)}},
+            "t/0: key range 128..255 overlaps|t/0: key range 0..255 overlaps",
+        ),
         ({"a": {"t": ((0, LOW),)}}, "t/0: nobody owns the hashes"),
         ({}, "t/0: nobody owns the hashes"),
         ({"a": {"t": ((0, WHOLE),)}, "b": {"t": ((1, WHOLE),)}}, "b is assigned t/1; t has 1 partitions"),
         ({"x": {"t": ((0, WHOLE),)}}, "x, which is no member"),
         ({"a": {"u": ((0, WHOLE),), "t": ((0, WHOLE),)}}, "a is assigned u/0, and did not subscribe to u"),
-        ({"a": {"t": ((0, LOW),)}, "alone": {"t": ((0, HIGH),)}}, "alone is assigned the part 128..255 of t/0, and it does not share"),
+        (
+            {"a": {"t": ((0, LOW),)}, "alone": {"t": ((0, HIGH),)}},
+            "alone is assigned the part 128..255 of t/0, and it does not share",
+        ),
     ],
 )
 def test_a_wrong_assignment_is_an_error_that_says_where(assigned: Mapping[str, Held], problem: str) -> None:
@@ -147,7 +194,11 @@ def test_a_part_of_a_topic_that_does_not_share_is_an_error() -> None:
 # --- laws -----------------------------------------------------------------------
 
 topics = st.dictionaries(st.sampled_from(["t0", "t1", "t2"]), st.integers(1, 9), min_size=1)
-subscriptions = st.builds(Subscription, st.frozensets(st.sampled_from(["t0", "t1", "t2"]), min_size=1), st.sampled_from([True, True, True, False]))
+subscriptions = st.builds(
+    Subscription,
+    st.frozensets(st.sampled_from(["t0", "t1", "t2"]), min_size=1),
+    st.sampled_from([True, True, True, False]),
+)
 groups = st.dictionaries(st.sampled_from([f"m{i}" for i in range(14)]), subscriptions, min_size=1)
 policies = st.frozensets(st.sampled_from(["t0", "t1", "t2"]))
 
@@ -171,7 +222,9 @@ def test_every_hash_of_what_is_read_has_one_reader(
 def test_the_members_that_read_a_topic_have_alike_much_of_it(
     assignor: Assignor, partitions: dict[str, int], members: dict[str, Subscription], shareable: frozenset[str]
 ) -> None:
-    """In parts of a partition they differ by the one member more that some partitions have, and by the grain of key groups."""
+    """In parts of a partition they differ by the one member more that some partitions have, and by the grain of key
+    groups.
+    """
     given_ = assignor(partitions, members, shareable)
     for topic, count in partitions.items():
         sharers = [id_ for id_, m in members.items() if topic in m.topics and m.allow_key_share]
@@ -193,7 +246,9 @@ def test_the_same_group_is_dealt_the_same_again(
 
 
 @given(topics, st.integers(2, 9), st.integers(0, 8))
-def test_sticky_moves_nothing_of_those_who_stay_when_whole_partitions_stay_fair(partitions: dict[str, int], size: int, gone: int) -> None:
+def test_sticky_moves_nothing_of_those_who_stay_when_whole_partitions_stay_fair(
+    partitions: dict[str, int], size: int, gone: int
+) -> None:
     members = group(*(f"m{i}" for i in range(size)), topics="t0 t1 t2")
     before = sticky(partitions, members, ())
     left = again(members, before, 1)
@@ -222,5 +277,8 @@ def test_sticky_believes_the_newer_of_two_claims() -> None:
     """A member that was away claims what the group has long given to another: the other keeps it."""
     topic = frozenset({"t"})
     mine: Held = {"t": ((0, WHOLE), (1, WHOLE))}
-    members = {"away": Subscription(topic, True, mine, mine, 3), "here": Subscription(topic, True, {"t": ((0, WHOLE),)}, {"t": ((0, WHOLE),)}, 7)}
+    members = {
+        "away": Subscription(topic, True, mine, mine, 3),
+        "here": Subscription(topic, True, {"t": ((0, WHOLE),)}, {"t": ((0, WHOLE),)}, 7),
+    }
     assert sticky({"t": 2}, members, ()) == {"away": {"t": ((1, WHOLE),)}, "here": {"t": ((0, WHOLE),)}}

@@ -1,4 +1,6 @@
-"""One reader for several key ranges: whatever is stuck, paused, or does not fit into the cache, each range gets its records in order, once."""
+"""One reader for several key ranges: whatever is stuck, paused, or does not fit into the cache, each range gets its
+records in order, once.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ class Scene:
         del self.out[which]
 
 
-steps = st.lists(st.sampled_from(["turn", "turn", "turn", "finish oldest", "finish newest", "pause", "resume"]), max_size=40)
+steps = st.lists(
+    st.sampled_from(["turn", "turn", "turn", "finish oldest", "finish newest", "pause", "resume"]), max_size=40
+)
 
 
 @given(

@@ -24,7 +24,9 @@ from coopstreams.topology.columns import Columns
         (Filter(max_record_bytes=0), b"", None, True),
     ],
 )
-def test_a_record_passes_if_it_meets_all_conditions(filter_: Filter, key: bytes | None, value: bytes | None, passes: bool) -> None:
+def test_a_record_passes_if_it_meets_all_conditions(
+    filter_: Filter, key: bytes | None, value: bytes | None, passes: bool
+) -> None:
     assert filter_.passes(key, value) is passes
     records = Columns([key, key], [value, value], [1, 2], [5, 7], [1, 2])
     assert list(filter_.columns(records).offsets) == ([5, 7] if passes else [])

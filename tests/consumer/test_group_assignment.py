@@ -24,7 +24,9 @@ def test_an_instance_of_an_application_in_the_group_is_refused() -> None:
     given = assign_consumers(sticky, {"orders": 1}, ["orders"], {"a": consumer(), "app": instance()})
     assert given["a"].tasks == (ORDERS,)
     assert given["app"].tasks == ()
-    assert given["app"].error.startswith("member app is an instance of an application, and the group is one of consumers. Give")
+    assert given["app"].error.startswith(
+        "member app is an instance of an application, and the group is one of consumers. Give"
+    )
     assert [member.tasks for member in given["a"].cluster.members] == [(ORDERS,), ()]
 
 

@@ -29,7 +29,8 @@ def stand(inflight: InFlight) -> tuple[int, Runs]:
 
 
 def test_gaps_are_amended_as_in_the_proposal() -> None:
-    # "stable: 40, IC: [43-45], [48-49], fetched range: [40-50]": 40 is the last done offset there, 41 the position here.
+    # "stable: 40, IC: [43-45], [48-49], fetched range: [40-50]": 40 is the last done offset there, 41 the position
+    # here.
     inflight = standing(41, (43, 45), (48, 49))
     given_out = fetched(inflight, 40, 50)
     assert given_out == [41, 42, 46, 47, 50]

@@ -17,7 +17,9 @@ from coopstreams.topology.errors import ConfigError, LogError, UnknownTopicError
 
 @pytest.fixture(params=["memory", pytest.param("kafka", marks=pytest.mark.broker)])
 def log(request: pytest.FixtureRequest) -> Iterator[Log]:
-    """A cluster with the topic `orders`, and no policy: the topic is one for the whole cluster, so Kafka is started for each test."""
+    """A cluster with the topic `orders`, and no policy: the topic is one for the whole cluster, so Kafka is started for
+    each test.
+    """
     cluster: Log = MemoryLog()
     if request.param == "kafka":
         broker: KafkaBroker = request.getfixturevalue("broker_of_own")()
@@ -69,7 +71,10 @@ def test_compaction_changes_nothing() -> None:
 
 def test_a_setting_at_the_wrong_level_or_of_no_topic_is_an_error_with_a_cure() -> None:
     topic = PolicyTopic(MemoryLog())
-    with pytest.raises(ConfigError, match=r'the cluster has no setting "accept.range.fetch"; name the topic\. There are: accept.individual.commit'):
+    with pytest.raises(
+        ConfigError,
+        match=r'the cluster has no setting "accept.range.fetch"; name the topic\. There are: accept.individual.commit',
+    ):
         topic.set("accept.range.fetch", True)
     with pytest.raises(ConfigError, match="it is one of the cluster"):
         topic.set("accept.individual.commit", True, "orders")

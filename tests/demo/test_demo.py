@@ -1,4 +1,6 @@
-"""The demo: its answers are computed rightly, a wrong one is found, its progress is certain; and the whole, on part of the data."""
+"""The demo: its answers are computed rightly, a wrong one is found, its progress is certain; and the whole, on part of
+the data.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ from coopstreams.topology.errors import DevError
 AIRLINES = [Airline("UA", "United"), Airline("B6", "JetBlue")]
 PLANES = [Plane("N1", 1999, "fixed", "BOEING", "737", 2, 100)]
 
-by_key = st.dictionaries(st.text(max_size=3), st.builds(Delay, st.text(max_size=2), st.integers(1, 9), st.integers(-99, 99), st.integers(0, 99)))
+by_key = st.dictionaries(
+    st.text(max_size=3),
+    st.builds(Delay, st.text(max_size=2), st.integers(1, 9), st.integers(-99, 99), st.integers(0, 99)),
+)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +88,14 @@ def test_one_planted_difference_is_found_and_no_other(delays: dict[str, Delay], 
     key = draw.draw(st.sampled_from(sorted(delays)))
     right = delays[key]
     wrong = draw.draw(
-        st.sampled_from([replace(right, count=right.count + 1), replace(right, total=right.total + 1), replace(right, longest=-1.0), None])
+        st.sampled_from(
+            [
+                replace(right, count=right.count + 1),
+                replace(right, total=right.total + 1),
+                replace(right, longest=-1.0),
+                None,
+            ]
+        )
     )
     found = {other: delay for other, delay in delays.items() if other != key} | ({key: wrong} if wrong else {})
     assert differences(delays, found) == [(key, right, wrong)]
@@ -100,7 +112,9 @@ def test_the_verdict_names_what_differs_and_on_which_side() -> None:
     console.print(answers(wrong, right))
     said = screen.getvalue()
     assert "NOT EQUAL: 1 of 2 aircraft" in said
-    assert "N2: HTTP unknown: 1 departures, mean 6.00, longest 6; CSV unknown: 1 departures, mean 5.00, longest 5" in said
+    assert (
+        "N2: HTTP unknown: 1 departures, mean 6.00, longest 6; CSV unknown: 1 departures, mean 5.00, longest 5" in said
+    )
     assert "equal: 2 aircraft" in said
 
 
@@ -139,7 +153,9 @@ def test_the_demo_knows_what_the_example_reads() -> None:
 
 
 def report(*instances: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"instances": [{"state": "running", "url": f"http://{number}", **one} for number, one in enumerate(instances)]}
+    return {
+        "instances": [{"state": "running", "url": f"http://{number}", **one} for number, one in enumerate(instances)]
+    }
 
 
 def task(subtopology: int, range_: str, state: str | None = "running", **committed: int) -> Mapping[str, Any]:
@@ -169,7 +185,9 @@ def test_a_process_that_does_not_answer_has_nothing_and_takes_nothing_away() -> 
 
 
 def test_a_partition_is_shared_when_all_processes_run_all_of_every_stage() -> None:
-    parts = owned(report({"tasks": [task(0, "0..127"), task(1, "0..99")]}, {"tasks": [task(0, "128..255"), task(1, "100..255")]}))
+    parts = owned(
+        report({"tasks": [task(0, "0..127"), task(1, "0..99")]}, {"tasks": [task(0, "128..255"), task(1, "100..255")]})
+    )
     assert parts["http://0"][0] == RunningRange(0, 0, 127, "running")
     assert shared(parts, ["http://0", "http://1"], [0, 1])
     assert not shared(parts, ["http://0"], [0, 1])
@@ -202,7 +220,12 @@ def test_a_folder_of_somebody_elses_is_not_emptied(tmp_path: Path) -> None:
 def test_the_whole_demo_on_part_of_the_data_ends_with_equal_answers_and_leaves_nothing_running(tmp_path: Path) -> None:
     done = run_demo(tmp_path / "demo", "--departures", "30000")
     assert done.returncode == 0, done.stdout + done.stderr
-    for said in ("the partition is shared", "is killed (SIGKILL)", "the others have taken over", "every record is processed"):
+    for said in (
+        "the partition is shared",
+        "is killed (SIGKILL)",
+        "the others have taken over",
+        "every record is processed",
+    ):
         assert said in done.stdout
     assert done.stdout.count("\nequal: ") == 2
     assert "NO" not in done.stdout

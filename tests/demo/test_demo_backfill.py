@@ -13,7 +13,16 @@ import pytest
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_half_by_spark_and_half_live_give_equal_answers_and_leave_nothing_running(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "coopstreams.demo.backfill", "--once", "--data", str(tmp_path / "demo"), "--departures", "20000"]
+    command = [
+        sys.executable,
+        "-m",
+        "coopstreams.demo.backfill",
+        "--once",
+        "--data",
+        str(tmp_path / "demo"),
+        "--departures",
+        "20000",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=550)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Spark took " in done.stdout

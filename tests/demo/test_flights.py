@@ -41,9 +41,15 @@ def test_every_departure_has_an_airline(data: FlightsData) -> None:
     assert {departure.carrier for departure in itertools.islice(data.departures(), 50_000)} <= known
 
 
-def test_without_an_index_the_error_says_so_and_leaves_nothing_half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_index_the_error_says_so_and_leaves_nothing_half_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COOPSTREAMS_CACHE", str(tmp_path))
-    for name, value in {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_RETRIES": "0", "PIP_CONFIG_FILE": "/dev/null"}.items():
+    for name, value in {
+        "PIP_INDEX_URL": "http://127.0.0.1:9/",
+        "PIP_RETRIES": "0",
+        "PIP_CONFIG_FILE": "/dev/null",
+    }.items():
         monkeypatch.setenv(name, value)
     for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
         monkeypatch.delenv(name, raising=False)

@@ -109,7 +109,9 @@ def test_a_broker_that_ends_at_once_says_why(broker_of_own: BrokerFactory, tmp_p
 def test_a_folder_that_a_newer_kafka_wrote_is_refused_with_the_cure(broker_of_own: BrokerFactory) -> None:
     newer = broker_of_own(version="4.3.0")
     newer.stop()
-    with pytest.raises(DevError, match=r"4\.2\.1 ended while it started: .*A newer Kafka wrote .*: delete it, or use another folder"):
+    with pytest.raises(
+        DevError, match=r"4\.2\.1 ended while it started: .*A newer Kafka wrote .*: delete it, or use another folder"
+    ):
         broker_of_own(newer.folder)
 
 

@@ -38,7 +38,12 @@ def test_dev_starts_finds_and_stops_one_broker(tmp_path: Path) -> None:
 
 def test_dev_without_java_prints_an_error_and_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
-    done = coopstreams("dev", "--data", str(tmp_path), environment={"JAVA_HOME": str(tmp_path), "PATH": "", "COOPSTREAMS_CACHE": str(tmp_path)})
+    done = coopstreams(
+        "dev",
+        "--data",
+        str(tmp_path),
+        environment={"JAVA_HOME": str(tmp_path), "PATH": "", "COOPSTREAMS_CACHE": str(tmp_path)},
+    )
     assert done.returncode == 1
     assert "error: no usable Java: JAVA_HOME" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr

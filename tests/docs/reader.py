@@ -1,7 +1,9 @@
-"""A reader who types what a page says: commands in order, in terminals, and looks whether they print what the page shows.
+"""A reader who types what a page says: commands in order, in terminals, and looks whether they print what the page
+shows.
 
-`…` in what is shown stands for anything. Lines are looked for in any order, for a while: what is asked of a running application may take
-a moment to be true. In a terminal with a name a command is left running; before the next one there, the reader presses Ctrl-C.
+`…` in what is shown stands for anything. Lines are looked for in any order, for a while: what is asked of a running
+application may take a moment to be true. In a terminal with a name a command is left running; before the next one
+there, the reader presses Ctrl-C.
 """
 
 from __future__ import annotations
@@ -23,13 +25,18 @@ AGAIN_S = 0.3
 
 
 class Reader:
-    """Types in a folder. `commands` and `addresses` map what a page says to what is right here: whole commands, parts of any text."""
+    """Types in a folder. `commands` and `addresses` map what a page says to what is right here: whole commands, parts
+    of any text.
+    """
 
     def __init__(self, folder: Path, commands: dict[str, str], addresses: dict[str, str]) -> None:
         self._folder = folder
         self._commands = commands
         self._addresses = addresses
-        self._environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "80"}
+        self._environment = os.environ | {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "COLUMNS": "80",
+        }
         self._terminals: dict[str, subprocess.Popen[bytes]] = {}
 
     def type(self, block: Block) -> None:
@@ -79,13 +86,20 @@ class Reader:
 
         if not _soon(wanted, prints):
             logs = "\n".join(f"--- {terminal}\n{self.log(terminal)}" for terminal in self._terminals)
-            raise AssertionError(f"{where}: $ {command}\nshould print\n{os.linesep.join(wanted)}\nbut prints\n{printed[0]}\n{logs}")
+            raise AssertionError(
+                f"{where}: $ {command}\nshould print\n{os.linesep.join(wanted)}\nbut prints\n{printed[0]}\n{logs}"
+            )
 
     def _begin(self, where: str, terminal: str, command: str, wanted: list[str]) -> None:
         self._end(terminal)
         with (self._folder / f"{terminal}.log").open("wb") as log:
             self._terminals[terminal] = subprocess.Popen(
-                ["bash", "-c", f"exec {command}"], cwd=self._folder, env=self._environment, stdout=log, stderr=log, start_new_session=True
+                ["bash", "-c", f"exec {command}"],
+                cwd=self._folder,
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         assert _soon(wanted, lambda: self.log(terminal)), (
             f"{where}: $ {command}\nshould print\n{os.linesep.join(wanted)}\nbut prints\n{self.log(terminal)}"

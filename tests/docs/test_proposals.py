@@ -1,4 +1,6 @@
-"""The page of the proposals: no requirement without an answer, no answer without a proof, unless it says that there is none."""
+"""The page of the proposals: no requirement without an answer, no answer without a proof, unless it says that there is
+none.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,21 @@ UNPROVED = ("not met", "not done", "not taken", "none", "all five", "no random r
 def test_a_requirement_is_met_and_shown_or_said_not_to_be(asked: str, met: str, shown: str) -> None:
     assert asked
     assert met
-    assert "](" in shown or any(word in met for word in UNPROVED), "name the test that shows it, or say that it is not met"
+    assert "](" in shown or any(word in met for word in UNPROVED), (
+        "name the test that shows it, or say that it is not met"
+    )
 
 
 @pytest.mark.parametrize(
     "word",
     [
-        *("accept.individual.commit", "accept.range.fetch", "allow.individual.commit", "max.num.ranges.to.commit", "max.bytes.key.range.cache"),
+        *(
+            "accept.individual.commit",
+            "accept.range.fetch",
+            "allow.individual.commit",
+            "max.num.ranges.to.commit",
+            "max.bytes.key.range.cache",
+        ),
         *("max.bytes.fetcher.filtering", "individual.commit.log.segment.bytes", "reserve.message.value.range.fetch"),
         *("INDIVIDUAL_COMMIT_NOT_ALLOWED", "TOPIC_RANGE_FETCH_NOT_ALLOWED", "CONSUMER_RANGE_FETCH_NOT_ACCEPTED"),
         *("INDIVIDUAL_COMMIT_TOO_OLD", "MAX_INDIVIDUAL_COMMIT_REACHED"),

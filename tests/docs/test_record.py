@@ -21,13 +21,17 @@ def test_there_are_ten_hops_and_each_names_a_function_with_a_link() -> None:
 
 
 def test_the_page_leads_through_every_room_that_a_record_passes() -> None:
-    rooms = {Path(link.path).parent.as_posix().removeprefix("../") for link in links(RECORD) if link.path.endswith(".py")}
+    rooms = {
+        Path(link.path).parent.as_posix().removeprefix("../") for link in links(RECORD) if link.path.endswith(".py")
+    }
     runtime = {f"coopstreams/{room}" for room in ("instance", "tasks", "commit", "group", "log", "log/kafka", "query")}
     assert runtime | {"state", "topology/compile", "topology/operators"} <= rooms
 
 
 def test_the_generated_function_on_the_page_is_the_one_that_is_compiled() -> None:
     topology = load_topology(str(EXAMPLE))
-    generated = textwrap.dedent(compile_subtopology(topology, topology.subtopologies[1]).compiled(True, False).text.partition("\n\n")[2])
+    generated = textwrap.dedent(
+        compile_subtopology(topology, topology.subtopologies[1]).compiled(True, False).text.partition("\n\n")[2]
+    )
     (shown,) = [block.text for block in blocks(RECORD) if block.language == "text"]
     assert generated.startswith(shown)

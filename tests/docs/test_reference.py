@@ -1,4 +1,6 @@
-"""What the pages list is all there is: settings, metrics, paths, topics, operators, public names, reasons of ill health."""
+"""What the pages list is all there is: settings, metrics, paths, topics, operators, public names, reasons of ill
+health.
+"""
 
 from __future__ import annotations
 
@@ -86,8 +88,10 @@ def test_the_guide_lists_every_serde() -> None:
 
 def test_every_reason_of_ill_health_is_explained() -> None:
     explained = {word for row in table_headed(OPERATING, "reason", "means", "live") for word in code_words(row[0])}
-    source = (ROOT / "coopstreams" / "instance" / "serving.py").read_text() + (ROOT / "coopstreams" / "query" / "reports.py").read_text()
-    codes = set(re.findall(r"Reason\(\"([\w-]+)\"", source)) | set(re.findall(r'"code": "([\w-]+)"', source))
+    source = (ROOT / "coopstreams" / "instance" / "serving.py").read_text() + (
+        ROOT / "coopstreams" / "query" / "reports.py"
+    ).read_text()
+    codes = set(re.findall(r"Reason\(\s*\"([\w-]+)\"", source)) | set(re.findall(r'"code": "([\w-]+)"', source))
     assert explained == codes | {state.value for state in State if state is not State.RUNNING}
 
 

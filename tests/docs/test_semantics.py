@@ -23,8 +23,14 @@ def test_as_many_cases_pass_as_the_page_says_and_those_that_do_not_are_named(
     outcomes = [run(case, ranges=ranges, level=level, backend=backend) for case in CASES]
     others = [outcome for outcome in outcomes if outcome.explained is not None and not outcome.passed]
     assert (sum(outcome.passed for outcome in outcomes), len(others), len(outcomes)) == (passed, explained, total)
-    named = [code_words(row[0])[0] for row in table_headed(SEMANTICS, "case", "level", "what is different") if level in code_words(row[1])]
-    assert [outcome.name for outcome in outcomes if not outcome.passed and outcome.explained is None] == (named if ranges > 1 else [])
+    named = [
+        code_words(row[0])[0]
+        for row in table_headed(SEMANTICS, "case", "level", "what is different")
+        if level in code_words(row[1])
+    ]
+    assert [outcome.name for outcome in outcomes if not outcome.passed and outcome.explained is None] == (
+        named if ranges > 1 else []
+    )
 
 
 def test_the_page_names_the_number_of_families_and_every_tagged_case() -> None:

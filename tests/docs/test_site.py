@@ -35,14 +35,24 @@ def test_every_link_of_the_site_leads_to_one_of_its_pages(pages: Path) -> None:
 
 
 def test_a_block_names_its_language_alone(pages: Path) -> None:
-    fences = [line for page in pages.glob("**/*.md") for line in page.read_text().splitlines() if re.match("```\\w", line)]
+    fences = [
+        line for page in pages.glob("**/*.md") for line in page.read_text().splitlines() if re.match("```\\w", line)
+    ]
     assert len(fences) > 50
     assert [fence for fence in fences if " " in fence] == []
 
 
 def test_the_reference_has_every_public_name(pages: Path) -> None:
-    shown = re.findall(r"^::: ([\w.]+)$", "\n".join((pages / "reference" / f"{module}.md").read_text() for module in MODULES), re.MULTILINE)
-    assert {"coopstreams.KStream", "coopstreams.testing.TopologyTestDriver", "coopstreams.topology.errors.TopologyError"} <= set(shown)
+    shown = re.findall(
+        r"^::: ([\w.]+)$",
+        "\n".join((pages / "reference" / f"{module}.md").read_text() for module in MODULES),
+        re.MULTILINE,
+    )
+    assert {
+        "coopstreams.KStream",
+        "coopstreams.testing.TopologyTestDriver",
+        "coopstreams.topology.errors.TopologyError",
+    } <= set(shown)
 
 
 def named_in(nav: list[Any]) -> Iterator[str]:

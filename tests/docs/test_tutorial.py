@@ -18,7 +18,10 @@ START = ROOT / "docs" / "start.md"
 def test_the_tutorial_prints_what_it_says_it_prints(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     download_kafka(request)
     kafka, http, data = free_ports(1), free_ports(3), tmp_path / "kafka"
-    commands = {"coopstreams dev": f"coopstreams dev --data {data} --port {kafka}", "coopstreams dev stop": f"coopstreams dev stop --data {data}"}
+    commands = {
+        "coopstreams dev": f"coopstreams dev --data {data} --port {kafka}",
+        "coopstreams dev stop": f"coopstreams dev stop --data {data}",
+    }
     addresses = {"localhost:9092": f"127.0.0.1:{kafka}", "127.0.0.1:9092": f"127.0.0.1:{kafka}"}
     addresses |= {f"127.0.0.1:808{i}": f"127.0.0.1:{http + i}" for i in range(3)}
     reader = Reader(tmp_path, commands, addresses)

@@ -72,7 +72,9 @@ def test_processes_that_are_told_their_key_ranges(orders: Orders) -> None:
 
     def one(number: int) -> None:
         mine = len(orders.offsets_of(KeyRange.split(3)[number]))
-        example.run(orders.kafka.bootstrap, orders.topic, number, 3, seen[number].work, lambda: len(seen[number].records) < mine)
+        example.run(
+            orders.kafka.bootstrap, orders.topic, number, 3, seen[number].work, lambda: len(seen[number].records) < mine
+        )
 
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(one, range(3)))
@@ -121,7 +123,10 @@ def test_what_is_to_be_revoked_is_finished_by_the_pool_first(orders: Orders) -> 
         while len(seen.offsets) < COUNT - 1:
             time.sleep(0.05)
         second = pool.submit(example.run, orders.kafka.bootstrap, orders.topic, slow, running(lambda: True))
-        time.sleep(2)  # the second one has joined, and waits for its half; the first keeps the partition for the record that is slow
+        time.sleep(
+            2
+            # the second one has joined, and waits for its half; the first keeps the partition for the slow record
+        )
         blocked.set()
         first.result(200)
         second.result(200)

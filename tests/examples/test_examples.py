@@ -36,7 +36,10 @@ def example(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
 
 def test_every_example_is_executed_here_or_by_the_pages_of_the_guide() -> None:
     of_the_guide = {"guide", "shop"}
-    assert {path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("consumer_")} == {"flights", "word_count"} | of_the_guide
+    assert {path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("consumer_")} == {
+        "flights",
+        "word_count",
+    } | of_the_guide
 
 
 @pytest.mark.parametrize("example", ["word_count"], indirect=True)
@@ -62,7 +65,10 @@ def departures(example: ModuleType) -> list[Any]:
         ("AA", 6, "N3", 9.0, 62),
         ("UA", 7, "N2", 0.0, 5),
     ]
-    return [example.Flight(carrier, flight, tail, "EWR", "BOS", delay, NEW_YEAR + minute * 60_000) for carrier, flight, tail, delay, minute in rows]
+    return [
+        example.Flight(carrier, flight, tail, "EWR", "BOS", delay, NEW_YEAR + minute * 60_000)
+        for carrier, flight, tail, delay, minute in rows
+    ]
 
 
 def fly(example: ModuleType, driver: TopologyTestDriver) -> None:
@@ -84,10 +90,15 @@ def test_delays_are_summed_by_aircraft_and_by_carrier_and_hour(example: ModuleTy
         fly(example, driver)
 
         by_aircraft = {row.key: dataclasses.astuple(row.value) for row in driver.store("delays-by-aircraft").all()}
-        assert by_aircraft == {"N1": ("737-824", 2, 8.0, 6.0), "N2": ("A320-232", 2, 40.0, 40.0), "N3": ("unknown", 2, 6.0, 9.0)}
+        assert by_aircraft == {
+            "N1": ("737-824", 2, 8.0, 6.0),
+            "N2": ("A320-232", 2, 40.0, 40.0),
+            "N3": ("unknown", 2, 6.0, 9.0),
+        }
 
         by_hour = {
-            (row.key.key, (row.key.start_ms - NEW_YEAR) // HOUR): dataclasses.astuple(row.value) for row in driver.store("delays-by-carrier").all()
+            (row.key.key, (row.key.start_ms - NEW_YEAR) // HOUR): dataclasses.astuple(row.value)
+            for row in driver.store("delays-by-carrier").all()
         }
         assert by_hour == {
             ("UA", 0): ("United", 3, 42.0, 40.0),
@@ -97,14 +108,20 @@ def test_delays_are_summed_by_aircraft_and_by_carrier_and_hour(example: ModuleTy
         }
         assert driver.store("delays-by-carrier").fetch("UA", NEW_YEAR, NEW_YEAR)[0].value.mean == 14.0
 
-        written = driver.output("delays-by-hour", serdes.windowed(serdes.text, HOUR), serdes.json(example.Delay)).latest()
-        assert {(key.key, (key.start_ms - NEW_YEAR) // HOUR): dataclasses.astuple(delay) for key, delay in written.items()} == by_hour
+        written = driver.output(
+            "delays-by-hour", serdes.windowed(serdes.text, HOUR), serdes.json(example.Delay)
+        ).latest()
+        assert {
+            (key.key, (key.start_ms - NEW_YEAR) // HOUR): dataclasses.astuple(delay) for key, delay in written.items()
+        } == by_hour
         assert driver.dropped == {}
 
 
 @pytest.mark.parametrize("example", ["flights"], indirect=True)
 def test_an_aircraft_that_is_not_known_keeps_its_delays(example: ModuleType) -> None:
     with TopologyTestDriver(example.topology) as driver:
-        driver.input("flights", serdes.text, serdes.json(example.Flight)).send("N9", example.Flight("B6", 1, "N9", "JFK", "SFO", 5.0, NEW_YEAR))
+        driver.input("flights", serdes.text, serdes.json(example.Flight)).send(
+            "N9", example.Flight("B6", 1, "N9", "JFK", "SFO", 5.0, NEW_YEAR)
+        )
         assert driver.store("delays-by-aircraft").get("N9").name == "unknown"
         assert driver.store("delays-by-carrier").all() == [], "its airline is not known either"

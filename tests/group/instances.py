@@ -1,4 +1,6 @@
-"""Instances of an application without the application: a member of a real group, a control thread, and a ledger of who has what open."""
+"""Instances of an application without the application: a member of a real group, a control thread, and a ledger of who
+has what open.
+"""
 
 from __future__ import annotations
 

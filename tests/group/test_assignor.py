@@ -23,16 +23,29 @@ A_PARTITION = MAX_HASH + 1
 
 
 def member(
-    process: str, threads: int = 1, tasks: Iterable[TaskId] = (), generation: int = 1, share: bool = True, target: Iterable[TaskId] = ()
+    process: str,
+    threads: int = 1,
+    tasks: Iterable[TaskId] = (),
+    generation: int = 1,
+    share: bool = True,
+    target: Iterable[TaskId] = (),
 ) -> MemberState:
-    return MemberState(MemberInfo(process, threads=threads, allow_key_share=share), tuple(tasks), generation, tuple(target))
+    return MemberState(
+        MemberInfo(process, threads=threads, allow_key_share=share), tuple(tasks), generation, tuple(target)
+    )
 
 
 def task(partition: int, first: int = 0, last: int = GROUPS - 1, subtopology: int = 0) -> TaskId:
     return TaskId(subtopology, partition, KeyRange.of_groups(first, last))
 
 
-def settle(partitions: Mapping[int, int], threads: Mapping[str, int], held: Tasks | None = None, ranges: int = 1, rounds: int = 2) -> Tasks:
+def settle(
+    partitions: Mapping[int, int],
+    threads: Mapping[str, int],
+    held: Tasks | None = None,
+    ranges: int = 1,
+    rounds: int = 2,
+) -> Tasks:
     """What everybody has in the end; in every round each member first releases what was revoked."""
     held = held or {}
     states = {m: member(m, n, held.get(m, ())) for m, n in threads.items()}
@@ -98,7 +111,10 @@ def test_with_more_partitions_than_threads_members_own_whole_partitions() -> Non
 
 def test_more_ranges_than_slots_stay_together_on_their_member() -> None:
     given = settle({0: 2}, {"a": 1, "b": 1}, ranges=8)
-    assert {m: ({t.partition for t in tasks}, len(tasks)) for m, tasks in given.items()} == {"a": ({0}, 8), "b": ({1}, 8)}
+    assert {m: ({t.partition for t in tasks}, len(tasks)) for m, tasks in given.items()} == {
+        "a": ({0}, 8),
+        "b": ({1}, 8),
+    }
 
 
 def test_three_slots_of_eight_ranges_take_two_or_three_neighbouring_ones() -> None:
@@ -135,7 +151,9 @@ def test_everybody_is_told_who_has_what_and_whose_transactions_are_alive() -> No
     given = assign({0: 2}, states)
     cluster = given["id-a"].cluster
     assert cluster is given["id-b"].cluster
-    assert [(m.id, m.info.endpoint, m.tasks) for m in cluster.members] == [(i, states[i].info.endpoint, given[i].tasks) for i in ("id-a", "id-b")]
+    assert [(m.id, m.info.endpoint, m.tasks) for m in cluster.members] == [
+        (i, states[i].info.endpoint, given[i].tasks) for i in ("id-a", "id-b")
+    ]
     assert cluster.transactional_ids == {"app-a-0", "app-a-1", "app-b-0"}
     assert cluster.partitions == {0: 2}
 
@@ -202,7 +220,9 @@ def test_the_claim_of_the_highest_generation_wins() -> None:
 
 
 def test_a_zombie_is_believed_about_what_nobody_else_claims() -> None:
-    claims = claims_of({"z": member("z", tasks=[task(0)], generation=5), "o": member("o", tasks=[task(0, 0, 99)], generation=7)})
+    claims = claims_of(
+        {"z": member("z", tasks=[task(0)], generation=5), "o": member("o", tasks=[task(0, 0, 99)], generation=7)}
+    )
     assert claims["z"] == {TaskPartition(0, 0): [KeyRange.of_groups(100, 255)]}
 
 
@@ -218,12 +238,17 @@ def test_two_owners_of_one_hash_are_an_error_that_names_them() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(shapes, groups, cuts)
-def test_targets_tile_every_partition_and_are_fair(partitions: dict[int, int], threads: dict[str, int], ranges: int) -> None:
+def test_targets_tile_every_partition_and_are_fair(
+    partitions: dict[int, int], threads: dict[str, int], ranges: int
+) -> None:
     given = settle(partitions, threads, ranges=ranges, rounds=1)
     for subtopology, count in partitions.items():
         mine = {m: [t for t in tasks if t.subtopology == subtopology] for m, tasks in given.items()}
         for partition in range(count):
-            check_tiling([t.range for tasks in mine.values() for t in tasks if t.partition == partition], f"{subtopology}_{partition}")
+            check_tiling(
+                [t.range for tasks in mine.values() for t in tasks if t.partition == partition],
+                f"{subtopology}_{partition}",
+            )
         slots = {m: size(tasks) / threads[m] for m, tasks in mine.items()}
         finest = Fraction(min(t.range.end - t.range.start + 1 for tasks in mine.values() for t in tasks), A_PARTITION)
         assert sum(size(tasks) for tasks in mine.values()) == count
@@ -244,10 +269,14 @@ def test_slots_of_one_partition_differ_by_one_range_at_most(partitions: int, mem
         assert max(counts) - min(counts) <= 1
 
 
-histories = st.lists(st.tuples(st.sampled_from(["join", "leave", "threads"]), st.integers(0, 11), st.integers(1, 4)), max_size=8)
+histories = st.lists(
+    st.tuples(st.sampled_from(["join", "leave", "threads"]), st.integers(0, 11), st.integers(1, 4)), max_size=8
+)
 
 
-def after(partitions: Mapping[int, int], threads: dict[str, int], history: list[tuple[str, int, int]], ranges: int) -> tuple[dict[str, int], Tasks]:
+def after(
+    partitions: Mapping[int, int], threads: dict[str, int], history: list[tuple[str, int, int]], ranges: int
+) -> tuple[dict[str, int], Tasks]:
     """The group and what it holds after a history, at rest after each change."""
     threads = dict(threads)
     held = settle(partitions, threads, ranges=ranges)
@@ -288,7 +317,9 @@ def test_the_order_in_which_members_are_listed_does_not_matter(
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(2, 24), st.integers(1, 12), st.data())
-def test_when_one_of_equal_members_leaves_whole_partitions_only_its_own_move(members: int, times: int, data: st.DataObject) -> None:
+def test_when_one_of_equal_members_leaves_whole_partitions_only_its_own_move(
+    members: int, times: int, data: st.DataObject
+) -> None:
     partitions = {0: members * times}
     before = settle(partitions, {f"m{i:02}": 1 for i in range(members)})
     gone = data.draw(st.sampled_from(sorted(before)))
@@ -307,8 +338,12 @@ def test_when_one_joins_equal_members_with_whole_partitions_only_its_own_move(me
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(2, 40), cuts, st.data())
-def test_when_one_of_n_sharers_leaves_its_share_and_at_most_a_third_more_moves(members: int, ranges: int, data: st.DataObject) -> None:
-    """All cuts of the partition shift, so more than the share of the one that left has to move: a quarter, for many sharers."""
+def test_when_one_of_n_sharers_leaves_its_share_and_at_most_a_third_more_moves(
+    members: int, ranges: int, data: st.DataObject
+) -> None:
+    """All cuts of the partition shift, so more than the share of the one that left has to move: a quarter, for many
+    sharers.
+    """
     before = settle({0: 1}, {f"m{i:02}": 1 for i in range(members)}, ranges=ranges)
     gone = data.draw(st.sampled_from(sorted(before)))
     rest = {m: 1 for m in before if m != gone}
@@ -316,7 +351,9 @@ def test_when_one_of_n_sharers_leaves_its_share_and_at_most_a_third_more_moves(m
 
 
 def test_when_the_first_of_four_sharers_leaves_the_others_shift_as_little_as_they_can() -> None:
-    """b, c, d keep 21, 42 and 64 of their 64 key groups; by overlap alone c would have to take the first cell and keep none."""
+    """b, c, d keep 21, 42 and 64 of their 64 key groups; by overlap alone c would have to take the first cell and keep
+    none.
+    """
     before = settle({0: 1}, dict.fromkeys("abcd", 1))
     assert moved(before, settle({0: 1}, dict.fromkeys("bcd", 1), before)) == 1 - Fraction(21 + 42 + 64, GROUPS)
 
@@ -331,7 +368,9 @@ def test_when_one_joins_n_sharers_its_share_and_at_most_a_third_more_moves(membe
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(2, 8), st.integers(1, 5), st.data())
-def test_a_partition_in_which_nothing_changed_keeps_its_tasks(partitions: int, per_partition: int, data: st.DataObject) -> None:
+def test_a_partition_in_which_nothing_changed_keeps_its_tasks(
+    partitions: int, per_partition: int, data: st.DataObject
+) -> None:
     names = [f"m{i:02}" for i in range(partitions * (per_partition + 1))]
     before = settle({0: partitions}, dict.fromkeys(names, 1))
     gone = data.draw(st.sampled_from(names))
@@ -353,7 +392,9 @@ def test_a_fresh_group_keeps_each_store_once_where_that_is_possible(members: int
 
 @settings(max_examples=100, deadline=None)
 @given(groups, st.integers(1, 6), cuts, st.lists(st.integers(0, 11), max_size=20))
-def test_a_target_that_somebody_has_spoilt_is_not_believed(threads: dict[str, int], partitions: int, ranges: int, drop: list[int]) -> None:
+def test_a_target_that_somebody_has_spoilt_is_not_believed(
+    threads: dict[str, int], partitions: int, ranges: int, drop: list[int]
+) -> None:
     held = settle({0: partitions}, threads, ranges=ranges)
     spoilt = {m: [t for i, t in enumerate(tasks) if i not in drop] for m, tasks in held.items()}
     states = {m: member(m, threads[m], target=tasks) for m, tasks in spoilt.items()}
@@ -370,9 +411,13 @@ def test_a_problem_is_named() -> None:
     assert "nobody owns" in str(problem_of(layout, 0, {"a": halves[:1], "b": halves[2:]}))
     assert "overlaps" in str(problem_of(layout, 0, {"a": halves[:1], "b": [*halves, task(0, 3, 9)]}))
     assert "cut into 1 key ranges, not 2" in str(problem_of(layout, 0, {"a": [task(0)], "b": halves[2:]}))
-    assert "member a has 1.000 partitions; with 1 threads, 0.500 to 0.500 are fair" in str(problem_of(layout, 0, {"a": halves[:2], "b": halves[2:]}))
+    assert "member a has 1.000 partitions; with 1 threads, 0.500 to 0.500 are fair" in str(
+        problem_of(layout, 0, {"a": halves[:2], "b": halves[2:]})
+    )
     whole = Layout(2, {"a": 1, "b": 1}, ranges=2)
-    assert "without their siblings" in str(problem_of(whole, 0, {"a": [halves[0], halves[2]], "b": [halves[1], halves[3]]}))
+    assert "without their siblings" in str(
+        problem_of(whole, 0, {"a": [halves[0], halves[2]], "b": [halves[1], halves[3]]})
+    )
 
 
 def test_an_assignment_is_a_value() -> None:

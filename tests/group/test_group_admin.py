@@ -26,7 +26,9 @@ def test_a_group_without_members_takes_commits_and_says_what_it_has(kafka: Kafka
         assert admin.committed([first, second]) == {first: (5, "note"), second: None}
 
 
-def test_a_group_with_members_refuses_commits_and_says_who_is_in_it(kafka: Kafka, app: Application, partition: TopicPartition) -> None:
+def test_a_group_with_members_refuses_commits_and_says_who_is_in_it(
+    kafka: Kafka, app: Application, partition: TopicPartition
+) -> None:
     app.start("a", host="host-1")
     app.start("b", host="host-2")
     app.complete("a", "b")

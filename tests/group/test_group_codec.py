@@ -74,15 +74,27 @@ def test_equal_states_are_equal_bytes_and_another_nonce_is_not(state: MemberStat
     assert once != encode_subscription(state, nonce + 1, ["b", "a"], SOURCES)
 
 
-@given(clusters, st.dictionaries(st.text(min_size=1), sorted_tasks, min_size=1, max_size=4), st.booleans(), st.text(), st.text())
-def test_an_assignment_says_what_was_put_in(cluster: Cluster, given_: dict[str, tuple[TaskId, ...]], settled: bool, error: str, waits: str) -> None:
+@given(
+    clusters,
+    st.dictionaries(st.text(min_size=1), sorted_tasks, min_size=1, max_size=4),
+    st.booleans(),
+    st.text(),
+    st.text(),
+)
+def test_an_assignment_says_what_was_put_in(
+    cluster: Cluster, given_: dict[str, tuple[TaskId, ...]], settled: bool, error: str, waits: str
+) -> None:
     assignments = {m: Assignment(m, tasks, tasks[::2], settled, cluster, error, waits) for m, tasks in given_.items()}
     encoded = encode_assignments(assignments, SOURCES)
     assert {m: decode_assignment(data, "leader") for m, data in encoded.items()} == assignments
 
 
 def test_kafkas_tools_see_topics_partitions_generation_and_rack() -> None:
-    held = (TaskId(0, 2, KeyRange.of_groups(0, 99)), TaskId(0, 1, KeyRange.of_groups(0, 255)), TaskId(1, 1, KeyRange.of_groups(5, 9)))
+    held = (
+        TaskId(0, 2, KeyRange.of_groups(0, 99)),
+        TaskId(0, 1, KeyRange.of_groups(0, 255)),
+        TaskId(1, 1, KeyRange.of_groups(5, 9)),
+    )
     state = MemberState(MemberInfo("p", rack="r1"), held, 5)
     wrapper = ConsumerProtocolSubscription.decode(encode_subscription(state, 0, ["orders", "__commits"], SOURCES))
     assert (wrapper.topics, wrapper.generation_id, wrapper.rack_id) == (["__commits", "orders"], 5, "r1")
@@ -92,20 +104,29 @@ def test_kafkas_tools_see_topics_partitions_generation_and_rack() -> None:
         ("orders", [1, 2]),
     ]
     encoded = encode_assignments({"m": Assignment("p", held)}, SOURCES)["m"]
-    assert [(t.topic, t.partitions) for t in ConsumerProtocolAssignment.decode(encoded).assigned_partitions][2] == ("orders", [1, 2])
+    assert [(t.topic, t.partitions) for t in ConsumerProtocolAssignment.decode(encoded).assigned_partitions][2] == (
+        "orders",
+        [1, 2],
+    )
 
 
 def test_the_group_as_a_whole_is_written_once_however_many_members_there_are() -> None:
     """The broker keeps all in one record of 1 MiB: 100 members of 10 tasks take a fraction of that."""
-    members = tuple(Member(f"coopstreams-{i:036}", MemberInfo(f"p{i}", "host", f"10.0.0.{i}:8080"), ()) for i in range(100))
+    members = tuple(
+        Member(f"coopstreams-{i:036}", MemberInfo(f"p{i}", "host", f"10.0.0.{i}:8080"), ()) for i in range(100)
+    )
     cluster = Cluster(1, members, {0: 12})
-    sizes = map(len, encode_assignments({m.id: Assignment(m.info.process, cluster=cluster) for m in members}, SOURCES).values())
+    sizes = map(
+        len, encode_assignments({m.id: Assignment(m.info.process, cluster=cluster) for m in members}, SOURCES).values()
+    )
     assert sum(sizes) < 300_000
 
 
 def subscription(user_data: bytes | None) -> bytes:
     return bytes(
-        ConsumerProtocolSubscription(version=3, topics=["t"], user_data=user_data, owned_partitions=[], generation_id=-1, rack_id=None).encode()
+        ConsumerProtocolSubscription(
+            version=3, topics=["t"], user_data=user_data, owned_partitions=[], generation_id=-1, rack_id=None
+        ).encode()
     )
 
 
@@ -126,18 +147,24 @@ def subscription(user_data: bytes | None) -> bytes:
     ],
 )
 def test_a_stranger_in_the_group_is_named(data: bytes) -> None:
-    with pytest.raises(GroupError, match=r"member sarama-7 of this group is not an instance of this application .*application\.id"):
+    with pytest.raises(
+        GroupError, match=r"member sarama-7 of this group is not an instance of this application .*application\.id"
+    ):
         decode_subscription(data, "sarama-7")
 
 
 def test_another_version_is_told_apart_from_a_stranger() -> None:
-    with pytest.raises(GroupError, match=r"member m speaks version b'3' .* this process b'2'.* stop all its processes, then start them"):
+    with pytest.raises(
+        GroupError, match=r"member m speaks version b'3' .* this process b'2'.* stop all its processes, then start them"
+    ):
         decode_subscription(subscription(b"CS3whatever"), "m")
 
 
 def test_what_a_member_of_the_version_before_holds_is_understood_and_its_leader_is_not_obeyed() -> None:
     """It does not say which topology it runs; and assigned tasks by its own, whatever the others ran."""
-    old = b"CS1" + zlib.compress(b'{"process":"p","host":"h","threads":2,"tasks":[[0,1,0,127]],"target":[[0,1,0,127]],"nonce":3}')
+    old = b"CS1" + zlib.compress(
+        b'{"process":"p","host":"h","threads":2,"tasks":[[0,1,0,127]],"target":[[0,1,0,127]],"nonce":3}'
+    )
     state = decode_subscription(subscription(old), "m")
     assert (state.tasks, state.info.topology) == ((TaskId(0, 1, KeyRange.of_groups(0, 127)),), ())
     given_ = b"CS1" + zlib.compress(b'{"process":"p","tasks":[[0,1,0,127]]}') + zlib.compress(b"{}")

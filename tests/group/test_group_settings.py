@@ -1,4 +1,6 @@
-"""One set of connection settings for two clients: translated, or refused with what to do instead; never silently different."""
+"""One set of connection settings for two clients: translated, or refused with what to do instead; never silently
+different.
+"""
 
 from __future__ import annotations
 
@@ -69,14 +71,22 @@ def test_every_translation_is_an_argument_that_kafka_python_knows() -> None:
 @pytest.mark.parametrize("mechanism", ["PLAIN", "scram-sha-256", "SCRAM-SHA-512"])
 @pytest.mark.parametrize("name", ["sasl.mechanism", "sasl.mechanisms"])
 def test_user_and_password(mechanism: str, name: str) -> None:
-    given = {**SERVERS, "security.protocol": "sasl_plaintext", name: mechanism, "sasl.username": "u", "sasl.password": "p,;= "}
+    given = {
+        **SERVERS,
+        "security.protocol": "sasl_plaintext",
+        name: mechanism,
+        "sasl.username": "u",
+        "sasl.password": "p,;= ",
+    }
     arguments = kafka_python_settings(given)
     assert arguments["sasl_mechanism"] == mechanism.upper()
     assert (arguments["sasl_plain_username"], arguments["sasl_plain_password"]) == ("u", "p,;= ")
 
 
 def test_kerberos_is_what_librdkafka_does_without_a_mechanism() -> None:
-    arguments = kafka_python_settings({**SERVERS, "security.protocol": "SASL_PLAINTEXT", "sasl.kerberos.service.name": "broker"})
+    arguments = kafka_python_settings(
+        {**SERVERS, "security.protocol": "SASL_PLAINTEXT", "sasl.kerberos.service.name": "broker"}
+    )
     assert (arguments["sasl_mechanism"], arguments["sasl_kerberos_service_name"]) == ("GSSAPI", "broker")
 
 
@@ -84,7 +94,13 @@ def test_tokens_come_from_the_same_function() -> None:
     def tokens(config: str) -> tuple[str, float]:
         return config, 0.0
 
-    given = {**SERVERS, "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.config": "x=y", "oauth_cb": tokens}
+    given = {
+        **SERVERS,
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.config": "x=y",
+        "oauth_cb": tokens,
+    }
     arguments = kafka_python_settings(given)
     assert (arguments["oauth_cb"], arguments["oauth_config"]) == (tokens, "x=y")
 
@@ -96,7 +112,13 @@ def test_sasl_settings_without_sasl_do_nothing() -> None:
 
 def test_socket_options_are_set_as_librdkafka_would() -> None:
     arguments = kafka_python_settings(
-        {**SERVERS, "socket.keepalive.enable": "false", "socket.nagle.disable": True, "socket.send.buffer.bytes": 9, "socket.receive.buffer.bytes": 0}
+        {
+            **SERVERS,
+            "socket.keepalive.enable": "false",
+            "socket.nagle.disable": True,
+            "socket.send.buffer.bytes": 9,
+            "socket.receive.buffer.bytes": 0,
+        }
     )
     assert set(arguments["socket_options"]) == {
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0),
@@ -110,7 +132,15 @@ def test_connections_that_may_be_idle_for_ever() -> None:
 
 
 def test_what_does_not_connect_is_ignored() -> None:
-    given = {**SERVERS, "linger.ms": 5, "statistics.interval.ms": 1000, "debug": "broker", "fetch.wait.max.ms": 5, "log_level": 2, "error_cb": print}
+    given = {
+        **SERVERS,
+        "linger.ms": 5,
+        "statistics.interval.ms": 1000,
+        "debug": "broker",
+        "fetch.wait.max.ms": 5,
+        "log_level": 2,
+        "error_cb": print,
+    }
     assert kafka_python_settings(given) == kafka_python_settings(SERVERS)
 
 
@@ -145,13 +175,28 @@ def test_a_connection_setting_without_a_counterpart_is_refused_with_a_cure(setti
         ({}, "bootstrap.servers is missing"),
         ({**SERVERS, "security.protocol": "tls"}, "security.protocol: 'tls' is not one of PLAINTEXT, SSL"),
         ({**SERVERS, "socket.timeout.ms": "soon"}, "socket.timeout.ms: .*soon"),
-        ({**SERVERS, "socket.keepalive.enable": "perhaps"}, "socket.keepalive.enable: 'perhaps' is neither true nor false"),
+        (
+            {**SERVERS, "socket.keepalive.enable": "perhaps"},
+            "socket.keepalive.enable: 'perhaps' is neither true nor false",
+        ),
         ({**SERVERS, "client.dns.lookup": "guess"}, "client.dns.lookup: 'guess'"),
-        ({**SERVERS, "security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN"}, "sasl.username and sasl.password must be set"),
-        ({**SERVERS, "security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": "u"}, "^sasl.password must be set"),
+        (
+            {**SERVERS, "security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN"},
+            "sasl.username and sasl.password must be set",
+        ),
+        (
+            {**SERVERS, "security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": "u"},
+            "^sasl.password must be set",
+        ),
         ({**SERVERS, "security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}, "oauth_cb"),
-        ({**SERVERS, "security.protocol": "SSL", "ssl.ca.location": "/nowhere/ca.pem"}, "ssl.ca.location = /nowhere/ca.pem.*No such file"),
-        ({**SERVERS, "security.protocol": "SSL", "ssl.endpoint.identification.algorithm": "perhaps"}, "ssl.endpoint.identification.algorithm"),
+        (
+            {**SERVERS, "security.protocol": "SSL", "ssl.ca.location": "/nowhere/ca.pem"},
+            "ssl.ca.location = /nowhere/ca.pem.*No such file",
+        ),
+        (
+            {**SERVERS, "security.protocol": "SSL", "ssl.endpoint.identification.algorithm": "perhaps"},
+            "ssl.endpoint.identification.algorithm",
+        ),
     ],
 )
 def test_a_value_that_cannot_be_used_is_named(settings: dict[str, Any], message: str) -> None:
@@ -161,7 +206,14 @@ def test_a_value_that_cannot_be_used_is_named(settings: dict[str, Any], message:
 
 def test_a_password_is_not_shown() -> None:
     with pytest.raises(ConfigError) as caught:
-        kafka_python_settings({**SERVERS, "security.protocol": "SSL", "ssl.certificate.location": "/nowhere", "ssl.key.password": "secret"})
+        kafka_python_settings(
+            {
+                **SERVERS,
+                "security.protocol": "SSL",
+                "ssl.certificate.location": "/nowhere",
+                "ssl.key.password": "secret",
+            }
+        )
     assert "secret" not in str(caught.value)
 
 
@@ -182,15 +234,23 @@ def context(**settings: Any) -> ssl.SSLContext:
 
 def test_tls_checks_certificate_and_host_name_unless_told_otherwise() -> None:
     made = context()
-    assert (made.verify_mode, made.check_hostname, made.minimum_version) == (ssl.CERT_REQUIRED, True, ssl.TLSVersion.TLSv1_2)
+    assert (made.verify_mode, made.check_hostname, made.minimum_version) == (
+        ssl.CERT_REQUIRED,
+        True,
+        ssl.TLSVersion.TLSv1_2,
+    )
     assert not context(ssl_endpoint_identification_algorithm="none").check_hostname
     careless = context(enable_ssl_certificate_verification="false")
     assert (careless.verify_mode, careless.check_hostname) == (ssl.CERT_NONE, False)
 
 
 def test_only_the_given_authority_is_trusted(identity: Path) -> None:
-    for made in (context(ssl_ca_location=str(identity / "cert.pem")), context(ssl_ca_pem=(identity / "cert.pem").read_text())):
-        assert [dict(entry[0] for entry in authority["subject"])["commonName"] for authority in made.get_ca_certs()] == ["localhost"]  # type: ignore[misc]
+    for made in (
+        context(ssl_ca_location=str(identity / "cert.pem")),
+        context(ssl_ca_pem=(identity / "cert.pem").read_text()),
+    ):
+        (authority,) = made.get_ca_certs()
+        assert dict(entry[0] for entry in authority["subject"])["commonName"] == "localhost"  # type: ignore[misc]
 
 
 def test_a_client_certificate_needs_its_password(identity: Path) -> None:

@@ -1,4 +1,5 @@
-"""A whole group in a box: joins, leaves, crashes, zombies, lost answers, slow control threads. No key ever has two owners.
+"""A whole group in a box: joins, leaves, crashes, zombies, lost answers, slow control threads. No key ever has two
+owners.
 
 The group coordinator is played by the test; assignor, holdings and the bytes between members are the real ones.
 """
@@ -108,12 +109,17 @@ class Group:
     def rebalance(self, deaf: int | None = None) -> None:
         """Everybody joins; all but one (`deaf`) hear the answer."""
         self.generation += 1
-        told = {id_: encode_subscription(*p.holdings.state(self.info(p)), ["t"], {0: ["t"]}) for id_, p in self.members.items()}
+        told = {
+            id_: encode_subscription(*p.holdings.state(self.info(p)), ["t"], {0: ["t"]})
+            for id_, p in self.members.items()
+        }
         states = {id_: decode_subscription(data, id_) for id_, data in told.items()}
         given_ = encode_assignments(self.assign(states), {0: ["t"]})
         for number, (id_, process) in enumerate(sorted(self.members.items())):
             if deaf is None or number != deaf % len(self.members):
-                process.inbox.append(process.holdings.assigned(self.generation, decode_assignment(given_[id_], "leader")))
+                process.inbox.append(
+                    process.holdings.assigned(self.generation, decode_assignment(given_[id_], "leader"))
+                )
 
     def check(self) -> None:
         """No key has two owners among those that are members and know it."""
@@ -125,7 +131,9 @@ class Group:
             assert process.open <= {*process.holdings.held}
 
     def play(self, history: Iterable[tuple[str, int]]) -> None:
-        """Have this happen, one thing after the other; the number says of whom, or how many. No key has two owners at any time."""
+        """Have this happen, one thing after the other; the number says of whom, or how many. No key has two owners at
+        any time.
+        """
         for what, number in history:
             everybody = [self.members[id_] for id_ in sorted(self.members)]
             match what:
@@ -180,7 +188,12 @@ def test_whatever_happens_no_key_has_two_owners_and_the_group_comes_to_rest(
     assert rounds <= 3
     for subtopology, count in partitions.items():
         for partition in range(count):
-            ranges_of = [t.range for p in group.members.values() for t in p.open if (t.subtopology, t.partition) == (subtopology, partition)]
+            ranges_of = [
+                t.range
+                for p in group.members.values()
+                for t in p.open
+                if (t.subtopology, t.partition) == (subtopology, partition)
+            ]
             check_tiling(ranges_of, f"{subtopology}_{partition}")
     before = {id_: {*p.open} for id_, p in group.members.items()}
     group.rebalance()

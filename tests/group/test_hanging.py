@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.group.hanging import ENDED, ENDING, ONGOING, Marker, Open, TransactionDescription, believed, missing_markers, refusal
+from coopstreams.group.hanging import (
+    ENDED,
+    ENDING,
+    ONGOING,
+    Marker,
+    Open,
+    TransactionDescription,
+    believed,
+    missing_markers,
+    refusal,
+)
 from coopstreams.topology.columns import TopicPartition
 
 HERE, THERE = TopicPartition("here", 0), TopicPartition("there", 1)
@@ -28,15 +38,21 @@ def test_a_producer_that_no_coordinator_has_written_to_gets_the_first_epoch_of_o
 
 def test_an_open_transaction_of_an_epoch_that_was_fenced_is_the_last_one_too() -> None:
     """An abort by time-out or by `InitProducerId` raises the epoch first."""
-    assert missing_markers(told("CompleteAbort", epoch=4), {HERE: (Open(66, 3, 0, 0),)}) == {HERE: Marker(66, 4, 0, False)}
+    assert missing_markers(told("CompleteAbort", epoch=4), {HERE: (Open(66, 3, 0, 0),)}) == {
+        HERE: Marker(66, 4, 0, False)
+    }
 
 
 @given(
     state=st.sampled_from(sorted(ENDED | ENDING | {ONGOING, "Dead"})),
     epoch=st.integers(0, 3),
-    found=st.lists(st.builds(Open, st.integers(65, 67), st.integers(0, 4), st.integers(-1, 3), st.integers(0, 9)), max_size=4),
+    found=st.lists(
+        st.builds(Open, st.integers(65, 67), st.integers(0, 4), st.integers(-1, 3), st.integers(0, 9)), max_size=4
+    ),
 )
-def test_nothing_is_written_for_others_for_a_later_life_or_before_the_end_is_decided(state: str, epoch: int, found: list[Open]) -> None:
+def test_nothing_is_written_for_others_for_a_later_life_or_before_the_end_is_decided(
+    state: str, epoch: int, found: list[Open]
+) -> None:
     ours = [one for one in found if one.producer == 66 and one.epoch <= epoch]
     markers = missing_markers(told(state, epoch), {HERE: found})
     assert bool(markers) == (state in ENDED and bool(ours))
@@ -47,13 +63,24 @@ def test_nothing_is_written_for_others_for_a_later_life_or_before_the_end_is_dec
 
 def test_a_refusal_says_what_is_wrong_what_it_would_cost_and_the_cure() -> None:
     open_ = {HERE: (Open(67, 0, 0, 4), Open(66, 3, 5, 100))}
-    said = refusal("app-1", told("CompleteCommit"), missing_markers(told("CompleteCommit"), open_), open_, "not allowed")
-    for part in ('"app-1"', "producer 66", "here-0 (from offset 100)", "KAFKA-20734", "lose its records", "--operation ClusterAction", "Do not use"):
+    said = refusal(
+        "app-1", told("CompleteCommit"), missing_markers(told("CompleteCommit"), open_), open_, "not allowed"
+    )
+    for part in (
+        '"app-1"',
+        "producer 66",
+        "here-0 (from offset 100)",
+        "KAFKA-20734",
+        "lose its records",
+        "--operation ClusterAction",
+        "Do not use",
+    ):
         assert part in said
     said = refusal("app-1", told("Empty"), missing_markers(told("Empty"), open_), open_, "not allowed")
     assert "double its records" in said
     assert (
-        "Or, for each of these partitions: `kafka-transactions.sh --bootstrap-server … abort --topic here --partition 0 --start-offset 100`" in said
+        "Or, for each of these partitions: `kafka-transactions.sh --bootstrap-server … abort --topic here --partition "
+        "0 --start-offset 100`" in said
     )
 
 
@@ -68,5 +95,7 @@ def test_a_refusal_says_what_is_wrong_what_it_would_cost_and_the_cure() -> None:
         (None, {1}, False, False),
     ],
 )
-def test_a_coordinator_is_believed_if_all_others_name_it(told_by: int | None, named: set[int], alone: bool, right: bool) -> None:
+def test_a_coordinator_is_believed_if_all_others_name_it(
+    told_by: int | None, named: set[int], alone: bool, right: bool
+) -> None:
     assert believed(told_by, named, alone=alone) is right

@@ -128,7 +128,9 @@ def test_an_assignment_made_for_a_predecessor_asks_for_a_new_one() -> None:
 
 @dataclass
 class Control:
-    """A control thread that lags behind: it handles events one by one, opens and closes, and releases what is closed."""
+    """A control thread that lags behind: it handles events one by one, opens and closes, and releases what is
+    closed.
+    """
 
     holdings: Holdings = field(default_factory=lambda: Holdings("me"))
     inbox: list[GroupEvent] = field(default_factory=list)

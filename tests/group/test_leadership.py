@@ -1,4 +1,6 @@
-"""Whose answer about a partition's end counts, in a model of brokers that learn late, stand still, die and come back."""
+"""Whose answer about a partition's end counts, in a model of brokers that learn late, stand still, die and come
+back.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,9 @@ class Cluster:
             self.states.append(back if back.leader != NO_LEADER else back.led())
         elif what == "join" and self._leads(state.leader) and self._may_join(broker):
             isr = state.isr | {broker}
-            self.states.append(replace(state, isr=isr, eligible=state.eligible - isr if len(isr) < self.min_isr else frozenset()))
+            self.states.append(
+                replace(state, isr=isr, eligible=state.eligible - isr if len(isr) < self.min_isr else frozenset())
+            )
         elif what == "acknowledge" and self._leads(state.leader) and len(state.isr) >= self.min_isr:
             heard = all(self.seen(one).epoch == state.epoch and one not in self.frozen for one in state.isr)
             self.acknowledged = state.epoch if heard else self.acknowledged
@@ -103,7 +107,12 @@ class Cluster:
     def _may_join(self, broker: int) -> bool:
         """Whether a leader adds it to the ISR: it is alive in the leader's view, and fetches in its epoch."""
         alive = broker not in self.now.offline and broker not in self.seen(self.now.leader).offline
-        return alive and broker not in self.now.isr and broker not in self.frozen and self.seen(broker).epoch == self.now.epoch
+        return (
+            alive
+            and broker not in self.now.isr
+            and broker not in self.frozen
+            and self.seen(broker).epoch == self.now.epoch
+        )
 
     def view(self, broker: int) -> BrokerView:
         state = self.seen(broker)
@@ -114,7 +123,9 @@ def happen(cluster: Cluster, rng: Random, times: int) -> Iterator[int]:
     """Let this much happen; yield the broker to which each thing did. Records are written all the time."""
     for _ in range(times):
         broker = rng.randrange(cluster.brokers)
-        cluster.do("fence" if broker in cluster.frozen and rng.random() < 0.6 else rng.choices(EVENTS, WEIGHTS)[0], broker)
+        cluster.do(
+            "fence" if broker in cluster.frozen and rng.random() < 0.6 else rng.choices(EVENTS, WEIGHTS)[0], broker
+        )
         for hears in range(cluster.brokers):
             if rng.random() < 0.3:
                 cluster.do("learn", hears)
@@ -149,7 +160,9 @@ def test_whoever_is_asked_leads_in_the_epoch_of_the_last_acknowledged_record_or_
 def test_those_that_live_are_enough(brokers: int, data: st.DataObject) -> None:
     """If all that are not offline answer, and records could be acknowledged, nobody else is waited for."""
     min_isr = data.draw(st.integers(1, brokers))
-    living = data.draw(st.sets(st.integers(0, brokers - 1), min_size=max(min_isr, brokers - min_isr + 1 if min_isr > 1 else 1)))
+    living = data.draw(
+        st.sets(st.integers(0, brokers - 1), min_size=max(min_isr, brokers - min_isr + 1 if min_isr > 1 else 1))
+    )
     everybody = frozenset(range(brokers))
     view = BrokerView(min(living), 7, everybody, everybody - living)
     choice = choose(dict.fromkeys(living, view), min_isr)
@@ -174,7 +187,9 @@ OLD, NEW = BrokerView(1, 4, frozenset({1, 2, 3})), BrokerView(2, 5, frozenset({1
         ({2: replace(NEW, leader=NO_LEADER), 3: NEW}, 1, (2, 5)),
     ],
 )
-def test_whom_three_brokers_name(answers: dict[int, BrokerView | None], min_isr: int, asked: tuple[int, int] | None) -> None:
+def test_whom_three_brokers_name(
+    answers: dict[int, BrokerView | None], min_isr: int, asked: tuple[int, int] | None
+) -> None:
     choice = choose(answers, min_isr)
     assert choice is not None
     assert ((choice.leader, choice.epoch) if not choice.why_not else None) == asked

@@ -48,7 +48,11 @@ def test_five_share_three_partitions_and_the_others_take_over_from_one_that_dies
         app.start("f", threads=3)
         app.complete(*"bdef")
         for instance in app.instances.values():
-            clusters = {event.cluster.generation: event.cluster for event in instance.events if not isinstance(event, (Lost, Refused))}
+            clusters = {
+                event.cluster.generation: event.cluster
+                for event in instance.events
+                if not isinstance(event, (Lost, Refused))
+            }
             for cluster in clusters.values():
                 check_granted({member.id: member.tasks for member in cluster.members}, {})
 
@@ -113,7 +117,12 @@ def test_what_does_not_move_stays_open(kafka: Kafka) -> None:
         c = app.start("c")
         app.complete("a", "b", "c")
         eventually(lambda: a.generation == b.generation == c.generation)
-        given_up = [event.revoked for instance, seen in told.items() for event in instance.events[seen:] if not isinstance(event, (Lost, Refused))]
+        given_up = [
+            event.revoked
+            for instance, seen in told.items()
+            for event in instance.events[seen:]
+            if not isinstance(event, (Lost, Refused))
+        ]
         assert sum(map(len, given_up)) == 1
 
 
@@ -153,7 +162,9 @@ def test_a_commit_of_an_earlier_generation_is_refused(app: Application, partitio
     assert a.member.committed([partition]) == {partition: (2, "")}
 
 
-def test_a_transaction_of_an_earlier_generation_is_refused_and_the_next_one_goes_through(app: Application, partition: TopicPartition) -> None:
+def test_a_transaction_of_an_earlier_generation_is_refused_and_the_next_one_goes_through(
+    app: Application, partition: TopicPartition
+) -> None:
     a = app.start("a")
     app.complete("a")
     stale = commit(a, partition, 1)
@@ -181,7 +192,9 @@ def test_a_commit_to_a_topic_that_does_not_exist_is_refused(app: Application) ->
 
 
 def test_a_commit_waits_for_a_topic_that_the_coordinator_does_not_know_yet(app: Application, kafka: Kafka) -> None:
-    """A broker learns of a topic after its controller has made it: a commit that comes between the two ended an application."""
+    """A broker learns of a topic after its controller has made it: a commit that comes between the two ended an
+    application.
+    """
     a = app.start("a")
     app.complete("a")
     partition = TopicPartition(kafka.unique("soon"), 0)
@@ -204,7 +217,9 @@ def test_there_is_no_fence_before_the_first_assignment_nor_after_the_end(app: Ap
         a.member.committed([TopicPartition("t", 0)])
 
 
-def test_commits_of_several_threads_go_on_while_members_come_and_go(app: Application, partition: TopicPartition) -> None:
+def test_commits_of_several_threads_go_on_while_members_come_and_go(
+    app: Application, partition: TopicPartition
+) -> None:
     """Rebalances refuse nobody who holds what he holds: joins wait for commits, commits for joins."""
     a = app.start("a")
     app.complete("a")
@@ -266,7 +281,9 @@ def test_committed_offsets_wait_for_a_transaction_that_is_open(app: Application,
 # --- transactions of the dead ----------------------------------------------------
 
 
-def test_a_transaction_that_nobody_ends_is_ended_at_once_and_its_producer_fenced(app: Application, partition: TopicPartition) -> None:
+def test_a_transaction_that_nobody_ends_is_ended_at_once_and_its_producer_fenced(
+    app: Application, partition: TopicPartition
+) -> None:
     a = app.start("a")
     app.complete("a")
     log = KafkaLog({"bootstrap.servers": app.bootstrap})
@@ -294,7 +311,9 @@ def test_ending_a_transaction_that_never_was_does_nothing(app: Application) -> N
     assert a.member.open_transactions(app.group) == frozenset()
 
 
-def test_a_broker_that_says_nothing_keeps_no_answer_of_the_others_back(app: Application, partition: TopicPartition) -> None:
+def test_a_broker_that_says_nothing_keeps_no_answer_of_the_others_back(
+    app: Application, partition: TopicPartition
+) -> None:
     a = app.start("a")
     app.complete("a")
     log = KafkaLog({"bootstrap.servers": app.bootstrap})

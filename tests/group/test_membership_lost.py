@@ -31,7 +31,9 @@ pytestmark = pytest.mark.broker
 # --- losing the membership --------------------------------------------------------
 
 
-def test_a_zombie_learns_that_it_is_one_and_comes_back_under_another_epoch(app: Application, partition: TopicPartition) -> None:
+def test_a_zombie_learns_that_it_is_one_and_comes_back_under_another_epoch(
+    app: Application, partition: TopicPartition
+) -> None:
     """`alive` runs on the thread that sends heartbeats: blocking it is what a C call that keeps the GIL does."""
     awake = threading.Event()
     awake.set()
@@ -122,7 +124,9 @@ def test_a_short_outage_of_the_broker_costs_nobody_the_membership(broker_of_own:
 # --- static members ---------------------------------------------------------------
 
 
-def test_a_static_member_that_starts_again_keeps_its_tasks_and_everybody_learns_its_new_address(app: Application) -> None:
+def test_a_static_member_that_starts_again_keeps_its_tasks_and_everybody_learns_its_new_address(
+    app: Application,
+) -> None:
     a = app.start("a")
     old = app.start("old", instance_id="one", endpoint="old:1")
     app.complete("a", "old")
@@ -197,7 +201,9 @@ class Stranger:
         return True
 
     def subscription(self) -> bytes:
-        return bytes(ConsumerProtocolSubscription(version=1, topics=["t"], user_data=b"sticky", owned_partitions=[]).encode())
+        return bytes(
+            ConsumerProtocolSubscription(version=1, topics=["t"], user_data=b"sticky", owned_partitions=[]).encode()
+        )
 
     def assignments(self, subscriptions: Mapping[str, bytes]) -> dict[str, bytes]:
         return dict.fromkeys(subscriptions, b"")
@@ -220,7 +226,9 @@ def test_a_stranger_in_the_group_gets_nothing_and_stops_nobody(app: Application)
     app.start("a")
     app.complete("a")
     hooks = Stranger()
-    stranger = GroupCoordinator(kafka_python_settings({"bootstrap.servers": app.bootstrap}), app.group, None, QUICK, hooks)
+    stranger = GroupCoordinator(
+        kafka_python_settings({"bootstrap.servers": app.bootstrap}), app.group, None, QUICK, hooks
+    )
     stranger.start()
     eventually(lambda: bool(hooks.given))
     assert "is not an instance of this application" in decode_assignment(hooks.given[-1], "a").error

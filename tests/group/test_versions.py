@@ -20,9 +20,15 @@ NEW = (Runs("reads a", 2), Runs("reads b too", 2))
 
 
 def member(
-    topology: Iterable[Runs], tasks: Iterable[TaskId] = (), generation: int = 1, target: Iterable[TaskId] = (), threads: int = 1
+    topology: Iterable[Runs],
+    tasks: Iterable[TaskId] = (),
+    generation: int = 1,
+    target: Iterable[TaskId] = (),
+    threads: int = 1,
 ) -> MemberState:
-    return MemberState(MemberInfo("p", topology=tuple(topology), threads=threads), tuple(tasks), generation, tuple(target))
+    return MemberState(
+        MemberInfo("p", topology=tuple(topology), threads=threads), tuple(tasks), generation, tuple(target)
+    )
 
 
 def task(subtopology: int, partition: int, range_: KeyRange = WHOLE) -> TaskId:
@@ -48,7 +54,7 @@ def test_of_two_that_are_equal_in_number_the_one_that_has_tasks_stays() -> None:
     assert active(a=member(OLD), b=member(NEW, held, 5, held)) == {"b"}
 
 
-def test_of_two_that_are_equal_in_number_the_one_that_was_promised_tasks_goes_on_although_the_other_still_closes_its() -> None:
+def test_of_two_versions_equal_in_number_the_one_that_was_promised_tasks_goes_on_while_the_other_closes_its() -> None:
     assert active(a=member(OLD, [task(0, 0)], 6), b=member(NEW, (), 6, [task(0, 0)])) == {"b"}
 
 
@@ -68,8 +74,16 @@ def test_without_a_history_everybody_chooses_the_same() -> None:
 def test_a_leader_of_another_version_deals_the_tasks_of_the_active_one() -> None:
     """What is assigned follows from what members announce; the leader's own topology is not asked."""
     given = assign_active({"a": member(OLD), "b": member(OLD), "leader": member(NEW)})
-    assert {name: assignment.tasks for name, assignment in given.items()} == {"a": (task(0, 0),), "b": (task(0, 1),), "leader": ()}
-    assert {name: bool(assignment.waits) for name, assignment in given.items()} == {"a": False, "b": False, "leader": True}
+    assert {name: assignment.tasks for name, assignment in given.items()} == {
+        "a": (task(0, 0),),
+        "b": (task(0, 1),),
+        "leader": (),
+    }
+    assert {name: bool(assignment.waits) for name, assignment in given.items()} == {
+        "a": False,
+        "b": False,
+        "leader": True,
+    }
     assert given["leader"].cluster.partitions == {0: 2}
     assert [member.id for member in given["leader"].cluster.members] == ["a", "b", "leader"]
 
@@ -91,7 +105,9 @@ def test_nobody_is_given_anything_before_the_other_version_has_released_everythi
 
 def test_what_a_member_of_another_version_held_before_the_group_went_on_without_it_keeps_nobody_waiting() -> None:
     held = (task(0, 0), task(0, 1), task(1, 0), task(1, 1))
-    given = assign_active({"zombie": member(OLD, [task(0, 0)], 5), "b": member(NEW, held, 8, held), "c": member(NEW, (), -1)})
+    given = assign_active(
+        {"zombie": member(OLD, [task(0, 0)], 5), "b": member(NEW, held, 8, held), "c": member(NEW, (), -1)}
+    )
     assert given["b"].tasks
     assert set(given["b"].tasks) <= set(held)
 
@@ -115,14 +131,18 @@ def test_partitions_that_only_one_has_seen_are_dealt_and_versions_stay_the_same(
 def test_what_cannot_be_cut_is_not_cut() -> None:
     given = assign_active({"a": member([Runs("x", 1, divisible=False)]), "b": member([Runs("x", 1, divisible=False)])})
     assert sorted(assignment.tasks for assignment in given.values()) == [(), (task(0, 0),)]
-    assert not any(assignment.waits for assignment in given.values()), "a member without a share is not one of another version"
+    assert not any(assignment.waits for assignment in given.values()), (
+        "a member without a share is not one of another version"
+    )
 
 
 def test_a_member_that_does_not_say_what_it_runs_is_refused_and_what_it_holds_is_not_given_away() -> None:
     given = assign_active({"a": member(OLD, (), -1), "old": member((), [task(0, 0)], 4)})
     assert given["a"].tasks == ()
     assert given["a"].target
-    assert given["old"].error.startswith("member old does not say which topology it runs: it is a consumer, or an instance of an older version")
+    assert given["old"].error.startswith(
+        "member old does not say which topology it runs: it is a consumer, or an instance of an older version"
+    )
     assert not given["old"].waits
     assert all(assignment.error for assignment in assign_active({"old": member(())}).values())
 
@@ -141,7 +161,10 @@ def test_nobody_there_is_nobody_assigned() -> None:
 )
 def test_the_reason_says_what_differs_and_when_it_ends(mine: tuple[Runs, ...], says: str) -> None:
     given = assign_active({"a": member(OLD), "b": member(OLD), "c": member(mine)})
-    version, there = short(version_of(given["c"].cluster.members[2].info)), short(version_of(given["c"].cluster.members[0].info))
+    version, there = (
+        short(version_of(given["c"].cluster.members[2].info)),
+        short(version_of(given["c"].cluster.members[0].info)),
+    )
     assert given["c"].waits == (
         f"it runs version {version} of the topology, and the group runs {there} (2 of 3 members): {says}. "
         "It takes over when most members run its version, or the others have left"
@@ -176,7 +199,9 @@ class Mixed(Group):
     """What each process runs, all its life."""
 
     def info(self, process: Process) -> MemberInfo:
-        return MemberInfo(process.name, threads=process.threads, topology=self.runs.setdefault(process.name, self.versions[0]))
+        return MemberInfo(
+            process.name, threads=process.threads, topology=self.runs.setdefault(process.name, self.versions[0])
+        )
 
     def start(self, version: int) -> None:
         """A process joins that runs this version."""
@@ -185,7 +210,11 @@ class Mixed(Group):
 
     def assign(self, states: Mapping[str, MemberState]) -> Mapping[str, Assignment]:
         assignments = assign_active(states, ranges=self.ranges)
-        given_some = {version_of(states[id_].info) for id_, assignment in assignments.items() if assignment.tasks or assignment.target}
+        given_some = {
+            version_of(states[id_].info)
+            for id_, assignment in assignments.items()
+            if assignment.tasks or assignment.target
+        }
         assert given_some == {active_version(states)}
         for id_, assignment in assignments.items():
             assert bool(assignment.waits) is (version_of(states[id_].info) != active_version(states))
@@ -213,7 +242,12 @@ class Mixed(Group):
         active = next(self.info(p).topology for p in self.members.values() if p.open)
         for number, part in enumerate(active):
             for partition in range(part.partitions):
-                ranges = [t.range for p in self.members.values() for t in p.open if (t.subtopology, t.partition) == (number, partition)]
+                ranges = [
+                    t.range
+                    for p in self.members.values()
+                    for t in p.open
+                    if (t.subtopology, t.partition) == (number, partition)
+                ]
                 check_tiling(ranges, f"{number}_{partition}")
 
 

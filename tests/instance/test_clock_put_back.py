@@ -1,4 +1,6 @@
-"""A clock on the wall that is put back, as by a correction: what follows it does not wait until it shows again what it showed."""
+"""A clock on the wall that is put back, as by a correction: what follows it does not wait until it shows again what it
+showed.
+"""
 
 from __future__ import annotations
 

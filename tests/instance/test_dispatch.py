@@ -36,7 +36,9 @@ def counting() -> Topology:
 def joining() -> Topology:
     builder = StreamsBuilder("app")
     names = builder.table("names", key=serdes.text, value=serdes.text, store="names")
-    builder.stream("in", key=serdes.text, value=serdes.text).join(names, lambda event, name: f"{event} of {name}", value=serdes.text).to("out")
+    builder.stream("in", key=serdes.text, value=serdes.text).join(
+        names, lambda event, name: f"{event} of {name}", value=serdes.text
+    ).to("out")
     return builder.build()
 
 
@@ -106,7 +108,9 @@ def test_every_record_counts_once_whatever_opens_and_closes(guarantee: str, acts
 
 
 def test_what_nobody_here_wants_any_more_is_not_read() -> None:
-    """Its next owner may have processed and deleted it by then: of a repartition topic, that would be an offset out of range."""
+    """Its next owner may have processed and deleted it by then: of a repartition topic, that would be an offset out of
+    range.
+    """
     made = Engine(counting(), {"in": 1, "out": 1}, processing_guarantee=EXACTLY)
     made.write("in", [(key, b"", 5) for key in KEYS])
     made.start()
@@ -170,11 +174,15 @@ def test_a_partition_is_held_while_a_thread_has_too_much_and_goes_on_afterwards(
     made.start()
     made.settle()
     made.stop()
-    assert {key: counts[-1] for key, counts in updates(made).items()} == {key: 3 * FETCH_RECORDS // len(KEYS) for key in KEYS}
+    assert {key: counts[-1] for key, counts in updates(made).items()} == {
+        key: 3 * FETCH_RECORDS // len(KEYS) for key in KEYS
+    }
 
 
 def test_a_task_that_waits_for_its_table_holds_its_stream_and_not_the_table() -> None:
-    made = Engine(joining(), {"in": 1, "names": 1, "out": 1}, processing_guarantee=EXACTLY, max_bytes_key_range_cache=1 << 20)
+    made = Engine(
+        joining(), {"in": 1, "names": 1, "out": 1}, processing_guarantee=EXACTLY, max_bytes_key_range_cache=1 << 20
+    )
     events, names = 2 * FETCH_RECORDS, 2 * FETCH_RECORDS
     made.write("names", [(KEYS[number % len(KEYS)], b"%d" % number, number) for number in range(names)])
     made.write("in", [(KEYS[0], b"order", names) for _ in range(events)])

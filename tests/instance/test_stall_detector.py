@@ -51,7 +51,9 @@ def test_the_smallest_progress_is_progress() -> None:
 def test_a_task_that_is_opened_again_and_again_without_progress_stalls_too() -> None:
     stall_detector = StallDetector(LIMIT_S)
     for now in (0, 10, 20, 40):
-        sample = stall_detector.look(TASK, now, {AT: 5}, {AT: 8}, processed=now % 20)  # a new opening counts from nothing
+        sample = stall_detector.look(
+            TASK, now, {AT: 5}, {AT: 8}, processed=now % 20
+        )  # a new opening counts from nothing
         assert sample.rate >= 0
     assert set(stall_detector.stalled(41)) == {TASK}
 

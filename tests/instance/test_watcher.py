@@ -1,4 +1,6 @@
-"""The watcher: what it measures, and that it deletes of a repartition topic what everybody has done with, and no more."""
+"""The watcher: what it measures, and that it deletes of a repartition topic what everybody has done with, and no
+more.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Watched(Engine):
 
     def __init__(self, guarantee: str) -> None:
         builder = StreamsBuilder("app")
-        builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to("out")
+        builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to(
+            "out"
+        )
         super().__init__(builder.build(), {"in": 1, "out": 1}, processing_guarantee=guarantee, interval_s=0.005)
         self.registry = TaskRegistry()
         self.open_tasks: dict[TaskId, Task] = {}
@@ -121,14 +125,20 @@ def test_what_one_sibling_has_not_done_stays(watched: Watched) -> None:
 
     assert wait_until(deleted, 90)
     watched.stop()
-    assert sum(serdes.int64.decode(value or b"") for value in watched.read("out").values) == len(KEYS), "nothing was deleted before it was counted"
+    assert sum(serdes.int64.decode(value or b"") for value in watched.read("out").values) == len(KEYS), (
+        "nothing was deleted before it was counted"
+    )
 
 
-def test_lag_and_processed_records_are_measured_and_an_unknown_topic_does_not_end_it(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
+def test_lag_and_processed_records_are_measured_and_an_unknown_topic_does_not_end_it(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
     watched.run(LEFT, RIGHT)
     watched.watcher.start()
     watched.write("in", [(key, b"", 5) for key in KEYS])
-    assert wait_until(lambda: watched.metric("coopstreams_lag_records") == 2 * len(KEYS), 90), "each task is behind by all: none has done any"
+    assert wait_until(lambda: watched.metric("coopstreams_lag_records") == 2 * len(KEYS), 90), (
+        "each task is behind by all: none has done any"
+    )
     watched.settle()
     assert wait_until(lambda: watched.metric("coopstreams_lag_records") == 0, 90)
     assert wait_until(lambda: watched.metric("coopstreams_processed_records_total") == len(KEYS), 90)
@@ -148,7 +158,9 @@ def test_a_task_that_is_closed_while_it_is_looked_at_leaves_no_series_behind(wat
     assert str(gone) not in watched.metrics.text().decode()
 
 
-def test_a_task_stands_still_from_before_the_brokers_were_asked(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_stands_still_from_before_the_brokers_were_asked(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They take seconds for their answers when one of them is lost: as long as that the stall had no name."""
     end_offset, asked = watched.log.end_offset, list[float]()
 
@@ -163,7 +175,9 @@ def test_a_task_stands_still_from_before_the_brokers_were_asked(watched: Watched
     assert sample.moved_at <= asked[0]
 
 
-def test_a_changelog_that_is_deleted_or_made_anew_while_its_task_runs_has_a_name(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_changelog_that_is_deleted_or_made_anew_while_its_task_runs_has_a_name(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
     changelog, look = watched.changelog("counts"), watched.watcher._compare
     watched.run(LEFT, RIGHT)
     [left, right] = sorted(watched.open_tasks)
@@ -173,7 +187,9 @@ def test_a_changelog_that_is_deleted_or_made_anew_while_its_task_runs_has_a_name
     assert (watched.watcher.stall_detector.made_anew, caplog.text) == ({}, "")
     watched.log.delete_topics([changelog])
     look(watched.open_tasks)
-    assert watched.watcher.stall_detector.made_anew == {left: f'{changelog} was deleted: what store "counts" had before is only on this host'}
+    assert watched.watcher.stall_detector.made_anew == {
+        left: f'{changelog} was deleted: what store "counts" had before is only on this host'
+    }
     watched.log.create_topics([TopicSpec(changelog, 1)])
     for _ in range(3):
         look(watched.open_tasks)
@@ -192,7 +208,10 @@ def test_a_source_that_is_made_anew_while_its_tasks_run_ends_the_instance_with_t
     watched.log.delete_topics(["in"])
     watched.watcher._compare(watched.open_tasks)  # the reader will say that it is gone
     watched.log.create_topics([TopicSpec("in", 1)])
-    with pytest.raises(ConfigError, match=r"in-0: the topic was deleted and made anew .* `coopstreams group reset app --topic in --to earliest`"):
+    with pytest.raises(
+        ConfigError,
+        match=r"in-0: the topic was deleted and made anew .* `coopstreams group reset app --topic in --to earliest`",
+    ):
         watched.watcher._compare(watched.open_tasks)
 
 

@@ -1,4 +1,6 @@
-"""All logs, for the contract suite: every test here runs on MemoryLog, on a simulated cluster, plain and with faults, and on a real Kafka."""
+"""All logs, for the contract suite: every test here runs on MemoryLog, on a simulated cluster, plain and with faults,
+and on a real Kafka.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ MakeTopic = Callable[..., TopicPartition]
 
 
 def faulty(seed: int) -> SimulatedLog:
-    """Return a simulated cluster with those faults that no test may notice: silence, records sent early, markers that come later."""
+    """Return a simulated cluster with those faults that no test may notice: silence, records sent early, markers that
+    come later.
+    """
     plan = Chance(Random(seed), {"append": [(0.3, Early())], "fetch": [(0.2, Lost())], "marker": [(0.5, Late(0.02))]})
     return SimulatedLog(Client(Cluster(plan, SYSTEM), "contract"))
 
@@ -59,7 +63,9 @@ def topic(log: Log, unique: Callable[[str], str]) -> MakeTopic:
 
     def make(partitions: int = 1, **config: str) -> TopicPartition:
         name = unique("contract")
-        log.create_topics([TopicSpec(name, partitions, {key.replace("_", "."): value for key, value in config.items()})])
+        log.create_topics(
+            [TopicSpec(name, partitions, {key.replace("_", "."): value for key, value in config.items()})]
+        )
         return TopicPartition(name, 0)
 
     return make

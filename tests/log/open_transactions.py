@@ -1,6 +1,7 @@
 """Transactions left open on purpose, by raw requests: what a coordinator with KAFKA-20734 leaves behind.
 
-On a broker with `transaction.partition.verification.enable=false`, which takes records of a producer whose coordinator has no transaction.
+On a broker with `transaction.partition.verification.enable=false`, which takes records of a producer whose coordinator
+has no transaction.
 """
 # pyright: reportAttributeAccessIssue=false
 
@@ -46,22 +47,31 @@ class Raw:
     def produce(self, transactional_id: str, partition: TopicPartition, values: Sequence[bytes]) -> None:
         """Write records of the transactional id's producer of now, its first ones to that partition."""
         told = self.told(transactional_id)
-        batch = MemoryRecordsBuilder(2, 0, 1 << 20, transactional=True, producer_id=told.producer, producer_epoch=told.epoch, base_sequence=0)
+        batch = MemoryRecordsBuilder(
+            2, 0, 1 << 20, transactional=True, producer_id=told.producer, producer_epoch=told.epoch, base_sequence=0
+        )
         for value in values:
             batch.append(timestamp=1, key=b"k", value=value)
         batch.close()
         topic_type = ProduceRequest.TopicProduceData
         data = topic_type.PartitionProduceData(index=partition.partition, records=bytes(batch.buffer()))
         topics = [topic_type(name=partition.topic, partition_data=[data])]
-        request = ProduceRequest(max_version=11, transactional_id=transactional_id, acks=-1, timeout_ms=10_000, topic_data=topics)
-        self._send(Exchange("producing", request, lambda answer: _check(answer.responses[0].partition_responses[0].error_code)))
+        request = ProduceRequest(
+            max_version=11, transactional_id=transactional_id, acks=-1, timeout_ms=10_000, topic_data=topics
+        )
+        self._send(
+            Exchange("producing", request, lambda answer: _check(answer.responses[0].partition_responses[0].error_code))
+        )
 
     def send_offset(self, transactional_id: str, group: str, partition: TopicPartition, offset: int) -> None:
         """Send a group offset as part of a transaction of the transactional id's producer."""
         told = self.told(transactional_id)
         topic_type = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
         entry = topic_type.TxnOffsetCommitRequestPartition(
-            partition_index=partition.partition, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=""
+            partition_index=partition.partition,
+            committed_offset=offset,
+            committed_leader_epoch=-1,
+            committed_metadata="",
         )
         request = TxnOffsetCommitRequest(
             max_version=4,
@@ -74,7 +84,9 @@ class Raw:
             group_instance_id=None,
             topics=[topic_type(name=partition.topic, partitions=[entry])],
         )
-        self._send(Exchange("sending offsets", request, lambda answer: _check(answer.topics[0].partitions[0].error_code)))
+        self._send(
+            Exchange("sending offsets", request, lambda answer: _check(answer.topics[0].partitions[0].error_code))
+        )
 
     def _send(self, exchange: Exchange[Any]) -> Any:
         async def only_node() -> int:

@@ -33,7 +33,9 @@ def records(batches: Iterable[RecordBatch], slot: int = 0) -> list[Seen]:
     return seen
 
 
-def fetch_until(reader: Reader, done: Callable[[list[RecordBatch]], bool], max_records: int = 1000) -> list[RecordBatch]:
+def fetch_until(
+    reader: Reader, done: Callable[[list[RecordBatch]], bool], max_records: int = 1000
+) -> list[RecordBatch]:
     """Fetch until it is done; fail if it never is."""
     batches: list[RecordBatch] = []
     deadline = time.monotonic() + PATIENCE_S
@@ -54,7 +56,9 @@ def to_end(reader: Reader, *partitions: TopicPartition, max_records: int = 1000)
     return fetch_until(reader, done, max_records)
 
 
-def read_all(log: Log, partition: TopicPartition, *, committed_only: bool = True, max_records: int = 1000) -> list[Seen]:
+def read_all(
+    log: Log, partition: TopicPartition, *, committed_only: bool = True, max_records: int = 1000
+) -> list[Seen]:
     """Return all records of a partition, by a reader of its own."""
     reader = log.reader(committed_only=committed_only)
     reader.assign({partition: Position(log.start_offset(partition))})
@@ -87,9 +91,16 @@ def values(seen: Iterable[Seen]) -> list[str | None]:
     return [None if record.value is None else record.value.decode() for record in seen]
 
 
-def arrives(log: Log, partition: TopicPartition, expected: Sequence[str | None], *, committed_only: bool = True) -> None:
-    """Assert that the partition reads so, soon: a commit is visible when its markers are written, which Kafka does after it answered."""
+def arrives(
+    log: Log, partition: TopicPartition, expected: Sequence[str | None], *, committed_only: bool = True
+) -> None:
+    """Assert that the partition reads so, soon: a commit is visible when its markers are written, which Kafka does
+    after it answered.
+    """
     deadline = time.monotonic() + PATIENCE_S
-    while values(seen := read_all(log, partition, committed_only=committed_only)) != list(expected) and time.monotonic() < deadline:
+    while (
+        values(seen := read_all(log, partition, committed_only=committed_only)) != list(expected)
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.01)
     assert values(seen) == list(expected)

@@ -15,13 +15,17 @@ from coopstreams.topology.keys import MAX_HASH, WHOLE, KeyRange, key_hashes
 
 PARTITION = TopicPartition("t", 0)
 keys = st.lists(st.one_of(st.none(), st.binary(max_size=4)), max_size=60)
-bounds_ = st.one_of(st.integers(1, 255).map(lambda group: group << 55), st.integers(1, 255 << 20).map(lambda part: part << 35))
+bounds_ = st.one_of(
+    st.integers(1, 255).map(lambda group: group << 55), st.integers(1, 255 << 20).map(lambda part: part << 35)
+)
 cuts = st.lists(bounds_, max_size=6, unique=True).map(sorted)
 
 
 def columns_of(names: list[bytes | None]) -> Columns:
     count = len(names)
-    columns = raw_columns(names, [f"v{i}".encode() for i in range(count)], list(range(count)), list(range(7, 7 + count)), [None] * count)
+    columns = raw_columns(
+        names, [f"v{i}".encode() for i in range(count)], list(range(count)), list(range(7, 7 + count)), [None] * count
+    )
     columns.stream_times = columns.timestamps
     return columns
 
@@ -32,7 +36,9 @@ def tiles(bounds: list[int]) -> list[KeyRange]:
 
 
 @given(keys, cuts, st.randoms())
-def test_ranges_that_tile_the_space_give_each_record_to_exactly_one_slot(names: list[bytes | None], bounds: list[int], random: Random) -> None:
+def test_ranges_that_tile_the_space_give_each_record_to_exactly_one_slot(
+    names: list[bytes | None], bounds: list[int], random: Random
+) -> None:
     ranges = tiles(bounds)
     random.shuffle(ranges)
     columns = columns_of(names)
@@ -45,7 +51,9 @@ def test_ranges_that_tile_the_space_give_each_record_to_exactly_one_slot(names: 
 
 
 @given(keys, cuts, st.data())
-def test_what_some_ranges_get_does_not_depend_on_the_others(names: list[bytes | None], bounds: list[int], data: st.DataObject) -> None:
+def test_what_some_ranges_get_does_not_depend_on_the_others(
+    names: list[bytes | None], bounds: list[int], data: st.DataObject
+) -> None:
     ranges = tiles(bounds)
     chosen = data.draw(st.lists(st.sampled_from(range(len(ranges))), min_size=1, unique=True))
     together = Routes(ranges).split(columns_of(names))
@@ -68,7 +76,9 @@ def test_stream_time_is_the_running_maximum(timestamps: list[int], before: int) 
 
 
 @given(st.lists(st.integers(-2, 50)), st.integers(1, 8), st.data())
-def test_runs_tell_the_same_stream_times_for_any_cut_into_batches(timestamps: list[int], parts: int, data: st.DataObject) -> None:
+def test_runs_tell_the_same_stream_times_for_any_cut_into_batches(
+    timestamps: list[int], parts: int, data: st.DataObject
+) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(timestamps)), max_size=4)))
     routes = Routes(KeyRange.split(parts))
     told: dict[int, int] = {}
@@ -90,7 +100,9 @@ def test_one_whole_range_hashes_nothing_and_copies_nothing() -> None:
     assert Routes([WHOLE]).split(columns) == [columns]
 
 
-@pytest.mark.parametrize("ranges", [[KeyRange(0, 5), KeyRange(5, 9)], [KeyRange(3, 9), KeyRange(0, MAX_HASH)], [WHOLE, WHOLE]])
+@pytest.mark.parametrize(
+    "ranges", [[KeyRange(0, 5), KeyRange(5, 9)], [KeyRange(3, 9), KeyRange(0, MAX_HASH)], [WHOLE, WHOLE]]
+)
 def test_overlapping_ranges_are_refused(ranges: list[KeyRange]) -> None:
     with pytest.raises(ValueError, match="overlaps"):
         Routes(ranges)

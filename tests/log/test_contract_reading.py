@@ -137,13 +137,20 @@ def test_what_is_outside_all_ranges_is_dropped_and_the_position_moves(log: Log, 
     partition = topic()
     fill(log, partition, numbers(300))
     hashes = sorted(key_hash(value.encode()) for value in numbers(300))
-    low, high = KeyRange(hashes[10], hashes[20]), KeyRange(hashes[100], hashes[199])  # cut between key groups, with holes around
+    low, high = (
+        KeyRange(hashes[10], hashes[20]),
+        KeyRange(hashes[100], hashes[199]),
+    )  # cut between key groups, with holes around
     reader = log.reader()
     reader.assign({partition: Position(0)})
     reader.route(partition, [high, low])
     batches = to_end(reader, partition)
     assert [len(records(batches, slot)) for slot in (0, 1)] == [100, 11]
-    assert all(key_hash(record.key or b"") in piece for slot, piece in ((0, high), (1, low)) for record in records(batches, slot))
+    assert all(
+        key_hash(record.key or b"") in piece
+        for slot, piece in ((0, high), (1, low))
+        for record in records(batches, slot)
+    )
     assert batches[-1].next_offset == 300
 
 
@@ -253,7 +260,9 @@ def test_a_held_partition_waits_and_loses_nothing(log: Log, topic: MakeTopic) ->
     reader.assign({first: Position(0), second: Position(0)})
     before = fetch_until(reader, lambda batches: any(batch.partition == first for batch in batches), max_records=100)
     reader.hold(first, held=True)
-    others = fetch_until(reader, lambda batches: any(batch.at_end for batch in before + batches if batch.partition == second))
+    others = fetch_until(
+        reader, lambda batches: any(batch.at_end for batch in before + batches if batch.partition == second)
+    )
     assert {batch.partition for batch in others} <= {second}
     assert reader.fetch(10_000, 0.3) == []
     fill(log, first, numbers(500, start=2000))
@@ -350,7 +359,9 @@ def test_what_was_deleted_before_it_was_read_is_out_of_range(log: Log, topic: Ma
 
 @pytest.mark.parametrize("ahead", [6, 1_000_000])
 def test_what_was_said_of_another_position_does_not_count_any_more(log: Log, topic: MakeTopic, ahead: int) -> None:
-    """A client says late that an offset is out of range: after it was told to read elsewhere, and of the new position as it seems."""
+    """A client says late that an offset is out of range: after it was told to read elsewhere, and of the new position
+    as it seems.
+    """
     partition = topic()
     fill(log, partition, numbers(10))
     log.delete_before(partition, 6)

@@ -17,7 +17,9 @@ from tests.log.reading import PATIENCE_S, arrives, fetch_until, fill, numbers, r
 Unique = Callable[[str], str]
 
 
-def deliver(writer: Writer, topic: str, key: bytes | None, value: bytes, *, to: int = 0, transactional: bool = False) -> None:
+def deliver(
+    writer: Writer, topic: str, key: bytes | None, value: bytes, *, to: int = 0, transactional: bool = False
+) -> None:
     """Take a record as far as it goes: whether it was refused may only turn out at the end."""
     writer.append(topic, [key], [value], [1], partitions=to)
     writer.flush(PATIENCE_S)
@@ -42,7 +44,11 @@ def test_partitions_may_be_given_one_for_all_or_one_each(log: Log, topic: MakeTo
     writer.append(name, [b"a", None], [b"1", b"2"], [1, 2], partitions=2)
     writer.append(name, [b"a", b"b", None], [b"3", b"4", b"5"], [3, 4, 5], partitions=[2, 0, 2])
     writer.flush(PATIENCE_S)
-    assert [values(read_all(log, TopicPartition(name, number))) for number in range(3)] == [["4"], [], ["1", "2", "3", "5"]]
+    assert [values(read_all(log, TopicPartition(name, number))) for number in range(3)] == [
+        ["4"],
+        [],
+        ["1", "2", "3", "5"],
+    ]
 
 
 def test_beside_given_partitions_a_key_may_decide(log: Log, topic: MakeTopic) -> None:
@@ -89,7 +95,9 @@ def test_delivered_to_is_above_everything_that_was_flushed(log: Log, topic: Make
 
 
 @pytest.mark.parametrize("transactional", [False, True])
-def test_a_record_that_is_too_large_surfaces_and_the_writer_recovers(log: Log, topic: MakeTopic, unique: Unique, transactional: bool) -> None:
+def test_a_record_that_is_too_large_surfaces_and_the_writer_recovers(
+    log: Log, topic: MakeTopic, unique: Unique, transactional: bool
+) -> None:
     partition = topic(max_message_bytes="2000")
     writer = log.writer(unique("tx") if transactional else None)
     if transactional:
@@ -123,7 +131,9 @@ def test_a_partition_that_does_not_exist_surfaces(log: Log, topic: MakeTopic) ->
         deliver(writer, name, b"k", b"v", to=2)
 
 
-def test_an_open_transaction_is_invisible_and_its_end_makes_it_count(log: Log, topic: MakeTopic, unique: Unique) -> None:
+def test_an_open_transaction_is_invisible_and_its_end_makes_it_count(
+    log: Log, topic: MakeTopic, unique: Unique
+) -> None:
     partition = topic()
     writer = log.writer(unique("tx"))
     writer.begin()
@@ -135,7 +145,9 @@ def test_an_open_transaction_is_invisible_and_its_end_makes_it_count(log: Log, t
     arrives(log, partition, ["a", "b"])
 
 
-def test_an_aborted_transaction_stays_invisible_and_the_position_passes_it(log: Log, topic: MakeTopic, unique: Unique) -> None:
+def test_an_aborted_transaction_stays_invisible_and_the_position_passes_it(
+    log: Log, topic: MakeTopic, unique: Unique
+) -> None:
     partition = topic()
     writer = log.writer(unique("tx"))
     for fate in ("commit", "abort", "commit", "abort"):
@@ -148,10 +160,17 @@ def test_an_aborted_transaction_stays_invisible_and_the_position_passes_it(log: 
             writer.abort()
     reader = log.reader()
     reader.assign({partition: Position(0)})
-    batches = fetch_until(reader, lambda batches: bool(batches) and batches[-1].at_end and batches[-1].next_offset == 16)
-    assert [(record.value, record.offset) for record in records(batches)] == [(b"commit", i) for i in (0, 1, 2, 8, 9, 10)]
+    batches = fetch_until(
+        reader, lambda batches: bool(batches) and batches[-1].at_end and batches[-1].next_offset == 16
+    )
+    assert [(record.value, record.offset) for record in records(batches)] == [
+        (b"commit", i) for i in (0, 1, 2, 8, 9, 10)
+    ]
     assert log.end_offset(partition) == 16
-    assert values(read_all(log, partition, committed_only=False)) == ["commit"] * 3 + ["abort"] * 3 + ["commit"] * 3 + ["abort"] * 3
+    assert (
+        values(read_all(log, partition, committed_only=False))
+        == ["commit"] * 3 + ["abort"] * 3 + ["commit"] * 3 + ["abort"] * 3
+    )
 
 
 def test_a_partition_of_markers_only_is_read_to_its_end(log: Log, topic: MakeTopic, unique: Unique) -> None:
@@ -168,7 +187,9 @@ def test_a_partition_of_markers_only_is_read_to_its_end(log: Log, topic: MakeTop
     assert records(batches) == []
 
 
-def test_committed_reads_stop_at_the_first_open_transaction_and_the_end_offset_does_not(log: Log, topic: MakeTopic, unique: Unique) -> None:
+def test_committed_reads_stop_at_the_first_open_transaction_and_the_end_offset_does_not(
+    log: Log, topic: MakeTopic, unique: Unique
+) -> None:
     partition = topic()
     slow, plain = log.writer(unique("slow")), log.writer()
     fill(log, partition, ["before"])
@@ -204,7 +225,9 @@ def test_a_transaction_is_one_over_several_partitions(log: Log, topic: MakeTopic
     arrives(log, second, ["yes"])
 
 
-def test_a_new_writer_with_the_same_id_ends_the_transaction_of_the_old_one_and_fences_it(log: Log, topic: MakeTopic, unique: Unique) -> None:
+def test_a_new_writer_with_the_same_id_ends_the_transaction_of_the_old_one_and_fences_it(
+    log: Log, topic: MakeTopic, unique: Unique
+) -> None:
     partition = topic()
     name = unique("tx")
     old = log.writer(name)

@@ -1,4 +1,6 @@
-"""A transaction that its coordinator calls complete and a partition still has open, on a real broker: finished as it was decided, or refused."""
+"""A transaction that its coordinator calls complete and a partition still has open, on a real broker: finished as it
+was decided, or refused.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, AdminClient, ResourcePatternType, ResourceType  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 from rich.console import Console
 
 from coopstreams.dev.broker import KafkaBroker
@@ -39,7 +48,9 @@ class Setting:
     """Of the transactional id, and of a group."""
 
     def __post_init__(self) -> None:
-        self.told, self.forgotten, self.source = (TopicPartition(f"{self.name}-{topic}", 0) for topic in ("told", "forgotten", "source"))
+        self.told, self.forgotten, self.source = (
+            TopicPartition(f"{self.name}-{topic}", 0) for topic in ("told", "forgotten", "source")
+        )
 
     def create_topics(self, log: KafkaLog) -> None:
         """Make the topics."""
@@ -50,7 +61,9 @@ class Setting:
         return self.log.writer(self.name, lambda: [self.told.topic, self.forgotten.topic])
 
     def last_transaction(self, *, commit: bool) -> None:
-        """Have a transaction that ends, and of which the broker forgets to tell a partition and the offsets of a group."""
+        """Have a transaction that ends, and of which the broker forgets to tell a partition and the offsets of a
+        group.
+        """
         writer = self.log.writer(self.name)
         write(writer, self.told, "before")
         if commit:
@@ -169,7 +182,10 @@ def test_who_may_not_finish_it_refuses_with_the_cure(tmp_path: Path) -> None:
         setting = Setting(app, log, raw)
         setting.create_topics(KafkaLog(root))
         setting.last_transaction(commit=True)
-        with pytest.raises(LogError, match=r"was committed, but .*-forgotten-0 \(from offset 0\).* KAFKA-20734.*--operation ClusterAction") as raised:
+        with pytest.raises(
+            LogError,
+            match=r"was committed, but .*-forgotten-0 \(from offset 0\).* KAFKA-20734.*--operation ClusterAction",
+        ) as raised:
             setting.writer()
         assert not raised.value.retryable
         assert raw.told(setting.name).state == "CompleteCommit"
@@ -180,9 +196,14 @@ def test_who_may_not_finish_it_refuses_with_the_cure(tmp_path: Path) -> None:
         log.close()
 
 
-def allow(settings: dict[str, str], *kinds: ResourceType, operation: AclOperation = AclOperation.ALL, name: str = "*") -> None:
+def allow(
+    settings: dict[str, str], *kinds: ResourceType, operation: AclOperation = AclOperation.ALL, name: str = "*"
+) -> None:
     """Let `app` do that."""
-    acls = [AclBinding(kind, name, ResourcePatternType.LITERAL, "User:app", "*", operation, AclPermissionType.ALLOW) for kind in kinds]
+    acls = [
+        AclBinding(kind, name, ResourcePatternType.LITERAL, "User:app", "*", operation, AclPermissionType.ALLOW)
+        for kind in kinds
+    ]
     admin = AdminClient({**settings})
     for answer in admin.create_acls(acls).values():
         answer.result(60)

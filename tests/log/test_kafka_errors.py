@@ -11,7 +11,9 @@ from coopstreams.log.kafka.errors import FENCED, FINAL, OUT_OF_RANGE, UNKNOWN, h
 from coopstreams.log.kafka.patience import ATTEMPT_S, FIRST_ATTEMPT_S, SILENT_S, Patience
 from coopstreams.topology.errors import FencedError, OffsetOutOfRangeError
 
-CODES = sorted({code for name in dir(KafkaError) if isinstance(code := getattr(KafkaError, name), int)} - {KafkaError.NO_ERROR})
+CODES = sorted(
+    {code for name in dir(KafkaError) if isinstance(code := getattr(KafkaError, name), int)} - {KafkaError.NO_ERROR}
+)
 OF_BROKERS_THAT_ARE_AWAY = (
     "_DESTROY_BROKER",  # one that is not in the cluster's metadata at present
     "_DESTROY",
@@ -68,7 +70,8 @@ def test_a_fatal_error_never_heals_whatever_its_code() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "kind"), [(code, FencedError) for code in sorted(FENCED)] + [(code, OffsetOutOfRangeError) for code in sorted(OUT_OF_RANGE)]
+    ("code", "kind"),
+    [(code, FencedError) for code in sorted(FENCED)] + [(code, OffsetOutOfRangeError) for code in sorted(OUT_OF_RANGE)],
 )
 def test_the_other_kinds_keep_their_names(code: int, kind: type[Exception]) -> None:
     assert isinstance(translated(KafkaError(code), "doing it"), kind)
@@ -77,7 +80,10 @@ def test_the_other_kinds_keep_their_names(code: int, kind: type[Exception]) -> N
 def test_brokers_that_are_fenced_may_come_back_but_too_few_never_do() -> None:
     """Both are said by Kafka 4.2 in these words, under the same code."""
     away = "Unable to replicate the partition 3 time(s): All brokers are currently fenced."
-    few = "Unable to replicate the partition 3 time(s): The target replication factor of 3 cannot be reached because only 1 broker(s) are registered."
+    few = (
+        "Unable to replicate the partition 3 time(s): The target replication factor of 3 cannot be reached because "
+        "only 1 broker(s) are registered."
+    )
     assert heals(KafkaError(KafkaError.INVALID_REPLICATION_FACTOR, away))
     assert not heals(KafkaError(KafkaError.INVALID_REPLICATION_FACTOR, few))
 

@@ -1,4 +1,6 @@
-"""What only a real Kafka can show: the group's fence, bounds, settings, a broker that is away, that comes back, that compacts."""
+"""What only a real Kafka can show: the group's fence, bounds, settings, a broker that is away, that comes back, that
+compacts.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,19 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, DeliveryError, FencedError, LogError, UnknownTopicError
 from coopstreams.topology.keys import KeyRange
 from tests.conftest import Kafka
-from tests.log.reading import PATIENCE_S, Seen, arrives, fetch_until, fill, numbers, read_all, records, to_end, values, write
+from tests.log.reading import (
+    PATIENCE_S,
+    Seen,
+    arrives,
+    fetch_until,
+    fill,
+    numbers,
+    read_all,
+    records,
+    to_end,
+    values,
+    write,
+)
 
 pytestmark = pytest.mark.broker
 
@@ -41,7 +55,9 @@ def log(kafka: Kafka) -> Iterator[KafkaLog]:
 def member(kafka: Kafka) -> Iterator[tuple[GroupFence, bytes, Consumer]]:
     """A live member of a group: its identity, the same as confluent-kafka writes it, and the client."""
     group = kafka.unique("fence")
-    consumer = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": group, "session.timeout.ms": 60_000, "log_level": 2})
+    consumer = Consumer(
+        {"bootstrap.servers": kafka.bootstrap, "group.id": group, "session.timeout.ms": 60_000, "log_level": 2}
+    )
     consumer.subscribe([kafka.topic("input")])
     deadline = time.monotonic() + PATIENCE_S
     while not consumer.assignment() and time.monotonic() < deadline:
@@ -60,11 +76,16 @@ def test_an_identity_is_written_as_librdkafka_reads_it(member: tuple[GroupFence,
         group_metadata(GroupFence("grüppe", 1, "m"))
 
 
-def test_the_coordinator_takes_a_live_member_and_refuses_a_stale_one(kafka: Kafka, log: KafkaLog, member: tuple[GroupFence, bytes, Consumer]) -> None:
+def test_the_coordinator_takes_a_live_member_and_refuses_a_stale_one(
+    kafka: Kafka, log: KafkaLog, member: tuple[GroupFence, bytes, Consumer]
+) -> None:
     fence, _, consumer = member
     partition = TopicPartition(kafka.topic(), 0)
     writer = log.writer(kafka.unique("tx"))
-    stale = [GroupFence(fence.group, fence.generation - 1, fence.member), GroupFence(fence.group, fence.generation, "nobody")]
+    stale = [
+        GroupFence(fence.group, fence.generation - 1, fence.member),
+        GroupFence(fence.group, fence.generation, "nobody"),
+    ]
     for offset, identity in enumerate([fence, *stale, fence], start=41):
         writer.begin()
         write(writer, partition, [f"{offset}"])
@@ -84,7 +105,9 @@ def test_the_coordinator_takes_a_live_member_and_refuses_a_stale_one(kafka: Kafk
 def test_a_group_with_another_coordinator_gets_its_offsets_from_another_producer(
     kafka: Kafka, log: KafkaLog, member: tuple[GroupFence, bytes, Consumer]
 ) -> None:
-    """The old one waits for the coordinator that it knows (librdkafka issue 5511): eight seconds after each loss of one."""
+    """The old one waits for the coordinator that it knows (librdkafka issue 5511): eight seconds after each loss of
+    one.
+    """
     here, moved = (replace(member[0], coordinator=broker) for broker in (1, 2))
     partition, writer = TopicPartition(kafka.topic(), 0), log.writer(kafka.unique("tx"))
     for value, fence, taken in (("1", here, True), ("2", moved, False), ("3", moved, True)):
@@ -125,7 +148,9 @@ def test_a_full_queue_keeps_the_order(kafka: Kafka) -> None:
     log.close()
 
 
-def test_an_unknown_topic_surfaces_when_it_is_written_and_when_it_vanishes_under_a_reader(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_topic_surfaces_when_it_is_written_and_when_it_vanishes_under_a_reader(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kafka_reader, "SILENCE_S", 0.5)
     log = KafkaLog({"bootstrap.servers": kafka.bootstrap, "topic.metadata.propagation.max.ms": 1000})
     writer = log.writer()
@@ -151,7 +176,9 @@ def test_a_record_in_the_far_future_surfaces_with_what_to_look_at(kafka: Kafka, 
         writer.flush(PATIENCE_S)
 
 
-def test_a_held_partition_is_bounded_and_loses_nothing(kafka: Kafka, log: KafkaLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_held_partition_is_bounded_and_loses_nothing(
+    kafka: Kafka, log: KafkaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kafka_reader, "HELD_RECORDS", 700)
     busy, other = TopicPartition(kafka.topic(), 0), TopicPartition(kafka.topic(), 0)
     fill(log, busy, numbers(20_000))
@@ -163,20 +190,26 @@ def test_a_held_partition_is_bounded_and_loses_nothing(kafka: Kafka, log: KafkaL
         reader.hold(busy, held=True)
         fill(log, other, ["tick"])
         ticks = fetch_until(
-            reader, lambda batches: any(len(batch.columns) for batch in batches) and bool(reader._readings[busy].aside), max_records=500
+            reader,
+            lambda batches: any(len(batch.columns) for batch in batches) and bool(reader._readings[busy].aside),
+            max_records=500,
         )
         assert {batch.partition for batch in ticks} == {other}
         assert not any(batch.partition == busy for batch in reader.fetch(500, 0.2))
         aside = len(reader._readings[busy].aside)
         assert 0 < aside < 700 + 500
         reader.hold(busy, held=False)
-        seen += fetch_until(reader, lambda batches: sum(len(records(batches, slot)) for slot in range(3)) > 1500, max_records=500)
+        seen += fetch_until(
+            reader, lambda batches: sum(len(records(batches, slot)) for slot in range(3)) > 1500, max_records=500
+        )
     seen += to_end(reader, busy, max_records=500)
     assert values(sorted(record for slot in range(3) for record in records(seen, slot))) == numbers(20_000)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_assigning_seeking_and_holding_reads_each_record_once(kafka: Kafka, log: KafkaLog, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_random_assigning_seeking_and_holding_reads_each_record_once(
+    kafka: Kafka, log: KafkaLog, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
     monkeypatch.setattr(kafka_reader, "HELD_RECORDS", 300)
     rng = random.Random(seed)
     name = kafka.topic(partitions=2)
@@ -193,14 +226,19 @@ def test_random_assigning_seeking_and_holding_reads_each_record_once(kafka: Kafk
             writer.commit(PATIENCE_S)
     for partition in parts:
         fill(log, partition, ["last"])
-        arrives(log, partition, [value for i in range(30) if i % 3 != 2 for value in numbers(100, start=i * 100)] + ["last"])
+        arrives(
+            log, partition, [value for i in range(30) if i % 3 != 2 for value in numbers(100, start=i * 100)] + ["last"]
+        )
     truth = {partition: read_all(log, partition) for partition in parts}
     reader, at, held = log.reader(), dict[TopicPartition, Position](), set[TopicPartition]()
     for _ in range(150):
         action = rng.random()
         if action < 0.15:
             chosen = rng.sample(parts, rng.randint(1, 3))
-            at = {p: at[p] if p in at and rng.random() < 0.6 else Position(rng.randint(0, log.end_offset(p))) for p in chosen}
+            at = {
+                p: at[p] if p in at and rng.random() < 0.6 else Position(rng.randint(0, log.end_offset(p)))
+                for p in chosen
+            }
             held &= at.keys()
             reader.assign(at)
         elif action < 0.35 and at:
@@ -218,13 +256,18 @@ def test_random_assigning_seeking_and_holding_reads_each_record_once(kafka: Kafk
 
 
 def check_runs(
-    batches: list[RecordBatch], at: dict[TopicPartition, Position], held: set[TopicPartition], truth: dict[TopicPartition, list[Seen]]
+    batches: list[RecordBatch],
+    at: dict[TopicPartition, Position],
+    held: set[TopicPartition],
+    truth: dict[TopicPartition, list[Seen]],
 ) -> None:
     """Assert that these batches are what lies between the positions, and move the positions."""
     for batch in batches:
         assert batch.partition not in held
         before = at[batch.partition]
-        expected = [record.offset for record in truth[batch.partition] if before.offset <= record.offset < batch.next_offset]
+        expected = [
+            record.offset for record in truth[batch.partition] if before.offset <= record.offset < batch.next_offset
+        ]
         assert list(batch.columns.offsets) == expected
         at[batch.partition] = Position(batch.next_offset, batch.stream_time)
 
@@ -248,8 +291,15 @@ def test_settings_that_cannot_be_are_refused_before_any_connection(settings: dic
 def test_a_broker_that_is_down_at_start_is_named_with_what_to_look_at() -> None:
     log = KafkaLog({"bootstrap.servers": "127.0.0.1:1", "consumer.fetch.wait.max.ms": 5}, timeout_s=3.0)
     spec = TopicSpec("t", 1)
-    for ask in (log.partitions, lambda: log.end_offset(TopicPartition("t", 0)), lambda: log.create_topics([spec]), lambda: log.writer("tx")):
-        with pytest.raises(LogError, match=r"127\.0\.0\.1:1 answered within 3 s.*Connection refused.*bootstrap\.servers") as caught:
+    for ask in (
+        log.partitions,
+        lambda: log.end_offset(TopicPartition("t", 0)),
+        lambda: log.create_topics([spec]),
+        lambda: log.writer("tx"),
+    ):
+        with pytest.raises(
+            LogError, match=r"127\.0\.0\.1:1 answered within 3 s.*Connection refused.*bootstrap\.servers"
+        ) as caught:
             ask()
         assert caught.value.retryable
     reader = log.reader()
@@ -270,13 +320,16 @@ def failure_of(action: Callable[[], None]) -> LogError | None:
     return None
 
 
-def write_plain(log: KafkaLog, plain: TopicPartition, stop: threading.Event, written: list[str], failures: list[LogError]) -> None:
+def write_plain(
+    log: KafkaLog, plain: TopicPartition, stop: threading.Event, written: list[str], failures: list[LogError]
+) -> None:
     """Write until told to stop; after a failure the log says what counts."""
     writer = log.writer()
     while not stop.is_set():
         names = numbers(20, start=len(written))
         try:
-            # Of now: a restarted broker forgets producers whose last record is a day old, and with them what is a repetition.
+            # Of now: a restarted broker forgets producers whose last record is a day old, and with them what is a
+            # repetition.
             write(writer, plain, names, start_ms=int(time.time() * 1000))
             writer.flush(10)
             written.extend(names)
@@ -287,7 +340,9 @@ def write_plain(log: KafkaLog, plain: TopicPartition, stop: threading.Event, wri
     writer.close()
 
 
-def write_atomic(log: KafkaLog, atomic: TopicPartition, stop: threading.Event, committed: list[str], failures: list[LogError]) -> None:
+def write_atomic(
+    log: KafkaLog, atomic: TopicPartition, stop: threading.Event, committed: list[str], failures: list[LogError]
+) -> None:
     """Write in transactions until told to stop; after a failure the log says what counts."""
     writer = log.writer("restarts")
     while not stop.is_set():
@@ -323,7 +378,10 @@ def test_reading_and_writing_go_on_over_restarts_of_the_broker(broker_of_own: Br
     reader.assign({plain: Position(0), atomic: Position(0)})
     seen: list[RecordBatch] = []
     with ThreadPoolExecutor(2) as pool:
-        writers = [pool.submit(write_plain, log, plain, stop, written, failures), pool.submit(write_atomic, log, atomic, stop, committed, failures)]
+        writers = [
+            pool.submit(write_plain, log, plain, stop, written, failures),
+            pool.submit(write_atomic, log, atomic, stop, committed, failures),
+        ]
         try:
             for end in (broker.stop, broker.kill):
                 seen += fetch_until(reader, both_written)
@@ -337,11 +395,15 @@ def test_reading_and_writing_go_on_over_restarts_of_the_broker(broker_of_own: Br
         for writer in writers:
             writer.result(200)
     ends = {partition: log.end_offset(partition) for partition in (plain, atomic)}
-    seen += fetch_until(reader, lambda batches: {batch.partition: batch.next_offset for batch in seen + batches} == ends)
+    seen += fetch_until(
+        reader, lambda batches: {batch.partition: batch.next_offset for batch in seen + batches} == ends
+    )
     assert all(failure.retryable or isinstance(failure, DeliveryError) for failure in failures), failures
     for partition, right in ((plain, written), (atomic, committed)):
         read, anew = records(batch for batch in seen if batch.partition == partition), read_all(log, partition)
-        assert [(each.offset, each.value) for each in read] == [(each.offset, each.value) for each in anew], "another reader sees other records"
+        assert [(each.offset, each.value) for each in read] == [(each.offset, each.value) for each in anew], (
+            "another reader sees other records"
+        )
         assert values(anew) == right, failures
     assert log.end_offset(plain) == len(written)
     reader.close()
@@ -364,7 +426,9 @@ def test_a_compacted_topic_is_read_over_its_holes(broker_of_own: BrokerFactory) 
         fill(log, partition, numbers(100) * 10, start_ms=1000 * i)
     deadline = time.monotonic() + 200
     while len(seen := read_all(log, partition)) > 1500 and time.monotonic() < deadline:
-        fill(log, partition, ["roll"], start_ms=int(time.time() * 1000))  # a segment is closed by the time of the next record
+        fill(
+            log, partition, ["roll"], start_ms=int(time.time() * 1000)
+        )  # a segment is closed by the time of the next record
         time.sleep(0.2)
     assert 100 <= len(seen) <= 1500
     offsets = [record.offset for record in seen]
@@ -375,7 +439,9 @@ def test_a_compacted_topic_is_read_over_its_holes(broker_of_own: BrokerFactory) 
     reader.route(partition, KeyRange.split(2))
     batches = to_end(reader, partition, max_records=64)
     shared = {record.offset for slot in (0, 1) for record in records(batches, slot)}
-    later = {record.offset for record in read_all(log, partition)}  # the cleaner does not stop for us: it may remove more at any time
+    later = {
+        record.offset for record in read_all(log, partition)
+    }  # the cleaner does not stop for us: it may remove more at any time
     assert {offset for offset in later if offset >= 3} <= shared <= {offset for offset in offsets if offset >= 3}
     assert len(shared) == sum(len(records(batches, slot)) for slot in (0, 1))
     reader.close()

@@ -1,4 +1,6 @@
-"""Messages become columns: what lies below the position and what comes twice is left out, whatever the client hands over."""
+"""Messages become columns: what lies below the position and what comes twice is left out, whatever the client hands
+over.
+"""
 
 from __future__ import annotations
 

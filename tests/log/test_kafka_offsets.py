@@ -1,4 +1,6 @@
-"""Offsets from outside any group, on a real Kafka: told with their metadata, found by time, refused while the group has members."""
+"""Offsets from outside any group, on a real Kafka: told with their metadata, found by time, refused while the group has
+members.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,11 @@ def test_a_group_with_members_keeps_its_offsets(kafka: Kafka, group: str, offset
     member = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": group, "enable.auto.commit": False})
     member.subscribe([topic])
     try:
-        eventually(lambda: member.poll(0.1) is None and bool(member.assignment()), 90, lambda: "the member was never assigned anything")
+        eventually(
+            lambda: member.poll(0.1) is None and bool(member.assignment()),
+            90,
+            lambda: "the member was never assigned anything",
+        )
         with pytest.raises(GroupError, match="has members"):
             offsets.commit({TopicPartition(topic, 0): (5, "")})
         assert offsets.committed([TopicPartition(topic, 0)]) == {}
@@ -90,7 +96,9 @@ def test_a_group_has_no_offsets_of_a_topic_that_was_deleted(kafka: Kafka, group:
     offsets.commit({participant: (5, "")})
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     admin.delete_topics([participant.topic])[participant.topic].result(60)
-    eventually(lambda: offsets.committed([participant]) == {}, 60, lambda: "the offset of a deleted topic is still there")
+    eventually(
+        lambda: offsets.committed([participant]) == {}, 60, lambda: "the offset of a deleted topic is still there"
+    )
 
 
 def test_a_topic_that_is_not_there_is_an_error(offsets: KafkaOffsets) -> None:

@@ -1,4 +1,6 @@
-"""A reader whose client nobody answers any more, or that overlooks records, goes on with a new one: each record once, in order, also what was held meanwhile."""
+"""A reader whose client nobody answers any more, or that overlooks records, goes on with a new one: each record once,
+in order, also what was held meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def counts(batches: Iterable[RecordBatch], partition: TopicPartition) -> int:
     return sum(len(batch.columns) for batch in batches if batch.partition == partition)
 
 
-def test_a_new_client_goes_on_where_the_silent_one_stood(broker_of_own: Callable[..., KafkaBroker], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_client_goes_on_where_the_silent_one_stood(
+    broker_of_own: Callable[..., KafkaBroker], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kafka_reader, "HELD_RECORDS", MANY)
     broker = broker_of_own()
     log = KafkaLog({"bootstrap.servers": broker.bootstrap})
@@ -49,7 +53,12 @@ def test_a_new_client_goes_on_where_the_silent_one_stood(broker_of_own: Callable
     more(log, read=FEW, held=FEW, full=MANY)
     log.close()
     states = reader._readings
-    seen += fetch_until(reader, lambda batches: counts(batches, READ) == FEW and states[HELD].fetched_to == FIRST + FEW and not states[FULL].taken)
+    seen += fetch_until(
+        reader,
+        lambda batches: (
+            counts(batches, READ) == FEW and states[HELD].fetched_to == FIRST + FEW and not states[FULL].taken
+        ),
+    )
 
     broker.kill()
     monkeypatch.setattr(kafka_reader, "SILENCE_S", 0.1)
@@ -61,13 +70,19 @@ def test_a_new_client_goes_on_where_the_silent_one_stood(broker_of_own: Callable
     log = KafkaLog({"bootstrap.servers": broker.bootstrap})
     more(log, read=LAST, held=LAST, full=LAST)
     seen += fetch_until(reader, lambda batches: counts(batches, READ) >= LAST)
-    assert {batch.partition for batch in seen if len(batch.columns) and batch.columns.offsets[0] >= FIRST} == {READ}, "the others are still held"
+    assert {batch.partition for batch in seen if len(batch.columns) and batch.columns.offsets[0] >= FIRST} == {READ}, (
+        "the others are still held"
+    )
     for partition in (HELD, FULL):
         reader.hold(partition, False)
-    seen += fetch_until(reader, lambda batches: counts(batches, HELD) >= FEW + LAST and counts(batches, FULL) >= MANY + LAST)
+    seen += fetch_until(
+        reader, lambda batches: counts(batches, HELD) >= FEW + LAST and counts(batches, FULL) >= MANY + LAST
+    )
     more(log, read=1, held=1, full=1)  # behind which nothing comes again
     ends = {partition: len(texts) for partition, texts in written.items()}
-    seen += fetch_until(reader, lambda _: {partition: reading.at.offset for partition, reading in states.items()} == ends)
+    seen += fetch_until(
+        reader, lambda _: {partition: reading.at.offset for partition, reading in states.items()} == ends
+    )
     for partition, texts in written.items():
         assert values(records(batch for batch in seen if batch.partition == partition)) == texts
     reader.close()
@@ -86,7 +101,9 @@ def test_a_client_that_overlooks_records_is_replaced(kafka: Kafka, monkeypatch: 
     monkeypatch.setattr(kafka_reader, "SILENCE_S", 0.5)
     fetch_until(reader, lambda _: all(reading.looks > 4 for reading in reader._readings.values()))
     client = reader._consumer
-    client.pause([KafkaPartition(*overlooked)])  # as if it had lost its broker: metadata are answered, records do not come
+    client.pause(
+        [KafkaPartition(*overlooked)]
+    )  # as if it had lost its broker: metadata are answered, records do not come
     fill(log, overlooked, numbers(LAST, start=FIRST))
     seen += fetch_until(reader, lambda batches: counts(batches, overlooked) == LAST)
     assert reader._consumer is not client

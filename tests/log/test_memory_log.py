@@ -29,7 +29,11 @@ def test_compaction_keeps_the_last_of_each_key_at_its_offset() -> None:
     writer = log.writer()
     writer.append("a", [b"x", b"y", b"x", b"z", b"y"], [b"1", b"2", b"3", b"4", None], range(1, 6))
     log.compact("a")
-    assert [(record.offset, record.key, record.value) for record in read_all(log, A)] == [(2, b"x", b"3"), (3, b"z", b"4"), (4, b"y", None)]
+    assert [(record.offset, record.key, record.value) for record in read_all(log, A)] == [
+        (2, b"x", b"3"),
+        (3, b"z", b"4"),
+        (4, b"y", None),
+    ]
     assert (log.start_offset(A), log.end_offset(A)) == (0, 5)
 
 
@@ -156,7 +160,9 @@ steps = st.lists(
 
 @settings(max_examples=300)
 @given(steps)
-def test_any_history_of_assigning_seeking_holding_and_fetching_reads_each_committed_record_once(history: list[tuple[object, ...]]) -> None:
+def test_any_history_of_assigning_seeking_holding_and_fetching_reads_each_committed_record_once(
+    history: list[tuple[object, ...]],
+) -> None:
     log = log_of(A, B)
     model, plain, transactional, reader = History(log), log.writer(), log.writer("tx"), log.reader()
     positions: dict[TopicPartition, int] = {}
@@ -190,7 +196,9 @@ def test_any_history_of_assigning_seeking_holding_and_fetching_reads_each_commit
                     held = held | {partition} if flag else held - {partition}
             case ("assign", set() as chosen, int() as percent, bool() as stay):
                 positions = {
-                    partition: positions[partition] if stay and partition in positions else log.end_offset(partition) * percent // 100
+                    partition: positions[partition]
+                    if stay and partition in positions
+                    else log.end_offset(partition) * percent // 100
                     for partition in chosen
                 }
                 held &= set(positions)

@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 from coopstreams.log.kafka.outage import EVERY_S, OVER_S, Outage
 
 FAIL = "[thrd:h:1/1]: h:1/1: Connect to ipv4#10.0.0.1:1 failed: Connection refused (after 0ms in state CONNECT)"
-OTHER = "[thrd:GroupCoordinator]: GroupCoordinator: h:1: Connect to ipv4#10.0.0.1:1 failed: Connection refused (after 3ms in state CONNECT)"
+OTHER = (
+    "[thrd:GroupCoordinator]: GroupCoordinator: h:1: Connect to ipv4#10.0.0.1:1 failed: Connection refused (after 3ms "
+    "in state CONNECT)"
+)
 
 
 def test_an_outage_begins_lasts_and_ends() -> None:
@@ -16,7 +19,10 @@ def test_an_outage_begins_lasts_and_ends() -> None:
     assert outage.heard(FAIL, 100.0) == "Kafka broker h:1 does not answer: Connection refused; trying again"
     assert outage.heard(OTHER, 101.0) is None, "another client, the same broker"
     assert outage.answered(100.5, 102.0) is None, "asked before the last trouble: the answer may have been on its way"
-    assert outage.heard(FAIL, 100.0 + EVERY_S) == "Kafka broker h:1 does not answer, for 60 s: Connection refused; trying again"
+    assert (
+        outage.heard(FAIL, 100.0 + EVERY_S)
+        == "Kafka broker h:1 does not answer, for 60 s: Connection refused; trying again"
+    )
     assert outage.answered(170.0, 175.0) == "Kafka answers again, after 75 s"
     assert outage.answered(176.0, 177.0) is None
 

@@ -1,4 +1,6 @@
-"""What a writer on a real Kafka raises when something went wrong behind its back: the cause, whatever call comes next."""
+"""What a writer on a real Kafka raises when something went wrong behind its back: the cause, whatever call comes
+next.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def test_a_fenced_writer_says_so_from_whatever_comes_next(kafka: Kafka, cluster:
 
 
 @pytest.mark.parametrize("transactional", [True, False])
-def test_a_record_that_no_broker_takes_is_not_worth_trying_again(kafka: Kafka, cluster: KafkaLog, transactional: bool) -> None:
+def test_a_record_that_no_broker_takes_is_not_worth_trying_again(
+    kafka: Kafka, cluster: KafkaLog, transactional: bool
+) -> None:
     topic = kafka.topic(max_message_bytes="1000")
     writer = cluster.writer(kafka.unique("large") if transactional else None)
     if transactional:
@@ -85,7 +89,9 @@ def test_a_record_that_no_broker_takes_is_not_worth_trying_again(kafka: Kafka, c
 
 
 @pytest.mark.parametrize("transactional", [True, False])
-def test_a_topic_that_was_deleted_is_not_worth_trying_again(kafka: Kafka, cluster: KafkaLog, transactional: bool) -> None:
+def test_a_topic_that_was_deleted_is_not_worth_trying_again(
+    kafka: Kafka, cluster: KafkaLog, transactional: bool
+) -> None:
     """The first answer may be that nobody took the record in time; the next one is that there is no such topic."""
     topic = kafka.topic()
     writer = cluster.writer(kafka.unique("gone") if transactional else None)
@@ -125,8 +131,12 @@ def test_what_an_abort_takes_back_is_no_failure_of_the_next_transaction(kafka: K
 
 
 def test_an_error_that_the_client_lost_on_the_way_is_fatal() -> None:
-    """Seen under kills: "flush returned NULL without setting an exception", where a fatal error met one of our callbacks."""
-    lost = error_of(SystemError("<method 'flush' of 'cimpl.Producer' objects> returned NULL without setting an exception"))
+    """Seen under kills: "flush returned NULL without setting an exception", where a fatal error met one of our
+    callbacks.
+    """
+    lost = error_of(
+        SystemError("<method 'flush' of 'cimpl.Producer' objects> returned NULL without setting an exception")
+    )
     assert lost.code() == KafkaError._FATAL
     carried = SystemError("<method 'poll'> returned a result with an exception set")
     carried.__cause__ = KafkaException(KafkaError(KafkaError._FENCED))
@@ -143,8 +153,12 @@ class Counted(Producer):
         super().abort_transaction(timeout)
 
 
-def test_a_commit_that_ran_out_of_time_is_left_to_a_new_producer(broker_of_own: Callable[..., KafkaBroker], monkeypatch: pytest.MonkeyPatch) -> None:
-    """An abort is answered by librdkafka ("Conflicting commit_transaction API call is already in progress") at once, as often as it is asked."""
+def test_a_commit_that_ran_out_of_time_is_left_to_a_new_producer(
+    broker_of_own: Callable[..., KafkaBroker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An abort is answered by librdkafka ("Conflicting commit_transaction API call is already in progress") at once, as
+    often as it is asked.
+    """
     monkeypatch.setattr("coopstreams.log.kafka.writer.Producer", Counted)
     broker = broker_of_own()
     cluster = KafkaLog({"bootstrap.servers": broker.bootstrap})

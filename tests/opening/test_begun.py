@@ -1,4 +1,6 @@
-"""Who has lost its position and who has never begun: an application of two stages, on a log whose offsets the test sets."""
+"""Who has lost its position and who has never begun: an application of two stages, on a log whose offsets the test
+sets.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Application:
         self.log = MemoryLog()
         self.log.create_topics([TopicSpec("orders", 2)])
         builder = StreamsBuilder("app")
-        builder.stream("orders", key=serdes.text, value=serdes.text).group_by(lambda _, v: v, key=serdes.text, name="by-city").count(store="counts")
+        builder.stream("orders", key=serdes.text, value=serdes.text).group_by(
+            lambda _, v: v, key=serdes.text, name="by-city"
+        ).count(store="counts")
         config = Config.of({"bootstrap.servers": "nowhere:1"}, "app")
         resolved = resolve_topology(self.log, builder.build(), config)
         self.offsets: dict[TopicPartition, tuple[int, str] | None] = {}
@@ -72,7 +76,9 @@ def test_a_changelog_with_records_and_no_position_of_its_sources_is_a_position_t
     app = Application()
     app.write(CHANGELOG, 0)
     with pytest.raises(
-        ConfigError, match=rf"group 'app' has lost its positions: {CHANGELOG}-0 has records.* --topic {REPARTITION.topic} --partition 0 "
+        ConfigError,
+        match=rf"group 'app' has lost its positions: {CHANGELOG}-0 has records.* --topic {REPARTITION.topic} "
+        r"--partition 0 ",
     ):
         app.open(1)
 
@@ -98,7 +104,9 @@ def test_individual_commits_that_tile_are_a_position() -> None:
     app.write(CHANGELOG, 0)
     for covered in (LEFT, RIGHT):
         key = encode_key(CommitKey("app", *REPARTITION, covered, 2, 1))
-        app.write(COMMIT_TOPIC, app.follower.partition.partition, key, encode_value(CommitValue("t", (Segment(covered, 7),))))
+        app.write(
+            COMMIT_TOPIC, app.follower.partition.partition, key, encode_value(CommitValue("t", (Segment(covered, 7),)))
+        )
     assert app.open(1) == [7]
     assert app.open(0) == [0]
 
@@ -109,7 +117,9 @@ def test_a_key_range_that_never_committed_beside_one_that_has_rested_upon_an_off
     app.write(COMMIT_TOPIC, app.follower.partition.partition, key, encode_value(CommitValue("t", (Segment(LEFT, 7),))))
     assert app.open(0, range_=LEFT) == [7]
     with pytest.raises(
-        ConfigError, match="key ranges of orders-0 have committed, others never did, and the plain offset that they began with is gone"
+        ConfigError,
+        match="key ranges of orders-0 have committed, others never did, and the plain offset that they began with is "
+        "gone",
     ):
         app.open(0, range_=RIGHT)
 
@@ -118,7 +128,10 @@ def test_a_plain_offset_that_names_an_individual_commit_is_refused_without_it(mo
     monkeypatch.setattr("coopstreams.commit.positions.DOUBT_S", 0.01)
     app = Application()
     app.offsets[ORDERS] = 5, "ic -1 1 3"
-    with pytest.raises(ConfigError, match=r"had committed more than the plain offset 5 says.*group reset app --topic orders --partition 0 --to 5"):
+    with pytest.raises(
+        ConfigError,
+        match=r"had committed more than the plain offset 5 says.*group reset app --topic orders --partition 0 --to 5",
+    ):
         app.open(0)
     app.offsets[ORDERS] = 0, "ic -1 4 3"  # the task that wrote it has outranked that commit since
     assert app.open(0) == [0]
@@ -127,7 +140,12 @@ def test_a_plain_offset_that_names_an_individual_commit_is_refused_without_it(mo
 def commit(app: Application, covered: KeyRange, position: int, beside: str, term: int = 2) -> None:
     """Write an individual commit of `orders`."""
     key = encode_key(CommitKey("app", *ORDERS, covered, term, 1))
-    app.write(COMMIT_TOPIC, app.follower.partition.partition, key, encode_value(CommitValue("t", (Segment(covered, position),), beside)))
+    app.write(
+        COMMIT_TOPIC,
+        app.follower.partition.partition,
+        key,
+        encode_value(CommitValue("t", (Segment(covered, position),), beside)),
+    )
 
 
 def test_commits_of_a_topic_that_was_made_anew_are_refused_though_it_has_grown_past_them() -> None:
@@ -142,7 +160,9 @@ def test_commits_of_a_topic_that_was_made_anew_are_refused_though_it_has_grown_p
         app.write("orders", 0)
     for range_ in (LEFT, WHOLE):
         with pytest.raises(
-            ConfigError, match=r"orders-0: the topic was deleted and made anew .* `coopstreams group reset app --topic orders --to earliest`"
+            ConfigError,
+            match=r"orders-0: the topic was deleted and made anew .* `coopstreams group reset app --topic orders --to "
+            r"earliest`",
         ):
             app.open(0, range_=range_)
     assert app.open(0, range_=RIGHT) == [5], "nobody knows"

@@ -45,7 +45,9 @@ def noted(reasons: list[str]) -> Count:
     return lambda failure, _: reasons.append(failure.phase)
 
 
-def tables_of(log: MemoryLog, count: Count = unexpected, tables: Sequence[GlobalTable] = (TABLE,), **given: str) -> Globals:
+def tables_of(
+    log: MemoryLog, count: Count = unexpected, tables: Sequence[GlobalTable] = (TABLE,), **given: str
+) -> Globals:
     return Globals(log, tables, {"names": 3}, settings(**given), count, Sayings())
 
 
@@ -123,7 +125,10 @@ def test_a_processor_makes_the_same_rows_at_each_start() -> None:
 def test_an_error_of_the_processor_names_the_record() -> None:
     update = GlobalUpdate("count", Counting, serdes.text, serdes.int64)
     tables = tables_of(written((b"a", b"x")), tables=[GlobalTable("names", TABLE.store, update)])
-    with pytest.raises(ProcessingError, match=r'global tables: the record at "names" partition \d offset 0 cannot be read at count: SerdeError'):
+    with pytest.raises(
+        ProcessingError,
+        match=r'global tables: the record at "names" partition \d offset 0 cannot be read at count: SerdeError',
+    ):
         tables.load(lambda: False)
     tables.stop()
 
@@ -175,9 +180,13 @@ def test_of_a_record_that_is_left_out_no_row_is_seen_but_by_the_processor_itself
     update = GlobalUpdate("move", Moving, serdes.text, serdes.text)
     table = GlobalTable("names", StoreSpec("rows", "key_value", serdes.text, serdes.text, logged=False), update)
     reasons = list[str]()
-    tables = tables_of(written((b"k", b"good"), (b"k", bad)), noted(reasons), [table], processing_exception_handler="continue")
+    tables = tables_of(
+        written((b"k", b"good"), (b"k", bad)), noted(reasons), [table], processing_exception_handler="continue"
+    )
     tables.load(lambda: False)
-    assert {key: entry.value for key, entry in tables.rows["rows"].scan(None, None)} == dict.fromkeys((b"a", b"b", b"c", b"d"), "good")
+    assert {key: entry.value for key, entry in tables.rows["rows"].scan(None, None)} == dict.fromkeys(
+        (b"a", b"b", b"c", b"d"), "good"
+    )
     assert reasons == ["processing"]
     assert Moving.seen == [[("b", "good"), ("c", "good")], [("b", bad.decode()), ("c", bad.decode()), ("d", "good")]]
     tables.stop()
@@ -188,7 +197,9 @@ BAD = ((b"a", b"1"), (b"a", b"\xff"), (b"b", b"\xfe"), (b"b", b"2"))
 
 def test_a_value_that_cannot_be_read_ends_the_load_and_is_named() -> None:
     table = tables_of(written(*BAD))
-    with pytest.raises(ProcessingError, match=r'global tables: the record at "names" partition \d offset 1 cannot be read at all-names') as caught:
+    with pytest.raises(
+        ProcessingError, match=r'global tables: the record at "names" partition \d offset 1 cannot be read at all-names'
+    ) as caught:
         table.load(lambda: False)
     assert "deserialization.exception.handler" in str(caught.value)
     table.stop()
@@ -205,7 +216,9 @@ def test_a_value_that_cannot_be_read_may_be_left_out_and_the_row_stays_as_it_was
         table.stop()
         assert reasons == ["deserialization"] * 2 * start
         letters = dead_letters(log)
-        assert [(key, value) for key, value, _ in letters] == ([(b"a", b"\xff"), (b"b", b"\xfe")] * start if answer == "dead-letter" else [])
+        assert [(key, value) for key, value, _ in letters] == (
+            [(b"a", b"\xff"), (b"b", b"\xfe")] * start if answer == "dead-letter" else []
+        )
         for _, _, headers in letters:
             assert headers["__coopstreams.errors.topic"] == b"names"
             assert headers["__coopstreams.errors.node"] == b"all-names"
@@ -220,7 +233,8 @@ def dead_letters(log: MemoryLog) -> list[tuple[bytes | None, bytes | None, dict[
         for run in reader.fetch(100, 0.01):
             assert run.columns.headers is not None
             found += [
-                (key, value, dict(each or ())) for key, value, each in zip(run.columns.keys, run.columns.values, run.columns.headers, strict=True)
+                (key, value, dict(each or ()))
+                for key, value, each in zip(run.columns.keys, run.columns.values, run.columns.headers, strict=True)
             ]
     reader.close()
     return found

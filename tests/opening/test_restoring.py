@@ -1,4 +1,6 @@
-"""Stores of tasks that open are read up to the end of their changelogs, or to where their tasks stand in their source topic."""
+"""Stores of tasks that open are read up to the end of their changelogs, or to where their tasks stand in their source
+topic.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,11 @@ def cluster(records: int, partitions: int = 1) -> MemoryLog:
     log = MemoryLog()
     log.create_topics([TopicSpec("people", partitions), TopicSpec("counts-log", 2)])
     writer = log.writer()
-    keys, values, times = [KEYS[at % 30] for at in range(records)], [b"%d" % at for at in range(records)], list(range(records))
+    keys, values, times = (
+        [KEYS[at % 30] for at in range(records)],
+        [b"%d" % at for at in range(records)],
+        list(range(records)),
+    )
     for topic in ("people", "counts-log"):
         writer.append(topic, keys, values, times, partitions=0)
     return log
@@ -67,7 +73,12 @@ def run(reading: Restoring) -> list[TaskId]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 200), st.lists(st.integers(0, 200), min_size=4, max_size=4), st.integers(0, 4), st.sets(st.integers(0, 3), max_size=3))
+@given(
+    st.integers(0, 200),
+    st.lists(st.integers(0, 200), min_size=4, max_size=4),
+    st.integers(0, 4),
+    st.sets(st.integers(0, 3), max_size=3),
+)
 def test_each_task_gets_the_end_of_its_changelog_and_its_own_position_of_the_source(
     records: int, stands: list[int], early: int, cancelled: set[int]
 ) -> None:
@@ -168,7 +179,13 @@ def made_anew(log: MemoryLog, topic: str, records: int) -> None:
     """Delete a topic and make it again, with other values."""
     log.delete_topics([topic])
     log.create_topics([TopicSpec(topic, 2)])
-    log.writer().append(topic, [KEYS[at % 30] for at in range(records)], [b"new-%d" % at for at in range(records)], range(records), partitions=0)
+    log.writer().append(
+        topic,
+        [KEYS[at % 30] for at in range(records)],
+        [b"new-%d" % at for at in range(records)],
+        range(records),
+        partitions=0,
+    )
 
 
 def fold_anew(upto: int, key_range: KeyRange) -> dict[bytes, bytes]:

@@ -1,4 +1,6 @@
-"""Stores that come from a snapshot are restored behind it; meanwhile the others are not held up. What is trusted follows the changelog's settings."""
+"""Stores that come from a snapshot are restored behind it; meanwhile the others are not held up. What is trusted
+follows the changelog's settings.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ class Counted(Uncounted):
 class World:
     """Two partitions of a changelog, and a snapshot of the first one."""
 
-    def __init__(self, folder: Path, log: MemoryLog | None = None, place: str = "", settings: Mapping[str, str] = NO_SETTINGS) -> None:
+    def __init__(
+        self, folder: Path, log: MemoryLog | None = None, place: str = "", settings: Mapping[str, str] = NO_SETTINGS
+    ) -> None:
         self.log = log or MemoryLog()
         self.url = str(folder / "snapshots")
         self.counts = Counted()
@@ -74,7 +78,9 @@ class World:
         self.log.create_topics([TopicSpec("counts-log", 2, settings), TopicSpec("small-log", 2, settings)])
         self.append(KEYS, 0)
         self.append(KEYS[:7], 1)
-        self.reading = Restoring(self.log, self.changelog, Snapshots(place + self.url, "app", folder / "incoming"), self.counts)
+        self.reading = Restoring(
+            self.log, self.changelog, Snapshots(place + self.url, "app", folder / "incoming"), self.counts
+        )
 
     @staticmethod
     def changelog(spec: StoreSpec) -> str:
@@ -191,7 +197,9 @@ def test_a_task_that_was_fetched_meanwhile_does_not_end_the_restore_of_one_that_
         held.opened.set()
         eventually(lambda: not on_the_way(), 60, lambda: str(on_the_way()))
         assert sorted(world.finish()) == [early, late]
-    missing = {key for key in (*KEYS, *(b"more-%d" % number for number in range(50))) if key_hash(key) in late.range} - world.rows().keys()
+    missing = {
+        key for key in (*KEYS, *(b"more-%d" % number for number in range(50))) if key_hash(key) in late.range
+    } - world.rows().keys()
     assert missing == set()
     world.reading.close()
 
@@ -205,12 +213,15 @@ def test_a_task_that_was_fetched_meanwhile_does_not_end_the_restore_of_one_that_
         ({"delete.retention.ms": "0"}, 0),
     ],
 )
-def test_a_checkpoint_is_trusted_as_long_as_tombstones_are_kept_less_the_time_for_a_replay(settings: dict[str, str], hours: float) -> None:
+def test_a_checkpoint_is_trusted_as_long_as_tombstones_are_kept_less_the_time_for_a_replay(
+    settings: dict[str, str], hours: float
+) -> None:
     assert trusted_ms(settings) == hours * HOUR_MS
 
 
 @pytest.mark.parametrize(
-    ("kept_hours", "age_hours", "restored_from_snapshot"), [(72, 70, True), (72, 72, False), (24, 24, False), (24, 22, True), (5, 22, False)]
+    ("kept_hours", "age_hours", "restored_from_snapshot"),
+    [(72, 70, True), (72, 72, False), (24, 24, False), (24, 22, True), (5, 22, False)],
 )
 def test_a_snapshot_is_trusted_as_long_as_its_changelog_keeps_tombstones(
     kept_hours: int, age_hours: int, restored_from_snapshot: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -221,7 +232,9 @@ def test_a_snapshot_is_trusted_as_long_as_its_changelog_keeps_tombstones(
     with caplog.at_level(logging.WARNING):
         world.reading.add(BIG, [COUNTS], world.database, {})
         assert world.finish() == [BIG]
-    assert (world.counts.keys, world.counts.replayed) == ((len(KEYS), 1) if restored_from_snapshot else (0, len(KEYS) + 1))
+    assert (world.counts.keys, world.counts.replayed) == (
+        (len(KEYS), 1) if restored_from_snapshot else (0, len(KEYS) + 1)
+    )
     assert ("older than the changelog keeps tombstones" in caplog.text) is not restored_from_snapshot
     world.reading.close()
 
@@ -235,7 +248,9 @@ class Closed(MemoryLog):
         raise LogError(f"not allowed to read the configuration of {topic}", retryable=self.retryable)
 
 
-def test_settings_that_may_not_be_read_are_taken_to_be_kafkas_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_that_may_not_be_read_are_taken_to_be_kafkas_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     world = World(tmp_path, Closed())
     world.publish(TRUSTED_MS - HOUR_MS)
     with caplog.at_level(logging.WARNING):

@@ -1,7 +1,9 @@
-"""A group of instances for the query tests: real databases, real servers on loopback, a placement that the test decides.
+"""A group of instances for the query tests: real databases, real servers on loopback, a placement that the test
+decides.
 
-`Node` implements `Backend` as the runtime does: databases shared by siblings, openings that come and go, reads that pin nothing but
-notice. What the group would do, the test does: `locate` tells the nodes who owns what, `open` and `close` make it so.
+`Node` implements `Backend` as the runtime does: databases shared by siblings, openings that come and go, reads that pin
+nothing but notice. What the group would do, the test does: `locate` tells the nodes who owns what, `open` and `close`
+make it so.
 """
 
 from __future__ import annotations
@@ -57,9 +59,22 @@ STORES = {
     "points": StoreSpec("points", "key_value", serdes.json, serdes.json),
     "hours": StoreSpec("hours", "window", serdes.text, serdes.json, window_ms=HOUR, retention_ms=1000 * HOUR),
     "ever": StoreSpec(
-        "ever", "window", serdes.text, serdes.int64, retention_ms=1 << 62, row_key=windowed_by(serdes.text, UnlimitedWindows(start_ms=5))
+        "ever",
+        "window",
+        serdes.text,
+        serdes.int64,
+        retention_ms=1 << 62,
+        row_key=windowed_by(serdes.text, UnlimitedWindows(start_ms=5)),
     ),
-    "visits": StoreSpec("visits", "session", serdes.text, serdes.int64, retention_ms=1000 * HOUR, row_key=session_windowed(serdes.text), step_ms=1),
+    "visits": StoreSpec(
+        "visits",
+        "session",
+        serdes.text,
+        serdes.int64,
+        retention_ms=1000 * HOUR,
+        row_key=session_windowed(serdes.text),
+        step_ms=1,
+    ),
     "prices": StoreSpec("prices", "key_value", serdes.text, versions_of(serdes.raw), history_ms=100),
 }
 GLOBAL = StoreSpec("names", "key_value", serdes.text, serdes.json, logged=False)
@@ -84,7 +99,9 @@ def stored_key(store: str, key: Key) -> bytes:
     spec = STORES[store]
     if spec.kind == "window":
         return window_key(spec.key.serialize(key[0]), key[1])
-    return session_key(spec.key.serialize(key[0]), key[1], key[2]) if spec.kind == "session" else spec.key.serialize(key)
+    return (
+        session_key(spec.key.serialize(key[0]), key[1], key[2]) if spec.kind == "session" else spec.key.serialize(key)
+    )
 
 
 def tasks(ranges: int, partitions: Sequence[int] = range(PARTITIONS)) -> list[TaskId]:
@@ -97,11 +114,22 @@ def _info(spec: StoreSpec) -> StoreInfo:
         return StoreInfo(spec.name, "key_value", 0, PARTITIONS, spec.key, spec.value)
     assert spec.kind in ("window", "session")
     row_key = windowed(spec.key, spec.window_ms) if spec.window_ms else spec.row_key
-    return StoreInfo(spec.name, "window" if spec.kind == "window" else "session", 0, PARTITIONS, spec.key, spec.value, spec.window_ms, row_key)
+    return StoreInfo(
+        spec.name,
+        "window" if spec.kind == "window" else "session",
+        0,
+        PARTITIONS,
+        spec.key,
+        spec.value,
+        spec.window_ms,
+        row_key,
+    )
 
 
 INFOS = {spec.name: _info(spec) for spec in STORES.values()} | {
-    "prices": StoreInfo("prices", "versioned", 0, PARTITIONS, serdes.text, serdes.raw, history=History(("price-changes",), 100)),
+    "prices": StoreInfo(
+        "prices", "versioned", 0, PARTITIONS, serdes.text, serdes.raw, history=History(("price-changes",), 100)
+    ),
     "names": StoreInfo("names", "global", None, 3, serdes.text, serdes.json),
 }
 
@@ -144,7 +172,9 @@ class View:
         self.node.reads += 1
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         pass
 
 
@@ -221,7 +251,10 @@ class Node:
 
     def views(self, store: str) -> Sequence[OpenView | NotOpen]:
         found: list[OpenView | NotOpen] = [self._view(opening, store) for opening in list(self.openings.values())]
-        found += [NotOpen(reason, f"task {task} is {reason}", task.partition, task.range) for task, reason in list(self.pending.items())]
+        found += [
+            NotOpen(reason, f"task {task} is {reason}", task.partition, task.range)
+            for task, reason in list(self.pending.items())
+        ]
         return found
 
     def global_view(self, store: str) -> GlobalView | None:
@@ -235,9 +268,15 @@ class Node:
         source = SourceStatus(TopicPartition("lines", 0), position=10, committed=8, end=12, stream_time=5000)
         restore = (RestoreStatus("counts", 50, 50, 25.0, 2.0),)
         counts: tuple[Any, ...] = ({"out": 6}, {("windowed", "late"): 3}, 1, 700)
-        running = [TaskStatus(task, "running", opening.epoch, 10, 2.5, (source,), (), (), *counts) for task, opening in list(self.openings.items())]
+        running = [
+            TaskStatus(task, "running", opening.epoch, 10, 2.5, (source,), (), (), *counts)
+            for task, opening in list(self.openings.items())
+        ]
         download = (DownloadStatus("counts", 10, 40, 5.0, 6.0),)
-        pending = [TaskStatus(task, reason, 0, restore=restore, download=download) for task, reason in list(self.pending.items())]
+        pending = [
+            TaskStatus(task, reason, 0, restore=restore, download=download)
+            for task, reason in list(self.pending.items())
+        ]
         return Status(self.application, "running", self.now, (*running, *pending), 12.5, {"threads": 2})
 
     def _database(self, partition: int) -> Database:
@@ -265,7 +304,9 @@ LIMITS = RequestLimits(request_s=60.0, forward_s=60.0, connect_s=60.0, retry_s=0
 class Cluster:
     """Nodes a, b, c, ... with servers; what they own is up to the test. A context manager."""
 
-    def __init__(self, size: int, limits: RequestLimits | None = None, *, kind: type[Node] = Node, folder: Path | None = None) -> None:
+    def __init__(
+        self, size: int, limits: RequestLimits | None = None, *, kind: type[Node] = Node, folder: Path | None = None
+    ) -> None:
         self.nodes = [kind("abcdefgh"[i], folder) for i in range(size)]
         self.generation = 0
         self.placed: dict[str, list[TaskId]] = {}
@@ -276,7 +317,9 @@ class Cluster:
             node.server.start(node, node.metrics, self._limits)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for node in self.nodes:
             node.server.stop()
             node.close_all()
@@ -288,7 +331,9 @@ class Cluster:
         """Tell all nodes who owns what, as a new generation; nothing is opened or closed."""
         self.generation += 1
         self.placed = {name: list(owned) for name, owned in placed.items()}
-        instances = tuple(Peer(n.name, None if n.name in without_url else n.url, tuple(placed.get(n.name, ()))) for n in self.nodes)
+        instances = tuple(
+            Peer(n.name, None if n.name in without_url else n.url, tuple(placed.get(n.name, ()))) for n in self.nodes
+        )
         for node in self.nodes:
             node.told = Placement(self.generation, node.name, instances)
 
@@ -303,7 +348,12 @@ class Cluster:
     def owner(self, store: str, key: Key) -> Node:
         """Return the node that owns a key by the placement."""
         partition, hash_ = place_of(store, key)
-        [name] = [name for name, owned in self.placed.items() for task in owned if task.partition == partition and hash_ in task.range]
+        [name] = [
+            name
+            for name, owned in self.placed.items()
+            for task in owned
+            if task.partition == partition and hash_ in task.range
+        ]
         return self[name]
 
     def other(self, store: str, key: Key) -> Node:
@@ -314,7 +364,12 @@ class Cluster:
     def task(self, store: str, key: Key) -> TaskId:
         """Return the task of a key by the placement."""
         partition, hash_ = place_of(store, key)
-        [task] = [task for owned in self.placed.values() for task in owned if task.partition == partition and hash_ in task.range]
+        [task] = [
+            task
+            for owned in self.placed.values()
+            for task in owned
+            if task.partition == partition and hash_ in task.range
+        ]
         return task
 
 

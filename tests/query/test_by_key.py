@@ -18,7 +18,13 @@ from coopstreams.query.peers import APPLICATION, FORWARDED, GENERATION, TARGET
 from coopstreams.query.service import RequestLimits
 from tests.query.cluster import LIMITS, Cluster, Data, Node
 
-COUNTS = {f"word-{i}": (i, 1000 + i) for i in range(200)} | {"": (1, 1), "a/b c?&#%+": (2, 2), "..": (3, 3), ".": (4, 4), "grüße ✓": (5, 5)}
+COUNTS = {f"word-{i}": (i, 1000 + i) for i in range(200)} | {
+    "": (1, 1),
+    "a/b c?&#%+": (2, 2),
+    "..": (3, 3),
+    ".": (4, 4),
+    "grüße ✓": (5, 5),
+}
 DATA: Data = {
     "counts": COUNTS,
     "blobs": {b"\xff\x00": (b"\xfe", 1), b"plain": (b"text", 2), b"base64:x": (b"base64:y", 3)},
@@ -80,7 +86,9 @@ def test_every_instance_answers_for_every_key(cluster: Cluster, key: str) -> Non
         ("points", " 7", 7, 2),
     ],
 )
-def test_keys_of_all_serdes_are_found_by_their_text(cluster: Cluster, store: str, text: str, key: Any, value: Any) -> None:
+def test_keys_of_all_serdes_are_found_by_their_text(
+    cluster: Cluster, store: str, text: str, key: Any, value: Any
+) -> None:
     for node in cluster.nodes:
         answer = ask(node, key_path(store, text)).json()
         assert (answer["key"], answer["value"]) == (key, value)
@@ -96,7 +104,10 @@ def test_not_found_comes_from_the_owner_whoever_is_asked(cluster: Cluster, key: 
         response = ask(node, key_path("counts", key))
         body = response.json()
         assert (response.status_code, body["error"], body["retryable"]) == (404, "KEY_NOT_FOUND", False)
-        assert (body["owner"], body["key_range"]) == (cluster.owner("counts", key).name, str(cluster.task("counts", key).range))
+        assert (body["owner"], body["key_range"]) == (
+            cluster.owner("counts", key).name,
+            str(cluster.task("counts", key).range),
+        )
 
 
 def test_local_forbids_forwarding_and_says_where_to_go(cluster: Cluster) -> None:
@@ -104,7 +115,13 @@ def test_local_forbids_forwarding_and_says_where_to_go(cluster: Cluster) -> None
     assert ask(owner, key_path("counts", "word-1") + "?local=true").status_code == 200
     response = ask(other, key_path("counts", "word-1") + "?local=true")
     assert response.status_code == 421
-    assert response.json() | {"message": ""} == {"error": "NOT_OWNER", "message": "", "retryable": False, "owner": owner.name, "url": owner.url}
+    assert response.json() | {"message": ""} == {
+        "error": "NOT_OWNER",
+        "message": "",
+        "retryable": False,
+        "owner": owner.name,
+        "url": owner.url,
+    }
 
 
 def test_a_forwarded_request_is_answered_by_the_owner_and_never_forwarded_again(cluster: Cluster) -> None:
@@ -117,7 +134,11 @@ def test_a_forwarded_request_is_answered_by_the_owner_and_never_forwarded_again(
 def test_a_forwarded_request_for_somebody_else_is_refused(cluster: Cluster) -> None:
     owner = cluster.owner("counts", "word-1")
     right = as_forwarded(cluster, owner)
-    for wrong in ({TARGET: "another life"}, {APPLICATION: "another application"}, {GENERATION: str(cluster.generation + 1)}):
+    for wrong in (
+        {TARGET: "another life"},
+        {APPLICATION: "another application"},
+        {GENERATION: str(cluster.generation + 1)},
+    ):
         assert ask(owner, key_path("counts", "word-1"), **(right | wrong)).status_code == 503
     assert ask(owner, key_path("counts", "word-1"), **(right | {GENERATION: "x"})).status_code == 400
     assert ask(owner, key_path("counts", "word-1"), **(right | {GENERATION: "0"})).status_code == 200
@@ -136,7 +157,12 @@ def test_several_keys_come_in_the_order_asked(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("path", "status", "code", "says"),
     [
-        ("/v1/stores/nope/keys/a", 404, "UNKNOWN_STORE", "blobs, counts, ever, hours, names, numbers, points, prices, visits"),
+        (
+            "/v1/stores/nope/keys/a",
+            404,
+            "UNKNOWN_STORE",
+            "blobs, counts, ever, hours, names, numbers, points, prices, visits",
+        ),
         ("/v1/stores/nope/range", 404, "UNKNOWN_STORE", "nope"),
         ("/v1/store", 404, "UNKNOWN_PATH", "/openapi.json"),
         ("/v1/stores/numbers/keys/12a", 400, "BAD_KEY", "a whole number such as 42"),
@@ -153,7 +179,9 @@ def test_several_keys_come_in_the_order_asked(cluster: Cluster) -> None:
         ("/v1/stores/counts/windows/a", 400, "WRONG_KIND", "key-value"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_with_the_reason(cluster: Cluster, path: str, status: int, code: str, says: str) -> None:
+def test_what_cannot_be_asked_is_refused_with_the_reason(
+    cluster: Cluster, path: str, status: int, code: str, says: str
+) -> None:
     response = ask(cluster["a"], path)
     assert (response.status_code, response.json()["error"], response.json()["retryable"]) == (status, code, False)
     assert says in response.json()["message"]
@@ -213,7 +241,10 @@ def test_an_owner_that_does_not_answer_is_moving() -> None:
 
 
 def test_an_owner_that_hangs_is_moving_before_the_client_gives_up() -> None:
-    with Cluster(2, RequestLimits(retry_s=0.3, forward_s=0.2)) as cluster, socket.create_server(("127.0.0.1", 0)) as silent:
+    with (
+        Cluster(2, RequestLimits(retry_s=0.3, forward_s=0.2)) as cluster,
+        socket.create_server(("127.0.0.1", 0)) as silent,
+    ):
         cluster.deal(2, DATA)
         owner, other = cluster.owner("counts", "word-1"), cluster.other("counts", "word-1")
         owner.server.url = f"http://127.0.0.1:{silent.getsockname()[1]}"
@@ -268,5 +299,9 @@ def test_a_value_that_cannot_be_read_is_an_error_of_its_own_not_a_missing_key() 
         for node in cluster.nodes:
             for path in (key_path("numbers", "1"), "/v1/stores/numbers/range"):
                 response = ask(node, path)
-                assert (response.status_code, response.json()["error"], response.json()["retryable"]) == (500, "UNREADABLE", False)
+                assert (response.status_code, response.json()["error"], response.json()["retryable"]) == (
+                    500,
+                    "UNREADABLE",
+                    False,
+                )
                 assert "1" in response.json()["message"]

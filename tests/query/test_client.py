@@ -38,10 +38,19 @@ def test_values_are_found_by_python_keys(queries: QueryClient, cluster: Cluster)
     for key, (value, timestamp) in DATA["counts"].items():
         found = queries.get("counts", key)
         assert found is not None
-        assert (found.key, found.value, found.timestamp, found.owner) == (key, value, timestamp, cluster.owner("counts", key).name)
+        assert (found.key, found.value, found.timestamp, found.owner) == (
+            key,
+            value,
+            timestamp,
+            cluster.owner("counts", key).name,
+        )
     assert [getattr(queries.get("numbers", key), "value", None) for key in (-5, 2**40, 0)] == [{"n": 1}, [1], None]
     assert [getattr(queries.get("points", key), "value", None) for key in ("a", "7", 7, "b")] == [1, 2, 3, None]
-    assert [getattr(queries.get("blobs", key), "value", None) for key in (b"\x00\xff", b"", "")] == ["base64:/w==", None, None]
+    assert [getattr(queries.get("blobs", key), "value", None) for key in (b"\x00\xff", b"", "")] == [
+        "base64:/w==",
+        None,
+        None,
+    ]
 
 
 def test_a_key_that_is_not_there_is_none(queries: QueryClient) -> None:
@@ -56,16 +65,22 @@ def test_many_long_keys_are_asked_for_in_several_requests(queries: QueryClient) 
 
 
 def test_ranges_come_in_pages_that_nobody_sees(queries: QueryClient) -> None:
-    assert [(e.key, e.value) for e in queries.range("counts", page=7)] == sorted((key, value) for key, (value, _) in DATA["counts"].items())
+    assert [(e.key, e.value) for e in queries.range("counts", page=7)] == sorted(
+        (key, value) for key, (value, _) in DATA["counts"].items()
+    )
     assert [e.key for e in queries.range("counts", "w1", "w12")] == ["w1", "w10", "w11", "w12"]
     assert [e.key for e in queries.range("counts", prefix="w4", reverse=True, page=3)] == sorted(
         (k for k in DATA["counts"] if k.startswith("w4")), reverse=True
     )
-    assert [(e.key, e.window) for e in queries.range("hours", page=4)] == [("k", (h * HOUR, (h + 1) * HOUR)) for h in range(6)]
+    assert [(e.key, e.window) for e in queries.range("hours", page=4)] == [
+        ("k", (h * HOUR, (h + 1) * HOUR)) for h in range(6)
+    ]
 
 
 def test_windows_are_fetched_by_time(queries: QueryClient) -> None:
-    assert queries.windows("hours", "k", HOUR, 2 * HOUR) == [WindowFound(h * HOUR, (h + 1) * HOUR, {"n": h}, h) for h in (1, 2)]
+    assert queries.windows("hours", "k", HOUR, 2 * HOUR) == [
+        WindowFound(h * HOUR, (h + 1) * HOUR, {"n": h}, h) for h in (1, 2)
+    ]
     assert len(queries.windows("hours", "k")) == 6
 
 

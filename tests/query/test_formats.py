@@ -25,7 +25,9 @@ class Seat:
 
 
 SEATS = serdes.json(Seat)
-CSV: Serde[tuple[str, ...]] = Serde("csv", lambda row: ",".join(row).encode(), lambda data: tuple(data.decode().split(",")))
+CSV: Serde[tuple[str, ...]] = Serde(
+    "csv", lambda row: ",".join(row).encode(), lambda data: tuple(data.decode().split(","))
+)
 
 json_values = st.recursive(
     st.text() | st.integers(-(2**53), 2**53) | st.booleans() | st.floats(allow_nan=False, allow_infinity=False),
@@ -111,7 +113,10 @@ def test_prefixes_are_for_texts_and_bytes() -> None:
 def test_values_become_what_json_has_for_them() -> None:
     assert to_json(show_value(SEATS, SEATS.serialize(Seat(1, "B")), "v"), "v") == b'{"row":1,"letter":"B"}'
     assert to_json(show_value(serdes.raw, b"\xff", "v"), "v") == b'"base64:/w=="'
-    assert to_json({"exact": Decimal("1.10"), "some": {3}, "none": math.nan}, "v") == b'{"exact":"1.10","some":[3],"none":null}'
+    assert (
+        to_json({"exact": Decimal("1.10"), "some": {3}, "none": math.nan}, "v")
+        == b'{"exact":"1.10","some":[3],"none":null}'
+    )
 
 
 def test_what_cannot_be_shown_says_which_value_it_is() -> None:

@@ -13,7 +13,11 @@ LOW, HIGH = TaskId(0, 0, KeyRange.of_groups(0, 127)), TaskId(0, 0, KeyRange.of_g
 
 def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     families = text_string_to_metric_families(metrics.text().decode())
-    return {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for family in families for sample in family.samples}
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
 
 
 def test_what_threads_report_is_what_prometheus_reads() -> None:

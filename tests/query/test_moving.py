@@ -53,7 +53,9 @@ LEAST_ANSWERS = 20
 """From each of those that ask, however slow the machine is."""
 
 
-def keep_asking(cluster: Cluster, seed: int, stop: threading.Event, check: Callable[[httpx.Client, Node, random.Random], str | None]) -> list[str]:
+def keep_asking(
+    cluster: Cluster, seed: int, stop: threading.Event, check: Callable[[httpx.Client, Node, random.Random], str | None]
+) -> list[str]:
     """Ask random instances until `stop`; return what was wrong. Retryable answers are not."""
     rng, wrong, answered = random.Random(seed), [], 0
     with httpx.Client(trust_env=False, timeout=60) as client:
@@ -83,7 +85,10 @@ def everything(client: httpx.Client, node: Node, rng: random.Random) -> str | No
 
 
 def windows(client: httpx.Client, node: Node, rng: random.Random) -> str | None:
-    return judge(client.get(f"{node.url}/v1/stores/hours/windows/k"), lambda body: [window["value"] for window in body["windows"]] == list(range(20)))
+    return judge(
+        client.get(f"{node.url}/v1/stores/hours/windows/k"),
+        lambda body: [window["value"] for window in body["windows"]] == list(range(20)),
+    )
 
 
 def sessions(client: httpx.Client, node: Node, rng: random.Random) -> str | None:
@@ -109,7 +114,10 @@ def test_whatever_moves_an_answer_is_right_or_retryable(engine: type[Memory | Ro
     with Cluster(3, replace(LIMITS, retry_s=1.0), folder=tmp_path if engine is Rocks else None) as cluster:
         cluster.deal(2, DATA)
         checks = [point, several, everything, windows, sessions, as_of]
-        threads = [threading.Thread(target=lambda n=n, c=c: wrong.extend(keep_asking(cluster, n, stop, c))) for n, c in enumerate(checks)]
+        threads = [
+            threading.Thread(target=lambda n=n, c=c: wrong.extend(keep_asking(cluster, n, stop, c)))
+            for n, c in enumerate(checks)
+        ]
         for thread in threads:
             thread.start()
         for _ in range(60):
@@ -146,7 +154,9 @@ def test_a_move_shorter_than_the_patience_of_the_server_is_not_seen() -> None:
 
 def test_a_task_given_up_under_a_read_makes_the_read_void() -> None:
     class Hasty(Node):
-        """Gives a task up, and its state, between the opening of a view and the read; its siblings keep the database open."""
+        """Gives a task up, and its state, between the opening of a view and the read; its siblings keep the database
+        open.
+        """
 
         def view(self, store: str, partition: int, hash_: int) -> Any:
             found = super().view(store, partition, hash_)

@@ -16,7 +16,9 @@ def parts_of(entries: dict[tuple[bytes, int], int], query: Query) -> list[Partia
     """What four instances would answer, each keeping some of the entries."""
     parts = []
     for instance in range(4):
-        mine: list[Entry] = [(*at, b"1") for at, holder in entries.items() if holder == instance and query.is_after(*at)]
+        mine: list[Entry] = [
+            (*at, b"1") for at, holder in entries.items() if holder == instance and query.is_after(*at)
+        ]
         mine.sort(reverse=query.reverse)
         parts.append(PartialPage([], mine[: query.limit], len(mine) > query.limit))
     return parts

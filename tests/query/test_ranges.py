@@ -38,8 +38,15 @@ def words(seed: int, count: int) -> list[str]:
 
 COUNTS: dict[Any, tuple[Any, int]] = {word: (i, 100 + i) for i, word in enumerate(words(1, 300))}
 NUMBERS: dict[Any, tuple[Any, int]] = {n * n * n: (n, n + 1000) for n in range(-30, 30)}
-HOURS: dict[Any, tuple[Any, int]] = {(word, hour * HOUR): ({"n": hour}, hour * HOUR + 5) for word in words(2, 20) for hour in range(12)}
-DATA: Data = {"counts": COUNTS, "numbers": NUMBERS, "hours": HOURS, "blobs": {bytes([i, j]): (b"", 1) for i in (0, 1, 254, 255) for j in (0, 255)}}
+HOURS: dict[Any, tuple[Any, int]] = {
+    (word, hour * HOUR): ({"n": hour}, hour * HOUR + 5) for word in words(2, 20) for hour in range(12)
+}
+DATA: Data = {
+    "counts": COUNTS,
+    "numbers": NUMBERS,
+    "hours": HOURS,
+    "blobs": {bytes([i, j]): (b"", 1) for i in (0, 1, 254, 255) for j in (0, 255)},
+}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +57,12 @@ def cluster() -> Iterator[Cluster]:
 
 
 def ask(node: Node, store: str, **parameters: Any) -> httpx.Response:
-    return httpx.get(f"{node.url}/v1/stores/{store}/range", params={k.rstrip("_"): v for k, v in parameters.items()}, trust_env=False, timeout=60)
+    return httpx.get(
+        f"{node.url}/v1/stores/{store}/range",
+        params={k.rstrip("_"): v for k, v in parameters.items()},
+        trust_env=False,
+        timeout=60,
+    )
 
 
 def all_pages(node: Node, store: str, **parameters: Any) -> list[dict[str, Any]]:
@@ -89,7 +101,9 @@ def test_the_ranges_that_answered_cover_the_store_and_name_their_owners(cluster:
     ranges = ask(cluster["b"], "counts", limit=1).json()["ranges"]
     assert [(r["partition"], r["key_range"]) for r in ranges] == [(t.partition, str(t.range)) for t in tasks(4)]
     owners = {(t.partition, str(t.range)): name for name, owned in cluster.placed.items() for t in owned}
-    assert all(r["owner"] == owners[r["partition"], r["key_range"]] and r["lag"] == 3 and r["epoch"] > 0 for r in ranges)
+    assert all(
+        r["owner"] == owners[r["partition"], r["key_range"]] and r["lag"] == 3 and r["epoch"] > 0 for r in ranges
+    )
 
 
 @settings(max_examples=30, deadline=None)
@@ -111,7 +125,11 @@ def test_pages_of_any_size_are_the_sorted_dict(
         assert ask(cluster[name], "counts", **asked).status_code == 400
         return
     entries = all_pages(cluster[name], "counts", limit=limit, reverse=str(reverse).lower(), **asked)
-    wanted = expected("counts", lambda k: k.encode() >= low and (high is None or k.encode() <= high) and k.startswith(prefix or ""), reverse)
+    wanted = expected(
+        "counts",
+        lambda k: k.encode() >= low and (high is None or k.encode() <= high) and k.startswith(prefix or ""),
+        reverse,
+    )
     assert [entry["key"] for entry in entries] == wanted
 
 
@@ -125,7 +143,10 @@ def test_numbers_come_in_the_order_of_their_bytes_negative_ones_last(cluster: Cl
 
 
 def test_prefixes_that_end_in_the_last_byte_have_no_neighbours(cluster: Cluster) -> None:
-    assert [e["key"] for e in ask(cluster["a"], "blobs", prefix="base64:/w==").json()["entries"]] == ["base64:/wA=", "base64://8="]
+    assert [e["key"] for e in ask(cluster["a"], "blobs", prefix="base64:/w==").json()["entries"]] == [
+        "base64:/wA=",
+        "base64://8=",
+    ]
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -140,7 +161,9 @@ def test_windows_of_all_keys_come_by_key_and_start(cluster: Cluster, limit: int,
 
 @given(
     st.dictionaries(
-        st.tuples(st.text("\x00\x01a", max_size=3).map(str.encode), st.integers(0, 2**63 - 1) | st.integers(0, 70_000)), st.just(b""), max_size=12
+        st.tuples(st.text("\x00\x01a", max_size=3).map(str.encode), st.integers(0, 2**63 - 1) | st.integers(0, 70_000)),
+        st.just(b""),
+        max_size=12,
     ),
     st.none() | st.text("\x00\x01a", max_size=3).map(str.encode),
     st.none() | st.text("\x00\x01a", max_size=3).map(str.encode),
@@ -149,7 +172,12 @@ def test_windows_of_all_keys_come_by_key_and_start(cluster: Cluster, limit: int,
     st.none() | st.integers(0, 11),
 )
 def test_bounds_on_keys_hold_for_windows_of_keys_that_continue_each_other(
-    windows: dict[tuple[bytes, int], bytes], first: bytes | None, last: bytes | None, prefix: bytes | None, reverse: bool, after: int | None
+    windows: dict[tuple[bytes, int], bytes],
+    first: bytes | None,
+    last: bytes | None,
+    prefix: bytes | None,
+    reverse: bool,
+    after: int | None,
 ) -> None:
     spec = StoreSpec("w", "window", serdes.raw, serdes.raw, window_ms=1, retention_ms=2**62)
     database = Database(Memory(), [spec])
@@ -164,7 +192,9 @@ def test_bounds_on_keys_hold_for_windows_of_keys_that_continue_each_other(
         (
             window_key(key, start)
             for key, start in windows
-            if (first is None or key >= first) and (last is None or key <= last) and (prefix is None or key.startswith(prefix))
+            if (first is None or key >= first)
+            and (last is None or key <= last)
+            and (prefix is None or key.startswith(prefix))
         ),
         reverse=reverse,
     )
@@ -251,7 +281,10 @@ def test_a_range_of_which_a_part_is_not_open_is_moving_not_shorter() -> None:
             response = ask(node, "counts")
             assert (response.status_code, response.json()["error"]) == (503, "TASK_MOVING")
             assert "nobody owns the hashes" in response.json()["message"]
-            assert httpx.get(f"{node.url}/v1/stores/counts/range", headers=NDJSON, trust_env=False, timeout=60).status_code == 503
+            assert (
+                httpx.get(f"{node.url}/v1/stores/counts/range", headers=NDJSON, trust_env=False, timeout=60).status_code
+                == 503
+            )
 
 
 def test_a_range_that_two_instances_have_open_is_moving_not_doubled() -> None:
@@ -299,7 +332,9 @@ def test_the_windows_of_a_key_come_in_the_order_of_their_starts(cluster: Cluster
     key = next(key for key, _ in HOURS if key)
     for node in cluster.nodes:
         answer = windows(node, key).json()
-        assert answer["windows"] == [{"start": h * HOUR, "end": (h + 1) * HOUR, "value": {"n": h}, "timestamp": h * HOUR + 5} for h in range(12)]
+        assert answer["windows"] == [
+            {"start": h * HOUR, "end": (h + 1) * HOUR, "value": {"n": h}, "timestamp": h * HOUR + 5} for h in range(12)
+        ]
         assert (answer["key"], answer["more"], answer["owner"]) == (key, False, cluster.owner("hours", (key, 0)).name)
         some = windows(node, key, f"?from={2 * HOUR}&to={4 * HOUR}").json()
         assert [window["start"] // HOUR for window in some["windows"]] == [2, 3, 4]
@@ -309,9 +344,15 @@ def test_the_windows_of_a_key_come_in_the_order_of_their_starts(cluster: Cluster
 
 def test_a_key_without_windows_has_none(cluster: Cluster) -> None:
     answer = windows(cluster["b"], "unheard-of")
-    assert (answer.status_code, answer.json()["windows"], answer.json()["owner"]) == (200, [], cluster.owner("hours", ("unheard-of", 0)).name)
+    assert (answer.status_code, answer.json()["windows"], answer.json()["owner"]) == (
+        200,
+        [],
+        cluster.owner("hours", ("unheard-of", 0)).name,
+    )
 
 
-@pytest.mark.parametrize("query", ["?from=a", "?from=-1", "?from=2&to=1", "?to=9223372036854775808", "?cursor=x", "?limit=501"])
+@pytest.mark.parametrize(
+    "query", ["?from=a", "?from=-1", "?from=2&to=1", "?to=9223372036854775808", "?cursor=x", "?limit=501"]
+)
 def test_times_that_are_none_are_refused(cluster: Cluster, query: str) -> None:
     assert windows(cluster["a"], "a", query).status_code == 400

@@ -9,7 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams.query.backend import Peer, Placement, StoreInfo
-from coopstreams.query.router import Asked, Elsewhere, Here, KeyLocation, Moving, There, coverage_gap, locate, owner_of, route, scatter
+from coopstreams.query.router import (
+    Asked,
+    Elsewhere,
+    Here,
+    KeyLocation,
+    Moving,
+    There,
+    coverage_gap,
+    locate,
+    owner_of,
+    route,
+    scatter,
+)
 from coopstreams.topology import serdes
 from coopstreams.topology.keys import GROUPS, MAX_HASH, WHOLE, KeyRange, key_hash, partition_of
 from coopstreams.topology.task_id import TaskId
@@ -28,7 +40,9 @@ def tilings(draw: st.DrawFn) -> list[KeyRange]:
 
 @st.composite
 def placements(draw: st.DrawFn, *, whole: bool = False) -> Placement:
-    """Tasks of two partitions dealt to three instances; unless `whole`, some to nobody, some claimed twice, some without an address."""
+    """Tasks of two partitions dealt to three instances; unless `whole`, some to nobody, some claimed twice, some
+    without an address.
+    """
     hands: dict[str, list[TaskId]] = {"a": [], "b": [], "c": []}
     for partition in (0, 1):
         for piece in draw(tilings()):

@@ -61,7 +61,15 @@ def test_stores_are_listed_with_the_sizes_of_all_instances(cluster: Cluster) -> 
     assert [store["name"] for store in answer["stores"]] == sorted(INFOS)
     counts = next(store for store in answer["stores"] if store["name"] == "counts")
     size = counts.pop("approximate_entries")
-    assert counts == {"name": "counts", "kind": "key_value", "subtopology": 0, "partitions": 2, "key": "text", "value": "int64", "window_ms": None}
+    assert counts == {
+        "name": "counts",
+        "kind": "key_value",
+        "subtopology": 0,
+        "partitions": 2,
+        "key": "text",
+        "value": "int64",
+        "window_ms": None,
+    }
     here = [get(node.url + "/v1/stores?local=true")["stores"] for node in cluster.nodes]
     assert size == sum(store["approximate_entries"] for stores in here for store in stores if store["name"] == "counts")
     assert 25 <= size <= 100
@@ -99,11 +107,20 @@ def test_metadata_of_a_key_says_who_owns_it(cluster: Cluster) -> None:
 
 def test_status_gathers_all_instances(cluster: Cluster) -> None:
     answer = get(cluster["b"].url + "/v1/status")
-    assert [(i["id"], i["state"], i["live"]) for i in answer["instances"]] == [("a", "running", True), ("b", "running", True)]
+    assert [(i["id"], i["state"], i["live"]) for i in answer["instances"]] == [
+        ("a", "running", True),
+        ("b", "running", True),
+    ]
     task = answer["instances"][0]["tasks"][0]
     assert (task["state"], task["processed"], task["rate"], task["lag"]) == ("running", 10, 2.5, 4)
-    assert task["sources"] == [{"topic": "lines", "partition": 0, "position": 10, "committed": 8, "end": 12, "lag": 4, "stream_time": 5000}]
-    assert (task["written"], task["dropped"], task["dead_letters"]) == ({"out": 6}, [{"node": "windowed", "reason": "late", "records": 3}], 1)
+    assert task["sources"] == [
+        {"topic": "lines", "partition": 0, "position": 10, "committed": 8, "end": 12, "lag": 4, "stream_time": 5000}
+    ]
+    assert (task["written"], task["dropped"], task["dead_letters"]) == (
+        {"out": 6},
+        [{"node": "windowed", "reason": "late", "records": 3}],
+        1,
+    )
     assert (task["stream_time"], task["behind_ms"], task["shared"]) == (5000, 700, True)
     assert [i["id"] for i in get(cluster["b"].url + "/v1/status?local=true")["instances"]] == ["b"]
 
@@ -113,8 +130,14 @@ def test_an_instance_that_is_gone_is_listed_as_unreachable_and_the_others_answer
         cluster.deal(2, DATA)
         cluster["b"].server.stop()
         answer = get(cluster["c"].url + "/v1/status")
-        assert [(i["id"], i["state"]) for i in answer["instances"]] == [("a", "running"), ("b", "unreachable"), ("c", "running")]
-        assert [task["id"] for task in answer["instances"][1]["tasks"]] == [str(task) for task in sorted(cluster.placed["b"])]
+        assert [(i["id"], i["state"]) for i in answer["instances"]] == [
+            ("a", "running"),
+            ("b", "unreachable"),
+            ("c", "running"),
+        ]
+        assert [task["id"] for task in answer["instances"][1]["tasks"]] == [
+            str(task) for task in sorted(cluster.placed["b"])
+        ]
         assert "does not answer" in answer["instances"][1]["reasons"][0]["message"]
         assert get(cluster["c"].url + "/v1/stores")["unreachable"] == ["b"]
 
@@ -141,7 +164,9 @@ def test_metrics_count_requests_by_route_not_by_key(cluster: Cluster) -> None:
     response = httpx.get(node.url + "/metrics", trust_env=False, timeout=60)
     assert response.headers["content-type"].startswith("text/plain")
     samples = [sample for family in text_string_to_metric_families(response.text) for sample in family.samples]
-    counted = {(s.labels["route"], s.labels["status"]): s.value for s in samples if s.name == "coopstreams_http_requests_total"}
+    counted = {
+        (s.labels["route"], s.labels["status"]): s.value for s in samples if s.name == "coopstreams_http_requests_total"
+    }
     assert counted["/v1/stores/{store}/keys/{key}", "200"] >= 2
     assert counted["/v1/stores/{store}/keys/{key}", "404"] >= 1
     assert [s.value for s in samples if s.name == "coopstreams_processed_records_total"] == [5]
@@ -171,7 +196,9 @@ def check(schema: dict[str, Any], value: Any, root: dict[str, Any], at: str = "a
         "boolean": bool,
         "null": type(None),
     }
-    assert not names or any(isinstance(value, kinds[name]) for name in ([names] if isinstance(names, str) else names)), f"{at}: {value!r}"
+    assert not names or any(
+        isinstance(value, kinds[name]) for name in ([names] if isinstance(names, str) else names)
+    ), f"{at}: {value!r}"
     if names == "object" and "properties" in schema:
         assert set(schema["required"]) <= set(value) <= set(schema["properties"]), f"{at}: {sorted(value)}"
         for name, inner in value.items():
@@ -208,12 +235,20 @@ def check(schema: dict[str, Any], value: Any, root: dict[str, Any], at: str = "a
 def test_answers_are_what_the_description_says(cluster: Cluster, path: str, route: str) -> None:
     document = get(cluster["a"].url + "/openapi.json")
     response = httpx.get(cluster["a"].url + path, trust_env=False, timeout=60)
-    check(document["paths"][route]["get"]["responses"][str(response.status_code)]["content"]["application/json"]["schema"], response.json(), document)
+    check(
+        document["paths"][route]["get"]["responses"][str(response.status_code)]["content"]["application/json"][
+            "schema"
+        ],
+        response.json(),
+        document,
+    )
 
 
 def test_the_description_has_every_route_with_its_parameters_and_nothing_dangling(cluster: Cluster) -> None:
     document = get(cluster["a"].url + "/openapi.json")
-    routes = {path.replace(":path", "") for path in QueryApp(cluster["a"], cluster["a"].metrics, RequestLimits()).answers()}
+    routes = {
+        path.replace(":path", "") for path in QueryApp(cluster["a"], cluster["a"].metrics, RequestLimits()).answers()
+    }
     assert set(document["paths"]) == routes
     assert document == description(LIMITS)
     operations = [path["get"] for path in document["paths"].values()]
@@ -230,13 +265,27 @@ def test_the_description_has_every_route_with_its_parameters_and_nothing_danglin
 
 def test_query_parameters_of_the_description_are_those_that_are_understood(cluster: Cluster) -> None:
     document = get(cluster["a"].url + "/openapi.json")
-    values = {"limit": "1", "from": "1", "to": "1", "prefix": "1", "reverse": "true", "local": "true", "key": "w1", "cursor": "AAAAAA", "as_of": "1"}
+    values = {
+        "limit": "1",
+        "from": "1",
+        "to": "1",
+        "prefix": "1",
+        "reverse": "true",
+        "local": "true",
+        "key": "w1",
+        "cursor": "AAAAAA",
+        "as_of": "1",
+    }
     stores = {"windows": "hours", "sessions": "visits", "versions": "prices"}
     for path, item in document["paths"].items():
-        url = cluster["a"].url + path.replace("{store}", stores.get(path.split("/")[-2], "counts")).replace("{key}", "w1")
+        url = cluster["a"].url + path.replace("{store}", stores.get(path.split("/")[-2], "counts")).replace(
+            "{key}", "w1"
+        )
         for parameter in item["get"].get("parameters", []):
             if parameter["in"] == "query":
-                asked = {parameter["name"]: values[parameter["name"]]} | ({"key": "w1"} if path.endswith("/keys") else {})
+                asked = {parameter["name"]: values[parameter["name"]]} | (
+                    {"key": "w1"} if path.endswith("/keys") else {}
+                )
                 response = httpx.get(url, params=asked, trust_env=False, timeout=60)
                 assert response.status_code in (200, 421), f"{path}?{parameter['name']}: {response.text}"
 
@@ -269,7 +318,9 @@ def test_an_address_that_cannot_be_is_an_error_at_once(listen: str) -> None:
 
 @pytest.mark.slow
 def test_a_server_that_takes_long_to_come_up_comes_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker was stopped for 12 s while it started: an error of its settings, it said when it woke, and all workers were ended."""
+    """A worker was stopped for 12 s while it started: an error of its settings, it said when it woke, and all workers
+    were ended.
+    """
     startup = uvicorn.Server.startup
 
     async def late(server: uvicorn.Server, sockets: list[socket.socket] | None = None) -> None:
@@ -293,7 +344,11 @@ def test_stopping_finishes_what_is_being_answered_and_leaves_no_thread(monkeypat
     with Cluster(1) as cluster:
         cluster.deal(1, {"counts": {f"{i:05}": (i, i) for i in range(5000)}})
         url, answers = cluster["a"].url, []
-        asking = threading.Thread(target=lambda: answers.append(httpx.get(f"{url}/v1/stores/counts/range?limit=5000", trust_env=False, timeout=60)))
+        asking = threading.Thread(
+            target=lambda: answers.append(
+                httpx.get(f"{url}/v1/stores/counts/range?limit=5000", trust_env=False, timeout=60)
+            )
+        )
         asking.start()
         while cluster["a"].reads == 0:
             threading.Event().wait(0.002)
@@ -306,8 +361,12 @@ def test_stopping_finishes_what_is_being_answered_and_leaves_no_thread(monkeypat
 
 
 def test_importing_the_rooms_entrance_loads_no_web_server() -> None:
-    code = "import coopstreams.query.server, coopstreams.query.backend, coopstreams.query.router, sys; print(*sys.modules)"
-    loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+    code = (
+        "import coopstreams.query.server, coopstreams.query.backend, coopstreams.query.router, sys; print(*sys.modules)"
+    )
+    loaded = set(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    )
     assert loaded & {"starlette", "uvicorn", "httpx"} == set()
 
 

@@ -1,4 +1,6 @@
-"""Stores in which a key has more than one value: windows of any length, sessions, versions; and global tables, which everybody has."""
+"""Stores in which a key has more than one value: windows of any length, sessions, versions; and global tables, which
+everybody has.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from tests.query.cluster import GLOBAL, HOUR, LIMITS, Cluster, Data, Node
 
 KEYS = [f"key-{number}" for number in range(12)]
 VISITS: dict[Any, tuple[Any, int]] = {
-    (key, start, start + length): (length, start + length) for key in KEYS for start, length in ((100, 50), (300, 0), (1000, 500))
+    (key, start, start + length): (length, start + length)
+    for key in KEYS
+    for start, length in ((100, 50), (300, 0), (1000, 500))
 }
 HISTORY = [(10, b"1"), (20, b"2"), (30, None), (40, b"4")]
 DATA: Data = {
@@ -91,9 +95,19 @@ def test_sessions_come_in_order_from_whoever_is_asked(cluster: Cluster, node: No
 
 @pytest.mark.parametrize(
     ("first", "last", "starts"),
-    [(150, 300, [100, 300]), (151, 299, []), (0, 99, []), (0, 100, [100]), (1500, 9999, [1000]), (1501, 9999, []), (1200, 1300, [1000])],
+    [
+        (150, 300, [100, 300]),
+        (151, 299, []),
+        (0, 99, []),
+        (0, 100, [100]),
+        (1500, 9999, [1000]),
+        (1501, 9999, []),
+        (1200, 1300, [1000]),
+    ],
 )
-def test_sessions_are_found_that_overlap_a_time_both_ends_inside(queries: QueryClient, first: int, last: int, starts: list[int]) -> None:
+def test_sessions_are_found_that_overlap_a_time_both_ends_inside(
+    queries: QueryClient, first: int, last: int, starts: list[int]
+) -> None:
     assert [session.start for session in queries.sessions("visits", "key-1", first, last)] == starts
 
 
@@ -111,14 +125,18 @@ def test_a_range_of_sessions_has_both_ends_of_each(queries: QueryClient) -> None
         ("key-1", (300, 300)),
         ("key-1", (1000, 1500)),
     ]
-    assert [entry.window for entry in queries.range("visits", page=7, reverse=True)] == [entry.window for entry in queries.range("visits")][::-1]
+    assert [entry.window for entry in queries.range("visits", page=7, reverse=True)] == [
+        entry.window for entry in queries.range("visits")
+    ][::-1]
 
 
 def test_a_window_that_never_ends_has_no_end_and_others_have_theirs(node: Node, queries: QueryClient) -> None:
     assert queries.windows("ever", "key-7") == [WindowFound(5, None, 7, 7)]
     assert '"end":null' in ask(node, "ever/windows/key-7").text
     assert {(entry.key, entry.window) for entry in queries.range("ever")} == {(key, (5, None)) for key in KEYS}
-    assert [(one.start, one.end) for one in queries.windows("hours", "key-7")] == [(h * HOUR, (h + 1) * HOUR) for h in range(3)]
+    assert [(one.start, one.end) for one in queries.windows("hours", "key-7")] == [
+        (h * HOUR, (h + 1) * HOUR) for h in range(3)
+    ]
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -129,8 +147,14 @@ def test_the_latest_version_is_the_value_of_a_key(cluster: Cluster, node: Node, 
 
 def test_a_row_whose_latest_version_is_a_deletion_is_not_there(node: Node, queries: QueryClient) -> None:
     assert queries.get("prices", "gone") is None
-    assert [found and found.value for found in queries.get_many("prices", ["gone", "key-1", "nobody"])] == [None, "4", None]
-    assert [(entry.key, entry.value, entry.timestamp) for entry in queries.range("prices", page=5)] == [(key, "4", 40) for key in sorted(KEYS)]
+    assert [found and found.value for found in queries.get_many("prices", ["gone", "key-1", "nobody"])] == [
+        None,
+        "4",
+        None,
+    ]
+    assert [(entry.key, entry.value, entry.timestamp) for entry in queries.range("prices", page=5)] == [
+        (key, "4", 40) for key in sorted(KEYS)
+    ]
     assert ask(node, "prices/keys/gone").json()["error"] == "KEY_NOT_FOUND"
 
 
@@ -163,7 +187,12 @@ def test_all_versions_of_a_time_come_in_order_without_deletions(node: Node, quer
 
 def test_what_lies_before_the_history_is_forgotten_and_not_called_absent(node: Node, queries: QueryClient) -> None:
     answer = ask(node, "prices/versions/key-5?as_of=14")
-    assert (answer.status_code, answer.json()["error"], answer.json()["known_since"], answer.json()["retryable"]) == (410, "FORGOTTEN", 15, False)
+    assert (answer.status_code, answer.json()["error"], answer.json()["known_since"], answer.json()["retryable"]) == (
+        410,
+        "FORGOTTEN",
+        15,
+        False,
+    )
     with pytest.raises(QueryError, match="does not know any more") as caught:
         queries.as_of("prices", "key-5", 3)
     assert caught.value.code == "FORGOTTEN"
@@ -194,7 +223,9 @@ def test_a_latest_version_older_than_the_history_still_holds() -> None:
         ("visits/sessions/a?from=2&to=1", "later than"),
     ],
 )
-def test_what_a_store_of_another_kind_is_asked_is_refused_with_what_can_be_asked(node: Node, path: str, says: str) -> None:
+def test_what_a_store_of_another_kind_is_asked_is_refused_with_what_can_be_asked(
+    node: Node, path: str, says: str
+) -> None:
     answer = ask(node, path)
     assert answer.status_code == 400
     assert says in answer.json()["message"]
@@ -208,15 +239,24 @@ def test_a_global_table_is_answered_by_whoever_is_asked(cluster: Cluster, node: 
     everything = [EntryFound(key, NAMES[key], 7, None) for key in sorted(NAMES)]
     assert list(queries.range("names", page=4)) == everything
     assert list(queries.range("names", page=4, reverse=True)) == everything[::-1]
-    assert [entry.key for entry in queries.range("names", "name-1", "name-12")] == ["name-1", "name-10", "name-11", "name-12"]
-    assert [entry.key for entry in queries.range("names", prefix="name-2", page=3)] == sorted(k for k in NAMES if k.startswith("name-2"))
+    assert [entry.key for entry in queries.range("names", "name-1", "name-12")] == [
+        "name-1",
+        "name-10",
+        "name-11",
+        "name-12",
+    ]
+    assert [entry.key for entry in queries.range("names", prefix="name-2", page=3)] == sorted(
+        k for k in NAMES if k.startswith("name-2")
+    )
     assert next(store for store in queries.stores() if store["name"] == "names")["approximate_entries"] == len(NAMES)
 
 
 def test_a_global_table_is_nobodys(node: Node, queries: QueryClient) -> None:
     with pytest.raises(QueryError, match="every instance has all of it"):
         queries.owner("names", "name-1")
-    assert all("names" not in task["stores"] for instance in queries.metadata()["instances"] for task in instance["tasks"])
+    assert all(
+        "names" not in task["stores"] for instance in queries.metadata()["instances"] for task in instance["tasks"]
+    )
 
 
 def test_a_global_table_that_is_still_being_read_is_moving_and_not_empty() -> None:
@@ -240,7 +280,9 @@ def test_bytes_that_are_no_history_are_unreadable() -> None:
 
 @given(
     st.dictionaries(
-        st.tuples(st.text("\x00\x01a", max_size=3).map(str.encode), st.integers(0, 70_000), st.integers(0, 2**40)), st.just(b""), max_size=12
+        st.tuples(st.text("\x00\x01a", max_size=3).map(str.encode), st.integers(0, 70_000), st.integers(0, 2**40)),
+        st.just(b""),
+        max_size=12,
     ),
     st.none() | st.text("\x00\x01a", max_size=3).map(str.encode),
     st.none() | st.text("\x00\x01a", max_size=3).map(str.encode),
@@ -248,7 +290,11 @@ def test_bytes_that_are_no_history_are_unreadable() -> None:
     st.none() | st.integers(0, 11),
 )
 def test_bounds_on_keys_hold_for_sessions_of_keys_that_continue_each_other(
-    sessions: dict[tuple[bytes, int, int], bytes], first: bytes | None, last: bytes | None, reverse: bool, after: int | None
+    sessions: dict[tuple[bytes, int, int], bytes],
+    first: bytes | None,
+    last: bytes | None,
+    reverse: bool,
+    after: int | None,
 ) -> None:
     spec = StoreSpec("s", "session", serdes.raw, serdes.raw, retention_ms=2**62, step_ms=1)
     database = Database(Memory(), [spec])
@@ -260,12 +306,20 @@ def test_bounds_on_keys_hold_for_sessions_of_keys_that_continue_each_other(
         state.stores["s"].touch(row, entry)
     state.changes()
     state.commit({"s": 1})
-    wanted = sorted((row for row in stored if (first is None or row[:-16] >= first) and (last is None or row[:-16] <= last)), reverse=reverse)
+    wanted = sorted(
+        (row for row in stored if (first is None or row[:-16] >= first) and (last is None or row[:-16] <= last)),
+        reverse=reverse,
+    )
     cursor = None if after is None or after >= len(wanted) else (wanted[after], 0)
     if cursor is not None:
         wanted = wanted[(after or 0) + 1 :]
     view = KeyRangeView(database, spec, [WHOLE])
-    assert [row.key for row in rows(view, "session", 0, Query(first=first, last=last, reverse=reverse, limit=100, after=cursor))] == wanted
+    assert [
+        row.key
+        for row in rows(view, "session", 0, Query(first=first, last=last, reverse=reverse, limit=100, after=cursor))
+    ] == wanted
     for key in {key for key, _, _ in sessions}:
         of_key = sorted((start + length, start) for other, start, length in sessions if other == key)
-        assert [(one.end, one.start) for one in view.sessions(key, 30_000, 60_000)] == [x for x in of_key if x[0] >= 30_000 and x[1] <= 60_000]
+        assert [(one.end, one.start) for one in view.sessions(key, 30_000, 60_000)] == [
+            x for x in of_key if x[0] >= 30_000 and x[1] <= 60_000
+        ]

@@ -1,4 +1,6 @@
-"""Histories of a whole group, by seed: `python -m tests.simulation --seeds 0..1000 [--minutes M] [--jobs N] [--replay SEED] [--shrink SEED]`."""
+"""Histories of a whole group, by seed: `python -m tests.simulation --seeds 0..1000 [--minutes M] [--jobs N] [--replay
+SEED] [--shrink SEED]`.
+"""
 
 from __future__ import annotations
 
@@ -41,17 +43,27 @@ def main() -> int:
     parser.add_argument("--program", choices=PROGRAMS, help="always this one; otherwise they take turns")
     parser.add_argument("--planted", choices=PLANTED, help="put this bug in, and end when it is found")
     parser.add_argument("--replay", type=int, metavar="SEED", help="print what happens in the histories of one seed")
-    parser.add_argument("--only", type=lambda given: [int(number) for number in given.split(",")], help="replay these steps only: 0,4,17")
-    parser.add_argument("--shrink", type=int, metavar="SEED", help="leave out of the histories of one seed what they need not go wrong")
+    parser.add_argument(
+        "--only",
+        type=lambda given: [int(number) for number in given.split(",")],
+        help="replay these steps only: 0,4,17",
+    )
+    parser.add_argument(
+        "--shrink", type=int, metavar="SEED", help="leave out of the histories of one seed what they need not go wrong"
+    )
     given = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets is a part of a history
-        return subprocess.call([sys.executable, "-m", "tests.simulation", *sys.argv[1:]], env={**os.environ, "PYTHONHASHSEED": "0"})
+        return subprocess.call(
+            [sys.executable, "-m", "tests.simulation", *sys.argv[1:]], env={**os.environ, "PYTHONHASHSEED": "0"}
+        )
     logging.disable(logging.CRITICAL)
     with PLANTED[given.planted]() if given.planted else nullcontext():
         if given.shrink is not None:
             return max(_shrink(history) for history in histories([given.shrink], given.guarantee, given.program))
         if given.replay is not None:
-            return max(_replay(history, given.only) for history in histories([given.replay], given.guarantee, given.program))
+            return max(
+                _replay(history, given.only) for history in histories([given.replay], given.guarantee, given.program)
+            )
         return _play(given)
 
 
@@ -114,8 +126,13 @@ def _shrink(history: History) -> int:
     print(f"{history}: {len(world.events)} events: {violation}", flush=True)
     only = shrunk(range(STEPS + 1), lambda steps: play(history, steps)[1] is not None)
     world, violation = play(history, only)
-    again = f'--replay {history.seed} --only {",".join(map(str, only))} --program "{history.program}" --guarantee {history.guarantee}'
-    print(f"{len(only)} of {STEPS + 1} steps, {len(world.events)} events: {violation}", *world.events, again, sep="\n    ")
+    again = (
+        f'--replay {history.seed} --only {",".join(map(str, only))} --program "{history.program}" --guarantee '
+        f"{history.guarantee}"
+    )
+    print(
+        f"{len(only)} of {STEPS + 1} steps, {len(world.events)} events: {violation}", *world.events, again, sep="\n    "
+    )
     return 1
 
 

@@ -1,4 +1,5 @@
-"""What must come out: what one task makes of the same records, in the test driver, and how exactly that is known of a program.
+"""What must come out: what one task makes of the same records, in the test driver, and how exactly that is known of a
+program.
 
     Counted    each result counts records: exactly the driver's, in order for each key; or, at least once, no fewer
     Ordered    results are as the driver's; or, at least once, they come in its order among repetitions
@@ -76,7 +77,9 @@ class Answer:
         self._driver.commit()
         spec = next(spec for part in self._driver.topology.subtopologies for spec in part.stores if spec.name == store)
         databases = [
-            database for (number, _), database in self._driver._databases.items() if spec in self._driver.topology.subtopologies[number].stores
+            database
+            for (number, _), database in self._driver._databases.items()
+            if spec in self._driver.topology.subtopologies[number].stores
         ]
         return sorted(row for database in databases for row in KeyRangeView(database, spec, [WHOLE]).all())
 
@@ -96,7 +99,11 @@ class Answer:
 
     def _short(self, key: Key) -> str:
         told, expected = len(self.told[key]), len(self.expected[key])
-        return f"{told} results came, {_shown(self.expected[key][told])} is the next of {expected}" if told < expected else ""
+        return (
+            f"{told} results came, {_shown(self.expected[key][told])} is the next of {expected}"
+            if told < expected
+            else ""
+        )
 
 
 class Counted(Answer):
@@ -111,7 +118,9 @@ class Counted(Answer):
         if self.exactly_once:
             return self._short(key)
         told, last = self.told[key], self.expected[key][-1]
-        enough = last is None or (told and told[-1] is not None and serdes.int64.decode(told[-1]) >= serdes.int64.decode(last))
+        enough = last is None or (
+            told and told[-1] is not None and serdes.int64.decode(told[-1]) >= serdes.int64.decode(last)
+        )
         return "" if enough else f"{_shown(told[-1]) if told else 'nothing'} was told, it is {_shown(last)}"
 
 
@@ -166,7 +175,11 @@ class Matched(Answer):
             return f"row {_shown(row)} was never written"
         if record not in due:
             return f"record {_shown(record)} was never written"
-        return f"record {_shown(record)} is not number {told}" if self.exactly_once and (told >= len(due) or due[told] != record) else ""
+        return (
+            f"record {_shown(record)} is not number {told}"
+            if self.exactly_once and (told >= len(due) or due[told] != record)
+            else ""
+        )
 
     def _lack(self, key: Key) -> str:
         told = set(map(_record, self.told[key]))

@@ -36,8 +36,12 @@ PATIENCE_S = 30.0
 class MachineCluster(Cluster):
     """A cluster in the time of a scheduler: what is due is done then, whoever waits."""
 
-    def __init__(self, scheduler: Scheduler, plan: Plan, check_fence: CheckFence, *, transaction_timeout_s: float) -> None:
-        super().__init__(plan, Machine(scheduler, "cluster"), check_fence=check_fence, transaction_timeout_s=transaction_timeout_s)
+    def __init__(
+        self, scheduler: Scheduler, plan: Plan, check_fence: CheckFence, *, transaction_timeout_s: float
+    ) -> None:
+        super().__init__(
+            plan, Machine(scheduler, "cluster"), check_fence=check_fence, transaction_timeout_s=transaction_timeout_s
+        )
         self._scheduler = scheduler
 
     def do(self, what: str, *details: object) -> None:
@@ -65,12 +69,20 @@ class _Request(Generic[T]):
 class MachineClient(Client):
     """A machine's way to the brokers. Units: `latency_s`, of one way, on the average.
 
-    A request that meets no fault is answered without a turn of who asked: it arrives, and its answer does, also while that one stands still.
+    A request that meets no fault is answered without a turn of who asked: it arrives, and its answer does, also while
+    that one stands still.
     """
 
     cluster: MachineCluster
 
-    def __init__(self, cluster: MachineCluster, machine: Machine, random: Random, latency_s: float, killed: Callable[[Machine, str], None]) -> None:
+    def __init__(
+        self,
+        cluster: MachineCluster,
+        machine: Machine,
+        random: Random,
+        latency_s: float,
+        killed: Callable[[Machine, str], None],
+    ) -> None:
         """`killed`: is told of the machine, and of the request at which its process has ended."""
         super().__init__(cluster, machine.name, machine)
         self.machine = machine
@@ -158,7 +170,9 @@ class MachineReader(SimulatedReader):
     def wake(self) -> None:
         self._awake = True
         if self._waiting:  # a reader of Kafka looks so often
-            self._scheduler.at(self._scheduler.now + WAKE_S * self._way.random.random(), partial(self._scheduler.wake, self._waiting))
+            self._scheduler.at(
+                self._scheduler.now + WAKE_S * self._way.random.random(), partial(self._scheduler.wake, self._waiting)
+            )
 
     def _send(self) -> None:
         """Have what is new come."""
@@ -195,11 +209,15 @@ class MachineLog(SimulatedLog):
     def reader(self, *, committed_only: bool = True) -> MachineReader:
         return MachineReader(self._machine_client, committed_only=committed_only)
 
-    def writer(self, transactional_id: str | None = None, written: Callable[[], Collection[str]] | None = None) -> SimulatedWriter:
+    def writer(
+        self, transactional_id: str | None = None, written: Callable[[], Collection[str]] | None = None
+    ) -> SimulatedWriter:
         return patient(self._machine_client.machine, lambda: SimulatedLog.writer(self, transactional_id, written))
 
     def end_offset(self, partition: TopicPartition) -> int:
-        """Return the true end: the brokers say who leads, as `Ends` asks them, and the leader is asked with its epoch."""
+        """Return the true end: the brokers say who leads, as `Ends` asks them, and the leader is asked with its
+        epoch.
+        """
         return patient(self._machine_client.machine, lambda: self._true_end(partition))
 
     def reported_end(self, partition: TopicPartition) -> int:
@@ -215,8 +233,12 @@ class MachineLog(SimulatedLog):
         choice = leadership.choose(client.ask("views", partition, views, ANSWER_S), MIN_ISR)
         if choice is None or choice.why_not:
             self._machine_client.machine.sleep(0.1)
-            raise LogError(f"asking where {partition} ends: {choice.why_not if choice else 'nobody knows it'}", retryable=True)
-        return client.ask("end offset", partition, lambda: cluster.end_told_by(choice.leader, choice.epoch, partition), ANSWER_S)
+            raise LogError(
+                f"asking where {partition} ends: {choice.why_not if choice else 'nobody knows it'}", retryable=True
+            )
+        return client.ask(
+            "end offset", partition, lambda: cluster.end_told_by(choice.leader, choice.epoch, partition), ANSWER_S
+        )
 
     def _ask(self, kind: Kind, where: TopicPartition | str, effect: Callable[[], T]) -> T:
         return patient(self._machine_client.machine, lambda: SimulatedLog._ask(self, kind, where, effect))

@@ -20,10 +20,14 @@ _FULL: set[Path] = set()
 
 
 class Disk(Memory):
-    """A store type, `tests.simulation.disk:Disk`: what one process has written in a folder, the next one finds there."""
+    """A store type, `tests.simulation.disk:Disk`: what one process has written in a folder, the next one finds
+    there.
+    """
 
     def __new__(cls, folder: Path) -> Disk:
-        """Return the engine of a folder as whoever had it before has left it; a folder that was made anew has an empty one."""
+        """Return the engine of a folder as whoever had it before has left it; a folder that was made anew has an empty
+        one.
+        """
         mark = folder / MARK
         if mark.exists():
             return _DISKS[mark.read_text()]

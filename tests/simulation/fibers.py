@@ -1,13 +1,14 @@
 """Threads that take turns, chosen by a seed, in virtual time.
 
-A thread of a simulated machine is a fiber: code that runs until it waits (`Machine` is its `Host`). Then the scheduler picks one that need not
-wait, at random; if there is none, it is at once as late as it must be for the first time-out.
+A thread of a simulated machine is a fiber: code that runs until it waits (`Machine` is its `Host`). Then the scheduler
+picks one that need not wait, at random; if there is none, it is at once as late as it must be for the first time-out.
 
     machine    one process: its threads, its clocks, whether it stands still or is dead
     fiber      one thread
     scheduler  whose turn it is, and what time
 
-Invariant: the same seed, the same turns: nothing here or above asks the operating system for time, threads or randomness.
+Invariant: the same seed, the same turns: nothing here or above asks the operating system for time, threads or
+randomness.
 Source: the idea is FoundationDB's simulation (Zhou et al., SIGMOD 2021).
 """
 
@@ -122,7 +123,9 @@ class Scheduler:
             return
         self.turns += 1
         if self.turns > MOST_TURNS:
-            raise StuckError(f"{self.turns} turns, and it is {self.now:.3f} s: {fiber.machine.name} {fiber.name} had the last one")
+            raise StuckError(
+                f"{self.turns} turns, and it is {self.now:.3f} s: {fiber.machine.name} {fiber.name} had the last one"
+            )
         fiber.switch()
 
     def at(self, seconds: float, then: Callable[[], None]) -> None:
@@ -298,7 +301,9 @@ class Condition:
     def __enter__(self) -> bool:
         return True
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
         pass
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:

@@ -1,4 +1,5 @@
-"""A group as its coordinator knows it, and the client side that speaks with it: the classic protocol, as far as members can tell.
+"""A group as its coordinator knows it, and the client side that speaks with it: the classic protocol, as far as members
+can tell.
 
     join       everybody says what it has; when all have, or time is over, a generation begins
     sync       the leader says who gets what
@@ -82,7 +83,11 @@ class Group:
         """Return why a fence is stale, or None."""
         if fence.member not in self.members:
             return f"member {fence.member} is unknown"
-        return None if fence.generation == self.generation else f"generation {fence.generation} is over, it is {self.generation}"
+        return (
+            None
+            if fence.generation == self.generation
+            else f"generation {fence.generation} is over, it is {self.generation}"
+        )
 
     def join(self, member: str, subscription: bytes, session_s: float) -> str:
         """Take a request to join; return the id of the member. The answer comes when `in_generation`."""
@@ -108,11 +113,17 @@ class Group:
         if member not in self.members:
             raise UnknownMemberError(f"the coordinator does not know {member}")
         self.members[member].heard = self.scheduler.now
-        told = {id_: each.subscription for id_, each in self.members.items()} if member == self.leader and self.phase is Phase.COMPLETING else {}
+        told = (
+            {id_: each.subscription for id_, each in self.members.items()}
+            if member == self.leader and self.phase is Phase.COMPLETING
+            else {}
+        )
         return self.generation, told
 
     def sync(self, member: str, generation: int, given: Mapping[str, bytes]) -> None:
-        """Take a request for what the member gets; the leader says it for all. The answer comes when it is `assigned`."""
+        """Take a request for what the member gets; the leader says it for all. The answer comes when it is
+        `assigned`.
+        """
         self._check(member, generation)
         if self.phase is Phase.COMPLETING and member == self.leader:
             for id_, each in self.members.items():
@@ -123,7 +134,9 @@ class Group:
 
     def assigned(self, member: str, generation: int) -> bytes:
         """Wait for what the member gets; return it."""
-        self._await(lambda: self.phase is not Phase.COMPLETING or self.generation != generation or member not in self.members)
+        self._await(
+            lambda: self.phase is not Phase.COMPLETING or self.generation != generation or member not in self.members
+        )
         self._check(member, generation)
         if self.phase is not Phase.STABLE:
             raise RebalancingError("join again")
@@ -172,7 +185,10 @@ class Group:
             raise IllegalGenerationError(f"generation {generation} is over")
 
     def _prepare(self) -> None:
-        self.phase, self._deadline = Phase.PREPARING, self.scheduler.now + max(each.session_s for each in self.members.values())
+        self.phase, self._deadline = (
+            Phase.PREPARING,
+            self.scheduler.now + max(each.session_s for each in self.members.values()),
+        )
         for each in self.members.values():
             each.joined = False
         self.scheduler.wake(self._waiting)
@@ -269,7 +285,9 @@ class SimCoordinator:
     def check(self) -> None:
         self._wake.set()
 
-    def commit_offsets(self, fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int, str]], timeout_ms: int | None = None) -> None:
+    def commit_offsets(
+        self, fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int, str]], timeout_ms: int | None = None
+    ) -> None:
         try:
             patient(self._machine, lambda: self._broker.commit(offsets, fence))
         except FencedError as error:

@@ -1,4 +1,6 @@
-"""What befalls machines in a history besides their end: disks that are lost, full, or from an earlier time; clocks that jump; other settings."""
+"""What befalls machines in a history besides their end: disks that are lost, full, or from an earlier time; clocks that
+jump; other settings.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,13 @@ SECOND_MS, HOUR_MS, DAY_MS = 1000, 3_600_000, 86_400_000
 
 
 class Hosts:
-    """The hosts of processes, by number, and what processes are told when they begin. `folder_of`: the state folder of a process."""
+    """The hosts of processes, by number, and what processes are told when they begin. `folder_of`: the state folder of
+    a process.
+    """
 
-    def __init__(self, count: int, folder_of: Callable[[int], Path], random: Random, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, count: int, folder_of: Callable[[int], Path], random: Random, say: Callable[[str], None]
+    ) -> None:
         self._folder_of, self._random, self._say = folder_of, random, say
         self._ahead_ms: Counter[int] = Counter()
         self.threads, self.ranges = random.choice((1, 1, 2)), random.choice((1, 2, 4))

@@ -1,7 +1,8 @@
 """What must hold of databases and of queries.
 
 databases   a row is one that its changelog has had: nothing that does not count
-queries     whoever says that it owns a key answers with what it is, or was after the last answer: never again with an older row
+queries     whoever says that it owns a key answers with what it is, or was after the last answer: never again with
+            an older row
 """
 
 from __future__ import annotations
@@ -71,11 +72,18 @@ class Changelogs:
             if not view.owns(layout.plain_key(part.spec, layout.store_key(part.spec.kind, key))):
                 continue
             last, row = self._answered.get((changelog, key), -1), answer.get(key)
-            at = next((at for at in range(max(last, 0), len(had)) if (had[at] if had[at][0] is not None else None) == row), None)
+            at = next(
+                (at for at in range(max(last, 0), len(had)) if (had[at] if had[at][0] is not None else None) == row),
+                None,
+            )
             if at is not None:
                 self._answered[changelog, key] = at
-            elif row in had[: max(last, 0)] or (decided and (row is not None or last >= 0)):  # else it may be of a transaction that has no marker yet
-                yield f"{part.where} answers {row} for {key!r} after {had[last] if last >= 0 else 'nothing'} was answered"
+            elif row in had[: max(last, 0)] or (
+                decided and (row is not None or last >= 0)
+            ):  # else it may be of a transaction that has no marker yet
+                yield (
+                    f"{part.where} answers {row} for {key!r} after {had[last] if last >= 0 else 'nothing'} was answered"
+                )
 
     def _of(self, part: Part) -> TopicPartition:
         topic = part.spec.source or internal_topic(self._application, changelog_topic(part.spec.name))

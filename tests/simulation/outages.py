@@ -1,4 +1,6 @@
-"""What befalls brokers in a history: they end, stand still and wake as the leaders that they were, and give away what they lead."""
+"""What befalls brokers in a history: they end, stand still and wake as the leaders that they were, and give away what
+they lead.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,19 @@ from tests.simulation.kafka.plan import Where
 class Outages:
     """Decides by chance. One broker at a time, as a cluster is run.
 
-    `name`: of the group. `stir`: has tasks move, told when a broker is back: what it believes counts only for who opens a task.
+    `name`: of the group. `stir`: has tasks move, told when a broker is back: what it believes counts only for who opens
+    a task.
     """
 
     def __init__(
-        self, cluster: Cluster, group: Group, name: str, scheduler: Scheduler, random: Random, say: Callable[[str], None], stir: Callable[[], None]
+        self,
+        cluster: Cluster,
+        group: Group,
+        name: str,
+        scheduler: Scheduler,
+        random: Random,
+        say: Callable[[str], None],
+        stir: Callable[[], None],
     ) -> None:
         self._cluster, self._group, self._name = cluster, group, name
         self._scheduler, self._random, self._say, self._stir = scheduler, random, say, stir
@@ -32,21 +42,35 @@ class Outages:
         """Have something befall a broker, or what it leads."""
         brokers, random = self._cluster.brokers, self._random
         if self._troubled is not None or random.random() < 0.3:
-            led = [where for broker in range(brokers.count) for where in brokers.led_by(broker) if broker not in brokers.away]
+            led = [
+                where
+                for broker in range(brokers.count)
+                for where in brokers.led_by(broker)
+                if broker not in brokers.away
+            ]
             trusted = [broker for broker in range(brokers.count) if broker != self._troubled]
             if led:
                 where, broker = random.choice(led), random.choice(trusted)
-                self._change("moves", lambda: self._cluster.do("move", where, broker), f"{where} to broker {broker}", lambda: [where])
+                self._change(
+                    "moves",
+                    lambda: self._cluster.do("move", where, broker),
+                    f"{where} to broker {broker}",
+                    lambda: [where],
+                )
             return
         broker = self._troubled = random.randrange(brokers.count)
         self._stopped = random.random() < 0.4
         self._change(
-            "ends" if self._stopped else "stands still", lambda: self._cluster.do("stop" if self._stopped else "pause", broker), f"broker {broker}"
+            "ends" if self._stopped else "stands still",
+            lambda: self._cluster.do("stop" if self._stopped else "pause", broker),
+            f"broker {broker}",
         )
         after = random.choice((0.05, 0.5, 6.0))
         if random.random() < 0.8:
             led_here = lambda: brokers.led_by(broker)  # noqa: E731
-            self._later(after, "is replaced", lambda: self._cluster.do("fail_over", broker), f"broker {broker}", led_here)
+            self._later(
+                after, "is replaced", lambda: self._cluster.do("fail_over", broker), f"broker {broker}", led_here
+            )
         after += random.choice((0.05, 2.0, 12.0))
         self._later(after, "is back", self._back, f"broker {broker}")
         if random.random() < 0.5:
@@ -71,7 +95,9 @@ class Outages:
         self._cluster.do("learn", self._troubled)
         self._troubled = None
 
-    def _later(self, seconds: float, what: str, how: Callable[[], object], whom: str, moved: Callable[[], list[Where]] = list) -> None:
+    def _later(
+        self, seconds: float, what: str, how: Callable[[], object], whom: str, moved: Callable[[], list[Where]] = list
+    ) -> None:
         number = self._number
 
         def then() -> None:

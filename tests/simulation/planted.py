@@ -79,7 +79,10 @@ def _done_again() -> AbstractContextManager[Any]:
 def _given_away() -> Iterator[None]:
     """A task that is revoked is given to another member at once, before it is closed here."""
     asked = property(lambda self: self._asked > self._sent or bool(self.closing))
-    with patch.object(Holdings, "held", property(lambda self: self.tasks)), patch.object(Holdings, "wants_rebalance", asked):
+    with (
+        patch.object(Holdings, "held", property(lambda self: self.tasks)),
+        patch.object(Holdings, "wants_rebalance", asked),
+    ):
         yield
 
 
@@ -104,7 +107,9 @@ def _early_database() -> AbstractContextManager[Any]:
 def _silent_opener() -> AbstractContextManager[Any]:
     """Openings that were told to be given up are forgotten, and nobody hears of it."""
     handle = Instance._handle
-    return patch.object(Instance, "_handle", lambda self, event: None if isinstance(event, Cancelled) else handle(self, event))
+    return patch.object(
+        Instance, "_handle", lambda self, event: None if isinstance(event, Cancelled) else handle(self, event)
+    )
 
 
 def _hasty() -> AbstractContextManager[Any]:
@@ -113,7 +118,9 @@ def _hasty() -> AbstractContextManager[Any]:
 
 
 def _one_question() -> AbstractContextManager[Any]:
-    """The offsets of all who wait are asked for in one question, the commit topic's row too, and one that is not certain fails all."""
+    """The offsets of all who wait are asked for in one question, the commit topic's row too, and one that is not
+    certain fails all.
+    """
     learn = Positions._learn
 
     def all_or_none(self: Positions, asking: Any) -> None:

@@ -22,7 +22,9 @@ Writes = Callable[[Random, int, int], Written]
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A topology that writes to `out`. `settings`: of its processes, and of the one task whose answer is the right one."""
+    """A topology that writes to `out`. `settings`: of its processes, and of the one task whose answer is the right
+    one.
+    """
 
     build: Callable[[], Topology]
     write: Writes
@@ -54,14 +56,18 @@ def _recounted() -> Topology:
 def _windows() -> Topology:
     builder = _builder()
     grouped = builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key()
-    grouped.windowed_by(TimeWindows(milliseconds=10_000, grace=ms(5_000))).count(store="counts", retention=ms(DAY_MS)).to_stream().to("out")
+    grouped.windowed_by(TimeWindows(milliseconds=10_000, grace=ms(5_000))).count(
+        store="counts", retention=ms(DAY_MS)
+    ).to_stream().to("out")
     return builder.build()
 
 
 def _finals() -> Topology:
     builder = _builder()
     grouped = builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key()
-    counts = grouped.windowed_by(TimeWindows(milliseconds=4_000, grace=ms(3_000))).count(store="counts", retention=ms(DAY_MS))
+    counts = grouped.windowed_by(TimeWindows(milliseconds=4_000, grace=ms(3_000))).count(
+        store="counts", retention=ms(DAY_MS)
+    )
     counts.suppress(until_window_closes()).to_stream().to("out")
     return builder.build()
 
@@ -69,7 +75,9 @@ def _finals() -> Topology:
 def _sessions() -> Topology:
     builder = _builder()
     grouped = builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key()
-    grouped.windowed_by(SessionWindows(milliseconds=4_000, grace=ms(4_000))).count(store="counts", retention=ms(DAY_MS)).to_stream().to("out")
+    grouped.windowed_by(SessionWindows(milliseconds=4_000, grace=ms(4_000))).count(
+        store="counts", retention=ms(DAY_MS)
+    ).to_stream().to("out")
     return builder.build()
 
 
@@ -94,7 +102,9 @@ def _everywhere() -> Topology:
     builder = _builder()
     table = builder.global_table("table", key=serdes.text, value=serdes.text, store="rows")
     stream = builder.stream("in", key=serdes.text, value=serdes.text)
-    stream.left_join(table, lambda value, row: f"{value}:{row or ''}", on=lambda key, value: key, value=serdes.text).to("out")
+    stream.left_join(table, lambda value, row: f"{value}:{row or ''}", on=lambda key, value: key, value=serdes.text).to(
+        "out"
+    )
     return builder.build()
 
 
@@ -109,7 +119,12 @@ def _to(*topics: str, late: bool = False, deletes: bool = False) -> Writes:
     def write(random: Random, number: int, now_ms: int) -> Written:
         lateness = random.choice((0, 0, 0, 500, 4_000, 20_000)) if late else 0
         value = None if deletes and random.random() < 0.2 else b"%d" % number
-        return Written(topics[0] if len(topics) == 1 else random.choice(topics), random.choice(KEYS).encode(), value, now_ms - lateness)
+        return Written(
+            topics[0] if len(topics) == 1 else random.choice(topics),
+            random.choice(KEYS).encode(),
+            value,
+            now_ms - lateness,
+        )
 
     return write
 
@@ -124,5 +139,7 @@ PROGRAMS = {
     "a join with a table": Program(_looked_up, _to("in", "in", "table"), Matched, ("rows",)),
     "a join with a global table": Program(_everywhere, _to("in", "in", "table"), Matched),
     "a table": Program(_table, _to("in", deletes=True), Ordered, ("rows",)),
-    "a table on its source": Program(_table, _to("in", deletes=True), Ordered, ("rows",), {"topology.optimization": "all"}),
+    "a table on its source": Program(
+        _table, _to("in", deletes=True), Ordered, ("rows",), {"topology.optimization": "all"}
+    ),
 }

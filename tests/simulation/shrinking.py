@@ -1,6 +1,7 @@
 """Leaves out of a list what is not needed for it to fail.
 
-Source: Zeller, Hildebrandt, "Simplifying and isolating failure-inducing input" (ddmin, by complements only), IEEE TSE 28(2), 2002.
+Source: Zeller, Hildebrandt, "Simplifying and isolating failure-inducing input" (ddmin, by complements only), IEEE TSE
+28(2), 2002.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ T = TypeVar("T")
 
 
 def shrunk(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:
-    """Return items of a list that fails, in order, so that it still fails, and with any one of them left out it does not."""
+    """Return items of a list that fails, in order, so that it still fails, and with any one of them left out it does
+    not.
+    """
     kept, size = list(items), len(items)
     while size:
         at, before = 0, len(kept)

@@ -1,4 +1,6 @@
-"""The oracles of results: what one task makes of records is right, and a result that is repeated, lost or of nobody is not."""
+"""The oracles of results: what one task makes of records is right, and a result that is repeated, lost or of nobody is
+not.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Histories of a whole group: those of a few seeds are right, and bugs that are put in are found. More: `python -m tests.simulation --help`."""
+"""Histories of a whole group: those of a few seeds are right, and bugs that are put in are found. More: `python -m
+tests.simulation --help`.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,17 @@ FOUND_AT = {
 }
 """The seed and the program with which each planted bug was found."""
 WITHIN = 40
-"""Other turns of a thread make another history of a seed, so a change of the product may move it: one of so many seeds finds it, and is the last."""
+"""Other turns of a thread make another history of a seed, so a change of the product may move it: one of so many seeds
+finds it, and is the last.
+"""
 
 
 def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command; the order of sets is a part of a history, so it is another process."""
     command = [sys.executable, "-m", "tests.simulation", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONHASHSEED": "0"})
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONHASHSEED": "0"}
+    )
 
 
 @pytest.mark.timeout(900)
@@ -41,7 +47,9 @@ def test_histories_are_right(guarantee: str) -> None:
 @pytest.mark.parametrize("bug", FOUND_AT)
 def test_a_bug_that_is_put_in_is_found(bug: str) -> None:
     seed, program = FOUND_AT[bug]
-    done = simulate("--seeds", f"{seed}..{seed + WITHIN}", "--program", program, "--guarantee", "exactly_once_v2", "--planted", bug)
+    done = simulate(
+        "--seeds", f"{seed}..{seed + WITHIN}", "--program", program, "--guarantee", "exactly_once_v2", "--planted", bug
+    )
     assert done.returncode == 1, done.stdout + done.stderr
 
 

@@ -1,4 +1,5 @@
-"""A whole group without a broker: real instances on simulated machines, a cluster in memory, and what goes wrong, all by one seed.
+"""A whole group without a broker: real instances on simulated machines, a cluster in memory, and what goes wrong, all
+by one seed.
 
     processes   each a real `Instance` with its threads; killed, stopped and woken, started anew on the same disk
     network     requests and answers that are late or lost
@@ -50,11 +51,32 @@ OUT = TopicPartition("out", 0)
 CALM_S = 400.0
 """How long everything may take to be done once nothing goes wrong any more."""
 LOOK_S = 0.25
-EVENTS = ("produce", "produce", "produce", "start", "kill", "stop", "pause", "resume", "rest", "rest", "plan", "broker", "broker", "host")
+EVENTS = (
+    "produce",
+    "produce",
+    "produce",
+    "start",
+    "kill",
+    "stop",
+    "pause",
+    "resume",
+    "rest",
+    "rest",
+    "plan",
+    "broker",
+    "broker",
+    "host",
+)
 """What happens, each as often as it is named."""
 STATES = 8
 """Databases are looked at each so many times."""
-LOSSES: list[tuple[float, Fault]] = [(0.004, Lost()), (0.004, Lost(answer=True)), (0.002, Late(7.0)), (0.001, Crash()), (0.001, Crash(after=True))]
+LOSSES: list[tuple[float, Fault]] = [
+    (0.004, Lost()),
+    (0.004, Lost(answer=True)),
+    (0.002, Late(7.0)),
+    (0.001, Crash()),
+    (0.001, Crash(after=True)),
+]
 ASKED: tuple[Kind, ...] = (
     "produce", "take over", "send offsets", "commit", "abort", "end transaction", "commit offsets", "fetch offsets",
     "end offset", "start offset", "views", "list transactions", "join", "sync",
@@ -147,8 +169,18 @@ class World:
         self.latency_s = self.random.choice((0.001, 0.005, 0.02))
         self.network = Random(self.random.getrandbits(64))
         self.cluster = MachineCluster(self.scheduler, self._plan(), self.group.check, transaction_timeout_s=15.0)
-        self.outages = Outages(self.cluster, self.group, APPLICATION, self.scheduler, Random(self.random.getrandbits(64)), self.say, self._stir)
-        self.folder = Path(tempfile.mkdtemp(prefix="coopstreams-simulation-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+        self.outages = Outages(
+            self.cluster,
+            self.group,
+            APPLICATION,
+            self.scheduler,
+            Random(self.random.getrandbits(64)),
+            self.say,
+            self._stir,
+        )
+        self.folder = Path(
+            tempfile.mkdtemp(prefix="coopstreams-simulation-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+        )
         self.hosts = Hosts(MOST_PROCESSES, self._folder_of, Random(self.random.getrandbits(64)), self.say)
         self.written = 0
         self.looks = 0
@@ -186,8 +218,8 @@ class World:
     def run(self, steps: int, only: Collection[int] | None = None) -> None:
         """Let so many things happen, then let everything come to an end.
 
-        Each step draws from a generator of its own, so that others can be left out. `only`: the steps that are taken, by number from 1 on;
-        0: requests meet faults from the beginning. None: all.
+        Each step draws from a generator of its own, so that others can be left out. `only`: the steps that are taken,
+        by number from 1 on; 0: requests meet faults from the beginning. None: all.
 
         Raises:
             ViolationError: an oracle does not hold.
@@ -200,7 +232,10 @@ class World:
             raise ViolationError(f"{type(wrong).__name__}: {wrong}") from wrong
 
     def _run(self, steps: int, only: Collection[int]) -> None:
-        planned = [(self.random.expovariate(1.0), self.random.choice(EVENTS), Random(self.random.getrandbits(64))) for _ in range(steps)]
+        planned = [
+            (self.random.expovariate(1.0), self.random.choice(EVENTS), Random(self.random.getrandbits(64)))
+            for _ in range(steps)
+        ]
         if 0 not in only:
             self.cluster.plan = NoFaults()
         for number in range(self.random.choice((1, 2, 3))):
@@ -262,7 +297,11 @@ class World:
             case "stop" if awake:
                 self._strike("is asked to stop", self.random.choice(awake), Process.stop)
             case "pause" if awake:
-                self._strike("stands still", self.random.choice(awake), lambda process: process.machine.pause(suspended=self.random.random() < 0.5))
+                self._strike(
+                    "stands still",
+                    self.random.choice(awake),
+                    lambda process: process.machine.pause(suspended=self.random.random() < 0.5),
+                )
             case "resume" if asleep:
                 self._strike("goes on", self.random.choice(asleep), lambda process: process.machine.resume())
                 self._check(self._wrong_answers())
@@ -311,14 +350,18 @@ class World:
         while self.scheduler.now < until:
             self.scheduler.run(min(until, self.scheduler.now + LOOK_S))
             for fiber, error in self.scheduler.errors:
-                raise ViolationError(f"{fiber.machine.name} {fiber.name} ended: {type(error).__name__}: {error}") from error
+                raise ViolationError(
+                    f"{fiber.machine.name} {fiber.name} ended: {type(error).__name__}: {error}"
+                ) from error
             self._check(self._wrong(whole=False))
 
     def _plan(self) -> Plan:
         """What requests meet from now on."""
         scale = self.random.choice((0.0, 0.3, 1.0, 3.0))
         self.say(f"{scale:g} times the usual faults of requests")
-        rates: dict[Kind, list[tuple[float, Fault]]] = {kind: [(rate * scale, fault) for rate, fault in faults] for kind, faults in RATES.items()}
+        rates: dict[Kind, list[tuple[float, Fault]]] = {
+            kind: [(rate * scale, fault) for rate, fault in faults] for kind, faults in RATES.items()
+        }
         return Chance(Random(self.random.getrandbits(64)), rates)
 
     def killed(self, machine: Machine, request: str) -> None:
@@ -369,12 +412,24 @@ class World:
             serving = Serving(process.instance, {})
             for (subtopology, partition), opened in list(process.components.directory._open.items()):
                 for spec in process.components.subtopology(subtopology).stores:
-                    tasks = [task for id_, task in process.instance.tasks.items() if (id_.subtopology, id_.partition) == (subtopology, partition)]
-                    ranges = [task.id.range for task in tasks if not owned or serving.owns(task)] if running else [WHOLE]
-                    yield Part(f"{process.machine.name} {subtopology}_{partition}", partition, opened.database, spec, ranges)
+                    tasks = [
+                        task
+                        for id_, task in process.instance.tasks.items()
+                        if (id_.subtopology, id_.partition) == (subtopology, partition)
+                    ]
+                    ranges = (
+                        [task.id.range for task in tasks if not owned or serving.owns(task)] if running else [WHOLE]
+                    )
+                    yield Part(
+                        f"{process.machine.name} {subtopology}_{partition}", partition, opened.database, spec, ranges
+                    )
 
     def _told(self) -> Rows:
-        rows = [row for run in self._reader.fetch(1 << 20, 0) for row in zip(run.columns.keys, run.columns.values, strict=True)]
+        rows = [
+            row
+            for run in self._reader.fetch(1 << 20, 0)
+            for row in zip(run.columns.keys, run.columns.values, strict=True)
+        ]
         return [(key, value) for key, value in rows if key is not None]
 
     def _reasons(self) -> str:
@@ -384,7 +439,9 @@ class World:
                 said.append(f"{process.machine.name} has not started")
                 continue
             states = {str(task): state.value for task, state in process.instance.registry.states.items()}
-            waits = {str(task): process.instance.opener.waits_for(task).why for task in process.instance.registry.states}
+            waits = {
+                str(task): process.instance.opener.waits_for(task).why for task in process.instance.registry.states
+            }
             said.append(f"{process.machine.name}: {states} {waits} {process.instance.member.problem}")
         return "; ".join(said)
 

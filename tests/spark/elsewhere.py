@@ -1,4 +1,5 @@
-"""A backfill in a session that is not this machine's own, in a process of its own: `python -m tests.spark.elsewhere SESSION JSON`.
+"""A backfill in a session that is not this machine's own, in a process of its own: `python -m tests.spark.elsewhere
+SESSION JSON`.
 
 Prints, as the last line, how it went.
 """
@@ -41,11 +42,22 @@ def session(kind: str) -> SparkSession:
 def outcome(spark: SparkSession, program: str, settings: dict[str, Any], work: str) -> dict[str, Any]:
     topology = load_topology(program)
     try:
-        done = backfill(topology, settings, spark=spark, options=Options(ranges=2, outputs="topic", work=work, snapshots=f"{work}/snapshots"))
+        done = backfill(
+            topology,
+            settings,
+            spark=spark,
+            options=Options(ranges=2, outputs="topic", work=work, snapshots=f"{work}/snapshots"),
+        )
     except CoopStreamsError as error:
         return {"error": type(error).__name__, "said": str(error)}
     goes_on = {str(place): offset for place, offset in publish(done, topology, settings).items()}
-    keys = sum(piece.entries for result in done.results for slices in result.slices.values() for each in slices for piece in each.files)
+    keys = sum(
+        piece.entries
+        for result in done.results
+        for slices in result.slices.values()
+        for each in slices
+        for piece in each.files
+    )
     return {"records": done.records, "goes on": goes_on, "keys in snapshots": keys}
 
 

@@ -30,7 +30,9 @@ GRACE = timedelta(milliseconds=700)
 
 @dataclass(frozen=True)
 class Ran:
-    """A backfill, and all that a live application would find: slices and their rows, stream times; and what was counted."""
+    """A backfill, and all that a live application would find: slices and their rows, stream times; and what was
+    counted.
+    """
 
     done: Backfilled
     slices: set[tuple[object, ...]]
@@ -41,28 +43,56 @@ class Ran:
     def counts(self) -> tuple[dict[str, int], dict[str, int], set[tuple[int, str, int]]]:
         """Read by topic, dropped by reason, stream times by partition and topic."""
         results = self.done.results
-        read, dropped = (sum((Counter(getattr(result, name)) for result in results), Counter()) for name in ("read", "dropped"))
-        return read, dropped, {(result.partition, topic, at) for result in results for topic, at in result.stream_times.items()}
+        read, dropped = (
+            sum((Counter(getattr(result, name)) for result in results), Counter()) for name in ("read", "dropped")
+        )
+        return (
+            read,
+            dropped,
+            {(result.partition, topic, at) for result in results for topic, at in result.stream_times.items()},
+        )
 
 
-def backfilled(spark: SparkSession, topology: Topology, rows: list[Row], folder: Path, *, ranges: int, native: bool, partitions: int = 2) -> Ran:
+def backfilled(
+    spark: SparkSession,
+    topology: Topology,
+    rows: list[Row],
+    folder: Path,
+    *,
+    ranges: int,
+    native: bool,
+    partitions: int = 2,
+) -> Ran:
     numbered = [(*row, number) for number, row in enumerate(rows)]
     table = spark.createDataFrame(numbered, "key binary, value binary, timestamp bigint, partition int, number bigint")
     (topic,) = planning.sources(topology)
     counts = check_partitions(topology, {topic: partitions}).partitions
     stages = planning.stages(topology, counts, ranges, native=native)
     cut = {topic: dict.fromkeys(range(partitions), (0, 0))}
-    plan = Plan("run-1", topology.application_id, planning.digest(topology), cut, stages, counts, (topic,), snapshots=str(folder / "snapshots"))
+    plan = Plan(
+        "run-1",
+        topology.application_id,
+        planning.digest(topology),
+        cut,
+        stages,
+        counts,
+        (topic,),
+        snapshots=str(folder / "snapshots"),
+    )
     config = Config.of({"bootstrap.servers": "nowhere:1"}, topology.application_id)
     done = carry_out(spark, topology, config, plan, {topic: TableHistory(table, ["number"])}, str(folder / "work"))
     return Ran(done, *left_behind(done, folder))
 
 
-def left_behind(done: Backfilled, folder: Path) -> tuple[set[tuple[object, ...]], dict[tuple[str, int, str], list[tuple[bytes, bytes]]]]:
+def left_behind(
+    done: Backfilled, folder: Path
+) -> tuple[set[tuple[object, ...]], dict[tuple[str, int, str], list[tuple[bytes, bytes]]]]:
     """Return the slices of a run, without the names of their files, and the rows in these."""
     files: dict[tuple[str, int, str], list[Path]] = defaultdict(list)
     slices = set[tuple[object, ...]]()
-    for store, each in ((store, each) for result in done.results for store, found in result.slices.items() for each in found):
+    for store, each in (
+        (store, each) for result in done.results for store, found in result.slices.items() for each in found
+    ):
         held = tuple((file.family, file.entries, file.first_key, file.last_key) for file in each.files)
         slices.add((store, each.partition, each.first, each.last, each.observed, held))
         for file in each.files:
@@ -86,7 +116,9 @@ def same_state(one: Ran, other: Ran) -> bool:
 
 
 def both(spark: SparkSession, topology: Topology, rows: list[Row], folder: Path, ranges: int = 3) -> tuple[Ran, Ran]:
-    native, python = (backfilled(spark, topology, rows, folder / str(way), ranges=ranges, native=way) for way in (True, False))
+    native, python = (
+        backfilled(spark, topology, rows, folder / str(way), ranges=ranges, native=way) for way in (True, False)
+    )
     return native, python
 
 
@@ -101,7 +133,12 @@ def flights(seed: int, records: int) -> list[Row]:
         now += generator.randrange(12)
         late = generator.randrange(3000) if generator.random() < 0.1 else 0
         parts: list[tuple[str, Any]] = [
-            ("delay", generator.choice([0, generator.randrange(-90, 500), -(10**18) + 1 if generator.random() < 0.001 else 3]))
+            (
+                "delay",
+                generator.choice(
+                    [0, generator.randrange(-90, 500), -(10**18) + 1 if generator.random() < 0.001 else 3]
+                ),
+            )
         ]
         parts += [("text", "a, \u00fc} {"), ("much", 1.5), ("none", None), ("yes", True)][: generator.randrange(5)]
         generator.shuffle(parts)

@@ -1,4 +1,6 @@
-"""An application whose state depends on time and on two topics, what one thread makes of its input, and ways to put it back."""
+"""An application whose state depends on time and on two topics, what one thread makes of its input, and ways to put it
+back.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ Done = Callable[[law.Input, int], bool]
 
 @dataclass(frozen=True, slots=True)
 class Shop:
-    """Orders counted by customer, in windows with late ones, and by the city that the customer lives in when they come."""
+    """Orders counted by customer, in windows with late ones, and by the city that the customer lives in when they
+    come.
+    """
 
     kafka: Kafka
     topology: Topology
@@ -50,7 +54,9 @@ class Shop:
 
     @staticmethod
     def make(kafka: Kafka) -> Shop:
-        orders, customers, final = (kafka.topic(name, PARTITIONS, retention_ms="-1") for name in ("orders", "customers", "final"))
+        orders, customers, final = (
+            kafka.topic(name, PARTITIONS, retention_ms="-1") for name in ("orders", "customers", "final")
+        )
         builder = StreamsBuilder(kafka.unique("shop"))
         table = builder.table(customers, key=serdes.text, value=serdes.text, store="customers")
         stream = builder.stream(orders, key=serdes.text, value=serdes.json)
@@ -72,16 +78,30 @@ class Shop:
 
     def run(self, folder: Path, records: Sequence[law.Input], ranges: int) -> None:
         """Run the application until it has committed all that was written, and stop it."""
-        live = {**self.settings, "state.dir": str(folder), "commit.interval.ms": 100, "ranges.per.partition": ranges, **PATIENT}
+        live = {
+            **self.settings,
+            "state.dir": str(folder),
+            "commit.interval.ms": 100,
+            "ranges.per.partition": ranges,
+            **PATIENT,
+        }
         ends = {place: len(mine) for place, mine in self.partitions(records).items()}
         with CoopStreams(self.topology, live):
-            eventually(lambda: all(self.stand(place)[0] >= end for place, end in ends.items()), 120, lambda: f"{self.stands()} is not {ends}")
+            eventually(
+                lambda: all(self.stand(place)[0] >= end for place, end in ends.items()),
+                120,
+                lambda: f"{self.stands()} is not {ends}",
+            )
 
     def stands(self) -> dict[TopicPartition, tuple[Segment, ...]]:
         config = Config.of(self.settings, self.topology.application_id)
         with closing(KafkaLog(config.client)) as cluster:
             found = stands(config, cluster, {self.orders: PARTITIONS, self.customers: PARTITIONS})
-        return {TopicPartition(topic, number): segments for topic, each in found.items() for number, segments in each.items()}
+        return {
+            TopicPartition(topic, number): segments
+            for topic, each in found.items()
+            for number, segments in each.items()
+        }
 
     def stand(self, place: TopicPartition) -> tuple[int, int]:
         segments = self.stands()[place]
@@ -90,7 +110,9 @@ class Shop:
     def partitions(self, records: Sequence[law.Input]) -> dict[TopicPartition, list[law.Input]]:
         names = {"orders": self.orders, "customers": self.customers}
         return {
-            TopicPartition(name, number): [record for record in records if (record.topic, record.partition) == (topic, number)]
+            TopicPartition(name, number): [
+                record for record in records if (record.topic, record.partition) == (topic, number)
+            ]
             for topic, name in names.items()
             for number in range(PARTITIONS)
         }
@@ -113,10 +135,14 @@ class Shop:
 
     def tables(self) -> dict[str, dict[Any, Any]]:
         """Return what the changelogs say."""
-        return {name: dict(decoded(name, latest(read_topic(self.kafka.bootstrap, self.changelog(name))))) for name in STORES}
+        return {
+            name: dict(decoded(name, latest(read_topic(self.kafka.bootstrap, self.changelog(name))))) for name in STORES
+        }
 
     def rebuild(self, spark: SparkSession, tmp_path: Path, **given: Any) -> RebuiltFromSource:
-        return rebuild_from_source(self.topology, self.settings, spark=spark, ranges=1, work=str(tmp_path / "work"), **given)
+        return rebuild_from_source(
+            self.topology, self.settings, spark=spark, ranges=1, work=str(tmp_path / "work"), **given
+        )
 
 
 def produce(kafka: Kafka, place: TopicPartition, rows: Mapping[bytes, bytes | None]) -> None:
@@ -140,14 +166,18 @@ def decoded(name: str, rows: Mapping[bytes, bytes]) -> Iterator[tuple[Any, Any]]
 
 
 def fold(records: Sequence[law.Input], done: Done = lambda _record, _offset: True) -> dict[str, dict[Any, Any]]:
-    """Return the tables of those records that are done, by dictionaries and a merge by stream time; time is that of all of them."""
+    """Return the tables of those records that are done, by dictionaries and a merge by stream time; time is that of all
+    of them.
+    """
     tables: dict[str, dict[Any, Any]] = {name: {} for name in STORES}
     for partition in range(PARTITIONS):
         merged = []
         for topic in ("customers", "orders"):
             mine = [record for record in records if (record.topic, record.partition) == (topic, partition)]
             times = accumulate((record.timestamp for record in mine), max)
-            merged += [(time, topic, offset, record) for offset, (time, record) in enumerate(zip(times, mine, strict=True))]
+            merged += [
+                (time, topic, offset, record) for offset, (time, record) in enumerate(zip(times, mine, strict=True))
+            ]
         clock = -1
         for _, topic, offset, record in sorted(merged, key=lambda each: each[:3]):
             if topic == "orders" and record.key is not None:

@@ -13,8 +13,12 @@ from coopstreams.topology.keys import key_hash
 from coopstreams.topology.stores import StoreSpec
 
 
-def changelogs_of(topology: Topology, folder: Path, results: Iterable[TaskResult]) -> dict[str, dict[bytes, tuple[bytes, int]]]:
-    """Return, for each store, what its changelog would say: value and timestamp by changelog key. No key may be there twice."""
+def changelogs_of(
+    topology: Topology, folder: Path, results: Iterable[TaskResult]
+) -> dict[str, dict[bytes, tuple[bytes, int]]]:
+    """Return, for each store, what its changelog would say: value and timestamp by changelog key. No key may be there
+    twice.
+    """
     specs = {spec.name: spec for part in topology.subtopologies for spec in part.stores}
     found: dict[str, dict[bytes, tuple[bytes, int]]] = {name: {} for name in specs}
     for result in results:

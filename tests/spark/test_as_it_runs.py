@@ -1,4 +1,6 @@
-"""A backfill runs the topology that the live application runs: `topology.optimization`, names of internal topics, and what a rebuild finds of them."""
+"""A backfill runs the topology that the live application runs: `topology.optimization`, names of internal topics, and
+what a rebuild finds of them.
+"""
 
 from __future__ import annotations
 
@@ -36,17 +38,26 @@ Event = tuple[str, str, str]
 
 
 class Shop:
-    """A table that is as it is in its topic, orders that look into it, and pairs of orders of the same person: optimised, it keeps less."""
+    """A table that is as it is in its topic, orders that look into it, and pairs of orders of the same person:
+    optimised, it keeps less.
+    """
 
     def __init__(self, kafka: Kafka) -> None:
         self.kafka, self.application = kafka, kafka.unique("shop")
         self.people = kafka.topic("people", cleanup_policy="compact", retention_ms="-1")
-        self.orders, self.sink, self.pairs = (kafka.topic(name, retention_ms="-1") for name in ("orders", "greeted", "pairs"))
+        self.orders, self.sink, self.pairs = (
+            kafka.topic(name, retention_ms="-1") for name in ("orders", "greeted", "pairs")
+        )
         builder = StreamsBuilder(self.application)
         people = builder.table(self.people, key=serdes.text, value=serdes.text, store="people")
         orders = builder.stream(self.orders, key=serdes.text, value=serdes.text)
         orders.join(people, lambda order, name: f"{order} of {name}", value=serdes.text).to(self.sink)
-        pair = orders.join(orders, lambda one, other: f"{one} {other}", windows=JoinWindows(milliseconds=2000, grace=ms(1000)), value=serdes.text)
+        pair = orders.join(
+            orders,
+            lambda one, other: f"{one} {other}",
+            windows=JoinWindows(milliseconds=2000, grace=ms(1000)),
+            value=serdes.text,
+        )
         pair.group_by_key().count(store="pairs").to_stream().map_values(str, value=serdes.text).to(self.pairs)
         self.topology = builder.build()
         self.settings: dict[str, Any] = {
@@ -85,11 +96,17 @@ class Shop:
         )
 
     def backfill(self, spark: SparkSession, folder: Path, **given: Any) -> Backfilled:
-        options = Options(ranges=2, work=str(folder / "work"), outputs="topic", snapshots=str(folder / "snapshots"), **given)
+        options = Options(
+            ranges=2, work=str(folder / "work"), outputs="topic", snapshots=str(folder / "snapshots"), **given
+        )
         return backfill(self.topology, self.settings, spark=spark, options=options)
 
     def internal(self) -> set[str]:
-        return {topic for topic in self.kafka.topics() if topic.startswith(f"{self.application}-") and topic.endswith(("-changelog", "-repartition"))}
+        return {
+            topic
+            for topic in self.kafka.topics()
+            if topic.startswith(f"{self.application}-") and topic.endswith(("-changelog", "-repartition"))
+        }
 
 
 @pytest.fixture
@@ -109,40 +126,59 @@ def table(app: CoopStreams, store: str) -> dict[str, str]:
 def restored(app: CoopStreams) -> set[str]:
     """Return the stores for which an instance has read a topic before it went on."""
     lines = [
-        line for line in instance_of(app).components.metrics.text().decode().splitlines() if line.startswith("coopstreams_restored_records_total{")
+        line
+        for line in instance_of(app).components.metrics.text().decode().splitlines()
+        if line.startswith("coopstreams_restored_records_total{")
     ]
     return {store for line in lines if float(line.rpartition(" ")[2]) for store in re.findall(r'store="([^"]+)"', line)}
 
 
 @pytest.mark.slow
-def test_an_optimised_application_goes_on_from_its_source_topic_and_from_the_snapshot(shop: Shop, spark: SparkSession, tmp_path: Path) -> None:
+def test_an_optimised_application_goes_on_from_its_source_topic_and_from_the_snapshot(
+    shop: Shop, spark: SparkSession, tmp_path: Path
+) -> None:
     shop.write([*shop.names("dear"), *shop.bought(range(150)), *shop.names("good"), *shop.bought(range(150, 300))])
     done = shop.backfill(spark, tmp_path)
     assert shop.found() == shop.expected()
     internal = {topic.name for topic in shop.topology.optimized("all").internal_topics}
     assert f"{shop.application}-people-changelog" not in internal
     assert shop.internal() == internal
-    assert {store for result in done.results for store in result.seeded} == {topic[len(shop.application) + 1 : -10] for topic in internal}
+    assert {store for result in done.results for store in result.seeded} == {
+        topic[len(shop.application) + 1 : -10] for topic in internal
+    }
     with pytest.raises(ConfigError, match=r"begun with another topology\.optimization"):
         publish(done, shop.topology, {**shop.settings, "topology.optimization": "none"})
     publish(done, shop.topology, shop.settings)
     manifest = snapshot.load(str(tmp_path / "snapshots"), shop.application)
     assert manifest is not None
     assert "people" not in manifest.stores
-    live = {**shop.settings, "state.dir": str(tmp_path / "state"), "snapshots.dir": str(tmp_path / "snapshots"), **PATIENT}
+    live = {
+        **shop.settings,
+        "state.dir": str(tmp_path / "state"),
+        "snapshots.dir": str(tmp_path / "snapshots"),
+        **PATIENT,
+    }
     with CoopStreams(shop.topology, live) as app:
         eventually(lambda: len(table(app, "people")) == len(PEOPLE), 120, lambda: f"{table(app, 'people')}")
         assert restored(app) == {"people"}, "the table comes from its topic, all else from the snapshot"
         shop.write(shop.names("best")[:10])
-        eventually(lambda: sum(name.startswith("best") for name in table(app, "people").values()) == 10, 120, lambda: f"{table(app, 'people')}")
+        eventually(
+            lambda: sum(name.startswith("best") for name in table(app, "people").values()) == 10,
+            120,
+            lambda: f"{table(app, 'people')}",
+        )
         shop.write(shop.bought(range(300, 400)))
         expected = shop.expected()
-        eventually(lambda: shop.found().total() >= expected.total(), 120, lambda: f"{expected - shop.found()} are missing")
+        eventually(
+            lambda: shop.found().total() >= expected.total(), 120, lambda: f"{expected - shop.found()} are missing"
+        )
     assert shop.found() == expected
     assert shop.internal() == internal
 
 
-def test_a_rebuild_finds_the_stores_of_an_optimised_application(shop: Shop, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_rebuild_finds_the_stores_of_an_optimised_application(
+    shop: Shop, spark: SparkSession, tmp_path: Path
+) -> None:
     shop.write([*shop.names("dear"), *shop.bought(range(100))])
     done = shop.backfill(spark, tmp_path)
     publish(done, shop.topology, shop.settings)

@@ -29,7 +29,9 @@ from tests.spark.slices import changelogs_of
 def table(spark: SparkSession, records: Sequence[law.Input], topic: str) -> DataFrame:
     """Return the records of a topic, with their number in the input."""
     rows = [
-        (None if r.key is None else r.key.encode(), r.value, r.timestamp, r.partition, number) for number, r in enumerate(records) if r.topic == topic
+        (None if r.key is None else r.key.encode(), r.value, r.timestamp, r.partition, number)
+        for number, r in enumerate(records)
+        if r.topic == topic
     ]
     return spark.createDataFrame(rows, "key binary, value binary, timestamp bigint, partition int, number bigint")
 
@@ -51,28 +53,44 @@ def plan_of(topology: Topology, counts: Mapping[str, int], ranges: int, snapshot
 
 
 def run(
-    spark: SparkSession, topology: Topology, histories: Mapping[str, TableHistory], partitions: int, ranges: int, folder: Path, handler: str = "fail"
+    spark: SparkSession,
+    topology: Topology,
+    histories: Mapping[str, TableHistory],
+    partitions: int,
+    ranges: int,
+    folder: Path,
+    handler: str = "fail",
 ) -> Backfilled:
     plan = plan_of(topology, dict.fromkeys(histories, partitions), ranges, folder / "snapshots")
-    given = {"statestore.cache.max.bytes": 0, "processing.exception.handler": handler, "errors.dead.letter.queue.topic.name": "dead"}
+    given = {
+        "statestore.cache.max.bytes": 0,
+        "processing.exception.handler": handler,
+        "errors.dead.letter.queue.topic.name": "dead",
+    }
     config = Config.of({"bootstrap.servers": "nowhere:1", **given}, topology.application_id)
     return carry_out(spark, topology, config, plan, histories, str(folder / "work"))
 
 
 def decoded(changelogs: Mapping[str, Mapping[bytes, tuple[bytes, int]]]) -> dict[str, dict[Any, Any]]:
     return {
-        name: dict(law._decoded(name, {key: value for key, (value, _) in rows.items()})) for name, rows in changelogs.items() if name in law.TABLES
+        name: dict(law._decoded(name, {key: value for key, (value, _) in rows.items()}))
+        for name, rows in changelogs.items()
+        if name in law.TABLES
     }
 
 
 @pytest.mark.parametrize(("partitions", "ranges"), [(1, 1), (2, 3)])
-def test_counts_windows_joins_and_repartitions_are_those_of_one_thread(spark: SparkSession, tmp_path: Path, partitions: int, ranges: int) -> None:
+def test_counts_windows_joins_and_repartitions_are_those_of_one_thread(
+    spark: SparkSession, tmp_path: Path, partitions: int, ranges: int
+) -> None:
     topics = law.Topics("law", "orders", "customers", "running", "windows", "cities")
     topology = law.law_topology(topics)
     records = law.law_input(seed=ranges, orders=3000, partitions=partitions)
     expected = law.fold(records, partitions)
     assert expected.late > 20
-    histories = {topic: TableHistory(table(spark, records, topic), order_by=["number"]) for topic in ("orders", "customers")}
+    histories = {
+        topic: TableHistory(table(spark, records, topic), order_by=["number"]) for topic in ("orders", "customers")
+    }
     done = run(spark, topology, histories, partitions, ranges, tmp_path)
     assert decoded(changelogs_of(topology, tmp_path / "snapshots", done.results)) == expected.tables
     late = sum(count for result in done.results for reason, count in result.dropped.items() if reason.endswith("late"))
@@ -92,33 +110,48 @@ def exchanging() -> Topology:
 
 def test_streams_that_wait_for_each_other_are_exchanged_in_rounds(spark: SparkSession, tmp_path: Path) -> None:
     generator = random.Random(2)
-    records = [(generator.choice(["left", "right"]), f"k{generator.randrange(9)}", f"k{generator.randrange(9)}", at) for at in range(400)]
+    records = [
+        (generator.choice(["left", "right"]), f"k{generator.randrange(9)}", f"k{generator.randrange(9)}", at)
+        for at in range(400)
+    ]
     with TopologyTestDriver(exchanging()) as driver:
         for topic, key, value, at in records:
             driver.input(topic, serdes.text, serdes.text).send(key, value, timestamp=at)
         stored = {name: {row.key: row.value for row in driver.store(name).all()} for name in ("left", "right")}
     rows = spark.createDataFrame(
-        [(topic, key.encode(), value.encode(), at) for topic, key, value, at in records], "topic string, key binary, value binary, timestamp bigint"
+        [(topic, key.encode(), value.encode(), at) for topic, key, value, at in records],
+        "topic string, key binary, value binary, timestamp bigint",
     )
     histories = {topic: TableHistory(rows.where(rows.topic == topic)) for topic in ("left", "right")}
     done = run(spark, exchanging(), histories, 2, 2, tmp_path)
     found = changelogs_of(exchanging(), tmp_path / "snapshots", done.results)
-    assert {name: {key.decode(): serdes.int64.decode(value) for key, (value, _) in each.items()} for name, each in found.items()} == stored
+    assert {
+        name: {key.decode(): serdes.int64.decode(value) for key, (value, _) in each.items()}
+        for name, each in found.items()
+    } == stored
     assert done.records == len(records)
 
 
 def closing() -> Topology:
     """Clicks in sessions, and in seconds that are told once, when they are over."""
     builder = StreamsBuilder("closing")
-    group = builder.stream("clicks", key=serdes.text, value=serdes.text).filter(lambda _, value: value != "skip").group_by_key()
-    group.windowed_by(SessionWindows(milliseconds=300, grace=ms(200))).count(store="sessions", retention=ms(5000)).to_stream().to("sessions")
+    group = (
+        builder.stream("clicks", key=serdes.text, value=serdes.text)
+        .filter(lambda _, value: value != "skip")
+        .group_by_key()
+    )
+    group.windowed_by(SessionWindows(milliseconds=300, grace=ms(200))).count(
+        store="sessions", retention=ms(5000)
+    ).to_stream().to("sessions")
     seconds = group.windowed_by(TimeWindows(milliseconds=1000, grace=ms(500))).count(store="seconds")
     seconds.suppress(until_window_closes(), name="final").to_stream().to("seconds")
     return builder.build()
 
 
 @pytest.mark.parametrize("ranges", [1, 5])
-def test_sessions_and_windows_that_are_told_once_are_those_of_the_test_driver(spark: SparkSession, tmp_path: Path, ranges: int) -> None:
+def test_sessions_and_windows_that_are_told_once_are_those_of_the_test_driver(
+    spark: SparkSession, tmp_path: Path, ranges: int
+) -> None:
     generator, now, clicks = random.Random(5), 0, []
     for _ in range(2500):
         now += generator.randrange(30)
@@ -152,7 +185,9 @@ def test_sessions_and_windows_that_are_told_once_are_those_of_the_test_driver(sp
 def stubborn() -> Topology:
     """Adds up numbers, one of which is none."""
     builder = StreamsBuilder("stubborn")
-    builder.stream("numbers", key=serdes.text, value=serdes.text).map_values(int, value=serdes.int64).group_by_key().count(store="counts")
+    builder.stream("numbers", key=serdes.text, value=serdes.text).map_values(
+        int, value=serdes.int64
+    ).group_by_key().count(store="counts")
     return builder.build()
 
 
@@ -161,7 +196,7 @@ def numbers(spark: SparkSession) -> TableHistory:
     return TableHistory(spark.createDataFrame(rows, "key binary, value binary, timestamp bigint"))
 
 
-def test_a_record_that_fails_ends_the_run_with_its_position_or_is_a_dead_letter_that_is_counted_and_said_to_be_unwritten(
+def test_a_record_that_fails_ends_the_run_with_its_position_or_is_a_counted_dead_letter(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     with pytest.raises(ProcessingError, match=r'the record at "numbers" partition 0 offset 33 made a function raise'):
@@ -171,17 +206,33 @@ def test_a_record_that_fails_ends_the_run_with_its_position_or_is_a_dead_letter_
     assert {key: serdes.int64.decode(value) for key, (value, _) in counts.items()} == {
         b"k%d" % digit: sum(at % 7 == digit and at != 33 for at in range(60)) for digit in range(7)
     }
-    assert sum(count for result in done.results for reason, count in result.dropped.items() if reason.endswith(": processing")) == 1
+    assert (
+        sum(
+            count
+            for result in done.results
+            for reason, count in result.dropped.items()
+            if reason.endswith(": processing")
+        )
+        == 1
+    )
     assert done.unwritten == {"dead": 1}, "the run writes state only"
 
 
 def test_a_table_without_partitions_gets_those_of_a_producer_and_loses_no_record(spark: SparkSession) -> None:
     keys = [None if number % 5 == 0 else b"key-%d" % number for number in range(200)]
-    rows = spark.createDataFrame([(key, b"%d" % at, at) for at, key in enumerate(keys)], "key binary, value binary, timestamp bigint")
+    rows = spark.createDataFrame(
+        [(key, b"%d" % at, at) for at, key in enumerate(keys)], "key binary, value binary, timestamp bigint"
+    )
     found = table_frame(TableHistory(rows), "topic", 3).collect()
     assert sorted(row.timestamp for row in found) == list(range(200))
-    assert all(row.topic == "topic" and row.headers is None and bytes(row.value) == b"%d" % row.timestamp for row in found)
-    assert all(row.partition == partition_of(bytes(row.key), 3) and row.key == keys[row.timestamp] for row in found if row.key is not None)
+    assert all(
+        row.topic == "topic" and row.headers is None and bytes(row.value) == b"%d" % row.timestamp for row in found
+    )
+    assert all(
+        row.partition == partition_of(bytes(row.key), 3) and row.key == keys[row.timestamp]
+        for row in found
+        if row.key is not None
+    )
     assert {row.partition for row in found if row.key is None} == {0, 1, 2}
 
 

@@ -24,23 +24,40 @@ PROGRAM = """
 from coopstreams import StreamsBuilder, serdes
 
 builder = StreamsBuilder("{application}")
-builder.stream("{source}", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to("{sink}")
+counts = builder.stream("{source}", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts")
+counts.to_stream().to("{sink}")
 topology = builder.build()
 """
 
 
-def test_a_run_is_looked_at_done_and_published_and_then_refused(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_run_is_looked_at_done_and_published_and_then_refused(
+    kafka: Kafka, spark: SparkSession, tmp_path: Path
+) -> None:
     counting = Counting.make(kafka, partitions=2)
     written = counting.write(f"key-{number % 30}" for number in range(900))
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(application=counting.application, source=counting.source, sink=counting.sink))
 
     def backfill(*options: str) -> Result:
-        return CliRunner().invoke(app, ["backfill", str(program), "--bootstrap-servers", kafka.bootstrap, "--work", str(tmp_path / "work"), *options])
+        return CliRunner().invoke(
+            app,
+            [
+                "backfill",
+                str(program),
+                "--bootstrap-servers",
+                kafka.bootstrap,
+                "--work",
+                str(tmp_path / "work"),
+                *options,
+            ],
+        )
 
     looked = backfill("--dry-run")
     assert "900 offsets of Kafka, 8 tasks" in looked.stdout
-    assert "outputs: none (results, late records and dead letters are counted, not written; --outputs topic or table writes them)" in looked.stdout
+    assert (
+        "outputs: none (results, late records and dead letters are counted, not written; --outputs topic or table "
+        "writes them)" in looked.stdout
+    )
     assert "in Spark SQL" not in looked.stdout
     assert "in Spark SQL, if all its records are understood there" in backfill("--dry-run", "--native").stdout
     assert not (tmp_path / "work").exists()
@@ -49,15 +66,23 @@ def test_a_run_is_looked_at_done_and_published_and_then_refused(kafka: Kafka, sp
     done = backfill("--ranges", "1")
     assert done.exit_code == 0, done.output
     assert "900 records read" in done.stdout
-    tasks, reading = (dict(re.findall(rf"^{kind} (\S+): ([\d,]+) records$", done.stdout, re.MULTILINE)) for kind in ("task", "reading"))
+    tasks, reading = (
+        dict(re.findall(rf"^{kind} (\S+): ([\d,]+) records$", done.stdout, re.MULTILINE))
+        for kind in ("task", "reading")
+    )
     assert {name.partition("[")[0] for name in tasks} == {"0_0", "0_1"}
     assert set(reading) == {f"{counting.source}-{partition}" for partition in (0, 1)}
     assert sum(map(int, tasks.values())) == sum(map(int, reading.values())) == 900
     assert "store counts: 30 keys" in done.stdout
-    table = {key.decode(): serdes.int64.decode(value) for key, value in latest(read_topic(kafka.bootstrap, counting.changelog)).items()}
+    table = {
+        key.decode(): serdes.int64.decode(value)
+        for key, value in latest(read_topic(kafka.bootstrap, counting.changelog)).items()
+    }
     assert table == written
     assert read_topic(kafka.bootstrap, counting.sink) == []
-    assert re.search(rf"^not written, because --outputs is none: \d+ records for {counting.sink}$", done.stdout, re.MULTILINE)
+    assert re.search(
+        rf"^not written, because --outputs is none: \d+ records for {counting.sink}$", done.stdout, re.MULTILINE
+    )
 
     again = backfill()
     assert isinstance(again.exception, ConfigError)
@@ -76,25 +101,41 @@ def test_a_run_is_looked_at_done_and_published_and_then_refused(kafka: Kafka, sp
     assert not [topic for topic in kafka_topics(kafka) if topic.startswith(f"{counting.application}-backfill-")]
 
 
-def test_a_run_that_fails_says_how_to_go_on_and_a_function_that_was_mended_does(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_run_that_fails_says_how_to_go_on_and_a_function_that_was_mended_does(
+    kafka: Kafka, spark: SparkSession, tmp_path: Path
+) -> None:
     counting = Counting.make(kafka)
     written = counting.write(f"key-{number % 3}" for number in range(30))
     program = tmp_path / "program.py"
     good = PROGRAM.format(application=counting.application, source=counting.source, sink=counting.sink)
 
     def backfill(*options: str) -> Result:
-        typed = ["backfill", str(program), "--bootstrap-servers", kafka.bootstrap, "--work", str(tmp_path / "work"), *options]
+        typed = [
+            "backfill",
+            str(program),
+            "--bootstrap-servers",
+            kafka.bootstrap,
+            "--work",
+            str(tmp_path / "work"),
+            *options,
+        ]
         return CliRunner().invoke(app, typed)
 
     program.write_text(good.replace(".group_by_key()", ".peek(lambda key, _: {}[key]).group_by_key()"))
     failed = backfill("--ranges", "1")
     assert isinstance(failed.exception, ProcessingError)
-    said = f"not done. What has not run yet is done by: coopstreams backfill {re.escape(str(program))} --resume (\\S+) --work"
+    said = (
+        f"not done. What has not run yet is done by: coopstreams backfill {re.escape(str(program))} --resume (\\S+) "
+        "--work"
+    )
     (run,) = re.findall(said, failed.stderr)
     program.write_text(good.replace(".group_by_key()", ".peek(lambda key, _: None).group_by_key()"))
     mended = backfill("--resume", run, "--publish")
     assert mended.exit_code == 0, mended.output
-    table = {key.decode(): serdes.int64.decode(value) for key, value in latest(read_topic(kafka.bootstrap, counting.changelog)).items()}
+    table = {
+        key.decode(): serdes.int64.decode(value)
+        for key, value in latest(read_topic(kafka.bootstrap, counting.changelog)).items()
+    }
     assert table == written
 
 
@@ -108,7 +149,9 @@ def kafka_topics(kafka: Kafka) -> set[str]:
 
 def test_what_cannot_be_is_refused_before_spark_starts(kafka: Kafka, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM.format(application=kafka.unique("refused"), source=kafka.topic("in"), sink=kafka.topic("out")))
+    program.write_text(
+        PROGRAM.format(application=kafka.unique("refused"), source=kafka.topic("in"), sink=kafka.topic("out"))
+    )
     given = ["backfill", str(program), "--bootstrap-servers", kafka.bootstrap, "--work", str(tmp_path / "work")]
     for options, said in (
         (["--outputs", "everything"], "none, topic or table"),

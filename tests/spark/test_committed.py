@@ -1,4 +1,6 @@
-"""Which records count for which task, how finely tasks are cut, and what makes one table another: decisions, without Kafka and Spark."""
+"""Which records count for which task, how finely tasks are cut, and what makes one table another: decisions, without
+Kafka and Spark.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,13 @@ def segments(draw: st.DrawFn) -> tuple[Segment, ...]:
 
 
 @given(st.integers(1, 12), st.lists(segments(), max_size=3))
-def test_each_task_lies_within_one_segment_and_fewer_would_not_do(wanted: int, stands: list[tuple[Segment, ...]]) -> None:
+def test_each_task_lies_within_one_segment_and_fewer_would_not_do(
+    wanted: int, stands: list[tuple[Segment, ...]]
+) -> None:
     def fits(count: int) -> bool:
-        return all(any(each.range.covers(piece) for each in stand) for stand in stands for piece in KeyRange.split(count))
+        return all(
+            any(each.range.covers(piece) for each in stand) for stand in stands for piece in KeyRange.split(count)
+        )
 
     count = aligned(wanted, stands)
     assert count is not None
@@ -66,7 +72,9 @@ def test_what_is_committed_counts_and_a_task_ends_where_its_segment_does(
     keys = {offset: b"key-%d" % (offset % 7) for offset in offsets}
     cut = Cut(KeyRange.split(ranges), stand)
     assert cut.pieces[0].range.start == 0
-    assert [after.range.start - before.range.end for before, after in pairwise(cut.pieces)] == [1] * (len(cut.pieces) - 1)
+    assert [after.range.start - before.range.end for before, after in pairwise(cut.pieces)] == [1] * (
+        len(cut.pieces) - 1
+    )
     counted: list[tuple[int, int]] = []
     for start, end in pairwise(sorted({0, RECORDS, *batches})):
         part = [offset for offset in offsets if start <= offset < end]
@@ -80,7 +88,12 @@ def test_what_is_committed_counts_and_a_task_ends_where_its_segment_does(
                 columns = Columns([keys[offset] for offset in mine], [None] * len(mine), mine, mine, mine, None)
                 counted += [(offset, piece.slot) for offset in cut.committed(number, columns).offsets]
         assert seen == part
-    right = [(offset, segment) for offset in offsets for segment in stand if key_hash(keys[offset]) in segment.range and is_done(segment, offset)]
+    right = [
+        (offset, segment)
+        for offset in offsets
+        for segment in stand
+        if key_hash(keys[offset]) in segment.range and is_done(segment, offset)
+    ]
     assert sorted(offset for offset, _ in counted) == [offset for offset, _ in right]
     for slot, time in enumerate(cut.ends):
         until = min(piece.segment.position for piece in cut.pieces if piece.slot == slot)
@@ -93,7 +106,9 @@ rows = st.dictionaries(st.binary(max_size=3), st.binary(max_size=2))
 
 
 @given(rows, rows)
-def test_the_differences_make_one_table_the_other_and_are_as_few_as_can_be(found: dict[bytes, bytes], right: dict[bytes, bytes]) -> None:
+def test_the_differences_make_one_table_the_other_and_are_as_few_as_can_be(
+    found: dict[bytes, bytes], right: dict[bytes, bytes]
+) -> None:
     counted, table = Differences(), dict(found)
     changes = list(differences(iter(sorted(found.items())), iter(sorted(right.items())), counted))
     for key, row in changes:
@@ -112,7 +127,9 @@ def chain() -> Topology:
     builder = StreamsBuilder("chain")
     words = builder.stream("words", key=serdes.text, value=serdes.text)
     words.group_by_key().count(store="by-key")
-    words.select_key(lambda _, value: value, key=serdes.text).repartition(name="by-value").group_by_key().count(store="by-value")
+    words.select_key(lambda _, value: value, key=serdes.text).repartition(name="by-value").group_by_key().count(
+        store="by-value"
+    )
     builder.stream("others", key=serdes.text, value=serdes.text).group_by_key().count(store="others")
     return builder.build()
 
@@ -121,7 +138,9 @@ def stages(rebuild: Rebuild, ranges: int = 2) -> list[tuple[tuple[str, ...], int
     topology = chain()
     (repartition,) = (topic for part in topology.subtopologies for topic in forwarded(part))
     made = stages_of(topology, {"words": 2, "others": 1, repartition: 2}, rebuild, ranges)
-    plan = Plan("r", "chain", planning.digest(topology), {"words": {0: (0, 9), 1: (0, 9)}}, made, {"words": 2}, rebuild=rebuild)
+    plan = Plan(
+        "r", "chain", planning.digest(topology), {"words": {0: (0, 9), 1: (0, 9)}}, made, {"words": 2}, rebuild=rebuild
+    )
     assert Plan.from_json(plan.to_json()) == plan
     return [(stage.stores, stage.ranges, stage.first, stage.only) for stage in made]
 

@@ -1,4 +1,6 @@
-"""The programs of the page about backfills run, one after the other, on a Kafka of their own and with a small archive."""
+"""The programs of the page about backfills run, one after the other, on a Kafka of their own and with a small
+archive.
+"""
 
 from __future__ import annotations
 
@@ -33,26 +35,35 @@ def test_the_programs_of_the_page_run(
 ) -> None:
     bootstrap = broker_of_own().bootstrap
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    for created in admin.create_topics([NewTopic(topic, 1, 1) for topic in ("orders", "per-customer", "copy")]).values():
+    for created in admin.create_topics(
+        [NewTopic(topic, 1, 1) for topic in ("orders", "per-customer", "copy")]
+    ).values():
         created.result(30)
     producer = Producer({"bootstrap.servers": bootstrap})
     for number in range(1000):
         producer.produce("orders", b"{}", b"customer-%d" % (number % 7), headers=[("number", b"%d" % number)])
     assert producer.flush(30) == 0
     rows = spark.createDataFrame(ORDERS, "order_number bigint, customer string, amount double, currency string")
-    rows.selectExpr("*", "timestamp_millis(1700000000000 + order_number * 1000) as ordered_at").write.parquet(str(tmp_path / "orders"))
+    rows.selectExpr("*", "timestamp_millis(1700000000000 + order_number * 1000) as ordered_at").write.parquet(
+        str(tmp_path / "orders")
+    )
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     for block in blocks(ROOT / "docs" / "backfill.md"):
         if block.file is not None:  # the others need no Spark, and run with those of all pages
-            (tmp_path / block.file).write_text(block.text.replace("localhost:9092", bootstrap).replace("s3a://archive", str(tmp_path)))
+            (tmp_path / block.file).write_text(
+                block.text.replace("localhost:9092", bootstrap).replace("s3a://archive", str(tmp_path))
+            )
             runpy.run_path(str(tmp_path / block.file), run_name="__main__")
     sys.modules.pop("orders", None)
 
     assert capsys.readouterr().out.startswith("400 {")
     updates = spark.read.parquet(str(tmp_path / "per-customer")).collect()
-    latest = {row.key.decode(): serdes.int64.decode(bytes(row.value)) for row in sorted(updates, key=lambda row: (row.task, row.number))}
+    latest = {
+        row.key.decode(): serdes.int64.decode(bytes(row.value))
+        for row in sorted(updates, key=lambda row: (row.task, row.number))
+    }
     assert latest == Counter(customer for _, customer, _, _ in ORDERS)
     # Four parts of the topic were copied side by side.
     copied = sorted((int(record.headers["number"] or b""), record.key) for record in read_topic(bootstrap, "copy"))

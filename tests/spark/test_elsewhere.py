@@ -64,7 +64,9 @@ class Letters:
         helper, program = (f"{name}_{application.replace('-', '_')}" for name in ("helper", "program"))
         folder.mkdir(exist_ok=True)
         (folder / f"{helper}.py").write_text(HELPER)
-        (folder / f"{program}.py").write_text(PROGRAM.format(application=application, source=source, sink=sink, helper=helper))
+        (folder / f"{program}.py").write_text(
+            PROGRAM.format(application=application, source=source, sink=sink, helper=helper)
+        )
         producer = Producer({"bootstrap.servers": kafka.bootstrap, "enable.idempotence": True})
         for number, word in enumerate(words):
             producer.produce(source, word.encode(), b"%d" % number)
@@ -78,12 +80,23 @@ def words(count: int) -> list[str]:
 
 def run(kind: str, kafka: Kafka, programs: Sequence[Letters], work: Path) -> dict[str, Any]:
     """Return how the backfills of these programs went, one after the other in one session."""
-    asked = {"settings": {"bootstrap.servers": kafka.bootstrap}, "programs": [str(program.path) for program in programs], "work": str(work)}
+    asked = {
+        "settings": {"bootstrap.servers": kafka.bootstrap},
+        "programs": [str(program.path) for program in programs],
+        "work": str(work),
+    }
     # coopstreams is found as if it were installed; nothing of the application is.
     found_in = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": found_in, "SPARK_HOME": str(Path(pyspark.__file__).parent), "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": found_in,
+        "SPARK_HOME": str(Path(pyspark.__file__).parent),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
     command = [sys.executable, "-m", "tests.spark.elsewhere", kind, json.dumps(asked)]
-    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    ended = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert ended.returncode == 0, ended.stderr[-8000:]
     found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     return found
@@ -94,7 +107,9 @@ def check(kafka: Kafka, program: Letters, outcome: dict[str, Any]) -> None:
     count = program.expected.total()
     assert outcome["records"] == count
     assert outcome["keys in snapshots"] == len(program.expected)
-    assert sum(offset for place, offset in outcome["goes on"].items() if place.startswith(f"{program.source}-")) == count
+    assert (
+        sum(offset for place, offset in outcome["goes on"].items() if place.startswith(f"{program.source}-")) == count
+    )
     table = latest(read_topic(kafka.bootstrap, f"{program.application}-letters-changelog"))
     assert {key.decode(): serdes.int64.decode(value) for key, value in table.items()} == program.expected
     updates = [(record.key or b"").decode() for record in read_topic(kafka.bootstrap, program.sink)]
@@ -124,7 +139,9 @@ def test_executors_that_are_processes_of_their_own_run_it_too(kafka: Kafka, tmp_
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_what_pack_prints_runs_on_a_cluster_whose_workers_have_nothing_but_the_archive(kafka: Kafka, tmp_path: Path) -> None:
+def test_what_pack_prints_runs_on_a_cluster_whose_workers_have_nothing_but_the_archive(
+    kafka: Kafka, tmp_path: Path
+) -> None:
     counted = Letters.make(kafka, tmp_path / "app", words(3000))
     # The application says which interpreter ran it.
     counted.path.with_name(f"{counted.path.stem.replace('program', 'helper')}.py").write_text(WHERE)
@@ -133,7 +150,8 @@ def test_what_pack_prints_runs_on_a_cluster_whose_workers_have_nothing_but_the_a
     packed = subprocess.run(pack, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     submit = packed.stdout.partition("Submit a backfill with it:")[2]
     for word, meant in {
-        "MASTER": "local-cluster[1,1,1024] --conf spark.driver.host=127.0.0.1 --conf spark.driver.bindAddress=127.0.0.1",
+        "MASTER": "local-cluster[1,1,1024] --conf spark.driver.host=127.0.0.1 "
+        "--conf spark.driver.bindAddress=127.0.0.1",
         "APP.py": str(counted.path),
         "HOST:PORT": kafka.bootstrap,
         "URL": f"{tmp_path}/work --publish",
@@ -142,7 +160,9 @@ def test_what_pack_prints_runs_on_a_cluster_whose_workers_have_nothing_but_the_a
         submit = submit.replace(word, meant)
     path = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
     environment |= {"PATH": path, "SPARK_HOME": str(Path(pyspark.__file__).parent), "SPARK_LOCAL_IP": "127.0.0.1"}
-    ended = subprocess.run(["bash", "-c", submit], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    ended = subprocess.run(
+        ["bash", "-c", submit], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900, check=False
+    )
     assert ended.returncode == 0, ended.stderr[-8000:]
     assert "3000 records read" in ended.stdout
     assert ended.stdout.count("the application goes on at") == 4  # two topics of two partitions

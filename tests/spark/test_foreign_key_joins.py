@@ -1,4 +1,6 @@
-"""Foreign-key joins in a backfill: tables, and each update of them, are those of a driver that answers at once; and a live application goes on."""
+"""Foreign-key joins in a backfill: tables, and each update of them, are those of a driver that answers at once; and a
+live application goes on.
+"""
 
 from __future__ import annotations
 
@@ -42,29 +44,41 @@ BEGIN_MS = 1_700_000_000_000
 
 
 def topology_of(*, left: bool, application: str = "foreign", topics: Mapping[str, str] = HERE) -> Topology:
-    """Orders meet the person whom they name, then that one's country; clicks look into the result, and names are counted."""
+    """Orders meet the person whom they name, then that one's country; clicks look into the result, and names are
+    counted.
+    """
     builder = StreamsBuilder(application)
-    orders, people, countries = (builder.table(topics[topic], key=serdes.text, value=serdes.json) for topic in SOURCES[:3])
+    orders, people, countries = (
+        builder.table(topics[topic], key=serdes.text, value=serdes.json) for topic in SOURCES[:3]
+    )
     clicks = builder.stream(topics["clicks"], key=serdes.text, value=serdes.json)
     pair: dict[str, Any] = {"joiner": lambda one, other: [one, other], "value": serdes.json}
-    owned = (orders.left_join if left else orders.join)(people, foreign_key=lambda order: order["person"], store="owned", name="owned", **pair)
-    placed = owned.left_join(countries, foreign_key=lambda row: row[1] and row[1]["country"], store="placed", name="placed", **pair)
+    owned = (orders.left_join if left else orders.join)(
+        people, foreign_key=lambda order: order["person"], store="owned", name="owned", **pair
+    )
+    placed = owned.left_join(
+        countries, foreign_key=lambda row: row[1] and row[1]["country"], store="placed", name="placed", **pair
+    )
     placed.to_stream().to(topics["placed"])
-    owned.group_by(lambda key, row: (row[0]["person"] or "", row), key=serdes.text, value=serdes.json).count(store="per-name")
+    owned.group_by(lambda key, row: (row[0]["person"] or "", row), key=serdes.text, value=serdes.json).count(
+        store="per-name"
+    )
     clicks.join(owned, lambda click, row: [click, row], value=serdes.json).to(topics["seen"])
     return builder.build()
 
 
 def events_of(seed: int, count: int, *, late: bool) -> list[Event]:
-    """Changes and deletions on all sides, each at a moment of its own. `late`: some with older timestamps than those before them."""
+    """Changes and deletions on all sides, each at a moment of its own. `late`: some with older timestamps than those
+    before them.
+    """
     generator, found = random.Random(seed), list[Event]()
     people, countries = [f"p{n}" for n in range(12)], [f"c{n}" for n in range(4)]
     for number in range(count):
         topic = generator.choice(["orders"] * 4 + ["people"] * 2 + ["countries", "clicks"])
         gone = topic != "clicks" and generator.random() < 0.15
-        key = {"orders": f"o{generator.randrange(40)}", "clicks": f"o{generator.randrange(40)}"}.get(topic) or generator.choice(
-            people if topic == "people" else countries
-        )
+        key = {"orders": f"o{generator.randrange(40)}", "clicks": f"o{generator.randrange(40)}"}.get(
+            topic
+        ) or generator.choice(people if topic == "people" else countries)
         value = {"orders": "person", "people": "country"}.get(topic)
         row: dict[str, Any] = {"n": generator.randrange(3)}
         if value is not None:
@@ -78,7 +92,14 @@ def histories(spark: SparkSession, events: Sequence[Event], partitions: int) -> 
     schema = "topic string, key binary, value binary, timestamp bigint, number bigint, partition int"
     rows = spark.createDataFrame(
         [
-            (topic, key.encode(), None if value is None else orjson.dumps(value), at, number, partition_of(key.encode(), partitions))
+            (
+                topic,
+                key.encode(),
+                None if value is None else orjson.dumps(value),
+                at,
+                number,
+                partition_of(key.encode(), partitions),
+            )
             for number, (topic, key, value, at) in enumerate(events)
         ],
         schema,
@@ -86,12 +107,24 @@ def histories(spark: SparkSession, events: Sequence[Event], partitions: int) -> 
     return {topic: TableHistory(rows.where(rows.topic == topic), order_by=["number"]) for topic in SOURCES}
 
 
-def run(spark: SparkSession, plan: Plan, topology: Topology, events: Sequence[Event], partitions: int, folder: Path, cache_bytes: int) -> Backfilled:
-    config = Config.of({"bootstrap.servers": "nowhere:1", "statestore.cache.max.bytes": cache_bytes}, topology.application_id)
+def run(
+    spark: SparkSession,
+    plan: Plan,
+    topology: Topology,
+    events: Sequence[Event],
+    partitions: int,
+    folder: Path,
+    cache_bytes: int,
+) -> Backfilled:
+    config = Config.of(
+        {"bootstrap.servers": "nowhere:1", "statestore.cache.max.bytes": cache_bytes}, topology.application_id
+    )
     return carry_out(spark, topology, config, plan, histories(spark, events, partitions), str(folder / "work"))
 
 
-def driven(topology: Topology, events: Sequence[Event]) -> tuple[dict[str, dict[str, Any]], dict[tuple[str, str], list[tuple[Any, int]]]]:
+def driven(
+    topology: Topology, events: Sequence[Event]
+) -> tuple[dict[str, dict[str, Any]], dict[tuple[str, str], list[tuple[Any, int]]]]:
     """Return the tables in the end, and for each topic and key its updates."""
     updates = defaultdict(list)
     with TopologyTestDriver(topology) as driver:
@@ -106,30 +139,41 @@ def driven(topology: Topology, events: Sequence[Event]) -> tuple[dict[str, dict[
 def tables(topology: Topology, folder: Path, done: Backfilled) -> dict[str, dict[str, Any]]:
     serde = {"per-name": serdes.int64}
     found = changelogs_of(topology, folder / "snapshots", done.results)
-    return {name: {key.decode(): serde.get(name, serdes.json).decode(value) for key, (value, _) in found[name].items()} for name in TABLES}
+    return {
+        name: {key.decode(): serde.get(name, serdes.json).decode(value) for key, (value, _) in found[name].items()}
+        for name in TABLES
+    }
 
 
 def plan_with_table(topology: Topology, partitions: int, ranges: int, folder: Path) -> Plan:
     return replace(plan_of(topology, dict.fromkeys(SOURCES, partitions), ranges, folder / "snapshots"), outputs="table")
 
 
-@pytest.mark.parametrize(("left", "partitions", "ranges"), [(False, 1, 2), pytest.param(True, 2, 3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("left", "partitions", "ranges"), [(False, 1, 2), pytest.param(True, 2, 3, marks=pytest.mark.slow)]
+)
 def test_tables_and_all_their_updates_are_those_of_answers_that_come_at_once(
     spark: SparkSession, tmp_path: Path, left: bool, partitions: int, ranges: int
 ) -> None:
     topology, events = topology_of(left=left), events_of(3, 1200, late=False)
     expected, told = driven(topology, events)
-    done = run(spark, plan_with_table(topology, partitions, ranges, tmp_path), topology, events, partitions, tmp_path, 0)
+    done = run(
+        spark, plan_with_table(topology, partitions, ranges, tmp_path), topology, events, partitions, tmp_path, 0
+    )
     assert done.records == len(events)
     assert tables(topology, tmp_path, done) == expected
     updates = defaultdict(list)
     for row in sorted(done.outputs(spark).collect(), key=lambda row: (row.time, row.subtopology, row.task, row.number)):
-        updates[row.topic, row.key.decode()].append((None if row.value is None else orjson.loads(bytes(row.value)), row.timestamp))
+        updates[row.topic, row.key.decode()].append(
+            (None if row.value is None else orjson.loads(bytes(row.value)), row.timestamp)
+        )
     assert {topic for topic, _ in told} == set(SINKS)
     assert updates == told
 
 
-def test_late_rows_are_answered_and_the_record_cache_holds_no_question_back(spark: SparkSession, tmp_path: Path) -> None:
+def test_late_rows_are_answered_and_the_record_cache_holds_no_question_back(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     topology, events = topology_of(left=True), events_of(4, 1000, late=True)
     expected, _ = driven(topology, events)
     done = run(spark, plan_with_table(topology, 2, 3, tmp_path), topology, events, 2, tmp_path, 10 << 20)
@@ -149,9 +193,19 @@ class Hourly(Processor[str, Any, str, Any]):
 
 def test_questions_that_depend_on_the_time_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     builder = StreamsBuilder("foreign")
-    orders = builder.stream("orders", key=serdes.text, value=serdes.json).process_values(Hourly, value=serdes.json, by_key=False).to_table()
+    orders = (
+        builder.stream("orders", key=serdes.text, value=serdes.json)
+        .process_values(Hourly, value=serdes.json, by_key=False)
+        .to_table()
+    )
     people = builder.table("people", key=serdes.text, value=serdes.json)
-    orders.join(people, lambda one, other: [one, other], foreign_key=lambda order: order["person"], value=serdes.json, store="owned")
+    orders.join(
+        people,
+        lambda one, other: [one, other],
+        foreign_key=lambda order: order["person"],
+        value=serdes.json,
+        store="owned",
+    )
     topology = builder.build()
     events = [event for event in events_of(5, 20, late=False) if event[0] in ("orders", "people")]
     plan = plan_of(topology, {"orders": 1, "people": 1}, 1, tmp_path / "snapshots")
@@ -187,17 +241,37 @@ def test_a_run_that_died_between_rounds_is_resumed_and_a_live_application_asks_a
     assert begun == ["sub-topology 0, round 1 of 3", "sub-topology 1", "sub-topology 0, round 2 of 3"]
     write(kafka, events[1200:])  # behind the cut, which was taken
     (resumed,) = [folder.name for folder in (tmp_path / "work").iterdir()]
-    done = backfill(topology, settings, spark=spark, options=options, resume=resumed, on_stage=lambda stage: begun.append(stage.name))
-    assert begun[3:] == ["sub-topology 0, round 2 of 3", "sub-topology 2", "sub-topology 0, round 3 of 3", "sub-topology 3"]
+    done = backfill(
+        topology,
+        settings,
+        spark=spark,
+        options=options,
+        resume=resumed,
+        on_stage=lambda stage: begun.append(stage.name),
+    )
+    assert begun[3:] == [
+        "sub-topology 0, round 2 of 3",
+        "sub-topology 2",
+        "sub-topology 0, round 3 of 3",
+        "sub-topology 3",
+    ]
     assert done.records == 1200
     publish(done, topology, settings)
-    live = {**settings, "state.dir": str(tmp_path / "state"), "commit.interval.ms": 100, "ranges.per.partition": 3, **PATIENT}
+    live = {
+        **settings,
+        "state.dir": str(tmp_path / "state"),
+        "commit.interval.ms": 100,
+        "ranges.per.partition": 3,
+        **PATIENT,
+    }
     with CoopStreams(topology, live) as app, QueryClient(str(app.url), deadline_s=60) as client:
         seen: dict[str, dict[str, Any]] = {}
 
         def complete() -> bool:
             try:
-                seen.update({name: {entry.key: entry.value for entry in client.range(name, page=5000)} for name in TABLES})
+                seen.update(
+                    {name: {entry.key: entry.value for entry in client.range(name, page=5000)} for name in TABLES}
+                )
             except QueryError:
                 return False
             return seen == expected

@@ -25,7 +25,9 @@ def topology_of(application: str, orders: str, places: str, out: str) -> Topolog
     builder = StreamsBuilder(application)
     table = builder.global_table(places, key=serdes.text, value=serdes.text, store="places")
     stream = builder.stream(orders, key=serdes.text, value=serdes.text)
-    named = stream.left_join(table, lambda order, place: f"{order} {place}", on=lambda _, order: order, value=serdes.text)
+    named = stream.left_join(
+        table, lambda order, place: f"{order} {place}", on=lambda _, order: order, value=serdes.text
+    )
     named.to(out)
     named.group_by_key().count(store="counts")
     return builder.build()
@@ -71,7 +73,11 @@ def test_every_task_sees_the_whole_table_as_of_the_cut(kafka: Kafka, spark: Spar
     expected += Counter((key, f"{place} {known[place]}") for key, place in live)
     write(kafka, orders, live)
     with CoopStreams(topology, {**settings, "state.dir": str(tmp_path / "state"), "commit.interval.ms": 100}):
-        eventually(lambda: Counter(found(kafka, out)) == expected, 60, lambda: f"{len(found(kafka, out))} of {expected.total()}")
+        eventually(
+            lambda: Counter(found(kafka, out)) == expected,
+            60,
+            lambda: f"{len(found(kafka, out))} of {expected.total()}",
+        )
 
     table = TableHistory(spark.createDataFrame([(b"p1", b"x", 1)], "key binary, value binary, timestamp bigint"))
     with pytest.raises(ConfigError, match="a global table is read from its topic"):
@@ -79,4 +85,6 @@ def test_every_task_sees_the_whole_table_as_of_the_cut(kafka: Kafka, spark: Spar
 
 
 def found(kafka: Kafka, topic: str) -> list[tuple[str, str]]:
-    return [((record.key or b"").decode(), (record.value or b"").decode()) for record in read_topic(kafka.bootstrap, topic)]
+    return [
+        ((record.key or b"").decode(), (record.value or b"").decode()) for record in read_topic(kafka.bootstrap, topic)
+    ]

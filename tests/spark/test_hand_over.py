@@ -1,4 +1,6 @@
-"""The law of the hand-over, on a real Kafka: backfill of what came before a cut, then a live application, give what one run gives."""
+"""The law of the hand-over, on a real Kafka: backfill of what came before a cut, then a live application, give what one
+run gives.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,10 @@ def test_a_count_goes_on_behind_a_producer_that_never_stops(kafka: Kafka, spark:
         with counting.app(tmp_path / "state", statestore_cache_max_bytes=0) as app:
             time.sleep(1)
     expected = before + written
-    with counting.app(tmp_path / "state", statestore_cache_max_bytes=0) as app, QueryClient(str(app.url), deadline_s=60) as client:
+    with (
+        counting.app(tmp_path / "state", statestore_cache_max_bytes=0) as app,
+        QueryClient(str(app.url), deadline_s=60) as client,
+    ):
 
         def counted() -> dict[str, int]:
             try:
@@ -124,7 +129,9 @@ def timed(application: str, source: str, ticks: str, windows: str) -> Topology:
     store = key_value_store("seen", key=serdes.text, value=serdes.int64)
     stream.process(Ticks, stores=[store], key=serdes.text, value=serdes.int64, by_key=False).to(ticks)
     counted = stream.group_by_key().windowed_by(TimeWindows(milliseconds=1000, grace=0)).count(store="seconds")
-    counted.to_stream().map(lambda at, count: (f"{at.key} {at.start_ms}", count), key=serdes.text, value=serdes.int64).to(windows)
+    counted.to_stream().map(
+        lambda at, count: (f"{at.key} {at.start_ms}", count), key=serdes.text, value=serdes.int64
+    ).to(windows)
     return builder.build()
 
 
@@ -163,7 +170,11 @@ def test_stream_time_and_timers_go_on_over_the_cut(kafka: Kafka, spark: SparkSes
 
     with CoopStreams(topology, {**settings, "state.dir": str(tmp_path / "state"), "commit.interval.ms": 100}):
         # The last record of each topic is one of the last record of the input.
-        eventually(lambda: all(rows[-1] in found(topic) for topic, rows in expected.items()), 60, lambda: f"{found(ticks)}, {found(windows)}")
+        eventually(
+            lambda: all(rows[-1] in found(topic) for topic, rows in expected.items()),
+            60,
+            lambda: f"{found(ticks)}, {found(windows)}",
+        )
     assert found(windows) == expected[windows]
     told, by_backfill = found(ticks), [row for row in expected[ticks] if row[2] <= max(before)]
     assert told[: len(by_backfill)] == by_backfill
@@ -189,7 +200,9 @@ def total(metrics: str, name: str) -> float:
 
 
 @pytest.mark.parametrize("orders", [4000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
-def test_windows_joins_and_repartitions_go_on_where_the_backfill_was_cut(kafka: Kafka, spark: SparkSession, tmp_path: Path, orders: int) -> None:
+def test_windows_joins_and_repartitions_go_on_where_the_backfill_was_cut(
+    kafka: Kafka, spark: SparkSession, tmp_path: Path, orders: int
+) -> None:
     partitions = 2
     topics = test_law.topics_for(kafka, partitions)
     topology = law.law_topology(topics)
@@ -197,11 +210,23 @@ def test_windows_joins_and_repartitions_go_on_where_the_backfill_was_cut(kafka: 
     expected = law.fold(records, partitions)
     cut = clean_cut(records)
     law.write(kafka.bootstrap, topics, records[:cut])
-    ends = {topic: Counter(record.partition for record in records[:cut] if record.topic == topic) for topic in ("orders", "customers")}
-    sources = {topics.orders: KafkaHistory(until=ends["orders"]), topics.customers: KafkaHistory(until=ends["customers"])}
+    ends = {
+        topic: Counter(record.partition for record in records[:cut] if record.topic == topic)
+        for topic in ("orders", "customers")
+    }
+    sources = {
+        topics.orders: KafkaHistory(until=ends["orders"]),
+        topics.customers: KafkaHistory(until=ends["customers"]),
+    }
     law.write(kafka.bootstrap, topics, records[cut:])
     settings = {"bootstrap.servers": kafka.bootstrap, "statestore.cache.max.bytes": 0}
-    done = backfill(topology, settings, spark=spark, sources=sources, options=options(tmp_path, snapshots=str(tmp_path / "snapshots")))
+    done = backfill(
+        topology,
+        settings,
+        spark=spark,
+        sources=sources,
+        options=options(tmp_path, snapshots=str(tmp_path / "snapshots")),
+    )
     assert done.records == cut
     publish(done, topology, settings)
 
@@ -227,6 +252,10 @@ def test_windows_joins_and_repartitions_go_on_where_the_backfill_was_cut(kafka: 
         eventually(complete, 150 + orders / 500, lambda: test_law.difference(seen, expected.tables))
         with urlopen(f"{app.url}/metrics") as answer:
             metrics = answer.read().decode()
-    assert total(metrics, "coopstreams_snapshot_keys_total") == sum(sum(result.seeded.values()) for result in done.results)
-    assert total(metrics, "coopstreams_restored_records_total") == 0, "the changelogs were replayed although the snapshot has it all"
+    assert total(metrics, "coopstreams_snapshot_keys_total") == sum(
+        sum(result.seeded.values()) for result in done.results
+    )
+    assert total(metrics, "coopstreams_restored_records_total") == 0, (
+        "the changelogs were replayed although the snapshot has it all"
+    )
     test_law.check_outputs(kafka, topics, expected, every_update=True)

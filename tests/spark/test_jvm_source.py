@@ -23,7 +23,8 @@ from tests.conftest import Kafka
 from tests.spark.test_kafka_source import transactions, write
 
 CONNECTOR = [
-    # The newest that Maven Central has whole, jar by jar; `--packages` of the very version of Spark is what users are told.
+    # The newest that Maven Central has whole, jar by jar; `--packages` of the very version of Spark is what users are
+    # told.
     "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
     "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
     "org.apache.kafka:kafka-clients:3.9.2",
@@ -57,7 +58,8 @@ def test_the_java_client_is_told_who_we_are_in_its_own_words() -> None:
         "ssl.truststore.type": "PEM",
         "ssl.truststore.location": "/ca.pem",
         "sasl.mechanism": "SCRAM-SHA-512",
-        "sasl.jaas.config": 'org.apache.kafka.common.security.scram.ScramLoginModule required username="me" password="a \\"word\\"";',
+        "sasl.jaas.config": 'org.apache.kafka.common.security.scram.ScramLoginModule required username="me" '
+        'password="a \\"word\\"";',
     }
 
 
@@ -66,7 +68,10 @@ def test_the_java_client_is_told_who_we_are_in_its_own_words() -> None:
     [
         ({"ssl.key.location": "/key.pem"}, "ssl.key.location cannot be told to the Java client"),
         ({"sasl.mechanism": "GSSAPI"}, "sasl.mechanism cannot be told"),
-        ({"sasl.username": "me", "sasl.password": "x"}, "need sasl.mechanism PLAIN or SCRAM-SHA-256 or SCRAM-SHA-512, not none"),
+        (
+            {"sasl.username": "me", "sasl.password": "x"},
+            "need sasl.mechanism PLAIN or SCRAM-SHA-256 or SCRAM-SHA-512, not none",
+        ),
     ],
 )
 def test_what_the_java_client_cannot_be_told_is_refused(settings: dict[str, str], said: str) -> None:
@@ -87,7 +92,9 @@ def placed(rows: DataFrame) -> list[list[Row]]:
     """Return the rows of each Spark partition, as a task would take them."""
     found: dict[int, list[Row]] = {}
     for row in rows.withColumn("at", F.spark_partition_id()).collect():
-        found.setdefault(row["at"], []).append(Row(**{name: value for name, value in row.asDict().items() if name != "at"}))
+        found.setdefault(row["at"], []).append(
+            Row(**{name: value for name, value in row.asDict().items() if name != "at"})
+        )
     return sorted(found.values(), key=lambda part: (part[0].partition, part[0].offset))
 
 
@@ -123,7 +130,9 @@ def test_both_connectors_give_the_same_rows(kafka: Kafka, with_connector: SparkS
 
 @pytest.mark.broker
 @pytest.mark.slow
-def test_records_that_are_gone_and_open_transactions_are_errors_there_too(kafka: Kafka, with_connector: SparkSession) -> None:
+def test_records_that_are_gone_and_open_transactions_are_errors_there_too(
+    kafka: Kafka, with_connector: SparkSession
+) -> None:
     topic = kafka.topic("gone", retention_ms="-1")
     settings = {"bootstrap.servers": kafka.bootstrap}
     with transactions(kafka) as producer:
@@ -149,5 +158,8 @@ def test_a_backfill_may_read_with_it(kafka: Kafka, with_connector: SparkSession,
     done = backfill(counting.topology, {"bootstrap.servers": kafka.bootstrap}, spark=with_connector, options=options)
     assert done.plan.connector == "jvm"
     assert done.records == 900
-    table = {key.decode(): serdes.int64.decode(value) for key, value in latest(read_topic(kafka.bootstrap, counting.changelog)).items()}
+    table = {
+        key.decode(): serdes.int64.decode(value)
+        for key, value in latest(read_topic(kafka.bootstrap, counting.changelog)).items()
+    }
     assert table == written

@@ -22,7 +22,13 @@ BEGIN_MS = 1_700_000_000_000
 
 @contextmanager
 def transactions(kafka: Kafka) -> Iterator[Producer]:
-    producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": kafka.unique("source"), "transaction.timeout.ms": 600_000})
+    producer = Producer(
+        {
+            "bootstrap.servers": kafka.bootstrap,
+            "transactional.id": kafka.unique("source"),
+            "transaction.timeout.ms": 600_000,
+        }
+    )
     producer.init_transactions(90)
     yield producer
 
@@ -33,7 +39,14 @@ def write(producer: Producer, topic: str, first: int, last: int, *, commit: bool
     for number in range(first, last + 1):
         headers = [("n", str(number).encode()), ("n", None)] if number % 2 else None
         value = None if number % 5 == 0 else b"v%d" % number
-        producer.produce(topic, value, None if number % 7 == 0 else b"k%d" % number, 0, timestamp=BEGIN_MS + number, headers=headers or [])  # type: ignore[arg-type]
+        producer.produce(
+            topic,
+            value,
+            None if number % 7 == 0 else b"k%d" % number,
+            0,
+            timestamp=BEGIN_MS + number,
+            headers=headers or [],  # type: ignore[arg-type]
+        )
     producer.flush(90)
     if commit:
         producer.commit_transaction(90)
@@ -126,4 +139,6 @@ def test_what_is_written_counts_once_though_a_task_fails_in_the_middle(kafka: Ka
     found = read_topic(kafka.bootstrap, topic)
     assert sorted(int(record.value or b"") for record in found) == list(range(30_000))
     assert {record.partition for record in found} == {0, 1, 2}
-    assert all(record.timestamp == BEGIN_MS + int(record.value or b"") and record.headers == {"n": b"h"} for record in found)
+    assert all(
+        record.timestamp == BEGIN_MS + int(record.value or b"") and record.headers == {"n": b"h"} for record in found
+    )

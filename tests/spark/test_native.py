@@ -24,7 +24,11 @@ def counted_and_largest() -> Topology:
     builder = StreamsBuilder("native")
     records = builder.stream("flights", key=serdes.text, value=serdes.json)
     records.group_by_key().count(store="flown").to_stream().to("flown")
-    halves = records.map_values(field("delay"), value=serdes.int64).group_by_key().windowed_by(TimeWindows(milliseconds=500, grace=GRACE))
+    halves = (
+        records.map_values(field("delay"), value=serdes.int64)
+        .group_by_key()
+        .windowed_by(TimeWindows(milliseconds=500, grace=GRACE))
+    )
     halves.reduce(max, store="worst", value=serdes.json).to_stream().to("worst")
     return builder.build()
 
@@ -33,14 +37,18 @@ def counted_by_second_and_added() -> Topology:
     """A count of each second, kept for nine, and the sum and the smallest delay of all time."""
     builder = StreamsBuilder("native")
     records = builder.stream("flights", key=serdes.text, value=serdes.json)
-    records.group_by_key().windowed_by(TimeWindows(milliseconds=1000, grace=GRACE)).count(store="per-second", retention=ms(9000))
+    records.group_by_key().windowed_by(TimeWindows(milliseconds=1000, grace=GRACE)).count(
+        store="per-second", retention=ms(9000)
+    )
     delays = records.map_values(field("delay"), value=serdes.int64).group_by_key()
     delays.reduce(operator.add, store="total")
     delays.reduce(min, store="best")
     return builder.build()
 
 
-@pytest.mark.parametrize(("topology", "ranges"), [(counted_and_largest(), 1), (counted_by_second_and_added(), 3)], ids=["largest", "added"])
+@pytest.mark.parametrize(
+    ("topology", "ranges"), [(counted_and_largest(), 1), (counted_by_second_and_added(), 3)], ids=["largest", "added"]
+)
 def test_spark_folds_what_python_folds_row_for_row(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, topology: Topology, ranges: int
 ) -> None:
@@ -98,17 +106,35 @@ def texts(generator: random.Random) -> Iterator[str]:
     names = ["delay", "Delay", "delay ", "other", "d\\u0065lay", "\u00fc", ""]
     others = ["1", "-1.25", '"x"', '"a,b}"', '"\\"delay\\":3"', '"\u20ac"', "[]", "null", '"delay"', "1e400", "true"]
     for _ in range(3000):
-        pairs = [f'"{generator.choice(names)}"{generator.choice([":", " : ", ""])}{generator.choice(others)}' for _ in range(generator.randrange(3))]
-        pairs += [f'"delay"{generator.choice([":", ": "])}{generator.choice(numbers_)}' for _ in range(generator.choice([0, 1, 1, 1, 1, 2]))]
+        pairs = [
+            f'"{generator.choice(names)}"{generator.choice([":", " : ", ""])}{generator.choice(others)}'
+            for _ in range(generator.randrange(3))
+        ]
+        pairs += [
+            f'"delay"{generator.choice([":", ": "])}{generator.choice(numbers_)}'
+            for _ in range(generator.choice([0, 1, 1, 1, 1, 2]))
+        ]
         generator.shuffle(pairs)
-        text = "{" + generator.choice([",", ", ", ",\n", ",,"]).join(pairs) + generator.choice(["}", "}", "}", " } ", "", "}}", ",}"])
+        text = (
+            "{"
+            + generator.choice([",", ", ", ",\n", ",,"]).join(pairs)
+            + generator.choice(["}", "}", "}", " } ", "", "}}", ",}"])
+        )
         yield generator.choice([text, text, text, text.replace('"', "'"), text + "x", generator.choice(numbers_)])
 
 
 @pytest.mark.parametrize("part", ["delay", None])
 def test_a_number_that_sql_reads_is_the_one_that_python_reads(spark: SparkSession, part: str | None) -> None:
     values = [text.encode() for text in texts(random.Random(8))]
-    values += [b"", b" 5 ", b"\xff5", b'{"delay":5,"x":"\xff"}', b'{"delay":5,"x":"\xed\xa0\x80"}', b'{"delay":5}\n', b'{"delay":5,"x":"\x00"}']
+    values += [
+        b"",
+        b" 5 ",
+        b"\xff5",
+        b'{"delay":5,"x":"\xff"}',
+        b'{"delay":5,"x":"\xed\xa0\x80"}',
+        b'{"delay":5}\n',
+        b'{"delay":5,"x":"\x00"}',
+    ]
     function: Callable[[Any], Any] = field(part) if part is not None else lambda value: value
     certain = 0
     for value, number in zip(values, understood(spark, folds(part=part), list(values)), strict=True):
@@ -122,10 +148,19 @@ def test_a_number_that_sql_reads_is_the_one_that_python_reads(spark: SparkSessio
 
 def test_integers_of_eight_bytes_are_read_and_others_are_in_doubt(spark: SparkSession) -> None:
     generator = random.Random(3)
-    known = [0, 1, -1, (1 << 63) - 1, 1 - (1 << 63), *(generator.randrange(-(1 << 63) + 1, 1 << 63) for _ in range(200))]
+    known = [
+        0,
+        1,
+        -1,
+        (1 << 63) - 1,
+        1 - (1 << 63),
+        *(generator.randrange(-(1 << 63) + 1, 1 << 63) for _ in range(200)),
+    ]
     aggregation = folds(serdes.int64, None)
     assert understood(spark, aggregation, [serdes.int64.encode(number) for number in known]) == known
-    assert understood(spark, aggregation, [b"1234567", b"123456789", b"", serdes.int64.encode(-(1 << 63))]) == [None] * 4
+    assert (
+        understood(spark, aggregation, [b"1234567", b"123456789", b"", serdes.int64.encode(-(1 << 63))]) == [None] * 4
+    )
 
 
 def test_a_field_of_a_dict_or_of_a_typed_value_with_or_without_a_key() -> None:
@@ -143,7 +178,9 @@ def totals(values: serdes.Serde[Any], part: str | None) -> Topology:
     return builder.build()
 
 
-def test_records_in_doubt_leave_the_stage_to_python(spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_records_in_doubt_leave_the_stage_to_python(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     rows: list[Row] = [(b"key-%d" % (at % 9), b'{"delay":%d}' % at, at, at % 2) for at in range(300)]
     rows.append((b"key-1", b'{"delay":0.25}', 300, 0))
     native, python = both(spark, totals(serdes.json, "delay"), rows, tmp_path)
@@ -151,10 +188,14 @@ def test_records_in_doubt_leave_the_stage_to_python(spark: SparkSession, tmp_pat
     assert same_state(native, python)
 
 
-def test_a_poison_record_and_a_sum_of_more_than_64_bits_fail_as_they_do_in_python(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_poison_record_and_a_sum_of_more_than_64_bits_fail_as_they_do_in_python(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     missing: list[Row] = [(b"key", b'{"delay":1}', 1, 0), (b"key", b'{"late":1}', 2, 0)]
     with pytest.raises(ProcessingError, match=r'the record at "records" partition 0 offset 1 made a function raise'):
-        backfilled(spark, totals(serdes.json, "delay"), missing, tmp_path / "missing", ranges=1, native=True, partitions=1)
+        backfilled(
+            spark, totals(serdes.json, "delay"), missing, tmp_path / "missing", ranges=1, native=True, partitions=1
+        )
     large: list[Row] = [(b"key", serdes.int64.encode(1 << 62), at, 0) for at in range(2)]
     with pytest.raises(SerdeError, match='store "total"'):
         backfilled(spark, totals(serdes.int64, None), large, tmp_path / "large", ranges=1, native=True, partitions=1)

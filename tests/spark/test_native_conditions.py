@@ -1,4 +1,6 @@
-"""Native plans behind filters and in hopping windows: conditions that Spark SQL decides as Python does, or leaves to it."""
+"""Native plans behind filters and in hopping windows: conditions that Spark SQL decides as Python does, or leaves to
+it.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +26,52 @@ from tests.spark.native_runs import GOES_ON, GRACE, Row, backfilled, both, same_
 COMPARE: list[Any] = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]
 NUMBERS = [0, 5, -90, 10**17, (1 << 53) + 1, (1 << 63) - 1, -0.0, 5.0, 0.1, 1e17, 1e300, -2.5]
 TEXTS = ["", "DE", "D", "DE ", "de", "\u00fc", "u\u0308", "\uffee", "\U0001f600", '"', "null", "5", "true"]
-WHOLE = ["0", "-0", "5", "05", "-90", str(10**17), str(10**17 + 1), str((1 << 53) + 1), str(1 << 53), "9" * 18, "-" + "9" * 18, "9" * 19]
-FRACTIONS = ["5.0", "-0.0", "0.1", "0.10000000000000001", "4.99999999999999999", "9007199254740993.0", "-2.5", "1e2", "5.", "100000000000000000.1"]
+WHOLE = [
+    "0",
+    "-0",
+    "5",
+    "05",
+    "-90",
+    str(10**17),
+    str(10**17 + 1),
+    str((1 << 53) + 1),
+    str(1 << 53),
+    "9" * 18,
+    "-" + "9" * 18,
+    "9" * 19,
+]
+FRACTIONS = [
+    "5.0",
+    "-0.0",
+    "0.1",
+    "0.10000000000000001",
+    "4.99999999999999999",
+    "9007199254740993.0",
+    "-2.5",
+    "1e2",
+    "5.",
+    "100000000000000000.1",
+]
 OTHERS = ["true", "false", "null", "[]", "{}", "NaN", "", "'DE'", '"D\\u0045"', '"\\""']
 
 
 def tokens() -> list[str]:
     generator = random.Random(5)
     close = [f"{generator.randrange(-10, 10)}.{generator.randrange(10**17):017}" for _ in range(60)]
-    return [*WHOLE, *FRACTIONS, *OTHERS, *close, *(json.dumps(text, ensure_ascii=False) for text in TEXTS if text != '"')]
+    return [
+        *WHOLE,
+        *FRACTIONS,
+        *OTHERS,
+        *close,
+        *(json.dumps(text, ensure_ascii=False) for text in TEXTS if text != '"'),
+    ]
 
 
 def comparisons() -> list[Condition]:
     ordered: list[Condition] = [compare(field("x"), constant) for constant in [*NUMBERS, *TEXTS] for compare in COMPARE]
-    same: list[Condition] = [compare(field("x"), constant) for constant in (None, True, False) for compare in COMPARE[:2]]
+    same: list[Condition] = [
+        compare(field("x"), constant) for constant in (None, True, False) for compare in COMPARE[:2]
+    ]
     return [*ordered, *same, field("x")]
 
 
@@ -45,7 +79,8 @@ def joined(generator: random.Random, depth: int) -> Condition:
     """Return conditions on x and y, joined and turned round."""
     if not depth or generator.random() < 0.2:
         part = field(generator.choice("xy"))
-        made: Condition = generator.choice([part, generator.choice(COMPARE)(part, generator.choice([0, 5, 0.1, "DE", "D"])), part == None])  # noqa: E711
+        compared = generator.choice(COMPARE)(part, generator.choice([0, 5, 0.1, "DE", "D"]))
+        made: Condition = generator.choice([part, compared, part == None])  # noqa: E711
         return made
     one, other = joined(generator, depth - 1), joined(generator, depth - 1)
     return generator.choice([one & other, one | other, ~one])
@@ -56,7 +91,9 @@ def decided(spark: SparkSession, conditions: list[Condition], values: list[bytes
     names = dict.fromkeys(name for condition in conditions for name in fields_of(condition))
     columns = {name: F.col(f"of_{name}") for name in names}
     judgements = [judged(condition, columns) for condition in conditions]
-    frame = spark.createDataFrame(list(enumerate(values)), "at int, value binary").withColumns({f"of_{name}": token(name) for name in names})
+    frame = spark.createDataFrame(list(enumerate(values)), "at int, value binary").withColumns(
+        {f"of_{name}": token(name) for name in names}
+    )
     told = frame.select("at", F.array(*(F.when(~each.doubt, each.true) for each in judgements)).alias("told")).collect()
     return [row["told"] for row in sorted(told, key=lambda row: row["at"])]
 
@@ -75,7 +112,17 @@ def check(conditions: list[Condition], values: list[bytes | None], told: list[li
 
 def test_a_comparison_that_sql_decides_is_decided_as_in_python(spark: SparkSession) -> None:
     values: list[bytes | None] = [f'{{"x": {text}, "other":1}}'.encode() for text in tokens()]
-    values += [None, b"null", b"5", b"{}", b'{"X":5}', b'{"x":5,"x":6}', b'{"x":"\xff"}', b'{"x":"\xed\xa0\x80"}', b'{"x":5}}']
+    values += [
+        None,
+        b"null",
+        b"5",
+        b"{}",
+        b'{"X":5}',
+        b'{"x":5,"x":6}',
+        b'{"x":"\xff"}',
+        b'{"x":"\xed\xa0\x80"}',
+        b'{"x":5}}',
+    ]
     conditions = comparisons()
     assert [unreadable(condition) for condition in conditions] == [None] * len(conditions)
     certain = check(conditions, values, decided(spark, conditions, values))
@@ -108,17 +155,28 @@ def filtered_and_hopping() -> Topology:
     hopping = TimeWindows(milliseconds=1000, advance=ms(300), grace=GRACE)
     orders = records.filter(ORDERS)
     orders.group_by_key().count(store="orders")
-    orders.group_by_key().windowed_by(hopping).count(store="per-second", retention=ms(9000)).to_stream().to("per-second")
-    amounts = records.filter_not(~ABROAD).filter(field("price") <= 7.25).map_values(field("amount"), value=serdes.int64).group_by_key()
+    orders.group_by_key().windowed_by(hopping).count(store="per-second", retention=ms(9000)).to_stream().to(
+        "per-second"
+    )
+    amounts = (
+        records.filter_not(~ABROAD)
+        .filter(field("price") <= 7.25)
+        .map_values(field("amount"), value=serdes.int64)
+        .group_by_key()
+    )
     amounts.reduce(operator.add, store="abroad", value=serdes.json)
     amounts.windowed_by(hopping).reduce(max, store="largest")
     records.filter(field("kind") == "refund").group_by_key().windowed_by(hopping).count(store="refunds")
-    records.group_by_key().windowed_by(TimeWindows(milliseconds=40, advance=ms(20))).count(store="all", retention=ms(20_000))
+    records.group_by_key().windowed_by(TimeWindows(milliseconds=40, advance=ms(20))).count(
+        store="all", retention=ms(20_000)
+    )
     return builder.build()
 
 
 def orders(seed: int, records: int) -> list[Row]:
-    """Return orders and notes, of which an amount is none; some without a key, some late, in jumps so that filters decide what is."""
+    """Return orders and notes, of which an amount is none; some without a key, some late, in jumps so that filters
+    decide what is.
+    """
     generator, now, rows = random.Random(seed), 0, list[Row]()
     for _ in range(records):
         now += generator.randrange(12)
@@ -136,7 +194,9 @@ def orders(seed: int, records: int) -> list[Row]:
     return rows
 
 
-def test_filtered_and_in_hopping_windows_spark_folds_what_python_folds(spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_filtered_and_in_hopping_windows_spark_folds_what_python_folds(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     native, python = both(spark, filtered_and_hopping(), orders(9, 1200), tmp_path)
     assert GOES_ON not in caplog.text
     assert was_native(tmp_path)
@@ -151,9 +211,13 @@ def test_filtered_and_in_hopping_windows_spark_folds_what_python_folds(spark: Sp
 
 
 @pytest.mark.slow
-def test_a_condition_in_doubt_leaves_the_stage_to_python_which_raises(spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_condition_in_doubt_leaves_the_stage_to_python_which_raises(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     builder = StreamsBuilder("native")
-    builder.stream("records", key=serdes.text, value=serdes.json).filter(field("amount") > 5).group_by_key().count(store="large")
+    builder.stream("records", key=serdes.text, value=serdes.json).filter(field("amount") > 5).group_by_key().count(
+        store="large"
+    )
     rows: list[Row] = [(b"key", b'{"amount":7}', 1, 0), (b"key", b'{"amount":"8"}', 2, 0)]
     with pytest.raises(ProcessingError, match=r'the record at "records" partition 0 offset 1 made a function raise'):
         backfilled(spark, builder.build(), rows, tmp_path, ranges=1, native=True, partitions=1)
@@ -179,7 +243,10 @@ def why(step: Any, value: serdes.Serde[Any] = serdes.json) -> str:
         (lambda stream: stream.filter(field("y") & (field("x") > True)), "of which SQL may think otherwise"),
         (lambda stream: stream.filter(~(field("x") == (1, 2))), "of which SQL may think otherwise"),
         (lambda stream: stream.filter(field("x") == "\ud800"), "of which SQL may think otherwise"),
-        (lambda stream: stream.map_values(field("x"), value=serdes.json).filter(field("y") > 1), "stands behind another step"),
+        (
+            lambda stream: stream.map_values(field("x"), value=serdes.json).filter(field("y") > 1),
+            "stands behind another step",
+        ),
         (lambda stream: (stream.filter(field("x") > 1), stream)[1], "leads nowhere"),
         (lambda stream: (stream.map_values(field("x"), value=serdes.json), stream)[1], "leads nowhere"),
     ],

@@ -45,8 +45,13 @@ def test_an_attempt_after_a_commit_finds_the_result_and_has_nothing_to_write(kaf
     assert again.mark == "the result"
     again.close()
     first.close()
-    assert [(record.value, record.headers) for record in read_topic(kafka.bootstrap, topic)] == [(b"one", {"h": b"one"})]
-    assert [(record.key, record.value, record.timestamp, record.partition) for record in read_topic(kafka.bootstrap, changelog)] == [
+    assert [(record.value, record.headers) for record in read_topic(kafka.bootstrap, topic)] == [
+        (b"one", {"h": b"one"})
+    ]
+    assert [
+        (record.key, record.value, record.timestamp, record.partition)
+        for record in read_topic(kafka.bootstrap, changelog)
+    ] == [
         (b"k", b"v", 5, 1),
         (b"l", b"w", 6, 1),
     ]

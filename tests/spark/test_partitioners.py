@@ -46,13 +46,16 @@ class Where(Processor[str, str, str, str]):
 
 
 class Spread:
-    """An application that puts records where it likes: in a topic, in one that each record names, in one of its own, behind which it counts keys."""
+    """An application that puts records where it likes: in a topic, in one that each record names, in one of its own,
+    behind which it counts keys.
+    """
 
     def __init__(self, kafka: Kafka) -> None:
         self.kafka = kafka
         self.source = kafka.topic("in")
         chosen, named, found, counts = (
-            kafka.topic(name, partitions) for name, partitions in (("chosen", 3), ("named", 4), ("found", 1), ("counts", 2))
+            kafka.topic(name, partitions)
+            for name, partitions in (("chosen", 3), ("named", 4), ("found", 1), ("counts", 2))
         )
         self.sinks = {chosen: 3, named: 4, found: 1, counts: 2}
         builder = StreamsBuilder(kafka.unique("spread"))
@@ -79,7 +82,11 @@ class Spread:
                 numbers.send(KEYS[number % len(KEYS)], str(number))
             written = Counter[Storage]()
             for record in driver.outputs():
-                at = partition_of(record.key.encode(), self.sinks[record.topic]) if record.partition is None else record.partition
+                at = (
+                    partition_of(record.key.encode(), self.sinks[record.topic])
+                    if record.partition is None
+                    else record.partition
+                )
                 written[record.topic, at, record.key, record.value] += 1
         return written
 
@@ -106,14 +113,23 @@ def test_records_lie_where_they_would_without_the_backfill(spread: Spread, spark
     publish(done, spread.topology, spread.settings)
     spread.write(range(400, 600))
     expected = spread.expected(600)
-    with CoopStreams(spread.topology, {**spread.settings, "state.dir": str(tmp_path / "state"), "ranges.per.partition": 3, **PATIENT}):
-        eventually(lambda: spread.found().total() >= expected.total(), 120, lambda: f"{expected - spread.found()} are missing")
+    with CoopStreams(
+        spread.topology, {**spread.settings, "state.dir": str(tmp_path / "state"), "ranges.per.partition": 3, **PATIENT}
+    ):
+        eventually(
+            lambda: spread.found().total() >= expected.total(), 120, lambda: f"{expected - spread.found()} are missing"
+        )
     assert spread.found() == expected
 
 
 def test_a_table_has_a_record_as_often_as_the_topic_would(spread: Spread, spark: SparkSession, tmp_path: Path) -> None:
     spread.write(range(120))
-    done = backfill(spread.topology, spread.settings, spark=spark, options=Options(ranges=1, work=str(tmp_path), outputs="table", seed=False))
+    done = backfill(
+        spread.topology,
+        spread.settings,
+        spark=spark,
+        options=Options(ranges=1, work=str(tmp_path), outputs="table", seed=False),
+    )
     rows = done.outputs(spark).collect()
     found = Counter((row.topic, bytes(row.key).decode(), bytes(row.value).decode()) for row in rows)
     assert found == Counter((topic, key, value) for topic, _, key, value in spread.expected(120).elements())
@@ -133,7 +149,9 @@ def one_sink(kafka: Kafka, to: Callable[[str], Any], partitioner: Callable[[str,
 
 
 @pytest.mark.slow
-def test_a_partition_that_is_not_there_is_the_records_fault_and_a_topic_the_runs(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_partition_that_is_not_there_is_the_records_fault_and_a_topic_the_runs(
+    kafka: Kafka, spark: SparkSession, tmp_path: Path
+) -> None:
     settings, missing = {"bootstrap.servers": kafka.bootstrap}, kafka.unique("missing")
     beyond = one_sink(kafka, lambda sink: sink, lambda _topic, _key, _value, partitions: partitions)
     with pytest.raises(ProcessingError, match="which has partitions 0 to 2"):

@@ -1,4 +1,6 @@
-"""Topics by pattern in a backfill: those that match when the cut is taken are history, those that come later are the live application's."""
+"""Topics by pattern in a backfill: those that match when the cut is taken are history, those that come later are the
+live application's.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +49,17 @@ topology = builder.build()
 
 
 class Shop:
-    """Topics whose names begin alike, and an application that reads them by a pattern; another pattern matches nothing yet."""
+    """Topics whose names begin alike, and an application that reads them by a pattern; another pattern matches nothing
+    yet.
+    """
 
     def __init__(self, kafka: Kafka, folder: Path) -> None:
-        self.kafka, self.prefix, self.sink, self.copies = kafka, kafka.unique("orders"), kafka.topic("counts"), kafka.topic("copies")
+        self.kafka, self.prefix, self.sink, self.copies = (
+            kafka,
+            kafka.unique("orders"),
+            kafka.topic("counts"),
+            kafka.topic("copies"),
+        )
         self.program = folder / "program.py"
         names = {"application": kafka.unique("shop"), "prefix": self.prefix, "sink": self.sink, "copies": self.copies}
         self.program.write_text(PROGRAM.format(**names))
@@ -87,7 +96,9 @@ def shop(kafka: Kafka, tmp_path: Path) -> Shop:
     return Shop(kafka, tmp_path)
 
 
-def test_topics_that_match_are_history_and_those_that_come_later_are_live(shop: Shop, spark: SparkSession, tmp_path: Path) -> None:
+def test_topics_that_match_are_history_and_those_that_come_later_are_live(
+    shop: Shop, spark: SparkSession, tmp_path: Path
+) -> None:
     europe, america = shop.topic("{}-europe", 2), shop.topic("{}-america")
     for topic in (europe, america):
         shop.write(topic, 150)
@@ -106,9 +117,14 @@ def test_topics_that_match_are_history_and_those_that_come_later_are_live(shop: 
     later = shop.topic("later-{}-1")
     for topic in (america, asia, later):
         shop.write(topic, 60)
-    with CoopStreams(shop.topology, {**shop.settings, "state.dir": str(tmp_path / "state"), "metadata.max.age.ms": 500, **PATIENT}):
+    with CoopStreams(
+        shop.topology, {**shop.settings, "state.dir": str(tmp_path / "state"), "metadata.max.age.ms": 500, **PATIENT}
+    ):
         eventually(
-            lambda: sum(map(len, shop.updates().values())) + len(read_topic(shop.kafka.bootstrap, shop.copies)) >= shop.written.total() + 60,
+            lambda: (
+                sum(map(len, shop.updates().values())) + len(read_topic(shop.kafka.bootstrap, shop.copies))
+                >= shop.written.total() + 60
+            ),
             120,
             lambda: f"{shop.updates()} of {shop.complete()}",
         )
@@ -120,7 +136,9 @@ def merged(application: str, prefix: str, sink: str) -> Topology:
     """Write down in which order the records of all topics come, by key."""
     builder = StreamsBuilder(application)
     stream = builder.stream(re.compile(f"{prefix}-[abc]"), key=serdes.text, value=serdes.text)
-    stream.group_by_key().aggregate(str, lambda _, value, told: f"{told} {value}", value=serdes.text, store="told").to_stream().to(sink)
+    stream.group_by_key().aggregate(
+        str, lambda _, value, told: f"{told} {value}", value=serdes.text, store="told"
+    ).to_stream().to(sink)
     return builder.build()
 
 
@@ -135,12 +153,16 @@ def driven(topology: Topology, records: Iterable[tuple[int, str, str, str]]) -> 
     return told
 
 
-def test_topics_are_taken_by_time_then_by_name_and_one_of_them_may_come_from_a_table(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
+def test_topics_are_taken_by_time_then_by_name_and_one_of_them_may_come_from_a_table(
+    kafka: Kafka, spark: SparkSession, tmp_path: Path
+) -> None:
     prefix, sink = kafka.unique("merged"), kafka.topic("told")
     names = [f"{prefix}-{letter}" for letter in "cab"]  # as they are made, not as they are read
     topology = merged(kafka.unique("merging"), prefix, sink)
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
-    records = [(BEGIN_MS + at // 3 * 1000, name, f"key-{at % 4}", f"{name[-1]}{at}") for name in names for at in range(40)]
+    records = [
+        (BEGIN_MS + at // 3 * 1000, name, f"key-{at % 4}", f"{name[-1]}{at}") for name in names for at in range(40)
+    ]
     for name in names:
         kafka.create(name, retention_ms="-1")
     in_table = [record for record in records if record[1] == names[0]]
@@ -154,7 +176,13 @@ def test_topics_are_taken_by_time_then_by_name_and_one_of_them_may_come_from_a_t
     )
     settings = {"bootstrap.servers": kafka.bootstrap, "statestore.cache.max.bytes": 0}
     options = Options(ranges=2, work=str(tmp_path), outputs="table", seed=False)
-    done = backfill(topology, settings, spark=spark, sources={names[0]: TableHistory(rows, ["timestamp", "number"])}, options=options)
+    done = backfill(
+        topology,
+        settings,
+        spark=spark,
+        sources={names[0]: TableHistory(rows, ["timestamp", "number"])},
+        options=options,
+    )
     told: dict[str, list[str]] = {}
     for row in sorted(done.outputs(spark).collect(), key=lambda row: (row.task, row.number)):
         told.setdefault(bytes(row.key).decode(), []).append(bytes(row.value).decode())
@@ -166,19 +194,31 @@ def test_a_dry_run_shows_the_topics_and_until_holds_for_each_of_them(shop: Shop)
     shop.write(europe, 50)
     shop.write(america, 30)
     until = datetime.fromtimestamp((BEGIN_MS + 40_000) / 1000, UTC)
-    given = ["backfill", str(shop.program), "--bootstrap-servers", shop.kafka.bootstrap, "--until", f"{until:%Y-%m-%dT%H:%M:%S}", "--dry-run"]
+    given = [
+        "backfill",
+        str(shop.program),
+        "--bootstrap-servers",
+        shop.kafka.bootstrap,
+        "--until",
+        f"{until:%Y-%m-%dT%H:%M:%S}",
+        "--dry-run",
+    ]
     looked = CliRunner().invoke(app, given)
     assert looked.exit_code == 0, looked.output
     assert f"{america}: 0: 0..30" in looked.stdout
     assert f"{europe}: 0: 0..40" in looked.stdout
 
 
-def test_a_history_of_no_topic_and_a_pattern_of_none_are_refused(shop: Shop, spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_history_of_no_topic_and_a_pattern_of_none_are_refused(
+    shop: Shop, spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(TopologyError, match="there is no history"):
         make_plan(shop.topology, shop.config, {}, Options(), create=False)
     europe = shop.topic("{}-europe")
     rows = spark.createDataFrame([(b"k", b"v", 1)], "key binary, value binary, timestamp bigint")
     with pytest.raises(ConfigError, match=f"{shop.prefix}-asia is no source of the topology; it reads {europe}"):
         make_plan(shop.topology, shop.config, {f"{shop.prefix}-asia": TableHistory(rows)}, Options(), create=False)
-    assert make_plan(shop.topology, shop.config, {europe: TableHistory(rows)}, Options(), create=False).tables == (europe,)
+    assert make_plan(shop.topology, shop.config, {europe: TableHistory(rows)}, Options(), create=False).tables == (
+        europe,
+    )
     assert f'no topic matches "later-{shop.prefix}-.*" yet' in caplog.text

@@ -1,4 +1,6 @@
-"""What a backfill decides before it runs: stages in order, tasks, what it cannot do, and that a plan is the same when it is read again."""
+"""What a backfill decides before it runs: stages in order, tasks, what it cannot do, and that a plan is the same when
+it is read again.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,17 @@ from typing import Any
 
 import pytest
 
-from coopstreams import KStream, Serde, SessionWindows, StreamsBuilder, TimeWindows, Topology, field, serdes, until_window_closes
+from coopstreams import (
+    KStream,
+    Serde,
+    SessionWindows,
+    StreamsBuilder,
+    TimeWindows,
+    Topology,
+    field,
+    serdes,
+    until_window_closes,
+)
 from coopstreams.spark import plan as planning
 from coopstreams.spark import rounds
 from coopstreams.spark.native import translated
@@ -27,7 +39,15 @@ REPARTITION = "law-KSTREAM-KEY-SELECT-0000000016-repartition"
 
 def plan_of(topology: Topology, counts: dict[str, int], ranges: int) -> Plan:
     cut = {"orders": {0: (5, 30), 1: (0, 7)}, "customers": {0: (0, 0), 1: (0, 9)}}
-    return Plan("r", topology.application_id, planning.digest(topology), cut, planning.stages(topology, counts, ranges), counts, ("customers",))
+    return Plan(
+        "r",
+        topology.application_id,
+        planning.digest(topology),
+        cut,
+        planning.stages(topology, counts, ranges),
+        counts,
+        ("customers",),
+    )
 
 
 def test_stages_come_after_what_they_read_and_their_tasks_are_numbered_through() -> None:
@@ -100,12 +120,18 @@ def test_a_pattern_that_nothing_matches_is_no_stage_and_without_any_topic_there_
 
 
 def test_the_digest_knows_what_patterns_match_and_how_stores_are_kept() -> None:
-    orders = {planning.digest(matched(by_patterns(), names)) for names in ([], ["orders-eu"], ["orders-eu", "orders-us"])}
+    orders = {
+        planning.digest(matched(by_patterns(), names)) for names in ([], ["orders-eu"], ["orders-eu", "orders-us"])
+    }
     assert len(orders) == 3
     builder = StreamsBuilder("app")
     builder.table("people", key=serdes.text, value=serdes.text, store="people")
     topology = builder.build()
-    assert planning.digest(topology.optimized("all")) != planning.digest(topology) == planning.digest(topology.optimized("none"))
+    assert (
+        planning.digest(topology.optimized("all"))
+        != planning.digest(topology)
+        == planning.digest(topology.optimized("none"))
+    )
 
 
 def reading(build: Callable[[KStream[str, Any]], object], values: Serde[Any] = serdes.json) -> SubTopology:
@@ -121,33 +147,75 @@ DAY = TimeWindows(days=1)
     ("build", "why"),
     [
         (lambda orders: orders.filter(lambda _, value: value).group_by_key().count(), "a condition as field"),
-        (lambda orders: orders.map_values(len, value=serdes.int64).group_by_key().count(), r'calls a Python function; field\("..."\) could be read'),
-        (lambda orders: orders.group_by_key().reduce(lambda one, other: one + other), "calls a Python function; reduce"),
-        (lambda orders: orders.group_by_key().aggregate(int, lambda _, value, total: total + value, value=serdes.int64), "calls a Python function"),
+        (
+            lambda orders: orders.map_values(len, value=serdes.int64).group_by_key().count(),
+            r'calls a Python function; field\("..."\) could be read',
+        ),
+        (
+            lambda orders: orders.group_by_key().reduce(lambda one, other: one + other),
+            "calls a Python function; reduce",
+        ),
+        (
+            lambda orders: orders.group_by_key().aggregate(
+                int, lambda _, value, total: total + value, value=serdes.int64
+            ),
+            "calls a Python function",
+        ),
         (lambda orders: orders.group_by_key().reduce(operator.add, value=serdes.float64), "keeps values as float64"),
-        (lambda orders: orders.map_values(field('a"b'), value=serdes.int64).group_by_key().reduce(max), "folds values of json"),
-        (lambda orders: orders.group_by_key().windowed_by(SessionWindows(milliseconds=5)).count(), "has windows that follow the records"),
-        (lambda orders: orders.group_by_key().windowed_by(TimeWindows(days=1, grace=ms(1 << 62))).count(), "has a grace that leaves 64 bits"),
-        (lambda orders: orders.group_by_key().windowed_by(DAY).emit_strategy("on_window_close").count(), "is told once a window closes"),
-        (lambda orders: orders.group_by_key().windowed_by(DAY).count().suppress(until_window_closes()), "is a Suppress|says what a row was before"),
-        (lambda orders: orders.group_by_key().count().to_stream().map_values(str, value=serdes.text).to("out"), "calls a Python function"),
-        (lambda orders: orders.group_by_key().count().to_stream().to("out", value=serdes.json), "writes rows with other serdes"),
-        (lambda orders: orders.group_by_key().count().to_stream().to("out", partitioner=lambda *_: 0), "chooses partitions by a Python function"),
+        (
+            lambda orders: orders.map_values(field('a"b'), value=serdes.int64).group_by_key().reduce(max),
+            "folds values of json",
+        ),
+        (
+            lambda orders: orders.group_by_key().windowed_by(SessionWindows(milliseconds=5)).count(),
+            "has windows that follow the records",
+        ),
+        (
+            lambda orders: orders.group_by_key().windowed_by(TimeWindows(days=1, grace=ms(1 << 62))).count(),
+            "has a grace that leaves 64 bits",
+        ),
+        (
+            lambda orders: orders.group_by_key().windowed_by(DAY).emit_strategy("on_window_close").count(),
+            "is told once a window closes",
+        ),
+        (
+            lambda orders: orders.group_by_key().windowed_by(DAY).count().suppress(until_window_closes()),
+            "is a Suppress|says what a row was before",
+        ),
+        (
+            lambda orders: orders.group_by_key().count().to_stream().map_values(str, value=serdes.text).to("out"),
+            "calls a Python function",
+        ),
+        (
+            lambda orders: orders.group_by_key().count().to_stream().to("out", value=serdes.json),
+            "writes rows with other serdes",
+        ),
+        (
+            lambda orders: orders.group_by_key().count().to_stream().to("out", partitioner=lambda *_: 0),
+            "chooses partitions by a Python function",
+        ),
         (lambda orders: orders.to_table(store="orders"), "has no translation"),
         (lambda orders: orders.to("out"), "it has no store to fold into"),
     ],
 )
-def test_what_sql_may_not_do_as_python_does_stays_in_python(build: Callable[[KStream[str, Any]], object], why: str) -> None:
+def test_what_sql_may_not_do_as_python_does_stays_in_python(
+    build: Callable[[KStream[str, Any]], object], why: str
+) -> None:
     found = translated(reading(build))
     assert isinstance(found, str)
     assert re.search(why, found), found
 
 
 def test_typed_values_timestamps_of_functions_and_outputs_stay_in_python() -> None:
-    typed = reading(lambda orders: orders.map_values(field("amount"), value=serdes.int64).group_by_key().reduce(max), serdes.json(dict[str, int]))
+    typed = reading(
+        lambda orders: orders.map_values(field("amount"), value=serdes.int64).group_by_key().reduce(max),
+        serdes.json(dict[str, int]),
+    )
     assert "folds values of json(dict[str, int])" in str(translated(typed))
     builder = StreamsBuilder("app")
-    builder.stream("orders", key=serdes.text, value=serdes.json, timestamp=lambda record: record.timestamp).group_by_key().count()
+    builder.stream(
+        "orders", key=serdes.text, value=serdes.json, timestamp=lambda record: record.timestamp
+    ).group_by_key().count()
     assert "takes timestamps by a Python function" in str(translated(builder.build().subtopologies[0]))
     counted = reading(lambda orders: orders.group_by_key().count())
     assert not isinstance(translated(counted), str)

@@ -36,7 +36,9 @@ def test_who_watches_sees_a_task_begin_go_on_and_end(tmp_path: Path, monkeypatch
         task.took(1, 5, 50)
         assert told(91, done=False)
         task.end()
-    assert seen[-1] == TaskProgress("task", "0_1[0..127]", 25, 150, 150, done=True), "the last look comes when the block ends"
+    assert seen[-1] == TaskProgress("task", "0_1[0..127]", 25, 150, 150, done=True), (
+        "the last look comes when the block ends"
+    )
 
 
 def test_where_no_end_is_known_there_is_no_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +49,10 @@ def test_where_no_end_is_known_there_is_no_target(tmp_path: Path, monkeypatch: p
         task = Reporter(str(tmp_path), "task", "0", "0_0", [(0, 9), None])
         task.took(1, 4, 4)
         task.end()
-    assert [(each.name, each.records, each.target, each.done) for each in seen] == [("orders-0", 0, None, False), ("0_0", 4, None, True)]
+    assert [(each.name, each.records, each.target, each.done) for each in seen] == [
+        ("orders-0", 0, None, False),
+        ("0_0", 4, None, True),
+    ]
 
 
 def test_what_the_listener_raises_ends_the_block_and_a_failure_within_it_comes_first(tmp_path: Path) -> None:
@@ -60,10 +65,14 @@ def test_what_the_listener_raises_ends_the_block_and_a_failure_within_it_comes_f
         raise ValueError("the block")
 
 
-def test_a_report_that_cannot_be_written_is_a_warning_and_the_task_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_report_that_cannot_be_written_is_a_warning_and_the_task_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").write_text("no folder")
     with caplog.at_level(logging.WARNING):
         task = Reporter(str(tmp_path / "file"), "task", "0", "0_0", [None])
         task.took(0, 1, 1)
         task.end()
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["0_0 goes on, but cannot say how far it is"]
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "0_0 goes on, but cannot say how far it is"
+    ]

@@ -36,10 +36,16 @@ KEYS = [f"key-{number}" for number in range(3000)]
 def rows(url: str, manifest: Manifest, folder: Path) -> dict[bytes, bytes]:
     """Return all rows of a snapshot."""
     place = Storage(url)
-    return {key: value for file in manifest.files() for key, value in read_sst(fetch(place, manifest.application, file, folder).path)}
+    return {
+        key: value
+        for file in manifest.files()
+        for key, value in read_sst(fetch(place, manifest.application, file, folder).path)
+    }
 
 
-def test_a_rebuild_in_spark_makes_the_snapshot_that_a_rebuild_alone_makes(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_rebuild_in_spark_makes_the_snapshot_that_a_rebuild_alone_makes(
+    kafka: Kafka, spark: SparkSession, tmp_path: Path
+) -> None:
     counting, url = Counting.make(kafka, 3), str(tmp_path / "snapshots")
     written = counting.write(KEYS)
     with counting.app(tmp_path / "state") as app:
@@ -51,18 +57,24 @@ def test_a_rebuild_in_spark_makes_the_snapshot_that_a_rebuild_alone_makes(kafka:
     alone_url = str(tmp_path / "alone")
     with closing(KafkaLog({"bootstrap.servers": kafka.bootstrap})) as cluster:
         rebuilder = Rebuilder(cluster, counting.topology, counting.application, alone_url)
-        found = [each for piece in rebuilder.pieces(Wanted()) for each in rebuilder.rebuild(piece, lambda *_: None)["counts"]]
+        found = [
+            each for piece in rebuilder.pieces(Wanted()) for each in rebuilder.rebuild(piece, lambda *_: None)["counts"]
+        ]
         alone = rebuilder.publish({"counts": found})
     assert rows(url, made, tmp_path) == rows(alone_url, alone, tmp_path)
 
     written += counting.write(KEYS[:500])
     with counting.app(tmp_path / "state") as app:
         await_table(app, written)
-    part = rebuild(counting.topology, settings, spark=spark, wanted=Wanted(["counts"], [0, 2], KeyRange.of_groups(0, 63)))
+    part = rebuild(
+        counting.topology, settings, spark=spark, wanted=Wanted(["counts"], [0, 2], KeyRange.of_groups(0, 63))
+    )
     assert holes(part.stores["counts"].slices, 3) == []
-    assert {(each.partition, each.first) for each in part.stores["counts"].slices if any(part.run in file.name for file in each.files)} == {
-        (partition, first) for partition in (0, 2) for first in range(0, 64, 8)
-    }
+    assert {
+        (each.partition, each.first)
+        for each in part.stores["counts"].slices
+        if any(part.run in file.name for file in each.files)
+    } == {(partition, first) for partition in (0, 2) for first in range(0, 64, 8)}
     with counting.app(tmp_path / "new", snapshots_dir=url) as app:
         await_table(app, written)
         assert metric(app, "coopstreams_snapshot_keys_total") == len(KEYS)
@@ -73,33 +85,43 @@ def test_from_the_command_line_it_needs_no_more_than_a_number_of_cores(kafka: Ka
     written = counting.write(KEYS[:200])
     with counting.app(tmp_path / "state") as app:
         await_table(app, written)
-    (tmp_path / "program.py").write_text(PROGRAM.format(application=counting.application, source=counting.source, sink=counting.sink))
+    (tmp_path / "program.py").write_text(
+        PROGRAM.format(application=counting.application, source=counting.source, sink=counting.sink)
+    )
     command = ["-m", "coopstreams", "rebuild", str(tmp_path / "program.py"), "--snapshots", url, "--cores", "2"]
-    done = subprocess.run([sys.executable, *command, "--bootstrap-servers", kafka.bootstrap], check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, *command, "--bootstrap-servers", kafka.bootstrap], check=False, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert "1 stores, 200 keys" in done.stdout
 
 
-def test_a_stopped_application_goes_on_under_another_id_with_state_from_its_source_topics(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_stopped_application_goes_on_under_another_id_with_state_from_its_source_topics(
+    kafka: Kafka, spark: SparkSession, tmp_path: Path
+) -> None:
     counting, url = Counting.make(kafka, 2), str(tmp_path / "snapshots")
     uncached: dict[str, Any] = {"statestore_cache_max_bytes": 0, "snapshots_dir": url}
     written = counting.write([*KEYS[:300], *KEYS[:200]])
     with counting.app(tmp_path / "state", **uncached) as app:
         await_table(app, written)
     builder = StreamsBuilder(kafka.unique("again"))
-    builder.stream(counting.source, key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to(counting.sink)
+    builder.stream(counting.source, key=serdes.text, value=serdes.raw).group_by_key().count(
+        store="counts"
+    ).to_stream().to(counting.sink)
     again = replace(counting, application=builder.build().application_id, topology=builder.build())
     settings = {"bootstrap.servers": kafka.bootstrap}
-    done = backfill(again.topology, settings, spark=spark, options=Options(ranges=2, snapshots=url, work=str(tmp_path / "work")))
+    done = backfill(
+        again.topology, settings, spark=spark, options=Options(ranges=2, snapshots=url, work=str(tmp_path / "work"))
+    )
     publish(done, again.topology, settings)
     written += again.write(KEYS[100:350])
     with again.app(tmp_path / "state", **uncached) as app:
         await_table(app, written)
         assert metric(app, "coopstreams_snapshot_keys_total") == 300
     updates = by_key(read_topic(kafka.bootstrap, counting.sink))
-    assert {key.decode(): [serdes.int64.decode(value or b"") for value in values] for key, values in updates.items()} == {
-        key: list(range(1, count + 1)) for key, count in written.items()
-    }
+    assert {
+        key.decode(): [serdes.int64.decode(value or b"") for value in values] for key, values in updates.items()
+    } == {key: list(range(1, count + 1)) for key, count in written.items()}
 
 
 def test_without_a_place_nothing_is_begun(kafka: Kafka, spark: SparkSession) -> None:

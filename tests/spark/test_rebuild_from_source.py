@@ -1,4 +1,6 @@
-"""State of a stopped application from its source topics: it is the fold of what was committed, whatever the changelogs say."""
+"""State of a stopped application from its source topics: it is the fold of what was committed, whatever the changelogs
+say.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def right(found: RebuiltFromSource) -> None:
     assert {store: each.wrong for store, each in found.stores.items()} == dict.fromkeys(found.stores, 0)
 
 
-def test_state_is_the_fold_of_what_each_key_range_has_committed(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
+def test_state_is_the_fold_of_what_each_key_range_has_committed(
+    kafka: Kafka, spark: SparkSession, tmp_path: Path
+) -> None:
     shop = Shop.make(kafka)
     records = law.law_input(seed=3, orders=2000, partitions=PARTITIONS)
     first = records[: clean_cut(records)]
@@ -100,17 +104,39 @@ def damage(counting: Counting, keys: Iterable[str], value: bytes | None) -> None
 def counts(counting: Counting, store: str = "counts") -> dict[str, int]:
     """Return what the changelog says."""
     topic = f"{counting.application}-{store}-changelog"
-    return {key.decode(): serdes.int64.decode(value) for key, value in latest(read_topic(counting.kafka.bootstrap, topic)).items()}
+    return {
+        key.decode(): serdes.int64.decode(value)
+        for key, value in latest(read_topic(counting.kafka.bootstrap, topic)).items()
+    }
 
 
 def settings_of(counting: Counting, **given: str) -> dict[str, str]:
-    return {"bootstrap.servers": counting.kafka.bootstrap, **{name.replace("_", "."): value for name, value in given.items()}}
+    return {
+        "bootstrap.servers": counting.kafka.bootstrap,
+        **{name.replace("_", "."): value for name, value in given.items()},
+    }
 
 
-def plan_of(counting: Counting, folder: Path, wanted: Wanted | None = None, *, dry_run: bool = False, incomplete: bool = False, **given: str) -> Plan:
+def plan_of(
+    counting: Counting,
+    folder: Path,
+    wanted: Wanted | None = None,
+    *,
+    dry_run: bool = False,
+    incomplete: bool = False,
+    **given: str,
+) -> Plan:
     """Return what a rebuild would do."""
     config = Config.of(settings_of(counting, **given), counting.application)
-    return begin_rebuild(counting.topology, config, wanted or Wanted(), ranges=1, dry_run=dry_run, incomplete=incomplete, work=str(folder / "work"))
+    return begin_rebuild(
+        counting.topology,
+        config,
+        wanted or Wanted(),
+        ranges=1,
+        dry_run=dry_run,
+        incomplete=incomplete,
+        work=str(folder / "work"),
+    )
 
 
 def has_run(counting: Counting, folder: Path, written: Mapping[str, int]) -> None:
@@ -133,7 +159,16 @@ def test_some_partitions_and_key_groups_from_the_command_line_then_all_of_it_wit
     program.write_text(PROGRAM.format(application=counting.application, source=counting.source, sink=counting.sink))
 
     def rebuild(*options: str) -> str:
-        command = ["rebuild", str(program), "--from", "source", "--bootstrap-servers", kafka.bootstrap, "--work", str(tmp_path / "work")]
+        command = [
+            "rebuild",
+            str(program),
+            "--from",
+            "source",
+            "--bootstrap-servers",
+            kafka.bootstrap,
+            "--work",
+            str(tmp_path / "work"),
+        ]
         done = CliRunner().invoke(app_of_commands, [*command, *options])
         assert done.exit_code == 0, done.output
         return done.stdout
@@ -142,7 +177,9 @@ def test_some_partitions_and_key_groups_from_the_command_line_then_all_of_it_wit
     assert "store counts: 116 equal, 0 added, 4 changed, 0 deleted" in audit
     assert "a dry run: nothing was written" in audit
     right_here = wrong.pop((0, True))
-    assert "0 added, 1 changed, 0 deleted" in rebuild("--partitions", "0", "--groups", "0-127", "--ranges", "2", "--store", "counts")
+    assert "0 added, 1 changed, 0 deleted" in rebuild(
+        "--partitions", "0", "--groups", "0-127", "--ranges", "2", "--store", "counts"
+    )
     assert counts(counting) == {**written, **dict.fromkeys(wrong.values(), 1000)}
     assert counts(counting)[right_here] == written[right_here]
     assert "117 equal, 0 added, 3 changed, 0 deleted" in rebuild("--ranges", "3", "--snapshots", url)
@@ -170,7 +207,9 @@ def test_a_changelog_that_was_deleted_is_written_again(kafka: Kafka, spark: Spar
     eventually(lambda: counting.changelog not in topics(kafka), 60, lambda: "the topic is still there")
     plan_of(counting, tmp_path, dry_run=True)
     assert counting.changelog not in topics(kafka), "a dry run has made a topic"
-    made = rebuild_from_source(counting.topology, settings_of(counting), spark=spark, ranges=1, work=str(tmp_path / "work"))
+    made = rebuild_from_source(
+        counting.topology, settings_of(counting), spark=spark, ranges=1, work=str(tmp_path / "work")
+    )
     assert made.stores == {"counts": Differences(added=60)}
     assert counts(counting) == written
     written += counting.write(list(written)[:50])
@@ -179,11 +218,15 @@ def test_a_changelog_that_was_deleted_is_written_again(kafka: Kafka, spark: Spar
 
 
 def two_stages(counting: Counting) -> Counting:
-    """Counts by key, and by the last character of the key behind a repartition topic. The first attempt of some tasks fails in Spark."""
+    """Counts by key, and by the last character of the key behind a repartition topic. The first attempt of some tasks
+    fails in Spark.
+    """
     builder = StreamsBuilder(counting.application)
     stream = builder.stream(counting.source, key=serdes.text, value=serdes.raw).peek(stumble)
     stream.group_by_key().count(store="counts")
-    stream.select_key(lambda key, _: key[-1], key=serdes.text).repartition(name="by-digit").group_by_key().count(store="digits")
+    stream.select_key(lambda key, _: key[-1], key=serdes.text).repartition(name="by-digit").group_by_key().count(
+        store="digits"
+    )
     return replace(counting, topology=builder.build())
 
 
@@ -201,7 +244,11 @@ def test_a_store_behind_a_repartition_is_rebuilt_once_all_was_read_there_and_no_
     given: dict[str, Any] = {"spark": spark, "ranges": 1, "work": str(tmp_path / "work")}
     for store in ("counts", "digits"):
         for key in ("7", "key-7"):
-            produce(kafka, TopicPartition(f"{counting.application}-{store}-changelog", partition_of(key.encode(), 2)), {key.encode(): bytes(8)})
+            produce(
+                kafka,
+                TopicPartition(f"{counting.application}-{store}-changelog", partition_of(key.encode(), 2)),
+                {key.encode(): bytes(8)},
+            )
     only = rebuild_from_source(counting.topology, settings_of(counting), wanted=Wanted(["digits"]), **given)
     assert only.stores == {"digits": Differences(len(digits) - 1, changed=1, deleted=1)}
     assert counts(counting, "digits") == digits
@@ -209,12 +256,18 @@ def test_a_store_behind_a_repartition_is_rebuilt_once_all_was_read_there_and_no_
 
     before = len(read_topic(kafka.bootstrap, counting.changelog))
     both = rebuild_from_source(counting.topology, settings_of(counting), **given)
-    assert both.stores == {"counts": Differences(len(written) - 1, changed=1, deleted=1), "digits": Differences(len(digits))}
+    assert both.stores == {
+        "counts": Differences(len(written) - 1, changed=1, deleted=1),
+        "digits": Differences(len(digits)),
+    }
     assert counts(counting) == written
     assert len(read_topic(kafka.bootstrap, counting.changelog)) == before + 2
 
     produce(kafka, TopicPartition(f"{counting.application}-by-digit-repartition", 1), {b"1": b"x"})
-    with pytest.raises(ConfigError, match=r"by-digit-repartition-1 has 1 records that the application has written to itself and not read"):
+    with pytest.raises(
+        ConfigError,
+        match=r"by-digit-repartition-1 has 1 records that the application has written to itself and not read",
+    ):
         plan_of(counting, tmp_path)
     assert [stage.stores for stage in plan_of(counting, tmp_path, Wanted(["counts"])).stages] == [("counts",)]
 
@@ -239,11 +292,15 @@ def test_what_would_give_another_state_is_refused(kafka: Kafka, spark: SparkSess
         has_run(counting, tmp_path / "state", written + counting.write(["key-1"]))
 
     with pytest.raises(GroupError, match="was planned: what was written is of an older state"):
-        rebuild_from_source(counting.topology, settings_of(counting), spark=spark, ranges=1, work=str(tmp_path / "work"), on_stage=run)
+        rebuild_from_source(
+            counting.topology, settings_of(counting), spark=spark, ranges=1, work=str(tmp_path / "work"), on_stage=run
+        )
 
     with closing(KafkaLog({"bootstrap.servers": kafka.bootstrap})) as cluster:
         cluster.delete_before(TopicPartition(counting.source, 1), 10)
-    with pytest.raises(OffsetOutOfRangeError, match=rf"records are gone: {counting.source}-1 begins at 10\b.*--incomplete"):
+    with pytest.raises(
+        OffsetOutOfRangeError, match=rf"records are gone: {counting.source}-1 begins at 10\b.*--incomplete"
+    ):
         plan_of(counting, tmp_path)
     assert plan_of(counting, tmp_path, incomplete=True).cut[counting.source][1][0] == 10
 
@@ -261,8 +318,17 @@ def test_a_run_is_resumed_as_what_it_is(kafka: Kafka, spark: SparkSession, tmp_p
     with pytest.raises(KeyboardInterrupt):
         rebuild_from_source(counting.topology, settings_of(counting), ranges=1, on_stage=die, **given)
     (run,) = [folder.name for folder in (tmp_path / "work").iterdir()]
-    with pytest.raises(ConfigError, match=f"is a rebuild --from source: go on with it by coopstreams rebuild --from source --resume {run}"):
-        backfill(counting.topology, settings_of(counting), spark=spark, options=Options(work=str(tmp_path / "work")), resume=run)
+    with pytest.raises(
+        ConfigError,
+        match=f"is a rebuild --from source: go on with it by coopstreams rebuild --from source --resume {run}",
+    ):
+        backfill(
+            counting.topology,
+            settings_of(counting),
+            spark=spark,
+            options=Options(work=str(tmp_path / "work")),
+            resume=run,
+        )
     done = rebuild_from_source(counting.topology, settings_of(counting), resume=run, **given)
     assert done.stores == {"counts": Differences(59, changed=1)}
     assert counts(counting) == written

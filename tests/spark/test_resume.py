@@ -47,10 +47,12 @@ def topology_of(application: str, clicks: str, sizes: str, counts: str) -> Topol
     stream = builder.stream(clicks, key=serdes.text, value=serdes.text).peek(stumble)
     windows = SessionWindows(gap=timedelta(milliseconds=GAP_MS), grace=timedelta(days=1))
     sessions = stream.group_by_key().windowed_by(windows).count(store="sessions", retention=timedelta(days=3650))
-    sessions.to_stream().map(lambda at, count: (f"{at.key} {at.start_ms} {at.end_ms}", count), key=serdes.text, value=serdes.int64).to(sizes)
-    stream.select_key(lambda key, _: key[-1], key=serdes.text).repartition(name="by-digit").group_by_key().count(store="digits").to_stream().to(
-        counts
-    )
+    sessions.to_stream().map(
+        lambda at, count: (f"{at.key} {at.start_ms} {at.end_ms}", count), key=serdes.text, value=serdes.int64
+    ).to(sizes)
+    stream.select_key(lambda key, _: key[-1], key=serdes.text).repartition(name="by-digit").group_by_key().count(
+        store="digits"
+    ).to_stream().to(counts)
     return builder.build()
 
 
@@ -94,7 +96,9 @@ def die_at_second_stage() -> None:
             os._exit(DRIVER_DIED)
 
     options = Options(ranges=2, outputs="topic", work=work)
-    backfill(topology_of(application, clicks, sizes, counts), settings_for(bootstrap), options=options, on_stage=on_stage)
+    backfill(
+        topology_of(application, clicks, sizes, counts), settings_for(bootstrap), options=options, on_stage=on_stage
+    )
 
 
 def settings_for(bootstrap: str) -> dict[str, Any]:
@@ -104,30 +108,49 @@ def settings_for(bootstrap: str) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_dead_driver_and_failing_tasks_change_nothing(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
-    application, topics = kafka.unique("resume"), [kafka.topic(name, 2, retention_ms="-1") for name in ("clicks", "sizes", "counts")]
+    application, topics = (
+        kafka.unique("resume"),
+        [kafka.topic(name, 2, retention_ms="-1") for name in ("clicks", "sizes", "counts")],
+    )
     topology = topology_of(application, *topics)
     history = clicks_of(1, 6000)
     live = [(key, at + history[-1][1] - BEGIN_MS) for key, at in clicks_of(2, 1000)]  # sessions go on across the cut
     write(kafka, topics[0], history)
     work = tmp_path / "work"
     code = "from tests.spark.test_resume import die_at_second_stage; die_at_second_stage()"
-    died = subprocess.run([sys.executable, "-c", code, kafka.bootstrap, application, *topics, str(work)], cwd=ROOT, check=False, timeout=400)
+    died = subprocess.run(
+        [sys.executable, "-c", code, kafka.bootstrap, application, *topics, str(work)],
+        cwd=ROOT,
+        check=False,
+        timeout=400,
+    )
     assert died.returncode == DRIVER_DIED
     (run,) = [folder.name for folder in work.iterdir()]
     write(kafka, topics[0], live)  # behind the cut, which was taken before the driver died
 
     settings, stages = settings_for(kafka.bootstrap), list[int]()
     done = backfill(
-        topology, settings, spark=spark, options=Options(work=str(work)), resume=run, on_stage=lambda stage: stages.append(stage.subtopology)
+        topology,
+        settings,
+        spark=spark,
+        options=Options(work=str(work)),
+        resume=run,
+        on_stage=lambda stage: stages.append(stage.subtopology),
     )
     assert stages == [1], "a stage that was done was run again"
     assert done.records == len(history)
     publish(done, topology, settings)
-    with CoopStreams(topology, {**settings, "state.dir": str(tmp_path / "state"), "commit.interval.ms": 100, **PATIENT}):
+    with CoopStreams(
+        topology, {**settings, "state.dir": str(tmp_path / "state"), "commit.interval.ms": 100, **PATIENT}
+    ):
         expected = sessions_of([*history, *live])
 
         def sizes() -> dict[str, int]:
-            return {key.decode(): serdes.int64.decode(value) for key, value in latest(read_topic(kafka.bootstrap, topics[1])).items() if value}
+            return {
+                key.decode(): serdes.int64.decode(value)
+                for key, value in latest(read_topic(kafka.bootstrap, topics[1])).items()
+                if value
+            }
 
         eventually(lambda: sizes() == expected, 150, lambda: f"{len(sizes())} sessions, {len(expected)} expected")
         time.sleep(0.5)

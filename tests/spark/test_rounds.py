@@ -1,4 +1,6 @@
-"""In which order sub-topologies run that wait for each other: whatever is read was written before, and is written once."""
+"""In which order sub-topologies run that wait for each other: whatever is read was written before, and is written
+once.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +25,33 @@ def tables_of(builder: StreamsBuilder, count: int) -> list[Any]:
 
 
 def joined(one: Any, other: Any, name: str) -> Any:
-    return one.join(other, lambda a, b: a + b, foreign_key=lambda value: value, value=serdes.text, store=name, name=name)
+    return one.join(
+        other, lambda a, b: a + b, foreign_key=lambda value: value, value=serdes.text, store=name, name=name
+    )
 
 
 def said(topology: Topology) -> list[tuple[int, int, int, tuple[str, ...]]]:
-    """Return sub-topology, round, rounds and topics of each round, without the name of the application and of the join's topics."""
-    return [(round_.part.id, round_.round, round_.rounds, tuple(short(topic) for topic in round_.part.topics)) for round_ in rounds_of(topology)]
+    """Return sub-topology, round, rounds and topics of each round, without the name of the application and of the
+    join's topics.
+    """
+    return [
+        (round_.part.id, round_.round, round_.rounds, tuple(short(topic) for topic in round_.part.topics))
+        for round_ in rounds_of(topology)
+    ]
 
 
 def short(topic: str) -> str:
-    return topic.removeprefix("app-").replace("-subscription-registration-topic", "?").replace("-subscription-response-topic", "!")
+    return (
+        topic.removeprefix("app-")
+        .replace("-subscription-registration-topic", "?")
+        .replace("-subscription-response-topic", "!")
+    )
 
 
 def check_laws(topology: Topology) -> list[Round]:
-    """Check that a topic is read when all of it is there, that it is written once, and that the last rounds read and keep everything."""
+    """Check that a topic is read when all of it is there, that it is written once, and that the last rounds read and
+    keep everything.
+    """
     found = rounds_of(topology)
     internal = {topic for part in topology.subtopologies for topic in forwarded(part)}
     written = list[str]()
@@ -84,7 +99,11 @@ def test_a_table_that_is_joined_with_itself_asks_itself() -> None:
     builder = StreamsBuilder("app")
     (people,) = tables_of(builder, 1)
     joined(people, people, "boss")
-    assert said(builder.build()) == [(0, 1, 3, ("t0",)), (0, 2, 3, ("t0", "boss?")), (0, 3, 3, ("t0", "boss?", "boss!"))]
+    assert said(builder.build()) == [
+        (0, 1, 3, ("t0",)),
+        (0, 2, 3, ("t0", "boss?")),
+        (0, 3, 3, ("t0", "boss?", "boss!")),
+    ]
 
 
 def test_streams_that_are_exchanged_go_in_rounds_as_well() -> None:
@@ -165,10 +184,20 @@ def test_a_plan_says_which_round_only_asks() -> None:
         ("sub-topology 1", 3, 4, True),
         ("sub-topology 0, round 2 of 2", 2, 10, True),
     ]
-    plan = Plan("r", "app", planning.digest(topology), {"t0": {0: (0, 7), 1: (0, 2)}, "t1": dict.fromkeys(range(3), (0, 5))}, made, counts)
+    plan = Plan(
+        "r",
+        "app",
+        planning.digest(topology),
+        {"t0": {0: (0, 7), 1: (0, 2)}, "t1": dict.fromkeys(range(3), (0, 5))},
+        made,
+        counts,
+    )
     assert Plan.from_json(plan.to_json()) == plan
     assert plan.records == 24, "what is read twice is counted once"
     text = str(plan)
-    assert "sub-topology 0, round 1 of 2: 2 partitions x 2 key ranges; only asks, by app-owned-subscription-registration-topic" in text
+    assert (
+        "sub-topology 0, round 1 of 2: 2 partitions x 2 key ranges; only asks, by "
+        "app-owned-subscription-registration-topic" in text
+    )
     assert "sub-topology 0, round 2 of 2: 2 partitions x 2 key ranges; stores " in text
     assert "in Python: it runs in rounds" in text

@@ -1,4 +1,6 @@
-"""A topology that was sent to a worker is the one that was written: for every case of conformance, which are all operators there are."""
+"""A topology that was sent to a worker is the one that was written: for every case of conformance, which are all
+operators there are.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def test_what_cannot_travel_is_named() -> None:
 
 @pytest.fixture
 def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Topology]]:
-    """Return a function that loads a program, with a module and a package beside it, in this source; it is forgotten in the end."""
+    """Return a function that loads a program, with a module and a package beside it, in this source; it is forgotten in
+    the end.
+    """
     (tmp_path / "sent_package").mkdir()
     (tmp_path / "sent_package" / "__init__.py").write_text("")
     (tmp_path / "sent_package" / "inner.py").write_text("ENDING = '!'")
@@ -65,7 +69,9 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     )
 
     def load(said: str) -> Topology:
-        (tmp_path / "sent_words.py").write_text(f"from sent_package.inner import ENDING\ndef word(_):\n    return {said!r} + ENDING\n")
+        (tmp_path / "sent_words.py").write_text(
+            f"from sent_package.inner import ENDING\ndef word(_):\n    return {said!r} + ENDING\n"
+        )
         importlib.invalidate_caches()
         return load_topology(str(tmp_path / "sent_program.py"))
 
@@ -96,7 +102,12 @@ def test_modules_beside_a_program_travel_with_it_and_newer_ones_take_their_place
         forget()
     # Now this is a worker: what lies in the folder of the program is not on its path.
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder != str(tmp_path)])
-    assert [said(unship(each)) for each in (shipped[0], shipped[1], shipped[1], shipped[0])] == [["first!"], ["second!"], ["second!"], ["first!"]]
+    assert [said(unship(each)) for each in (shipped[0], shipped[1], shipped[1], shipped[0])] == [
+        ["first!"],
+        ["second!"],
+        ["second!"],
+        ["first!"],
+    ]
     assert "sent by the driver" in str(sys.modules["sent_words"].__spec__)
 
 

@@ -44,7 +44,9 @@ def good(value: Any) -> bool:
 def topology() -> Topology:
     """Counts by key, and by the last digit of the key behind a repartition; each update of both is written."""
     builder = StreamsBuilder("tables")
-    clicks = builder.stream("clicks", key=serdes.text, value=serdes.text).peek(stumble).filter(lambda _, value: good(value))
+    clicks = (
+        builder.stream("clicks", key=serdes.text, value=serdes.text).peek(stumble).filter(lambda _, value: good(value))
+    )
     clicks.group_by_key().count(store="keys").to_stream().to("keys")
     by_digit = clicks.select_key(lambda key, _: key[-1], key=serdes.text).repartition(name="by-digit").group_by_key()
     by_digit.count(store="digits").to_stream().to("digits")
@@ -85,7 +87,9 @@ def expected() -> dict[tuple[str, str], list[tuple[int, int]]]:
 
 def test_failing_tasks_and_a_driver_that_died_twice_double_nothing(spark: SparkSession, tmp_path: Path) -> None:
     table, work = tmp_path / "table", tmp_path / "work"
-    plan = replace(plan_of(topology(), {"clicks": 1}, 2, tmp_path / "snapshots"), outputs="table", table=str(table), snapshots=None)
+    plan = replace(
+        plan_of(topology(), {"clicks": 1}, 2, tmp_path / "snapshots"), outputs="table", table=str(table), snapshots=None
+    )
 
     def die(stage: Stage) -> None:
         if stage.subtopology == 1:

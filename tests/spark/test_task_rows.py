@@ -1,4 +1,6 @@
-"""The task of a backfill, given its rows, makes of them what a live task makes of the records. No Spark: what workers do is Arrow in, Arrow out."""
+"""The task of a backfill, given its rows, makes of them what a live task makes of the records. No Spark: what workers
+do is Arrow in, Arrow out.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def _streams(builder: StreamsBuilder) -> list[KStream[bytes, bytes]]:
 def final_counts() -> Topology:
     builder = StreamsBuilder("app")
     left, right = _streams(builder)
-    windows = left.merge(right).group_by_key().windowed_by(TimeWindows(milliseconds=5, grace=ms(3))).count(store="counts")
+    windows = (
+        left.merge(right).group_by_key().windowed_by(TimeWindows(milliseconds=5, grace=ms(3))).count(store="counts")
+    )
     windows.suppress(until_window_closes()).to_stream().to("out")
     return builder.build()
 
@@ -45,7 +49,9 @@ def joined() -> Topology:
     builder = StreamsBuilder("app")
     left, right = _streams(builder)
     windows = JoinWindows(milliseconds=4, grace=ms(3))
-    left.outer_join(right, lambda one, other: b"%s+%s" % (one or b"", other or b""), windows=windows, value=serdes.raw).to("out")
+    left.outer_join(
+        right, lambda one, other: b"%s+%s" % (one or b"", other or b""), windows=windows, value=serdes.raw
+    ).to("out")
     return builder.build()
 
 
@@ -63,15 +69,25 @@ def value_of(topic: str, offset: int) -> bytes:
 def backfilled(topology: Topology, logs: dict[str, Rows], ranges: int) -> Results:
     shipped, rows = ship(topology), list[dict[str, Any]]()
     for topic, log in logs.items():
-        columns = [[topic] * len(log), [0] * len(log), list(range(len(log))), [time for _, time in log], [key for key, _ in log]]
+        columns = [
+            [topic] * len(log),
+            [0] * len(log),
+            list(range(len(log))),
+            [time for _, time in log],
+            [key for key, _ in log],
+        ]
         values = [value_of(topic, offset) for offset in range(len(log))]
         history = batch(HISTORY, [*columns, values, pa.nulls(len(log), HISTORY.field("headers").type)])
         for routed in Routing(shipped, 0, topic, ranges)(iter([history])):
             rows += routed.to_pylist()
-    work = TaskWork(shipped, 0, ranges, "run", 0, Config.of({"bootstrap.servers": "nowhere:1", **SETTINGS}, "app"), outputs="table")
+    work = TaskWork(
+        shipped, 0, ranges, "run", 0, Config.of({"bootstrap.servers": "nowhere:1", **SETTINGS}, "app"), outputs="table"
+    )
     results: Results = defaultdict(list)
     for task in range(ranges):
-        mine = sorted((row for row in rows if row["task"] == task), key=lambda row: (row["time"], row["source"], row["offset"]))
+        mine = sorted(
+            (row for row in rows if row["task"] == task), key=lambda row: (row["time"], row["source"], row["offset"])
+        )
         for results_of_it in work(_in_pieces(mine)):
             for row in results_of_it.to_pylist():
                 if row["topic"] is not None:
@@ -88,7 +104,9 @@ def live(topology: Topology, logs: dict[str, Rows], ranges: int) -> Results:
     order = sorted(
         (reached, TOPICS.index(topic), offset, topic, key, time)
         for topic, log in logs.items()
-        for offset, ((key, time), reached) in enumerate(zip(log, accumulate((time for _, time in log), max), strict=True))
+        for offset, ((key, time), reached) in enumerate(
+            zip(log, accumulate((time for _, time in log), max), strict=True)
+        )
     )
     results: Results = defaultdict(list)
     with TopologyTestDriver(topology, ranges, SETTINGS) as driver:
@@ -106,6 +124,8 @@ records = st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c", b"d"]), st.integ
 @pytest.mark.parametrize(("made", "ranges"), [(final_counts, 1), (final_counts, 4), (joined, 1), (failing, 4)])
 @settings(max_examples=6)
 @given(records, records)
-def test_a_backfill_makes_of_rows_what_a_live_task_makes_of_records(made: Callable[[], Topology], ranges: int, left: Rows, right: Rows) -> None:
+def test_a_backfill_makes_of_rows_what_a_live_task_makes_of_records(
+    made: Callable[[], Topology], ranges: int, left: Rows, right: Rows
+) -> None:
     topology, logs = made(), {"left": left, "right": right}
     assert backfilled(topology, logs, ranges) == live(topology, logs, ranges)

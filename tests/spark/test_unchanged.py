@@ -1,4 +1,6 @@
-"""A run that is not published keeps others out, and does not outlive the topics that it was planned with. Spark has no part in it."""
+"""A run that is not published keeps others out, and does not outlive the topics that it was planned with. Spark has no
+part in it.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def made_anew(cluster: KafkaLog, topic: str, partitions: int) -> None:
     cluster.create_topics([TopicSpec(topic, partitions, {}, 1)])
 
 
-def test_neither_another_run_nor_the_application_begins_behind_one_that_is_not_published(kafka: Kafka, cluster: KafkaLog, tmp_path: Path) -> None:
+def test_neither_another_run_nor_the_application_begins_behind_one_that_is_not_published(
+    kafka: Kafka, cluster: KafkaLog, tmp_path: Path
+) -> None:
     counting = Counting.make(kafka)
     written = counting.write(["a", "b", "a"])
     plan = begun(counting, tmp_path / "work")
@@ -66,7 +70,8 @@ def test_a_reset_gives_a_run_up_and_another_can_begin(kafka: Kafka, tmp_path: Pa
     program.write_text(
         "from coopstreams import StreamsBuilder, serdes\n"
         f'builder = StreamsBuilder("{counting.application}")\n'
-        f'builder.stream("{counting.source}", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to("{counting.sink}")\n'
+        f'builder.stream("{counting.source}", key=serdes.text, '
+        f'value=serdes.raw).group_by_key().count(store="counts").to_stream().to("{counting.sink}")\n'
         "topology = builder.build()\n"
     )
     counting.write(["a", "b", "a"])
@@ -76,13 +81,17 @@ def test_a_reset_gives_a_run_up_and_another_can_begin(kafka: Kafka, tmp_path: Pa
     assert f"delete topic {marks_topic(plan.application, plan.run)}" in done.output
     another = begun(counting, tmp_path / "work")  # as if there had been none before it
     assert another.cut == plan.cut
-    with pytest.raises(ConfigError, match=f"{counting.changelog}: deleted, or made anew, since run {plan.run} was planned"):
+    with pytest.raises(
+        ConfigError, match=f"{counting.changelog}: deleted, or made anew, since run {plan.run} was planned"
+    ):
         taken_up(counting.topology, config_of(counting), str(tmp_path / "work"), plan.run)
     with pytest.raises(ConfigError, match="deleted, or made anew"):
         publish(Backfilled(plan, (), str(tmp_path / "work")), counting.topology, config_of(counting))
 
 
-def test_a_run_does_not_go_on_with_another_source_of_the_same_name(kafka: Kafka, cluster: KafkaLog, tmp_path: Path) -> None:
+def test_a_run_does_not_go_on_with_another_source_of_the_same_name(
+    kafka: Kafka, cluster: KafkaLog, tmp_path: Path
+) -> None:
     counting = Counting.make(kafka, partitions=2)
     counting.write(["a", "b", "a"])
     plan = begun(counting, tmp_path)
@@ -101,15 +110,24 @@ def test_a_run_without_its_marks_does_not_go_on(kafka: Kafka, cluster: KafkaLog,
         taken_up(counting.topology, config_of(counting), str(tmp_path), plan.run)
 
 
-def test_a_place_for_snapshots_that_cannot_be_is_found_before_anything_is_made(kafka: Kafka, cluster: KafkaLog, tmp_path: Path) -> None:
+def test_a_place_for_snapshots_that_cannot_be_is_found_before_anything_is_made(
+    kafka: Kafka, cluster: KafkaLog, tmp_path: Path
+) -> None:
     counting = Counting.make(kafka)
     with pytest.raises(SnapshotError, match="is no place for snapshots"):
-        begin(counting.topology, config_of(counting), {}, Options(work=str(tmp_path / "work"), snapshots="nowhere://bucket/snapshots"))
+        begin(
+            counting.topology,
+            config_of(counting),
+            {},
+            Options(work=str(tmp_path / "work"), snapshots="nowhere://bucket/snapshots"),
+        )
     assert counting.changelog not in cluster.partitions()
     assert not (tmp_path / "work").exists()
 
 
-def test_a_run_finds_its_snapshots_from_any_folder(kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_finds_its_snapshots_from_any_folder(
+    kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     counting = Counting.make(kafka)
     plan = begin(counting.topology, config_of(counting), {}, Options(snapshots="snapshots"))

@@ -47,10 +47,17 @@ def s3_server() -> Iterator[str]:
 
 @pytest.fixture
 def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URL of an S3 bucket that exists; address and credentials come from the environment, where drivers look for them."""
+    """The URL of an S3 bucket that exists; address and credentials come from the environment, where drivers look for
+    them.
+    """
     import s3fs
 
-    variables = {"ENDPOINT_URL": s3_server, "ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret", "DEFAULT_REGION": "us-east-1"}
+    variables = {
+        "ENDPOINT_URL": s3_server,
+        "ACCESS_KEY_ID": "key",
+        "SECRET_ACCESS_KEY": "secret",
+        "DEFAULT_REGION": "us-east-1",
+    }
     for name, value in variables.items():
         monkeypatch.setenv(f"AWS_{name}", value)
     files = s3fs.S3FileSystem()

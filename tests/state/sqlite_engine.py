@@ -1,4 +1,6 @@
-"""An engine as a user would bring one: SQLite, a table for all families. It is named `tests.state.sqlite_engine:Sqlite`."""
+"""An engine as a user would bring one: SQLite, a table for all families. It is named
+`tests.state.sqlite_engine:Sqlite`.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ class Sqlite:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.execute("CREATE TABLE IF NOT EXISTS families (name TEXT PRIMARY KEY)")
-            self._db.execute("CREATE TABLE IF NOT EXISTS rows (family TEXT, key BLOB, value BLOB, PRIMARY KEY (family, key)) WITHOUT ROWID")
+            self._db.execute(
+                "CREATE TABLE IF NOT EXISTS rows (family TEXT, key BLOB, value BLOB, PRIMARY KEY (family, key)) "
+                "WITHOUT ROWID"
+            )
         except sqlite3.DatabaseError as error:
             raise StateCorruptError(f'"{folder}" may be deleted: {error}') from error
 
@@ -52,11 +57,15 @@ class Sqlite:
 
         return get
 
-    def scan(self, family: str, start: bytes, end: bytes | None, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+    def scan(
+        self, family: str, start: bytes, end: bytes | None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
         order = "DESC" if reverse else "ASC"
         with self._using():
             where, bounds = _between(family, start, end)
-            found = self._db.execute(f"SELECT key, value FROM rows WHERE {where} ORDER BY key {order}", bounds).fetchall()
+            found = self._db.execute(
+                f"SELECT key, value FROM rows WHERE {where} ORDER BY key {order}", bounds
+            ).fetchall()
         return self._rows(found)
 
     def write(self, changes: Sequence[Change]) -> None:

@@ -22,7 +22,9 @@ COUNTS = StoreSpec("counts", "key_value", text, int64)
 SIZE = 60_000
 WINDOWS = StoreSpec("windows", "window", text, int64, window_ms=SIZE, retention_ms=4 * SIZE)
 RANGES = [(span.first_group, span.last_group) for span in KeyRange.split(3)]
-KEYS_OF = Counter(first for key in range(300) for first, last in RANGES if first <= key_group(key_hash(b"%d" % key)) <= last)
+KEYS_OF = Counter(
+    first for key in range(300) for first, last in RANGES if first <= key_group(key_hash(b"%d" % key)) <= last
+)
 
 CHILD = """
 import sys
@@ -70,9 +72,11 @@ def kill_midway(folder: Path, after_s: float) -> None:
 
 
 def commits_in_step(folder: Path, *, dropped_since: bool = False) -> list[int]:
-    """Return the number of the commit at which each range stands, having checked that all its keys in all its stores have that number.
+    """Return the number of the commit at which each range stands, having checked that all its keys in all its stores
+    have that number.
 
-    `dropped_since`: segments may be missing that were dropped after that commit. Restoring up to the end of the changelog gets past them.
+    `dropped_since`: segments may be missing that were dropped after that commit. Restoring up to the end of the
+    changelog gets past them.
     """
     database = Database(Rocks(folder), [COUNTS, WINDOWS])
     reached = []
@@ -85,7 +89,9 @@ def commits_in_step(folder: Path, *, dropped_since: bool = False) -> list[int]:
             continue
         assert {int64.deserialize(unpack(data)[0]) for _, data in rows} == {commit}
         assert len(rows) == KEYS_OF[first]
-        windows = [split_window_key(key)[1] // SIZE for key, _ in database.scan("windows", range(first, last + 1), None, None)]
+        windows = [
+            split_window_key(key)[1] // SIZE for key, _ in database.scan("windows", range(first, last + 1), None, None)
+        ]
         assert max(windows, default=0) <= commit
         assert windows.count(commit) in ({0, len(rows)} if dropped_since else {len(rows)})
         reached.append(commit)

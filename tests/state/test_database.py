@@ -94,7 +94,8 @@ def test_segments_go_when_every_group_has_left_them_behind(new_engine: NewEngine
     database.write([], {"windows": [Checkpoint(0, 127, 6, 9 * MINUTE)]})
     assert sorted(family for family in engine.families() if family != "meta") == segments  # the sibling lags
     database.write([], {"windows": [Checkpoint(128, 255, 6, 8 * MINUTE)]})
-    # The smallest observed start is minute 8, four minutes are kept: minute 4 is gone, the segment of minutes 4 and 5 is not.
+    # The smallest observed start is minute 8, four minutes are kept: minute 4 is gone, the segment of minutes 4 and 5
+    # is not.
     assert sorted(family for family in engine.families() if family != "meta") == segments[2:]
     assert database.segment_getter("windows", 1) is None
 
@@ -126,7 +127,10 @@ def test_everything_is_there_when_it_is_opened_again(new_engine: NewEngine) -> N
 
 @pytest.mark.parametrize(
     "changed",
-    [StoreSpec("windows", "window", text, int64, window_ms=60_000, retention_ms=2_400_000), StoreSpec("windows", "key_value", text, int64)],
+    [
+        StoreSpec("windows", "window", text, int64, window_ms=60_000, retention_ms=2_400_000),
+        StoreSpec("windows", "key_value", text, int64),
+    ],
 )
 def test_a_store_of_another_shape_is_emptied_and_restored_from_the_beginning(
     new_engine: NewEngine, changed: StoreSpec, caplog: pytest.LogCaptureFixture

@@ -89,7 +89,9 @@ def test_a_range_that_moved_away_leaves_no_key_behind_and_an_empty_folder_goes(t
     directory.release(0, 0)
     directory.drop(0, 0, ranges[1:3], [SPEC])
     database = directory.open(0, 0, [SPEC])
-    assert set(keys_of(database)) == {b"%d" % n for n in range(1000) if any(key_hash(b"%d" % n) in ranges[part] for part in (0, 3))}
+    assert set(keys_of(database)) == {
+        b"%d" % n for n in range(1000) if any(key_hash(b"%d" % n) in ranges[part] for part in (0, 3))
+    }
     assert [(run.first, run.last) for run in database.checkpoints("counts")] == [(0, 63), (192, 255)]
     directory.drop(0, 0, [ranges[0], ranges[3]], [SPEC])
     assert directory.partitions() == [(0, 0)]  # it is still open
@@ -116,7 +118,9 @@ def test_two_instances_have_folders_and_names_of_their_own(tmp_path: Path) -> No
 
 
 def test_a_folder_in_use_by_another_process_names_folder_process_and_cure(tmp_path: Path) -> None:
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert holder.stdout is not None
     assert holder.stdin is not None
     try:
@@ -135,7 +139,9 @@ def test_a_folder_in_use_by_another_process_names_folder_process_and_cure(tmp_pa
 
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
     holder.kill()
@@ -155,13 +161,17 @@ def test_a_folder_of_a_newer_format_is_left_alone(tmp_path: Path) -> None:
     directory = StateDirectory(tmp_path, "app", 0)
     directory.close()
     (directory.folder / "format").write_text(f"{FORMAT + 1}\n")
-    with pytest.raises(StateError, match=rf"has format {FORMAT + 1}, this coopstreams knows up to {FORMAT}: upgrade coopstreams"):
+    with pytest.raises(
+        StateError, match=rf"has format {FORMAT + 1}, this coopstreams knows up to {FORMAT}: upgrade coopstreams"
+    ):
         StateDirectory(tmp_path, "app", 0)
     (directory.folder / "format").write_text(f"{FORMAT}\n")
     StateDirectory(tmp_path, "app", 0).close()
 
 
-def test_state_of_a_format_that_does_not_name_its_changelogs_is_emptied_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_state_of_a_format_that_does_not_name_its_changelogs_is_emptied_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     directory = StateDirectory(tmp_path, "app", 0)
     fill(directory.open(0, 3, [SPEC]))
     directory.close()
@@ -235,7 +245,9 @@ def damage(file: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["flipped", "truncated"])
 @pytest.mark.parametrize("pattern", ["*.sst", "MANIFEST-*", "CURRENT"])
-def test_a_damaged_database_is_an_error_or_an_empty_start_but_never_half_the_truth(tmp_path: Path, written: Path, pattern: str, how: str) -> None:
+def test_a_damaged_database_is_an_error_or_an_empty_start_but_never_half_the_truth(
+    tmp_path: Path, written: Path, pattern: str, how: str
+) -> None:
     for file in sorted(written.glob(pattern)):
         shutil.rmtree(written)
         shutil.copytree(tmp_path / "copy", written)

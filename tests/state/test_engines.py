@@ -16,7 +16,9 @@ NewEngine = Callable[[], Engine]
 KEY = st.binary(max_size=3)
 
 
-def rows(engine: Engine, family: str = "a", start: bytes = b"", end: bytes | None = None, *, reverse: bool = False) -> list[tuple[bytes, bytes]]:
+def rows(
+    engine: Engine, family: str = "a", start: bytes = b"", end: bytes | None = None, *, reverse: bool = False
+) -> list[tuple[bytes, bytes]]:
     return list(engine.scan(family, start, end, reverse=reverse))
 
 
@@ -132,13 +134,18 @@ def test_several_threads_write_and_read_at_once(engine: Engine) -> None:
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     st.lists(
-        st.tuples(st.dictionaries(KEY, st.none() | st.binary(max_size=2), max_size=8), st.none() | st.tuples(KEY, st.none() | KEY)),
+        st.tuples(
+            st.dictionaries(KEY, st.none() | st.binary(max_size=2), max_size=8),
+            st.none() | st.tuples(KEY, st.none() | KEY),
+        ),
         max_size=6,
     ),
     st.tuples(KEY, st.none() | KEY),
 )
 def test_any_writes_leave_what_they_leave_in_a_dict(
-    new_engine: NewEngine, writes: list[tuple[dict[bytes, bytes | None], tuple[bytes, bytes | None] | None]], bounds: tuple[bytes, bytes | None]
+    new_engine: NewEngine,
+    writes: list[tuple[dict[bytes, bytes | None], tuple[bytes, bytes | None] | None]],
+    bounds: tuple[bytes, bytes | None],
 ) -> None:
     engine = new_engine()
     engine.create("a")

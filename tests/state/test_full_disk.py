@@ -1,4 +1,6 @@
-"""A disk without room: what was refused is not in the database, what was not is, and the folder can be opened again beside the errors."""
+"""A disk without room: what was refused is not in the database, what was not is, and the folder can be opened again
+beside the errors.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ def room(mb):
 
 def commit(database, number):
     rows = [b"%08d" % number + os.urandom(1000) for _ in range(10)]
-    database.write([Change(family_of("rows"), [b"\\x07%d" % key for key in range(10)], rows)], {"rows": [Checkpoint(0, 255, number)]})
+    change = Change(family_of("rows"), [b"\\x07%d" % key for key in range(10)], rows)
+    database.write([change], {"rows": [Checkpoint(0, 255, number)]})
 
 def stands(database):
     getter = database.getter("rows")
@@ -82,11 +85,21 @@ directory.close()
 def full(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[str], str]]:
     """Return a function that runs a program where room is short, and returns what it says."""
     how = request.param
-    if how == "tmpfs" and (os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", tmp_path], check=False).returncode):
+    if how == "tmpfs" and (
+        os.geteuid() != 0
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", tmp_path], check=False).returncode
+    ):
         pytest.skip("mounting a file system is not allowed here")
 
     def run(program: str) -> str:
-        done = subprocess.run([sys.executable, "-c", program, how, tmp_path], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", program, how, tmp_path],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -95,7 +108,9 @@ def full(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[s
         subprocess.run(["umount", tmp_path], check=True)
 
 
-def test_what_was_refused_is_not_there_and_the_folder_opens_again_in_the_same_process(full: Callable[[str], str]) -> None:
+def test_what_was_refused_is_not_there_and_the_folder_opens_again_in_the_same_process(
+    full: Callable[[str], str],
+) -> None:
     said = full(CHILD)
     assert "not dropped" in said
     assert re.search(r"refused \d+ .*0_0.* cannot be used: .*(No space left on device|File too large)", said)

@@ -1,4 +1,6 @@
-"""A task that stops after a commit and begins anew, from its database or from its changelogs alone, goes on as if nothing had happened."""
+"""A task that stops after a commit and begins anew, from its database or from its changelogs alone, goes on as if
+nothing had happened.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coopstreams import SessionWindows, SlidingWindows, StreamsBuilder, TimeWindows, serdes, until_time_limit, until_window_closes
+from coopstreams import (
+    SessionWindows,
+    SlidingWindows,
+    StreamsBuilder,
+    TimeWindows,
+    serdes,
+    until_time_limit,
+    until_window_closes,
+)
 from coopstreams.state.database import Database
 from coopstreams.state.memory import Memory
 from coopstreams.state.restore import Restore
@@ -31,18 +41,31 @@ SOURCE = TopicPartition("in", 0)
 INPUTS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60)), max_size=16)
 
 PROGRAMS: dict[str, Callable[[KStream[str, str]], Any]] = {
-    "sessions": lambda stream: stream.group_by_key().windowed_by(SessionWindows(milliseconds=5, grace=ms(3))).count(store="s"),
+    "sessions": lambda stream: (
+        stream.group_by_key().windowed_by(SessionWindows(milliseconds=5, grace=ms(3))).count(store="s")
+    ),
     "sliding": lambda stream: (
-        stream.group_by_key().windowed_by(SlidingWindows(milliseconds=6, grace=ms(9))).reduce(lambda one, other: one + other, store="s")
+        stream.group_by_key()
+        .windowed_by(SlidingWindows(milliseconds=6, grace=ms(9)))
+        .reduce(lambda one, other: one + other, store="s")
     ),
     "emit on close": lambda stream: (
-        stream.group_by_key().windowed_by(TimeWindows(milliseconds=10, advance=ms(5), grace=ms(4))).emit_strategy("on_window_close").count(store="s")
+        stream.group_by_key()
+        .windowed_by(TimeWindows(milliseconds=10, advance=ms(5), grace=ms(4)))
+        .emit_strategy("on_window_close")
+        .count(store="s")
     ),
     "sessions on close": lambda stream: (
-        stream.group_by_key().windowed_by(SessionWindows(milliseconds=5)).emit_strategy("on_window_close").count(store="s")
+        stream.group_by_key()
+        .windowed_by(SessionWindows(milliseconds=5))
+        .emit_strategy("on_window_close")
+        .count(store="s")
     ),
     "suppress": lambda stream: (
-        stream.group_by_key().windowed_by(TimeWindows(milliseconds=10, grace=ms(4))).count(store="s").suppress(until_window_closes())
+        stream.group_by_key()
+        .windowed_by(TimeWindows(milliseconds=10, grace=ms(4)))
+        .count(store="s")
+        .suppress(until_window_closes())
     ),
     "time limit": lambda stream: stream.group_by_key().count(store="s").suppress(until_time_limit(ms(15))),
 }

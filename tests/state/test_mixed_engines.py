@@ -1,4 +1,6 @@
-"""A database whose stores are in several engines: RocksDB, memory, and one that a user brings. Each store stands where its own engine says."""
+"""A database whose stores are in several engines: RocksDB, memory, and one that a user brings. Each store stands where
+its own engine says.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ ALL = [DISK, HEAP, OWN]
 BYTES = 1 << 30
 
 
-def commit(database: Database, number: int, key_range: KeyRange = WHOLE, keys: int = 200, specs: Sequence[StoreSpec] = ALL) -> None:
+def commit(
+    database: Database, number: int, key_range: KeyRange = WHOLE, keys: int = 200, specs: Sequence[StoreSpec] = ALL
+) -> None:
     """Give all keys of a range the number of the commit, in all stores."""
     state = TaskState(database, specs, key_range, BYTES)
     for table in state.stores.values():
@@ -82,8 +86,16 @@ def test_after_a_restart_memory_is_restored_and_what_is_on_disk_stands_where_it_
     directory.close()
     directory = StateDirectory(tmp_path, "app", 0)
     database = directory.open(0, 0, ALL)
-    assert {spec.name: database.checkpoint(spec.name, 0, 255) for spec in ALL} == {"disk": 300, "heap": None, "own": 300}
-    assert {spec.name: database.has_keys(spec.name, 0, 255) for spec in ALL} == {"disk": True, "heap": False, "own": True}
+    assert {spec.name: database.checkpoint(spec.name, 0, 255) for spec in ALL} == {
+        "disk": 300,
+        "heap": None,
+        "own": 300,
+    }
+    assert {spec.name: database.has_keys(spec.name, 0, 255) for spec in ALL} == {
+        "disk": True,
+        "heap": False,
+        "own": True,
+    }
     tail = len([record for record in log if record[0] >= 300])
     assert restored(database, log, 1000) == {"disk": tail, "heap": len(log), "own": tail}
     for spec in ALL:
@@ -92,7 +104,10 @@ def test_after_a_restart_memory_is_restored_and_what_is_on_disk_stands_where_it_
 
 
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.dictionaries(st.sampled_from(["disk", "heap", "own"]), st.integers(1, 400)), max_size=6), st.sampled_from(["restart", "again"]))
+@given(
+    st.lists(st.dictionaries(st.sampled_from(["disk", "heap", "own"]), st.integers(1, 400)), max_size=6),
+    st.sampled_from(["restart", "again"]),
+)
 def test_wherever_each_store_was_left_all_are_the_fold_of_their_changelogs_in_the_end(
     tmp_path: Path, stops: list[Mapping[str, int]], how: str
 ) -> None:
@@ -116,7 +131,9 @@ def test_wherever_each_store_was_left_all_are_the_fold_of_their_changelogs_in_th
 
 
 @pytest.mark.parametrize("first", ["rocks", "sqlite"])
-def test_if_one_engine_cannot_write_each_store_still_is_what_its_own_checkpoint_says(tmp_path: Path, first: str) -> None:
+def test_if_one_engine_cannot_write_each_store_still_is_what_its_own_checkpoint_says(
+    tmp_path: Path, first: str
+) -> None:
     disk, own = Rocks(tmp_path), Sqlite(tmp_path)
     engine, apart = (disk, {"own": own}) if first == "rocks" else (own, {"disk": disk})
     database = Database(engine, [DISK, OWN], apart=apart)
@@ -149,7 +166,9 @@ def test_after_a_kill_each_store_is_what_its_own_checkpoint_says(tmp_path: Path)
     moments = random.Random(3)
     reached = [0]
     for _ in range(4):
-        child = subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
         assert child.stdout is not None
         told = [int(child.stdout.readline()) for _ in range(moments.randint(3, 12))]
         child.kill()
@@ -161,7 +180,9 @@ def test_after_a_kill_each_store_is_what_its_own_checkpoint_says(tmp_path: Path)
         assert found["heap"] is None
         assert found["disk"] is not None
         assert found["own"] is not None
-        assert found["disk"] >= found["own"] >= told[-1]  # what was committed is there; the last one may be in the first alone
+        assert (
+            found["disk"] >= found["own"] >= told[-1]
+        )  # what was committed is there; the last one may be in the first alone
         assert found["disk"] - found["own"] in (0, 1)
         reached.append(found["own"])
     assert all(now > then for then, now in pairwise(reached))
@@ -178,14 +199,19 @@ def test_a_range_that_moves_away_goes_from_every_engine_and_its_folders_when_not
         assert {key_hash(key) in right for key, _ in database.scan(spec.name, range(256), None, None)} == {True}
     directory.release(0, 3)
     directory.release(0, 3)
-    assert {path.name for path in directory.folder.iterdir() if path.is_dir()} == {"0_3", "0_3.tests.state.sqlite_engine-Sqlite"}
+    assert {path.name for path in directory.folder.iterdir() if path.is_dir()} == {
+        "0_3",
+        "0_3.tests.state.sqlite_engine-Sqlite",
+    }
     directory.drop(0, 3, [right], ALL)  # while nobody is there
     assert directory.partitions() == []
     assert [path.name for path in directory.folder.iterdir() if path.is_dir()] == []
     directory.close()
 
 
-def test_a_store_that_changes_its_engine_begins_anew_there_and_goes_on_where_it_stood_when_it_comes_back(tmp_path: Path) -> None:
+def test_a_store_that_changes_its_engine_begins_anew_there_and_goes_on_where_it_stood_when_it_comes_back(
+    tmp_path: Path,
+) -> None:
     log = some_log(500)
 
     def reads(specs: Sequence[StoreSpec], upto: int) -> int:
@@ -218,7 +244,11 @@ def test_of_several_engines_only_the_damaged_one_is_made_anew(tmp_path: Path, ca
 
 @pytest.mark.parametrize(
     ("store_type", "words"),
-    [("no.such.module:Engine", "No module named 'no'"), ("tests.state.sqlite_engine:Nothing", "Nothing"), ("sys:path", "cannot be called")],
+    [
+        ("no.such.module:Engine", "No module named 'no'"),
+        ("tests.state.sqlite_engine:Nothing", "Nothing"),
+        ("sys:path", "cannot be called"),
+    ],
 )
 def test_an_engine_that_is_not_there_is_said_before_anything_starts(store_type: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):

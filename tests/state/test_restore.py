@@ -57,7 +57,9 @@ def stored(database: Database, spec: StoreSpec = SPEC) -> dict[bytes, tuple[byte
 
 def some_log(size: int) -> list[Record]:
     """Keys come again, some are deleted, offsets have holes."""
-    return [(number * 2, b"%d" % (number % 97), None if number % 11 == 0 else b"v%d" % number) for number in range(size)]
+    return [
+        (number * 2, b"%d" % (number % 97), None if number % 11 == 0 else b"v%d" % number) for number in range(size)
+    ]
 
 
 def test_a_restored_store_is_the_fold_of_its_changelog(new_engine: NewEngine) -> None:
@@ -176,7 +178,9 @@ def test_state_that_is_at_the_end_already_is_known_to_be_true_now() -> None:
     assert {at.true_ms for at in database.checkpoints("counts").within(0, 127)} == {300_000}
 
 
-def test_state_that_is_older_than_the_tombstones_of_its_changelog_is_not_trusted(caplog: pytest.LogCaptureFixture) -> None:
+def test_state_that_is_older_than_the_tombstones_of_its_changelog_is_not_trusted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     log = [(0, b"a", b"1"), (1, b"b", b"1")]
     now, database = 1_000_000, Database(Memory(), [SPEC])
     feed(Restore(database, SPEC, [WHOLE], bounds(2, now_s=now)), log, 2)
@@ -191,8 +195,12 @@ def test_state_that_is_older_than_the_tombstones_of_its_changelog_is_not_trusted
 
 
 @pytest.mark.parametrize("ahead_s", [3600, 10 * 365 * 86_400])
-def test_state_of_the_future_is_not_trusted_because_nobody_knows_how_old_it_is(ahead_s: int, caplog: pytest.LogCaptureFixture) -> None:
-    """A host whose clock was ahead for a moment: what it wrote then would be taken for new for as long as it was ahead."""
+def test_state_of_the_future_is_not_trusted_because_nobody_knows_how_old_it_is(
+    ahead_s: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A host whose clock was ahead for a moment: what it wrote then would be taken for new for as long as it was
+    ahead.
+    """
     now, database = 1_000_000, Database(Memory(), [SPEC])
     feed(Restore(database, SPEC, [WHOLE], bounds(2, now_s=now + ahead_s)), [(0, b"a", b"1"), (1, b"b", b"1")], 2)
     with caplog.at_level(logging.WARNING):
@@ -211,14 +219,19 @@ def test_clocks_that_differ_a_little_cost_no_state() -> None:
 def test_state_of_another_topic_of_that_name_is_emptied_and_restored_from_the_new_one(
     new_engine: NewEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The new changelog has grown past the checkpoint: its offsets say nothing against it. A sibling that runs stays as it is."""
+    """The new changelog has grown past the checkpoint: its offsets say nothing against it. A sibling that runs stays as
+    it is.
+    """
     old = [(number, b"%d" % number, b"old") for number in range(100)]
     new = [(number, b"%d" % (number + 50), b"new") for number in range(200)]
     database, (mine, other) = Database(new_engine(), [SPEC]), KeyRange.split(2)
     feed(Restore(database, SPEC, [WHOLE], bounds(100)), old, 100)
     with caplog.at_level(logging.WARNING):
         restore = Restore(database, SPEC, [mine], bounds(200, topic_id="id-2"))
-    assert 'store "counts", key groups 0..127: its checkpoint is of another topic than its changelog is now (id id-1, not id-2)' in caplog.text
+    assert (
+        'store "counts", key groups 0..127: its checkpoint is of another topic than its changelog is now (id id-1, not '
+        "id-2)" in caplog.text
+    )
     feed(restore, new, 200)
     assert stored(database) == fold(new, [mine]) | fold(old, [other])
     assert {run.topic_id for run in database.checkpoints("counts")} == {"id-1", "id-2"}
@@ -239,7 +252,9 @@ def test_a_restore_that_was_interrupted_is_as_old_as_its_beginning() -> None:
     feed(Restore(database, SPEC, [WHOLE], bounds(10, now_s=1_000.0)), log, 5)
     assert [run.true_ms for run in database.checkpoints("counts")] == [1_000_000]
     feed(Restore(database, SPEC, [WHOLE], bounds(10, now_s=2_000.0)), log, 10)
-    assert [run.true_ms for run in database.checkpoints("counts")] == [2_000_000], "what came behind the end since then is not known"
+    assert [run.true_ms for run in database.checkpoints("counts")] == [2_000_000], (
+        "what came behind the end since then is not known"
+    )
 
 
 def test_progress_tells_rate_and_time_to_go() -> None:
@@ -249,14 +264,23 @@ def test_progress_tells_rate_and_time_to_go() -> None:
     now[0] = 102.0
     restore.feed(columns([(number, b"%d" % number, b"v") for number in range(100)]), 250)
     progress = restore.progress()
-    assert (progress.read, progress.position, progress.remaining, progress.rate, progress.eta_s) == (100, 250, 750, 50.0, 6.0)
+    assert (progress.read, progress.position, progress.remaining, progress.rate, progress.eta_s) == (
+        100,
+        250,
+        750,
+        50.0,
+        6.0,
+    )
     assert 30 < progress.kept < 70
     restore.feed(columns([]), 1000)
     assert (restore.progress().remaining, restore.progress().eta_s) == (0, 0.0)
 
 
 def window_log(windows: Iterable[tuple[bytes, int]]) -> list[Record]:
-    return [(offset, window_key(key, window * SIZE) + bytes(4), b"%d" % window) for offset, (key, window) in enumerate(windows)]
+    return [
+        (offset, window_key(key, window * SIZE) + bytes(4), b"%d" % window)
+        for offset, (key, window) in enumerate(windows)
+    ]
 
 
 def test_windows_are_filtered_by_their_plain_key_and_old_ones_are_skipped(new_engine: NewEngine) -> None:
@@ -266,7 +290,12 @@ def test_windows_are_filtered_by_their_plain_key_and_old_ones_are_skipped(new_en
     one, _ = KeyRange.split(2)
     restore = Restore(database, WINDOWS, [one], bounds(1000))
     feed(restore, log, 1000, 100)
-    kept = {window_key(b"%d" % key, window * SIZE) for key in range(20) for window in range(46, 50) if key_hash(b"%d" % key) in one}
+    kept = {
+        window_key(b"%d" % key, window * SIZE)
+        for key in range(20)
+        for window in range(46, 50)
+        if key_hash(b"%d" % key) in one
+    }
     assert {key for key in stored(database, WINDOWS) if int.from_bytes(key[-8:], "big") >= 46 * SIZE} == kept
     assert len(engine.families()) <= 4  # fifty minutes in segments of two, and only the last are kept
     assert all(key_hash(key[:-8]) in one for key in stored(database, WINDOWS))
@@ -280,10 +309,18 @@ def test_windows_of_a_range_do_not_expire_by_what_a_faster_sibling_has_written()
     log = window_log([(slow, 1), *((fast, window) for window in range(1, 100)), (slow, 2)])
     restore = Restore(database, WINDOWS, [WHOLE], bounds(101))
     feed(restore, log, 101)
-    assert {key for key in stored(database, WINDOWS) if key[:-8] == slow} == {window_key(slow, SIZE), window_key(slow, 2 * SIZE)}
+    assert {key for key in stored(database, WINDOWS) if key[:-8] == slow} == {
+        window_key(slow, SIZE),
+        window_key(slow, 2 * SIZE),
+    }
 
 
-LOG = st.lists(st.tuples(st.sampled_from([b"%d" % key for key in range(12)]), st.none() | st.binary(max_size=2), st.integers(1, 3)), max_size=30)
+LOG = st.lists(
+    st.tuples(
+        st.sampled_from([b"%d" % key for key in range(12)]), st.none() | st.binary(max_size=2), st.integers(1, 3)
+    ),
+    max_size=30,
+)
 CUTS = st.lists(st.tuples(st.integers(0, 90), st.sets(st.integers(0, 3))), max_size=6)
 
 

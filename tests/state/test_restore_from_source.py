@@ -29,7 +29,9 @@ Record = tuple[int, bytes | None, bytes | None]
 Rows = dict[bytes, tuple[bytes, int]]
 
 VALUES = st.sampled_from([None, b"null", b'{"a": 1}', b'{ "a":1 }', b"[1,2]", b"no JSON", b""])
-LOG = st.lists(st.tuples(st.integers(1, 3), st.none() | st.sampled_from([b"%d" % key for key in range(12)]), VALUES), max_size=40)
+LOG = st.lists(
+    st.tuples(st.integers(1, 3), st.none() | st.sampled_from([b"%d" % key for key in range(12)]), VALUES), max_size=40
+)
 QUARTERS = KeyRange.split(4)
 
 
@@ -59,7 +61,13 @@ def feed(restore: Restore, log: list[Record], end: int, batch: int = 5) -> None:
     while not restore.done:
         found = [record for record in log if record[0] >= restore.position][:batch]
         times = [offset * 10 for offset, _, _ in found]
-        columns = Columns([key for _, key, _ in found], [value for _, _, value in found], times, [offset for offset, _, _ in found], times)
+        columns = Columns(
+            [key for _, key, _ in found],
+            [value for _, _, value in found],
+            times,
+            [offset for offset, _, _ in found],
+            times,
+        )
         restore.feed(columns, found[-1][0] + 1 if len(found) == batch else end)
 
 
@@ -73,8 +81,12 @@ def with_offsets(records: list[tuple[int, bytes | None, bytes | None]]) -> tuple
 
 @settings(max_examples=200, deadline=None)
 @given(LOG, st.lists(st.lists(st.integers(0, 60), min_size=4, max_size=4), min_size=1, max_size=4))
-def test_each_range_holds_what_its_task_had_read(records: list[tuple[int, bytes | None, bytes | None]], stands: list[list[int]]) -> None:
-    """Tasks come again and again, each range at another position, also at a lower one: offsets of a group can be reset."""
+def test_each_range_holds_what_its_task_had_read(
+    records: list[tuple[int, bytes | None, bytes | None]], stands: list[list[int]]
+) -> None:
+    """Tasks come again and again, each range at another position, also at a lower one: offsets of a group can be
+    reset.
+    """
     log, end = with_offsets(records)
     database = Database(Memory(), [SPEC])
     for stand in stands:
@@ -98,7 +110,13 @@ def test_a_task_that_comes_while_another_one_is_restored_is_read_up_to_its_own_p
     for _ in range(batches):
         if not restore.done:
             found = [record for record in log if record[0] >= restore.position][:2]
-            columns = Columns([r[1] for r in found], [r[2] for r in found], [r[0] * 10 for r in found], [r[0] for r in found], [0] * len(found))
+            columns = Columns(
+                [r[1] for r in found],
+                [r[2] for r in found],
+                [r[0] * 10 for r in found],
+                [r[0] for r in found],
+                [0] * len(found),
+            )
             restore.feed(columns, found[-1][0] + 1 if found else end)
     restore.retarget([one, two], bounds=bounds(max(positions.values())), stops=positions)
     feed(restore, log, end)
@@ -121,8 +139,13 @@ def test_a_commit_says_how_far_each_part_of_the_range_is_also_when_no_row_has_ch
     assert [(run.first, run.last, run.offset) for run in database.checkpoints("people")] == [(0, 255, 12)]
 
 
-@pytest.mark.parametrize(("before", "after"), [(replace(SPEC, logged=True, source=None), SPEC), (SPEC, replace(SPEC, source="another-topic"))])
-def test_offsets_of_another_topic_are_not_taken_for_those_of_this_one(before: StoreSpec, after: StoreSpec, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(replace(SPEC, logged=True, source=None), SPEC), (SPEC, replace(SPEC, source="another-topic"))],
+)
+def test_offsets_of_another_topic_are_not_taken_for_those_of_this_one(
+    before: StoreSpec, after: StoreSpec, caplog: pytest.LogCaptureFixture
+) -> None:
     engine = Memory()
     Database(engine, [before]).write([], {"people": [Checkpoint(0, 255, 3)]})
     with caplog.at_level(logging.WARNING):
@@ -131,7 +154,9 @@ def test_offsets_of_another_topic_are_not_taken_for_those_of_this_one(before: St
     assert database.checkpoint("people", 0, 255) is None
 
 
-def test_a_group_that_was_reset_to_an_earlier_offset_has_the_table_of_that_offset(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_group_that_was_reset_to_an_earlier_offset_has_the_table_of_that_offset(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     log: list[Record] = [(0, b"a", b"1"), (1, b"a", b"2")]
     database = Database(Memory(), [SPEC])
     feed(Restore(database, SPEC, [WHOLE], bounds(2), stops={WHOLE: 2}), log, 2)

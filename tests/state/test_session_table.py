@@ -109,7 +109,9 @@ def test_what_is_not_committed_is_found_when_the_buffer_was_over_its_budget() ->
 
 OPERATIONS = st.lists(
     st.tuples(
-        st.sampled_from(["put", "put", "put", "delete", "look", "look", "advance", "commit", "discard", "reopen", "full"]),
+        st.sampled_from(
+            ["put", "put", "put", "delete", "look", "look", "advance", "commit", "discard", "reopen", "full"]
+        ),
         st.sampled_from(KEYS),
         st.integers(0, 30),
         st.integers(0, 3),
@@ -120,13 +122,17 @@ OPERATIONS = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(OPERATIONS, st.sampled_from([1, BYTES]))
-def test_a_session_table_is_a_dict_that_forgets_old_sessions(operations: list[tuple[str, bytes, int, int]], cache_bytes: int) -> None:
+def test_a_session_table_is_a_dict_that_forgets_old_sessions(
+    operations: list[tuple[str, bytes, int, int]], cache_bytes: int
+) -> None:
     engine = Memory()
     state = new_state(engine, cache_bytes=cache_bytes)
     live: dict[tuple[bytes, int, int], int] = {}
     committed, observed, committed_observed = dict(live), -1, -1
     newest = -1
-    """What any task over the database has put. A discarded table comes to it again, as its task does; one that is opened anew has only itself."""
+    """What any task over the database has put. A discarded table comes to it again, as its task does; one that is
+    opened anew has only itself.
+    """
     for number, (what, key, minute, length) in enumerate(operations):
         table = sessions_of(state)
         start, end = minute * MINUTE, (minute + length) * MINUTE
@@ -153,10 +159,14 @@ def test_a_session_table_is_a_dict_that_forgets_old_sessions(operations: list[tu
             sessions_of(state).advance(end)
             observed = max(observed, newest if newest <= end else -1)
         if length > 1:
-            assert found(sessions_of(state), key, start, 40 * MINUTE) == _visible(live, key, start, 40 * MINUTE, observed)
+            assert found(sessions_of(state), key, start, 40 * MINUTE) == _visible(
+                live, key, start, 40 * MINUTE, observed
+            )
     for key in KEYS:
         assert found(sessions_of(state), key, 0, 40 * MINUTE) == _visible(live, key, 0, 40 * MINUTE, observed)
-        assert found(sessions_of(state), key, 15 * MINUTE, 16 * MINUTE) == _visible(live, key, 15 * MINUTE, 16 * MINUTE, observed)
+        assert found(sessions_of(state), key, 15 * MINUTE, 16 * MINUTE) == _visible(
+            live, key, 15 * MINUTE, 16 * MINUTE, observed
+        )
 
 
 def _visible(
@@ -172,7 +182,9 @@ def _visible(
 
 @settings(max_examples=200, deadline=None)
 @given(OPERATIONS, st.sampled_from([1, BYTES]))
-def test_windows_of_a_key_are_found_whoever_has_changed_them(operations: list[tuple[str, bytes, int, int]], cache_bytes: int) -> None:
+def test_windows_of_a_key_are_found_whoever_has_changed_them(
+    operations: list[tuple[str, bytes, int, int]], cache_bytes: int
+) -> None:
     """By `put`, or by `load` and `touch` as an aggregation does it, beside a processor that fetches."""
     engine = Memory()
     state = new_state(engine, WINDOWS, cache_bytes)
@@ -193,8 +205,13 @@ def test_windows_of_a_key_are_found_whoever_has_changed_them(operations: list[tu
             if value is None:
                 del live[key, minute]
         elif what == "look":
-            rows = [(split_window_key(row)[1] // MINUTE, entry.value) for row, entry in table.fetch(key, minute * MINUTE, (minute + length) * MINUTE)]
-            assert rows == sorted((at, each) for (of, at), each in live.items() if of == key and minute <= at <= minute + length)
+            rows = [
+                (split_window_key(row)[1] // MINUTE, entry.value)
+                for row, entry in table.fetch(key, minute * MINUTE, (minute + length) * MINUTE)
+            ]
+            assert rows == sorted(
+                (at, each) for (of, at), each in live.items() if of == key and minute <= at <= minute + length
+            )
         elif what == "commit":
             commit(state)
             committed = dict(live)
@@ -207,7 +224,10 @@ def test_windows_of_a_key_are_found_whoever_has_changed_them(operations: list[tu
             else:
                 state = new_state(engine, WINDOWS, cache_bytes)
         if length > 1:
-            rows = [(split_window_key(row)[1] // MINUTE, entry.value) for row, entry in windows_of(state).fetch(key, minute * MINUTE, 1 << 40)]
+            rows = [
+                (split_window_key(row)[1] // MINUTE, entry.value)
+                for row, entry in windows_of(state).fetch(key, minute * MINUTE, 1 << 40)
+            ]
             assert rows == sorted((at, each) for (of, at), each in live.items() if of == key and minute <= at)
 
 
@@ -220,7 +240,13 @@ def test_the_sessions_of_a_key_are_those_of_no_other_key_on_any_engine(new_engin
             sessions_of(state).put(session_key(key, end - 1, end), end, end)
     commit(state)
     for key in KEYS:
-        for first, last in ((0, (1 << 63) - 1), (ends[2], ends[7]), (ends[2] + 1, ends[7] - 1), (ends[4], ends[4]), (ends[4] + 1, ends[5] - 1)):
+        for first, last in (
+            (0, (1 << 63) - 1),
+            (ends[2], ends[7]),
+            (ends[2] + 1, ends[7] - 1),
+            (ends[4], ends[4]),
+            (ends[4] + 1, ends[5] - 1),
+        ):
             within = [session_key(key, end - 1, end) for end in ends if first <= end <= last]
             assert [row for row, _ in database.windows_of("sessions", key, first, last)] == within
             assert [row for row, _ in database.windows_of("sessions", key, first, last, reverse=True)] == within[::-1]

@@ -56,15 +56,24 @@ def folder(tmp_path: Path) -> str:
 
 def fill(database: Database, size: int = 3000) -> None:
     """Put keys into both stores, and checkpoints of two siblings that stand at different offsets."""
-    rows = sorted((layout.database_key(b"key-%d" % number, b"key-%d" % number), layout.pack(number, b"v%d" % number)) for number in range(size))
+    rows = sorted(
+        (layout.database_key(b"key-%d" % number, b"key-%d" % number), layout.pack(number, b"v%d" % number))
+        for number in range(size)
+    )
     windows: dict[str, list[tuple[bytes, bytes]]] = {}
     for number in range(size):
         start = number % 5 * 60_000
         segment = layout.segment_family("windows", start // layout.segment_ms(WINDOWS))
         key = layout.database_key(b"key-%d" % number, window_key(b"key-%d" % number, start))
         windows.setdefault(segment, []).append((key, layout.pack(number, b"w")))
-    changes = [Change("store/counts", *_columns(rows)), *(Change(family, *_columns(sorted(of))) for family, of in windows.items())]
-    marks = [Checkpoint(0, 99, 500, true_ms=7, topic_id=TOPIC_ID), Checkpoint(100, 255, 600, true_ms=8, topic_id=TOPIC_ID)]
+    changes = [
+        Change("store/counts", *_columns(rows)),
+        *(Change(family, *_columns(sorted(of))) for family, of in windows.items()),
+    ]
+    marks = [
+        Checkpoint(0, 99, 500, true_ms=7, topic_id=TOPIC_ID),
+        Checkpoint(100, 255, 600, true_ms=8, topic_id=TOPIC_ID),
+    ]
     database.write(changes, {"counts": marks, "windows": [replace(mark, observed=240_000) for mark in marks]})
 
 
@@ -72,14 +81,20 @@ def _columns(rows: Sequence[tuple[bytes, bytes]]) -> tuple[list[bytes], list[byt
     return [key for key, _ in rows], [value for _, value in rows]
 
 
-def taken(url: str, database: Database, spec: StoreSpec, key_range: KeyRange = WHOLE, run: str = "run-1") -> list[Slice]:
+def taken(
+    url: str, database: Database, spec: StoreSpec, key_range: KeyRange = WHOLE, run: str = "run-1"
+) -> list[Slice]:
     return SnapshotWriter(url, "app", run).export(database, spec, 3, key_range)
 
 
 def manifest_of(slices: Mapping[str, Sequence[Slice]], run: str = "run-1") -> Manifest:
     shapes = {"counts": manifest.shape_of(SPEC), "windows": manifest.shape_of(WINDOWS)}
-    stores = {name: StoreSlices(f"app-{name}-changelog", "id", 4, shapes[name], tuple(of)) for name, of in slices.items()}
-    return Manifest("app", run, "rebuild", "2026-11-21T00:00:00+00:00", stores, {"orders": {0: 12}}, {"orders": {0: 99}})
+    stores = {
+        name: StoreSlices(f"app-{name}-changelog", "id", 4, shapes[name], tuple(of)) for name, of in slices.items()
+    }
+    return Manifest(
+        "app", run, "rebuild", "2026-11-21T00:00:00+00:00", stores, {"orders": {0: 12}}, {"orders": {0: 99}}
+    )
 
 
 def rows_of(url: str, slices: Sequence[Slice], folder: Path) -> dict[tuple[str, bytes], bytes]:
@@ -101,11 +116,15 @@ def test_the_names_of_runs_sort_by_time() -> None:
 
 
 @pytest.mark.parametrize("spec", [SPEC, WINDOWS], ids=["plain", "windows"])
-def test_what_is_exported_is_what_the_database_has_slice_by_slice(spec: StoreSpec, folder: str, new_engine: NewEngine, tmp_path: Path) -> None:
+def test_what_is_exported_is_what_the_database_has_slice_by_slice(
+    spec: StoreSpec, folder: str, new_engine: NewEngine, tmp_path: Path
+) -> None:
     database = Database(new_engine(), [SPEC, WINDOWS])
     fill(database)
     slices = taken(folder, database, spec, PART)
-    assert manifest.holes([replace(each, partition=0) for each in slices], 1) == [(0, group) for group in range(256) if not 80 <= group <= 127]
+    assert manifest.holes([replace(each, partition=0) for each in slices], 1) == [
+        (0, group) for group in range(256) if not 80 <= group <= 127
+    ]
     assert [(each.offset, each.true_ms) for each in slices if each.last < 100 or each.first >= 100] == [
         (500, 7) if each.last < 100 else (600, 8) for each in slices
     ]
@@ -125,7 +144,9 @@ def test_a_range_is_exported_alone_and_key_groups_without_a_checkpoint_are_not(f
 
 
 @pytest.mark.parametrize("spec", [SPEC, WINDOWS], ids=["plain", "windows"])
-def test_a_database_that_ingests_slices_is_the_one_they_came_from(spec: StoreSpec, folder: str, new_engine: NewEngine, tmp_path: Path) -> None:
+def test_a_database_that_ingests_slices_is_the_one_they_came_from(
+    spec: StoreSpec, folder: str, new_engine: NewEngine, tmp_path: Path
+) -> None:
     origin = Database(new_engine(), [SPEC, WINDOWS])
     fill(origin)
     target = Database(new_engine(), [SPEC, WINDOWS])
@@ -137,7 +158,9 @@ def test_a_database_that_ingests_slices_is_the_one_they_came_from(spec: StoreSpe
             by_family.setdefault(one.file.family, []).append(one.path)
         target.ingest(spec.name, [each.checkpoint(TOPIC_ID)], by_family)
         assert not any(one.path.exists() for one in files)
-    assert list(target.scan(spec.name, range(80, 128), None, None)) == list(origin.scan(spec.name, range(80, 128), None, None))
+    assert list(target.scan(spec.name, range(80, 128), None, None)) == list(
+        origin.scan(spec.name, range(80, 128), None, None)
+    )
     assert target.checkpoints(spec.name).within(80, 127) == origin.checkpoints(spec.name).within(80, 127)
 
 
@@ -148,7 +171,9 @@ def test_ingested_state_outlives_the_process(folder: str, tmp_path: Path) -> Non
     target = Database(Rocks(tmp_path / "target"), [SPEC])
     for each in taken(folder, origin, SPEC):
         target.ingest(
-            "counts", [each.checkpoint(TOPIC_ID)], {file.family: [snapshot.fetch(Storage(folder), "app", file, tmp_path).path] for file in each.files}
+            "counts",
+            [each.checkpoint(TOPIC_ID)],
+            {file.family: [snapshot.fetch(Storage(folder), "app", file, tmp_path).path] for file in each.files},
         )
     target.close()
     again = Database(Rocks(tmp_path / "target"), [SPEC])
@@ -192,7 +217,9 @@ def test_nothing_is_seen_before_it_is_published_and_the_newest_publication_count
 
 
 def test_a_manifest_survives_its_file_and_every_flipped_byte_is_noticed() -> None:
-    made = manifest_of({"counts": [Slice(0, 0, 7, 5, -1, 9, (manifest.File("store/counts", "n", 1, 2, "ab", "00", "01"),))]})
+    made = manifest_of(
+        {"counts": [Slice(0, 0, 7, 5, -1, 9, (manifest.File("store/counts", "n", 1, 2, "ab", "00", "01"),))]}
+    )
     data = made.to_json()
     assert Manifest.from_json(data) == made
     for at in range(len(data)):
@@ -234,7 +261,9 @@ def test_a_manifest_in_the_wrong_place_and_a_missing_one_are_refused(url: str) -
 def published(folder: str, tmp_path: Path) -> tuple[str, Manifest]:
     database = Database(_rocks(tmp_path), [SPEC, WINDOWS])
     fill(database)
-    made = manifest_of({"counts": taken(folder, database, SPEC, PART), "windows": taken(folder, database, WINDOWS, PART)})
+    made = manifest_of(
+        {"counts": taken(folder, database, SPEC, PART), "windows": taken(folder, database, WINDOWS, PART)}
+    )
     snapshot.publish(folder, made)
     return folder, made
 
@@ -296,11 +325,18 @@ def test_a_sweep_leaves_what_counts_and_what_may_be_at_work(url: str, tmp_path: 
     assert snapshot.sweep(url, "app") == said
     assert {name.partition("/")[0] for name in said} == {"run-1", "run-2", "run-3"}
     assert [problem for _, problem in snapshot.verify(url, mixed) if problem] == []
-    assert [Storage(url).names(f"app/{run}") != [] for run in ("run-1", "run-2", "run-3", "run-4")] == [True, False, True, True]
+    assert [Storage(url).names(f"app/{run}") != [] for run in ("run-1", "run-2", "run-3", "run-4")] == [
+        True,
+        False,
+        True,
+        True,
+    ]
     assert snapshot.sweep(url, "app") == []
 
 
-ranges = st.tuples(st.integers(0, 3), st.integers(0, 255), st.integers(0, 255)).map(lambda of: (of[0], min(of[1:]), max(of[1:])))
+ranges = st.tuples(st.integers(0, 3), st.integers(0, 255), st.integers(0, 255)).map(
+    lambda of: (of[0], min(of[1:]), max(of[1:]))
+)
 
 
 def disjoint(found: Sequence[tuple[int, int, int]], offset: int) -> Iterator[Slice]:
@@ -313,7 +349,9 @@ def disjoint(found: Sequence[tuple[int, int, int]], offset: int) -> Iterator[Sli
 
 
 @given(st.lists(ranges), st.lists(ranges))
-def test_merged_slices_never_overlap_and_the_newer_ones_are_all_there(older: list[tuple[int, int, int]], newer: list[tuple[int, int, int]]) -> None:
+def test_merged_slices_never_overlap_and_the_newer_ones_are_all_there(
+    older: list[tuple[int, int, int]], newer: list[tuple[int, int, int]]
+) -> None:
     new = list(disjoint(newer, 2))
     result = manifest.merged(disjoint(older, 1), new)
     assert set(new) <= set(result)
@@ -325,7 +363,9 @@ def test_merged_slices_never_overlap_and_the_newer_ones_are_all_there(older: lis
 def test_cut_checkpoints_tile_what_was_cut_and_cross_no_bound(a: int, b: int) -> None:
     run = Checkpoint(min(a, b), max(a, b), 5, 6, 7)
     pieces = list(manifest.cut([run]))
-    assert [group for piece in pieces for group in range(piece.first, piece.last + 1)] == list(range(run.first, run.last + 1))
+    assert [group for piece in pieces for group in range(piece.first, piece.last + 1)] == list(
+        range(run.first, run.last + 1)
+    )
     assert all(piece.first // manifest.SLICE_GROUPS == piece.last // manifest.SLICE_GROUPS for piece in pieces)
     assert all((piece.offset, piece.observed, piece.true_ms) == (5, 6, 7) for piece in pieces)
 

@@ -39,12 +39,16 @@ class Downloading:
 
     def __init__(self, url: str, folder: Path, clock: Callable[[], float] | None = None) -> None:
         ticks = count()
-        self.downloads = Downloads(clock or (lambda: next(ticks) / 1e6))  # a machine that stands still is no storage that is silent
+        self.downloads = Downloads(
+            clock or (lambda: next(ticks) / 1e6)
+        )  # a machine that stands still is no storage that is silent
         self.folder = folder / "incoming"
         self._snapshots = Snapshots(url, "app", self.folder)
 
     def begin(self, database: Database) -> SnapshotDownload:
-        return SnapshotDownload(self.downloads, self._snapshots, database, SPEC, PARTITION, CHANGELOG, range(256), bounds(1000))
+        return SnapshotDownload(
+            self.downloads, self._snapshots, database, SPEC, PARTITION, CHANGELOG, range(256), bounds(1000)
+        )
 
     def files(self) -> list[Path]:
         return [path for path in self.folder.rglob("*") if path.is_file()]
@@ -78,7 +82,9 @@ def test_bytes_are_counted_while_they_come_and_keys_when_they_are_in_the_databas
     assert restoring.files() == []
 
 
-def test_what_is_given_up_waits_for_no_place_and_leaves_nothing_even_when_it_comes_after_all(tmp_path: Path, url: str) -> None:
+def test_what_is_given_up_waits_for_no_place_and_leaves_nothing_even_when_it_comes_after_all(
+    tmp_path: Path, url: str
+) -> None:
     publish(url, restored(LOG, 600))
     database, restoring = Database(rocks(tmp_path), [SPEC]), Downloading(f"held://{url}", tmp_path)
     with gate(url) as held:
@@ -94,7 +100,9 @@ def test_what_is_given_up_waits_for_no_place_and_leaves_nothing_even_when_it_com
     assert database.is_empty()
 
 
-def test_a_place_that_falls_silent_is_called_off_and_what_has_come_is_used(tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_place_that_falls_silent_is_called_off_and_what_has_come_is_used(
+    tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     made = publish(url, restored(LOG, 600))
     slow = next(each for each in made.stores["counts"].slices if each.files)
     now = [100.0]
@@ -120,7 +128,10 @@ def test_a_place_that_falls_silent_is_called_off_and_what_has_come_is_used(tmp_p
 def test_threads_that_a_place_keeps_for_ever_hold_up_nobody_else(tmp_path: Path, url: str) -> None:
     publish(url, restored(LOG, 600))
     now = [100.0]
-    databases, restoring = [Database(rocks(tmp_path), [SPEC]) for _ in range(2)], Downloading(f"held://{url}", tmp_path, lambda: now[0])
+    databases, restoring = (
+        [Database(rocks(tmp_path), [SPEC]) for _ in range(2)],
+        Downloading(f"held://{url}", tmp_path, lambda: now[0]),
+    )
     with gate(url) as held:
         first = restoring.begin(databases[0])
         await_held(held.held, AT_ONCE)
@@ -150,7 +161,9 @@ def test_a_database_that_does_not_take_it_is_an_error_for_whoever_looks_in(tmp_p
     assert restoring.files() == []
 
 
-def test_files_that_hold_no_state_are_left_to_the_changelog(tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_that_hold_no_state_are_left_to_the_changelog(
+    tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Their bytes are those that were written, so only the database notices."""
     made = publish(url, restored(LOG, 600))
     store = made.stores["counts"]
@@ -172,7 +185,9 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     """A folder on a file system of 16 KiB."""
     folder = tmp_path / "tiny"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(folder)], capture_output=True, text=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(folder)], capture_output=True, text=True, check=False
+    )
     if mounted.returncode:
         pytest.skip(f"only root may mount a tiny disk: {mounted.stderr.strip()}")
     yield folder
@@ -180,7 +195,9 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("place", ["", "held://"])
-def test_a_full_disk_leaves_to_the_changelog_what_does_not_fit(place: str, tiny_disk: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_leaves_to_the_changelog_what_does_not_fit(
+    place: str, tiny_disk: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     url = str(tmp_path / "snapshots")
     made = publish(url, restored(LOG, 600))
     assert sum(file.bytes for file in made.files()) > 32_000

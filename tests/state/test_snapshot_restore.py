@@ -1,4 +1,6 @@
-"""A restore that begins with a snapshot ends where one that replays everything ends; what does not fit is refused, said, and replayed."""
+"""A restore that begins with a snapshot ends where one that replays everything ends; what does not fit is refused,
+said, and replayed.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def url(tmp_path: Path) -> str:
     return str(tmp_path / "snapshots")
 
 
-def restored(log: Sequence[Record], upto: int, spec: StoreSpec = SPEC, ranges: Sequence[KeyRange] = (WHOLE,)) -> Database:
+def restored(
+    log: Sequence[Record], upto: int, spec: StoreSpec = SPEC, ranges: Sequence[KeyRange] = (WHOLE,)
+) -> Database:
     """Return a database that has replayed the log."""
     database = Database(Memory(), [spec])
     feed(Restore(database, spec, ranges, bounds(upto)), log, upto, 1000)
@@ -73,7 +77,9 @@ def ended(download: SnapshotDownload, downloads: Downloads) -> SnapshotDownload:
 class RestoringFromSnapshot:
     """A database that is restored with a published snapshot at hand."""
 
-    def __init__(self, url: str, engine: Engine, folder: Path, spec: StoreSpec = SPEC, changelog: Changelog = CHANGELOG) -> None:
+    def __init__(
+        self, url: str, engine: Engine, folder: Path, spec: StoreSpec = SPEC, changelog: Changelog = CHANGELOG
+    ) -> None:
         self.database = Database(engine, [spec])
         self.spec = spec
         self.keys: list[int] = []
@@ -83,10 +89,14 @@ class RestoringFromSnapshot:
     def take(self, groups: Sequence[int], now: Bounds) -> SnapshotDownload:
         """Return a pick-up that has ended."""
         downloads = Downloads(lambda: 0.0)  # a machine that stands still is no storage that is silent
-        download = SnapshotDownload(downloads, self._snapshots, self.database, self.spec, PARTITION, self._changelog, groups, now)
+        download = SnapshotDownload(
+            downloads, self._snapshots, self.database, self.spec, PARTITION, self._changelog, groups, now
+        )
         return ended(download, downloads)
 
-    def restore(self, log: Sequence[Record], target: int, ranges: Sequence[KeyRange] = (WHOLE,), log_start: int = 0) -> Restore:
+    def restore(
+        self, log: Sequence[Record], target: int, ranges: Sequence[KeyRange] = (WHOLE,), log_start: int = 0
+    ) -> Restore:
         """Return a restore that is done; it says how much it replayed."""
         now = bounds(target, log_start=log_start)
         for key_range in ranges:
@@ -166,7 +176,9 @@ def test_state_that_cannot_be_continued_gives_way_to_the_snapshot(tmp_path: Path
     zombies: list[Record] = [(number, b"zombie-%d" % number, b"1") for number in range(100)]
     feed(Restore(restoring.database, SPEC, [WHOLE], bounds(100)), zombies, 100)
     restoring.database.write([], {"counts": [stands(5000, KeyRange.split(2)[0])]})  # above the end
-    restoring.database.write([], {"counts": [replace(stands(100, KeyRange.split(2)[1]), true_ms=1)]})  # older than tombstones
+    restoring.database.write(
+        [], {"counts": [replace(stands(100, KeyRange.split(2)[1]), true_ms=1)]}
+    )  # older than tombstones
     assert restoring.restore(log, 1000).progress().read == 200
     assert stored(restoring.database) == stored(restored(log, 1000))
 
@@ -211,8 +223,14 @@ def change(path: Path, old: bytes, new: bytes) -> None:
     [
         (lambda folder: flip(next(folder.glob("*/counts/*/*.sst"))), "is damaged"),
         (lambda folder: next(folder.glob("*/counts/*/*.sst")).unlink(), "is missing"),
-        (lambda folder: change(next(folder.glob("*/manifest.json")), b'"observed": -1', b'"observed": -2'), "SHA-256 differs"),
-        (lambda folder: change(next(folder.glob("*/manifest.json")), b'"format": 1', b'"format": 9'), "upgrade coopstreams"),
+        (
+            lambda folder: change(next(folder.glob("*/manifest.json")), b'"observed": -1', b'"observed": -2'),
+            "SHA-256 differs",
+        ),
+        (
+            lambda folder: change(next(folder.glob("*/manifest.json")), b'"format": 1', b'"format": 9'),
+            "upgrade coopstreams",
+        ),
         (lambda folder: next(folder.glob("*/manifest.json")).unlink(), "it has no manifest"),
         (lambda folder: folder.rename(folder.with_name("gone")), ""),
     ],
@@ -246,12 +264,17 @@ class CutShort(LocalFileSystem):  # type: ignore[misc]
             Path(path2).write_bytes(Path(path2).read_bytes()[:-100])
 
 
-def test_a_download_that_was_cut_short_is_done_again(tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_download_that_was_cut_short_is_done_again(
+    tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     fsspec.register_implementation("cutshort", CutShort, clobber=True)
     log = some_log(500)
     publish(url, restored(log, 600))
     with caplog.at_level(logging.WARNING):
-        assert RestoringFromSnapshot(f"cutshort://{url}", rocks(tmp_path), tmp_path).restore(log, 1000).progress().read == 200
+        assert (
+            RestoringFromSnapshot(f"cutshort://{url}", rocks(tmp_path), tmp_path).restore(log, 1000).progress().read
+            == 200
+        )
     assert said(caplog) == []
     assert len(CutShort.seen) > 20
 
@@ -291,7 +314,9 @@ def test_a_snapshot_of_something_else_is_refused_in_words(
         (Bounds(0, 99, "", 9, 3), "no ids", []),
     ],
 )
-def test_slices_that_the_changelog_does_not_go_on_from_are_not_chosen(now: Bounds, words: str, chosen: list[int]) -> None:
+def test_slices_that_the_changelog_does_not_go_on_from_are_not_chosen(
+    now: Bounds, words: str, chosen: list[int]
+) -> None:
     slices = (Slice(0, 0, 7, 10, true_ms=7), Slice(0, 8, 15, 10, true_ms=9), Slice(1, 0, 15, 10, true_ms=9))
     taken, refusal = choose(StoreSlices("t", "i", 1, "s", slices), 0, range(256), now)
     assert words in refusal
@@ -299,17 +324,23 @@ def test_slices_that_the_changelog_does_not_go_on_from_are_not_chosen(now: Bound
     assert [each.first for each in taken] == chosen
 
 
-def test_an_old_snapshot_is_not_trusted_once_tombstones_may_be_gone(tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_old_snapshot_is_not_trusted_once_tombstones_may_be_gone(
+    tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     log = some_log(500)
     database = restored(log, 600)
-    database.write([], {"counts": [replace(at, true_ms=at.true_ms - TRUSTED_MS - 1000) for at in database.checkpoints("counts")]})
+    database.write(
+        [], {"counts": [replace(at, true_ms=at.true_ms - TRUSTED_MS - 1000) for at in database.checkpoints("counts")]}
+    )
     publish(url, database)
     with caplog.at_level(logging.WARNING):
         assert RestoringFromSnapshot(url, Memory(), tmp_path).restore(log, 1000).progress().read == 500
     assert "older than the changelog keeps tombstones" in caplog.text
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
 @given(
     size=st.integers(0, 400),
     cuts=st.tuples(st.integers(0, 800), st.integers(0, 800)),
@@ -324,7 +355,11 @@ def test_picking_up_and_replaying_end_alike_whatever_was_published_and_is_wanted
     cut, end = sorted(cuts)
     publish(url, restored(log, cut), key_range=KeyRange.of_groups(min(published), max(published)))
     edges = sorted(wanted)
-    ranges = [KeyRange.of_groups(first, last - 1) for first, last in zip(edges[::2], edges[1::2], strict=False) if first < last]
+    ranges = [
+        KeyRange.of_groups(first, last - 1)
+        for first, last in zip(edges[::2], edges[1::2], strict=False)
+        if first < last
+    ]
     restoring = RestoringFromSnapshot(url, Memory(), tmp_path)
     restoring.restore(log, end, ranges)
     assert stored(restoring.database) == stored(restored(log, end, ranges=ranges))
@@ -340,7 +375,11 @@ def test_a_pick_up_that_died_half_way_is_emptied_and_begun_again(tmp_path: Path,
     first, second = (snapshot.fetch(Storage(url), "app", file, tmp_path) for file in halves.files[:2])
     second.path.write_bytes(b"the machine died here")
     with pytest.raises(SnapshotError):
-        database.ingest("windows", [halves.checkpoint(CHANGELOG.topic_id)], {first.file.family: [first.path], second.file.family: [second.path]})
+        database.ingest(
+            "windows",
+            [halves.checkpoint(CHANGELOG.topic_id)],
+            {first.file.family: [first.path], second.file.family: [second.path]},
+        )
     database.close()
 
     restoring = RestoringFromSnapshot(url, Rocks(folder), tmp_path, WINDOWS)

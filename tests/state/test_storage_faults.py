@@ -1,4 +1,6 @@
-"""A bucket that answers now and then: what is transient costs a repetition, what is not is left to the changelog. `s3fs` against a server over HTTP."""
+"""A bucket that answers now and then: what is transient costs a repetition, what is not is left to the changelog.
+`s3fs` against a server over HTTP.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ numbers = count()
 
 
 class Flaky(ThreadingHTTPServer):
-    """Passes requests on to a server; of each path that is downloaded, the first answer is an error, and the second one is cut short."""
+    """Passes requests on to a server; of each path that is downloaded, the first answer is an error, and the second one
+    is cut short.
+    """
 
     def __init__(self, upstream: str) -> None:
         super().__init__(("127.0.0.1", 0), Passing)
@@ -55,7 +59,9 @@ class Passing(BaseHTTPRequestHandler):
         path = urlsplit(self.path).path
         self.flaky.asked[path] += 1
         if self.flaky.asked[path] == 1:
-            self.answer(503, [], b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>")
+            self.answer(
+                503, [], b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+            )
             return
         status, headers, body = self.passed_on()
         self.answer(status, headers, body, len(body) // 2 if self.flaky.asked[path] == 2 else len(body))
@@ -67,12 +73,20 @@ class Passing(BaseHTTPRequestHandler):
     def passed_on(self) -> tuple[int, list[tuple[str, str]], bytes]:
         """Return what the server says."""
         connection = http.client.HTTPConnection(self.flaky.upstream, timeout=60)
-        connection.request(self.command, self.path, headers={name: value for name, value in self.headers.items() if name.lower() != "host"})
+        connection.request(
+            self.command,
+            self.path,
+            headers={name: value for name, value in self.headers.items() if name.lower() != "host"},
+        )
         answer = connection.getresponse()
         body = answer.read()
         connection.close()
         skipped = {"transfer-encoding", "connection"} | ({"content-length"} if self.command == "GET" else set())
-        return answer.status, [(name, value) for name, value in answer.getheaders() if name.lower() not in skipped], body
+        return (
+            answer.status,
+            [(name, value) for name, value in answer.getheaders() if name.lower() not in skipped],
+            body,
+        )
 
     def answer(self, status: int, headers: list[tuple[str, str]], body: bytes, upto: int | None = None) -> None:
         """Send it, up to so many bytes; less than all of them ends the connection."""
@@ -115,7 +129,10 @@ def restored_from_snapshot(url: str, folder: Path) -> tuple[Database, int]:
     """Return a database that was restored from all there is, and how many keys came."""
     database, downloads = Database(Memory(), [SPEC]), Downloads(lambda: 0.0)  # never silent
     snapshots = Snapshots(url, "app", folder / "incoming")
-    return database, ended(SnapshotDownload(downloads, snapshots, database, SPEC, PARTITION, CHANGELOG, range(256), bounds(1000)), downloads).keys
+    return database, ended(
+        SnapshotDownload(downloads, snapshots, database, SPEC, PARTITION, CHANGELOG, range(256), bounds(1000)),
+        downloads,
+    ).keys
 
 
 def test_errors_that_pass_and_answers_that_are_cut_short_cost_only_a_repetition(

@@ -121,7 +121,9 @@ def test_a_value_that_does_not_become_bytes_names_store_and_key() -> None:
 
 
 def test_a_serde_that_writes_something_else_than_bytes_is_found_out() -> None:
-    state = new_state(Memory(), StoreSpec("odd", "key_value", text, Serde("odd", lambda value: value, lambda data: data)))
+    state = new_state(
+        Memory(), StoreSpec("odd", "key_value", text, Serde("odd", lambda value: value, lambda data: data))
+    )
     put(state.stores["odd"], b"a", "text")
     with pytest.raises(SerdeError, match=r'store "odd": the value of key b\'a\' does not become bytes'):
         state.changes()
@@ -133,7 +135,9 @@ def test_bytes_that_are_no_value_name_store_key_and_cure() -> None:
     put(state.stores["counts"], b"a", "text")
     state.changes()
     state.commit({})
-    with pytest.raises(SerdeError, match=r'store "counts": the value of key b\'a\' is not of serde int64.*another application.id'):
+    with pytest.raises(
+        SerdeError, match=r'store "counts": the value of key b\'a\' is not of serde int64.*another application.id'
+    ):
         new_state(engine).stores["counts"].load(b"a")
 
 
@@ -166,7 +170,11 @@ def test_values_are_live_objects_that_are_serialised_once_a_commit() -> None:
 OPERATIONS = st.lists(
     st.one_of(
         st.tuples(st.just("put"), st.sampled_from(KEYS), st.integers(0, 99) | st.none()),
-        st.tuples(st.sampled_from(["changes", "commit", "discard", "reopen", "scan", "full"]), st.sampled_from(KEYS), st.none()),
+        st.tuples(
+            st.sampled_from(["changes", "commit", "discard", "reopen", "scan", "full"]),
+            st.sampled_from(KEYS),
+            st.none(),
+        ),
     ),
     max_size=40,
 )
@@ -220,7 +228,9 @@ def test_a_table_is_a_dict_whatever_is_committed_discarded_evicted_or_opened_aga
     for key in KEYS:
         entry = state.stores["counts"].load(key)
         assert (None if entry.value is None else (entry.value, entry.timestamp)) == live.get(key)
-    stored = {key: layout.unpack(data) for key, data in Database(engine, [COUNTS]).scan("counts", range(256), None, None)}
+    stored = {
+        key: layout.unpack(data) for key, data in Database(engine, [COUNTS]).scan("counts", range(256), None, None)
+    }
     assert stored == {key: (int64.serialize(value), timestamp) for key, (value, timestamp) in committed.items()}
     assert stored == log  # the changelog says the same
     engine.close()

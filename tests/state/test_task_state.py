@@ -42,7 +42,9 @@ def test_changes_are_columns_in_database_order_without_what_came_and_went() -> N
         put(table, b"%d" % number, number, 1000 + number)
     put(table, b"7", None, 2000)
     batch = state.changes()[0]
-    expected = sorted((b"%d" % number for number in range(50) if number != 7), key=lambda key: layout.database_key(key, key))
+    expected = sorted(
+        (b"%d" % number for number in range(50) if number != 7), key=lambda key: layout.database_key(key, key)
+    )
     assert batch.store == "counts"
     assert batch.keys == expected
     assert batch.values == [int64.serialize(int(key)) for key in expected]
@@ -162,7 +164,11 @@ def test_entries_that_grow_fill_the_buffer_before_they_are_ever_serialised() -> 
 
 @pytest.mark.parametrize(
     ("spec", "value"),
-    [(COUNTS, 1 << 40), (NAMES, "some text of a usual length"), (PAGES, {"carrier": "UA", "delay": 12.5, "count": 17, "tail": "N14228"})],
+    [
+        (COUNTS, 1 << 40),
+        (NAMES, "some text of a usual length"),
+        (PAGES, {"carrier": "UA", "delay": 12.5, "count": 17, "tail": "N14228"}),
+    ],
     ids=["int", "text", "dict"],
 )
 def test_the_size_of_a_buffer_is_about_what_python_takes(spec: StoreSpec, value: object) -> None:
@@ -181,8 +187,12 @@ def test_the_size_of_a_buffer_is_about_what_python_takes(spec: StoreSpec, value:
 HOUR_S = 3600
 
 
-def test_a_task_that_has_nothing_to_write_is_continued_from_for_as_long_as_it_said_that_it_is_alive(new_engine: NewEngine) -> None:
-    """Alive for 30 hours, then away for one: nobody else wrote its keys meanwhile, so it has missed no tombstone. Its sibling is not known to live."""
+def test_a_task_that_has_nothing_to_write_is_continued_from_for_as_long_as_it_said_that_it_is_alive(
+    new_engine: NewEngine,
+) -> None:
+    """Alive for 30 hours, then away for one: nobody else wrote its keys meanwhile, so it has missed no tombstone. Its
+    sibling is not known to live.
+    """
     began, database, (mine, other) = 1_000_000, Database(new_engine(), [COUNTS]), KeyRange.split(2)
     Restore(database, COUNTS, [WHOLE], bounds(0, now_s=began))
     state = TaskState(database, [COUNTS], mine, BYTES)
@@ -199,7 +209,14 @@ def test_what_a_task_commits_stands_in_the_topic_that_it_was_restored_from() -> 
     Restore(database, COUNTS, [mine], bounds(5, topic_id="id-1"))
     database.write([], {"counts": [stands(5, mine, "id-1"), stands(5, other, "id-2")]})
     state = TaskState(database, [COUNTS], mine, BYTES)
-    put(state.stores["counts"], next(key for key in (b"%d" % number for number in range(99)) if key_hash(key) in mine), 1)
+    put(
+        state.stores["counts"],
+        next(key for key in (b"%d" % number for number in range(99)) if key_hash(key) in mine),
+        1,
+    )
     state.changes()
     state.commit({"counts": 9}, true_ms=77)
-    assert [(run.offset, run.topic_id, run.true_ms == 77) for run in database.checkpoints("counts")] == [(9, "id-1", True), (5, "id-2", False)]
+    assert [(run.offset, run.topic_id, run.true_ms == 77) for run in database.checkpoints("counts")] == [
+        (9, "id-1", True),
+        (5, "id-2", False),
+    ]

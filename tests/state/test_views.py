@@ -151,7 +151,10 @@ def test_windows_of_a_key_outside_the_ranges_are_not_shown() -> None:
 def test_siblings_that_stand_at_different_times_each_show_their_own_retention() -> None:
     database = Database(Memory(), [WINDOWS])
     ranges = KeyRange.split(2)
-    keys = [next(key for key in (b"%d" % number for number in range(100)) if key_hash(key) in key_range) for key_range in ranges]
+    keys = [
+        next(key for key in (b"%d" % number for number in range(100)) if key_hash(key) in key_range)
+        for key_range in ranges
+    ]
     for key_range, key, stream_time in zip(ranges, keys, (12, 19), strict=True):
         state = TaskState(database, [WINDOWS], key_range, BYTES)
         for number in range(stream_time + 1):

@@ -34,7 +34,11 @@ def put(table: TableStore, key: bytes, window: int, value: int | None) -> None:
 
 
 def windows_of(table: TableStore) -> Rows:
-    return {(key, start // SIZE): entry.value for at, entry in table.scan(None, None) for key, start in [split_window_key(at)]}
+    return {
+        (key, start // SIZE): entry.value
+        for at, entry in table.scan(None, None)
+        for key, start in [split_window_key(at)]
+    }
 
 
 def test_windows_live_in_segments_and_come_back(new_engine: NewEngine) -> None:
@@ -139,7 +143,9 @@ OPERATIONS = st.lists(
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(OPERATIONS, st.sampled_from([1, BYTES]))
-def test_a_window_table_is_a_dict_that_forgets_old_windows(new_engine: NewEngine, operations: list[tuple[str, bytes, int]], cache_bytes: int) -> None:
+def test_a_window_table_is_a_dict_that_forgets_old_windows(
+    new_engine: NewEngine, operations: list[tuple[str, bytes, int]], cache_bytes: int
+) -> None:
     engine = new_engine()
     state = new_state(engine, cache_bytes=cache_bytes)
     live: Rows = {}
@@ -174,14 +180,18 @@ def test_a_window_table_is_a_dict_that_forgets_old_windows(new_engine: NewEngine
         assert state.stores["windows"].load(window_key(key, window * SIZE)).value == live[key, window]
     visible = {at: value for at, value in committed.items() if at[1] > committed_observed - 4}
     rows = KeyRangeView(Database(engine, [SPEC]), SPEC, [WHOLE]).all()
-    assert {(key, start // SIZE): int64.deserialize(row.value) for row in rows for key, start in [split_window_key(row.key)]} == visible
+    assert {
+        (key, start // SIZE): int64.deserialize(row.value) for row in rows for key, start in [split_window_key(row.key)]
+    } == visible
     engine.close()
 
 
 SLIDING = StoreSpec("windows", "window", text, int64, window_ms=10, retention_ms=40, step_ms=1, lag_ms=10)
 
 
-def test_where_records_begin_windows_a_task_takes_in_what_its_siblings_have_begun_when_its_stream_time_is_there() -> None:
+def test_where_records_begin_windows_a_task_takes_in_what_its_siblings_have_begun_when_its_stream_time_is_there() -> (
+    None
+):
     database, (low, high) = Database(Memory(), [SLIDING]), KeyRange.split(2)
     keys = [b"%d" % number for number in range(40)]
     slow_key, fast_key = (next(key for key in keys if key_hash(key) in part) for part in (low, high))
@@ -192,7 +202,9 @@ def test_where_records_begin_windows_a_task_takes_in_what_its_siblings_have_begu
         entry.value = 1
         table.touch(at, entry)
     fast.advance(150)
-    assert [split_window_key(at) for at, _ in fast.scan(None, None)] == [(fast_key, 145)]  # 145 - 40 + 1 is the first that is visible
+    assert [split_window_key(at) for at, _ in fast.scan(None, None)] == [
+        (fast_key, 145)
+    ]  # 145 - 40 + 1 is the first that is visible
     for stream_time, visible in ((144, [(slow_key, 100)]), (145, [])):
         slow.advance(stream_time)
         assert [split_window_key(at) for at, _ in slow.scan(None, None)] == visible

@@ -1,6 +1,8 @@
-"""An instance in memory: the real dispatcher, stream threads, committers, tasks and stores, on a `MemoryLog` that is group coordinator too.
+"""An instance in memory: the real dispatcher, stream threads, committers, tasks and stores, on a `MemoryLog` that is
+group coordinator too.
 
-What the group and the opener would do, the test does: it opens and closes tasks. Nothing is restored: the databases are in memory and stay.
+What the group and the opener would do, the test does: it opens and closes tasks. Nothing is restored: the databases are
+in memory and stay.
 """
 
 from __future__ import annotations
@@ -90,7 +92,9 @@ class Engine:
         self.log = MemoryLog(self._check_fence)
         self.log.create_topics([TopicSpec(name, count) for name, count in topics.items()])
         given = {name.replace("_", "."): value for name, value in settings.items()}
-        self.config = Config.of({"bootstrap.servers": "nowhere:1", "connect.timeout.ms": 1000} | given, self.application)
+        self.config = Config.of(
+            {"bootstrap.servers": "nowhere:1", "connect.timeout.ms": 1000} | given, self.application
+        )
         self.follower = Follower(self.log, self.application, partitions=1)
         self.member = Membership(self.log, self.application)
         self.metrics = Metrics(self.application, "test")
@@ -105,10 +109,13 @@ class Engine:
         self.committers = [self._committer(number, written) for number in range(threads)]
         slow = Outlasting.of(self.config)
         self.threads = [
-            StreamThread(number, committer, self.events.put, interval_s, slow, host=host) for number, committer in enumerate(self.committers)
+            StreamThread(number, committer, self.events.put, interval_s, slow, host=host)
+            for number, committer in enumerate(self.committers)
         ]
         most = self.config["max.bytes.key.range.cache"]
-        self.dispatcher = Dispatcher(self.log.reader(), lambda _: None, self.program.operator_times_of, most, self.metrics)
+        self.dispatcher = Dispatcher(
+            self.log.reader(), lambda _: None, self.program.operator_times_of, most, self.metrics
+        )
         self.tasks: dict[TaskId, tuple[Task, StreamThread]] = {}
 
     def start(self) -> None:
@@ -124,7 +131,9 @@ class Engine:
         sources = tuple(TopicPartition(topic, partition) for topic in self.sources)
         plain = self.log.committed(self.application)
         openings = {
-            source: self.follower.open(source, range_, Committed.parse(*plain[source]) if source in plain else None, Position(0))
+            source: self.follower.open(
+                source, range_, Committed.parse(*plain[source]) if source in plain else None, Position(0)
+            )
             for source in sources
         }
         database = self.databases.setdefault(partition, Database(Memory(), self.stores))
@@ -135,7 +144,15 @@ class Engine:
         opened = Incarnation(id_, sources, state, progress, self.member.epoch)
         latency, idle_ms = partial(self.metrics.latency, id_.subtopology), self.config["max.task.idle.ms"]
         return Task(
-            opened, self.program, on_failure, tally, caching=False, latency=latency, partitions=lambda _: 1, max_idle_ms=idle_ms, host=self.host
+            opened,
+            self.program,
+            on_failure,
+            tally,
+            caching=False,
+            latency=latency,
+            partitions=lambda _: 1,
+            max_idle_ms=idle_ms,
+            host=self.host,
         )
 
     def open(self, range_: KeyRange, partition: int = 0, thread: int = 0) -> Task:
@@ -147,7 +164,9 @@ class Engine:
         return task
 
     def close(self, task: Task, *, clean: bool = True) -> None:
-        """Give a task up, and wait until it is closed; tasks of the same thread that had to be given up with it are closed, too."""
+        """Give a task up, and wait until it is closed; tasks of the same thread that had to be given up with it are
+        closed, too.
+        """
         _, thread = self.tasks[task.id]
         self.dispatcher.close(task)
         thread.close((task,), clean=clean)
@@ -167,7 +186,9 @@ class Engine:
                 raise AssertionError(event)
 
     def replace(self, failed: Failed, rests_s: float = 0.0) -> list[KeyRange]:
-        """Do what the control thread would when a stream thread has died; return the ranges that are to be opened again."""
+        """Do what the control thread would when a stream thread has died; return the ranges that are to be opened
+        again.
+        """
         assert failed.thread is not None
         dead = self.threads[failed.thread]
         successor = self.threads[failed.thread] = dead.successor(rests_s)
@@ -197,7 +218,9 @@ class Engine:
         deadline = time.monotonic() + PATIENCE_S
         done = False
         while not done:
-            idle = not any(thread.backlog for thread in self.threads)  # before the move: then no partition is held that has more
+            idle = not any(
+                thread.backlog for thread in self.threads
+            )  # before the move: then no partition is held that has more
             done = not self.dispatcher.move(0.01) and idle
             assert time.monotonic() < deadline, "records wait and nobody takes them"
 
@@ -212,14 +235,20 @@ class Engine:
         """Return the changelog topic of a store."""
         return f"{self.application}-{store}-changelog"
 
-    def write(self, topic: str, rows: Sequence[tuple[bytes | None, bytes | None, int]], partition: int | None = None) -> None:
+    def write(
+        self, topic: str, rows: Sequence[tuple[bytes | None, bytes | None, int]], partition: int | None = None
+    ) -> None:
         """Write records: key, value, timestamp."""
-        self.log.writer().append(topic, [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows], partitions=partition)
+        self.log.writer().append(
+            topic, [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows], partitions=partition
+        )
 
     def read(self, topic: str, partition: int = 0, *, committed_only: bool = True) -> Columns:
         """Return everything in a partition."""
         reader = self.log.reader(committed_only=committed_only)
-        reader.assign({TopicPartition(topic, partition): Position(self.log.start_offset(TopicPartition(topic, partition)))})
+        reader.assign(
+            {TopicPartition(topic, partition): Position(self.log.start_offset(TopicPartition(topic, partition)))}
+        )
         runs = reader.fetch(1 << 30, 0)
         return runs[0].columns if runs else Columns((), (), (), (), ())
 

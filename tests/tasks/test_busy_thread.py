@@ -1,4 +1,6 @@
-"""What waits in front of a thread that is busy for long: all records, and of each partition one word on how far it is."""
+"""What waits in front of a thread that is busy for long: all records, and of each partition one word on how far it
+is.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
 
 LEFT, RIGHT = KeyRange.split(2)
 SOURCE = TopicPartition("in", 0)
-OF_LEFT, OF_RIGHT = ([key for key in (b"%d" % number for number in range(200)) if key_hash(key) in half] for half in (LEFT, RIGHT))
+OF_LEFT, OF_RIGHT = (
+    [key for key in (b"%d" % number for number in range(200)) if key_hash(key) in half] for half in (LEFT, RIGHT)
+)
 
 
 @pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])

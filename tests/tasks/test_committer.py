@@ -146,7 +146,9 @@ def test_tasks_of_two_epochs_are_not_mixed_in_one_commit() -> None:
     old = made.task(LEFT)
     made.committers[0].begin(old)
     made.member.epoch = 2
-    with pytest.raises(MembershipLostError, match="opened in epoch 2 of the membership, but the commit under way is of epoch 1"):
+    with pytest.raises(
+        MembershipLostError, match="opened in epoch 2 of the membership, but the commit under way is of epoch 1"
+    ):
         made.committers[0].begin(made.task(RIGHT))
 
 
@@ -198,7 +200,9 @@ def test_a_task_of_a_part_claims_its_positions_before_it_processes_under_at_leas
 
 @BOTH
 @pytest.mark.parametrize("range_", [WHOLE, LEFT, RIGHT], ids=str)
-def test_a_task_of_which_nothing_was_ever_committed_has_a_position_before_it_processes(guarantee: str, range_: KeyRange) -> None:
+def test_a_task_of_which_nothing_was_ever_committed_has_a_position_before_it_processes(
+    guarantee: str, range_: KeyRange
+) -> None:
     made = engine(guarantee, ["a"])
     task = made.task(range_)
     made.committers[0].claim(task)

@@ -13,7 +13,9 @@ happenings = st.lists(st.sampled_from(["expire", "error", "old error", "answer",
 
 @given(happenings)
 def test_no_error_counts_that_happened_after_the_group_had_given_the_tasks_away(happens: list[str]) -> None:
-    """The group drops this member now and then (`expire`), which it finds out by an answer, and its control thread a while later (`told`)."""
+    """The group drops this member now and then (`expire`), which it finds out by an answer, and its control thread a
+    while later (`told`).
+    """
     doubts, now = Doubts(), 0.0
     ours, member_epoch, heard_at = True, 0, 0.0
     """Whether the group counts us in; what the membership knows; when its last question that was answered was sent."""
@@ -46,7 +48,11 @@ def test_no_error_counts_that_happened_after_the_group_had_given_the_tasks_away(
             assert name not in decided
             decided.add(name)
         assert counts is None or real[str(counts.error)]
-        assert not any(real[str(failure.error)] and member_epoch == doubts.epoch and ours for failure in void if failure.epoch == member_epoch)
+        assert not any(
+            real[str(failure.error)] and member_epoch == doubts.epoch and ours
+            for failure in void
+            if failure.epoch == member_epoch
+        )
     # The group answers, the control thread hears of it: nothing is held for ever.
     if not ours:
         member_epoch += 1

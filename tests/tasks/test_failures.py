@@ -1,4 +1,6 @@
-"""What becomes of a record that fails: it stops the instance, or it is counted, or it is in the dead-letter topic. Never silence."""
+"""What becomes of a record that fails: it stops the instance, or it is counted, or it is in the dead-letter topic.
+Never silence.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,17 @@ def raised(error: Exception) -> Exception:
         return caught
 
 
-FAILURE = Failure("processing", "KSTREAM-MAP-1", raised(ValueError("no such colour")), TopicPartition("orders", 3), 42, b"k", b"v", 7, [("a", b"b")])
+FAILURE = Failure(
+    "processing",
+    "KSTREAM-MAP-1",
+    raised(ValueError("no such colour")),
+    TopicPartition("orders", 3),
+    42,
+    b"k",
+    b"v",
+    7,
+    [("a", b"b")],
+)
 
 
 def settings(**answers: str) -> Config:
@@ -48,10 +60,18 @@ def test_each_phase_has_its_own_answer(phase: Phase, answer: str, caplog: pytest
     counted: list[tuple[Failure, str]] = []
     dead: list[tuple[Failure, Headers]] = []
     failure = replace(FAILURE, phase=phase)
-    on_failure = handler(TASK, settings(**{phase: answer}), lambda *one: counted.append(one), lambda *letter: dead.append(letter), Sayings())
+    on_failure = handler(
+        TASK,
+        settings(**{phase: answer}),
+        lambda *one: counted.append(one),
+        lambda *letter: dead.append(letter),
+        Sayings(),
+    )
     with caplog.at_level(logging.WARNING):
         if answer == "fail":
-            with pytest.raises(ProcessingError, match=f"set {phase}.exception.handler to continue or dead-letter") as caught:
+            with pytest.raises(
+                ProcessingError, match=f"set {phase}.exception.handler to continue or dead-letter"
+            ) as caught:
                 on_failure(failure)
             assert caught.value.__cause__ is failure.error
         else:
@@ -93,7 +113,9 @@ def test_a_failure_that_belongs_to_no_record_has_no_offset() -> None:
 
 
 def test_an_error_that_quotes_a_large_value_makes_no_large_letter() -> None:
-    headers: dict[str, Any] = dict(dead_letter_headers(TASK, replace(FAILURE, error=raised(ValueError("a" * 500_000 + "z" * 500_000)))))
+    headers: dict[str, Any] = dict(
+        dead_letter_headers(TASK, replace(FAILURE, error=raised(ValueError("a" * 500_000 + "z" * 500_000))))
+    )
     assert sum(map(len, headers.values())) < 20_000
     assert headers["__coopstreams.errors.message"].startswith(b"aaa")
     assert headers["__coopstreams.errors.stacktrace"].startswith(b"Traceback")
@@ -112,7 +134,9 @@ def test_where_no_letters_are_written_none_is_said_to_be_sent(caplog: pytest.Log
     assert caplog.records[0].getMessage().endswith("; left out, no letter is written")
 
 
-def test_of_many_alike_the_first_are_logged_one_by_one_and_the_rest_counted_and_the_last_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_of_many_alike_the_first_are_logged_one_by_one_and_the_rest_counted_and_the_last_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     sayings = Sayings()
     on_failure = handler(TASK, settings(processing="continue"), lambda *_: None, lambda *_: None, sayings)
     for offset in range(3535):
@@ -139,7 +163,9 @@ def of_a_library(value: str) -> object:
 
 
 @pytest.mark.parametrize("function", [mine, of_a_library])
-def test_an_error_of_a_function_says_its_file_and_line_and_where_the_traceback_is(function: Callable[[str], object]) -> None:
+def test_an_error_of_a_function_says_its_file_and_line_and_where_the_traceback_is(
+    function: Callable[[str], object],
+) -> None:
     builder = StreamsBuilder("app")
     builder.stream("in", key=serdes.text, value=serdes.text).map_values(function, value=serdes.json).to("out")
     with TopologyTestDriver(builder.build()) as driver, pytest.raises(ProcessingError) as caught:

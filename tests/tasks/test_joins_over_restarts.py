@@ -1,4 +1,6 @@
-"""A join of streams whose tasks are closed and opened again, with records that come late: no pair is missed, none is told twice."""
+"""A join of streams whose tasks are closed and opened again, with records that come late: no pair is missed, none is
+told twice.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def joined() -> Topology:
 
 
 def parts_of(seed: int) -> list[dict[str, Rows]]:
-    """What is written between two restarts: one record in five comes up to half a minute late. The last part lets all go that waits."""
+    """What is written between two restarts: one record in five comes up to half a minute late. The last part lets all
+    go that waits.
+    """
     chance = random.Random(seed)
     parts = [{"left": Rows(), "right": Rows()} for _ in range(4)]
     number = 0
@@ -43,13 +47,19 @@ def parts_of(seed: int) -> list[dict[str, Rows]]:
                 late = chance.randint(0, 30_000) if chance.random() < 0.2 else chance.randint(0, 800)
                 number += 1
                 rows.append((chance.choice(KEYS), b"%s %d" % (topic.encode(), number), max(0, now - late)))
-    end: dict[str, Rows] = {topic: [(key, b"end", 600_000 + 60_000 * turn) for turn, key in enumerate(KEYS)] for topic in ("left", "right")}
+    end: dict[str, Rows] = {
+        topic: [(key, b"end", 600_000 + 60_000 * turn) for turn, key in enumerate(KEYS)] for topic in ("left", "right")
+    }
     return [*parts, end]
 
 
 def pairs(found: Results) -> Results:
     return Counter(
-        {(key, value): count for (key, value), count in found.items() if value is not None and b"None" not in value and b"end" not in value}
+        {
+            (key, value): count
+            for (key, value), count in found.items()
+            if value is not None and b"None" not in value and b"end" not in value
+        }
     )
 
 
@@ -71,7 +81,9 @@ def expected(topology: Topology, parts: list[dict[str, Rows]]) -> Results:
 @pytest.mark.parametrize("ranges", [1, 4, 16])
 @pytest.mark.parametrize("seed", range(4))
 def test_no_pair_is_missed_and_none_is_told_twice(seed: int, ranges: int) -> None:
-    """With several ranges a task may know less of what time it is for others' keys, and join what is later than grace allows."""
+    """With several ranges a task may know less of what time it is for others' keys, and join what is later than grace
+    allows.
+    """
     topology, parts = joined(), parts_of(seed)
     engine = Engine(topology, {"left": 1, "right": 1, "out": 1}, processing_guarantee=EXACTLY, buffer=1)
     engine.start()
@@ -95,7 +107,9 @@ def test_no_pair_is_missed_and_none_is_told_twice(seed: int, ranges: int) -> Non
 
 
 def test_what_a_store_has_forgotten_stays_forgotten() -> None:
-    """After a restart a task has rows of its own keys only; how far time had come for its store, others' records had told it."""
+    """After a restart a task has rows of its own keys only; how far time had come for its store, others' records had
+    told it.
+    """
     halves = KeyRange.split(2)
     mine, other = (next(key for key in KEYS if key_hash(key) in half) for half in halves)
     engine = Engine(joined(), {"left": 1, "right": 1, "out": 1}, processing_guarantee=EXACTLY, buffer=1)

@@ -40,7 +40,9 @@ def test_it_says_which_call_and_how_long_and_what_to_raise() -> None:
     assert slow.void(CALL, 14, 40) is None
     said = slow.void(CALL, 21, 60)
     assert said is not None
-    assert said.startswith(f"{CALL} takes 21 s, longer than transaction.timeout.ms (15 s): its results were void 3 times")
+    assert said.startswith(
+        f"{CALL} takes 21 s, longer than transaction.timeout.ms (15 s): its results were void 3 times"
+    )
     assert "Raise transaction.timeout.ms above that" in said
     both = slow.void(CALL, 400, 500)
     assert both is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import accumulate, pairwise
+from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,10 +20,20 @@ START = Position(0, NO_STREAM_TIME)
 
 def log_of(timestamps: list[int]) -> list[tuple[int, int, int]]:
     """A partition: (offset, timestamp, stream time) of each record."""
-    return [(offset, time, high) for offset, (time, high) in enumerate(zip(timestamps, accumulate(timestamps, max), strict=True))]
+    return [
+        (offset, time, high)
+        for offset, (time, high) in enumerate(zip(timestamps, accumulate(timestamps, max), strict=True))
+    ]
 
 
-def run_of(source: TopicPartition, records: list[tuple[int, int, int]], next_offset: int, stream_time: int, *, at_end: bool = False) -> RecordBatch:
+def run_of(
+    source: TopicPartition,
+    records: list[tuple[int, int, int]],
+    next_offset: int,
+    stream_time: int,
+    *,
+    at_end: bool = False,
+) -> RecordBatch:
     columns = Columns(
         [b"k%d" % offset for offset, _, _ in records],
         [None] * len(records),
@@ -37,7 +48,9 @@ def taken(queues: SourceQueues, now: float = 0.0) -> list[tuple[str, int]]:
     return [(step.source.topic, offset) for step in queues.steps(1 << 20, now) for offset in step.columns.offsets]
 
 
-def feed(queues: SourceQueues, source: TopicPartition, records: list[tuple[int, int, int]], *, upto: int, at_end: bool) -> None:
+def feed(
+    queues: SourceQueues, source: TopicPartition, records: list[tuple[int, int, int]], *, upto: int, at_end: bool
+) -> None:
     queues.add(run_of(source, records, upto, records[-1][2] if records else NO_STREAM_TIME, at_end=at_end))
 
 
@@ -76,7 +89,10 @@ def test_a_step_says_where_the_source_stands_when_part_of_a_batch_waits() -> Non
     feed(queues, STREAM, log_of([1, 9]), upto=2, at_end=True)
     feed(queues, TABLE, log_of([4]), upto=1, at_end=False)
     steps = list(queues.steps(1 << 20, 0.0))
-    assert [(step.source.topic, step.next_offset, step.stream_time) for step in steps] == [("orders", 1, 1), ("customers", 1, 4)]
+    assert [(step.source.topic, step.next_offset, step.stream_time) for step in steps] == [
+        ("orders", 1, 1),
+        ("customers", 1, 4),
+    ]
     assert queues.waiting(STREAM) == 1
 
 
@@ -121,7 +137,7 @@ times = st.lists(st.integers(0, 50), max_size=30)
 
 
 @given(times, times, st.randoms(use_true_random=False))
-def test_the_order_does_not_depend_on_batches(left: list[int], right: list[int], random) -> None:  # type: ignore[no-untyped-def]
+def test_the_order_does_not_depend_on_batches(left: list[int], right: list[int], random: Random) -> None:
     """However the two logs arrive in pieces, records come out in the order of (stream time, source)."""
     logs = {TABLE: log_of(left), STREAM: log_of(right)}
     queues = SourceQueues([(TABLE, START), (STREAM, START)])
@@ -138,7 +154,10 @@ def test_the_order_does_not_depend_on_batches(left: list[int], right: list[int],
             ended.add(source)
         seen += taken(queues)
     expected = [
-        (s.topic, offset) for _, _, s, offset in sorted((high, order, s, offset) for order, s in enumerate(logs) for offset, _, high in logs[s])
+        (s.topic, offset)
+        for _, _, s, offset in sorted(
+            (high, order, s, offset) for order, s in enumerate(logs) for offset, _, high in logs[s]
+        )
     ]
     assert seen == expected
 
@@ -147,8 +166,12 @@ owned = st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=30)
 
 
 @given(owned, owned, st.randoms(use_true_random=False))
-def test_no_source_tells_a_time_to_which_another_has_not_come(left: list[tuple[int, bool]], right: list[tuple[int, bool]], random) -> None:  # type: ignore[no-untyped-def]
-    """Part of the records are siblings'. A task hears how far they have moved time: when it has come there, and not later than at the end."""
+def test_no_source_tells_a_time_to_which_another_has_not_come(
+    left: list[tuple[int, bool]], right: list[tuple[int, bool]], random: Random
+) -> None:
+    """Part of the records are siblings'. A task hears how far they have moved time: when it has come there, and not
+    later than at the end.
+    """
     mine = {TABLE: [own for _, own in left], STREAM: [own for _, own in right]}
     logs = {TABLE: log_of([time for time, _ in left]), STREAM: log_of([time for time, _ in right])}
     queues = SourceQueues([(TABLE, START), (STREAM, START)])
@@ -158,7 +181,11 @@ def test_no_source_tells_a_time_to_which_another_has_not_come(left: list[tuple[i
         source = random.choice([s for s in logs if s not in ended])
         upto = min(len(logs[source]), at[source] + random.randint(0, 5))
         end = upto == len(logs[source])
-        records = [record for record, own in zip(logs[source][at[source] : upto], mine[source][at[source] :], strict=False) if own]
+        records = [
+            record
+            for record, own in zip(logs[source][at[source] : upto], mine[source][at[source] :], strict=False)
+            if own
+        ]
         queues.add(run_of(source, records, upto, logs[source][upto - 1][2] if upto else NO_STREAM_TIME, at_end=end))
         at[source] = upto
         if end:
@@ -171,8 +198,12 @@ def test_no_source_tells_a_time_to_which_another_has_not_come(left: list[tuple[i
 
 
 @given(st.lists(st.integers(0, 40), max_size=12), st.lists(st.integers(0, 3), max_size=12), st.booleans())
-def test_a_source_that_waits_keeps_one_batch_of_nothing_and_says_what_all_of_them_said(times: list[int], nothings: list[int], ended: bool) -> None:
-    """Fetches without a record come behind records; the last of them may only say that the partition was read to its end, without operator times."""
+def test_a_source_that_waits_keeps_one_batch_of_nothing_and_says_what_all_of_them_said(
+    times: list[int], nothings: list[int], ended: bool
+) -> None:
+    """Fetches without a record come behind records; the last of them may only say that the partition was read to its
+    end, without operator times.
+    """
     queues, log = SourceQueues([(TABLE, START), (STREAM, START)]), log_of(times)
     upto, time = 0, NO_STREAM_TIME
     for record, count in zip(log, [*nothings, *[0] * len(log)], strict=False):
@@ -196,7 +227,9 @@ def test_a_source_that_waits_keeps_one_batch_of_nothing_and_says_what_all_of_the
 
 
 def test_what_the_log_still_has_of_a_source_is_waited_for_however_late_it_is() -> None:
-    """A simulated history found it: the thread looked again without a pause, because a time was over that it no longer waited for."""
+    """A simulated history found it: the thread looked again without a pause, because a time was over that it no longer
+    waited for.
+    """
     queues = SourceQueues([(TABLE, START), (STREAM, START)], max_idle_ms=500)
     feed(queues, TABLE, [], upto=0, at_end=True)
     feed(queues, STREAM, log_of([5]), upto=1, at_end=True)

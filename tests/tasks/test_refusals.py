@@ -1,4 +1,6 @@
-"""What is asked of a result once Kafka has refused one: does its topic take it, and if not, which record does it come from?"""
+"""What is asked of a result once Kafka has refused one: does its topic take it, and if not, which record does it come
+from?
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def test_a_topic_says_in_its_settings_what_it_does_not_take(
 
 
 def test_how_large_a_record_is_when_it_is_compressed_is_not_known() -> None:
-    assert TopicLimits.of({"max.message.bytes": "200"}, compressed=True).reason(b"k", b"x" * 1000, None, NOW, NOW) is None
+    assert (
+        TopicLimits.of({"max.message.bytes": "200"}, compressed=True).reason(b"k", b"x" * 1000, None, NOW, NOW) is None
+    )
 
 
 @given(st.lists(st.integers(1, 10), min_size=1), st.integers(1, 30))
@@ -71,21 +75,32 @@ def test_an_output_keeps_its_other_rows_whole_and_in_order(rows: list[tuple[byte
             output.choose(partition)
         output.give_headers([("h", value)] if headed else None)
         if kept:
-            expected.append((value, number, ANY_PARTITION if partition is None else partition, [("h", value)] if headed else None))
+            expected.append(
+                (value, number, ANY_PARTITION if partition is None else partition, [("h", value)] if headed else None)
+            )
     output.keep([number for number, row in enumerate(rows) if row[3]])
     count = len(output)
-    columns = (output.values, output.timestamps, output.partitions or [ANY_PARTITION] * count, output.headers or [None] * count)
+    columns = (
+        output.values,
+        output.timestamps,
+        output.partitions or [ANY_PARTITION] * count,
+        output.headers or [None] * count,
+    )
     assert list(zip(*columns, strict=True)) == expected
 
 
 def doubling() -> Topology:
     builder = StreamsBuilder("app")
-    builder.stream("in", key=serdes.text, value=serdes.raw).map_values(lambda value: value * 2, value=serdes.raw).to("out")
+    builder.stream("in", key=serdes.text, value=serdes.raw).map_values(lambda value: value * 2, value=serdes.raw).to(
+        "out"
+    )
     return builder.build()
 
 
 def made(guarantee: str, handler: str) -> tuple[Engine, Task]:
-    """Records of 1 to 9 bytes, and an output topic for which twice nine is too much; it has refused something lately."""
+    """Records of 1 to 9 bytes, and an output topic for which twice nine is too much; it has refused something
+    lately.
+    """
     engine = Engine(
         doubling(),
         {"in": 1, "dead": 1},
@@ -133,7 +148,14 @@ def test_a_handler_that_says_fail_names_record_topic_and_cause(guarantee: str) -
     engine, task = made(guarantee, "fail")
     with pytest.raises(ProcessingError) as caught:
         run(engine, task)
-    for part in ("task 0_0", '"in" partition 0 offset 8', 'topic "out"', "b'key'", "max.message.bytes", "continue or dead-letter"):
+    for part in (
+        "task 0_0",
+        '"in" partition 0 offset 8',
+        'topic "out"',
+        "b'key'",
+        "max.message.bytes",
+        "continue or dead-letter",
+    ):
         assert part in str(caught.value)
 
 
@@ -141,7 +163,9 @@ def test_a_dead_letter_that_cannot_be_written_either_is_no_silent_loss() -> None
     engine, task = made(EXACTLY, "dead-letter")
     engine.log.delete_topics(["dead"])
     engine.log.create_topics([TopicSpec("dead", 1, {"max.message.bytes": "300"})])
-    with pytest.raises(DeliveryError, match='dead letter that cannot be written cannot be left out either: topic "dead"'):
+    with pytest.raises(
+        DeliveryError, match='dead letter that cannot be written cannot be left out either: topic "dead"'
+    ):
         run(engine, task)
 
 

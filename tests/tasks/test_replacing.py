@@ -1,4 +1,6 @@
-"""A stream thread that has died is replaced: what it had not committed is done again, once; and those that die again and again do not spin."""
+"""A stream thread that has died is replaced: what it had not committed is done again, once; and those that die again
+and again do not spin.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def counting(refused: list[bytes]) -> Topology:
         return True
 
     builder = StreamsBuilder("app")
-    builder.stream("in", key=serdes.text, value=serdes.raw).filter(check).group_by_key().count(store="counts").to_stream().to("out")
+    builder.stream("in", key=serdes.text, value=serdes.raw).filter(check).group_by_key().count(
+        store="counts"
+    ).to_stream().to("out")
     return builder.build()
 
 
@@ -66,7 +70,9 @@ def replace(made: Engine, deaths: int) -> None:
 
 @pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
 @pytest.mark.parametrize("ranges", [[WHOLE], [LEFT, RIGHT]], ids=["whole", "halves"])
-def test_the_successor_of_a_thread_does_again_what_was_not_committed_and_nothing_else(guarantee: str, ranges: list[KeyRange]) -> None:
+def test_the_successor_of_a_thread_does_again_what_was_not_committed_and_nothing_else(
+    guarantee: str, ranges: list[KeyRange]
+) -> None:
     refused = [b"50", b"70", b"119"]
     made = engine(guarantee, refused)
     for range_ in ranges:

@@ -31,7 +31,9 @@ def topology() -> Topology:
 
 def cluster(**partitions: int) -> MemoryLog:
     log = MemoryLog()
-    log.create_topics([TopicSpec(name.replace("_", "-"), count) for name, count in {"people": 1, "out": 1, **partitions}.items()])
+    log.create_topics(
+        [TopicSpec(name.replace("_", "-"), count) for name, count in {"people": 1, "out": 1, **partitions}.items()]
+    )
     return log
 
 

@@ -20,7 +20,9 @@ SOURCE = TopicPartition("in", 0)
 def counting() -> Topology:
     """Records without a key are dropped; values that are no JSON fail."""
     builder = StreamsBuilder("app")
-    stream = builder.stream("in", key=serdes.text, value=serdes.json, name="read").filter(lambda _, value: value is not None, name="seen")
+    stream = builder.stream("in", key=serdes.text, value=serdes.json, name="read").filter(
+        lambda _, value: value is not None, name="seen"
+    )
     stream.group_by_key().count(store="counts").to_stream().to("out")
     return builder.build()
 

@@ -1,4 +1,6 @@
-"""Time that moves by records of key ranges that other processes have: what is due goes without a record of one's own."""
+"""Time that moves by records of key ranges that other processes have: what is due goes without a record of one's
+own.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,13 @@ def joined_with_grace() -> Topology:
 def closed(windows: Any) -> Topology:
     builder = StreamsBuilder("closed")
     left, right = (builder.stream(topic, key=serdes.raw, value=serdes.raw) for topic in ("left", "right"))
-    counts = left.merge(right).group_by_key().windowed_by(windows).emit_strategy("on_window_close").count(retention=ms(24 * HOUR_MS))
+    counts = (
+        left.merge(right)
+        .group_by_key()
+        .windowed_by(windows)
+        .emit_strategy("on_window_close")
+        .count(retention=ms(24 * HOUR_MS))
+    )
     _tell(counts.to_stream())
     return builder.build()
 
@@ -68,7 +76,9 @@ def suppressed(windows: Any) -> Topology:
 
 
 def _tell(windows: Any) -> None:
-    windows.map(lambda at, count: (at.key, b"%d..%d: %d" % (at.start_ms, at.end_ms, count)), key=serdes.raw, value=serdes.raw).to("out")
+    windows.map(
+        lambda at, count: (at.key, b"%d..%d: %d" % (at.start_ms, at.end_ms, count)), key=serdes.raw, value=serdes.raw
+    ).to("out")
 
 
 class Reminder(Processor[bytes, bytes, bytes, bytes]):
@@ -163,7 +173,9 @@ def test_what_a_sibling_leaves_to_another_process_moves_time_here() -> None:
     engine.settle()
     engine.stop()
     out = engine.read("out")
-    assert sorted(zip(out.keys, out.values, out.timestamps, strict=True)) == expected(topology, keys_of(first), keys_of(rest))
+    assert sorted(zip(out.keys, out.values, out.timestamps, strict=True)) == expected(
+        topology, keys_of(first), keys_of(rest)
+    )
 
 
 def test_what_became_due_while_a_task_was_closed_goes_when_it_is_opened() -> None:
@@ -183,12 +195,16 @@ def test_what_became_due_while_a_task_was_closed_goes_when_it_is_opened() -> Non
     engine.settle()
     engine.stop()
     out = engine.read("out")
-    assert sorted(zip(out.keys, out.values, out.timestamps, strict=True)) == expected(topology, keys_of(first), keys_of(rest))
+    assert sorted(zip(out.keys, out.values, out.timestamps, strict=True)) == expected(
+        topology, keys_of(first), keys_of(rest)
+    )
 
 
 def expected(topology: Topology, ours: list[bytes], theirs: list[bytes]) -> Rows:
     """What one task makes of all records for our keys."""
-    rows = sorted(((topic, *row) for topic in ("left", "right") for row in rows_of(topic, ours, theirs)), key=lambda row: row[3])
+    rows = sorted(
+        ((topic, *row) for topic in ("left", "right") for row in rows_of(topic, ours, theirs)), key=lambda row: row[3]
+    )
     with TopologyTestDriver(topology) as driver:
         for topic, key, value, timestamp in rows:
             driver.input(topic, serdes.raw, serdes.raw).send(key, value, timestamp)

@@ -1,4 +1,6 @@
-"""Time that comes from other tasks' records, in a task of several sources: as much of it as the task has come to, and no more."""
+"""Time that comes from other tasks' records, in a task of several sources: as much of it as the task has come to, and
+no more.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from tests.tasks.engine import EXACTLY, Engine
 FIRST = KeyRange.split(4)[0]
 _KEYS = [b"key-%d" % number for number in range(20)]
 RARE = next(key for key in _KEYS if key_hash(key) in FIRST)
-"""The left has one early record with it and then no more: all that its task hears from there is what time its siblings have reached."""
+"""The left has one early record with it and then no more: all that its task hears from there is what time its siblings
+have reached.
+"""
 KEYS = [RARE, *(key for key in _KEYS if key_hash(key) not in FIRST)]
 WINDOW = bytes(8)
 """What a window adds to a key."""
@@ -29,10 +33,15 @@ Rows = list[tuple[bytes | None, bytes | None, int]]
 
 
 def rows_of(topic: str) -> Rows:
-    """One record a second, in order, and at last what lets all go that waits; of the left none with the rare key, but at the beginning."""
+    """One record a second, in order, and at last what lets all go that waits; of the left none with the rare key, but
+    at the beginning.
+    """
     keys = [key for key in KEYS if topic == "right" or key != RARE]
     rows: Rows = [(RARE, b"%s at 0" % topic.encode(), 0)]
-    rows += [(keys[second % len(keys)], b"%s at %d" % (topic.encode(), second), second * 1000 + (topic == "right")) for second in range(1, SECONDS)]
+    rows += [
+        (keys[second % len(keys)], b"%s at %d" % (topic.encode(), second), second * 1000 + (topic == "right"))
+        for second in range(1, SECONDS)
+    ]
     return [*rows, *((key, b"the end", BEHIND_MS + 60_000 * (number + 1)) for number, key in enumerate(keys))]
 
 
@@ -48,7 +57,10 @@ def joined() -> Topology:
     builder = StreamsBuilder("joined")
     left, right = (builder.stream(topic, key=serdes.raw, value=serdes.raw) for topic in ("left", "right"))
     both = left.outer_join(
-        right, lambda one, other: b"%r, %r" % (one, other), windows=JoinWindows(milliseconds=4000, grace=ms(1000)), value=serdes.raw
+        right,
+        lambda one, other: b"%r, %r" % (one, other),
+        windows=JoinWindows(milliseconds=4000, grace=ms(1000)),
+        value=serdes.raw,
     )
     both.to("out")
     return builder.build()
@@ -56,7 +68,9 @@ def joined() -> Topology:
 
 @pytest.mark.parametrize("ranges", [1, 4])
 @pytest.mark.parametrize("made", [counted, joined])
-def test_siblings_that_are_far_ahead_in_one_source_close_nothing_for_what_waits_in_another(made: Callable[[], Topology], ranges: int) -> None:
+def test_siblings_that_are_far_ahead_in_one_source_close_nothing_for_what_waits_in_another(
+    made: Callable[[], Topology], ranges: int
+) -> None:
     """All is there when a task opens: one fetch brings ten minutes of each topic."""
     topology = made()
     engine = Engine(topology, {"left": 1, "right": 1, "out": 1}, processing_guarantee=EXACTLY)
@@ -68,14 +82,19 @@ def test_siblings_that_are_far_ahead_in_one_source_close_nothing_for_what_waits_
         engine.settle()  # that of the rare key comes last: what siblings share is far ahead of it
     engine.stop()
     out = engine.read("out")
-    found = Counter((key, value) for key, value, time in zip(out.keys, out.values, out.timestamps, strict=True) if time < BEHIND_MS)
+    found = Counter(
+        (key, value) for key, value, time in zip(out.keys, out.values, out.timestamps, strict=True) if time < BEHIND_MS
+    )
     assert found == expected(topology)
 
 
 def test_who_takes_over_counts_the_time_of_records_that_others_have_done() -> None:
     """They are left out when the whole partition is opened behind them, but what they have closed stays closed."""
     first, second = KeyRange.split(2)
-    done, late = next(key for key in KEYS if key_hash(key) in first), next(key for key in KEYS if key_hash(key) in second)
+    done, late = (
+        next(key for key in KEYS if key_hash(key) in first),
+        next(key for key in KEYS if key_hash(key) in second),
+    )
     engine = Engine(counted(), {"left": 1, "right": 1, "out": 1}, processing_guarantee=EXACTLY)
     engine.write("left", [(late, b"in time", 0), (done, b"an hour later", 3_600_000), (late, b"late", 1000)])
     engine.start()
@@ -86,7 +105,10 @@ def test_who_takes_over_counts_the_time_of_records_that_others_have_done() -> No
     engine.settle()
     engine.stop()
     out = engine.read("out")
-    assert [(key[: -len(WINDOW)], value) for key, value in zip(out.keys, out.values, strict=True) if key] == [(done, b"1"), (late, b"1")]
+    assert [(key[: -len(WINDOW)], value) for key, value in zip(out.keys, out.values, strict=True) if key] == [
+        (done, b"1"),
+        (late, b"1"),
+    ]
 
 
 def expected(topology: Topology) -> Counter[tuple[bytes | None, bytes | None]]:

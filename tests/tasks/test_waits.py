@@ -43,7 +43,16 @@ def test_a_barrier_that_was_passed_is_named_no_more() -> None:
     positions = Positions(log, coordinator, follower, lambda _: (ORDERS,), "earliest", "a")
     anything = cast(Any, None)  # neither the group nor the stores are asked before the positions are known
     opener = Opener(
-        anything, follower, positions, Restoring(log, str), anything, lambda _: False, lambda _: None, lambda: None, lambda _: None, lambda: None
+        anything,
+        follower,
+        positions,
+        Restoring(log, str),
+        anything,
+        lambda _: False,
+        lambda _: None,
+        lambda: None,
+        lambda _: None,
+        lambda: None,
     )
 
     def say() -> str:
@@ -53,7 +62,13 @@ def test_a_barrier_that_was_passed_is_named_no_more() -> None:
     assert say() == "its turn with the opener"
     writer = log.writer("g-0")
     writer.begin()
-    writer.append(COMMIT_TOPIC, [encode_key(CommitKey("g", *ORDERS, WHOLE, 1, 1))], [None], [1], partitions=follower.partition.partition)
+    writer.append(
+        COMMIT_TOPIC,
+        [encode_key(CommitKey("g", *ORDERS, WHOLE, 1, 1))],
+        [None],
+        [1],
+        partitions=follower.partition.partition,
+    )
     opener._take_requests()
     opener._try_turn()
     assert say() == f"the barrier: offset 1 of {follower.partition}, known up to 0"

@@ -48,7 +48,9 @@ def live(arriving: list[Written], ranges: int, random: Random) -> list[tuple[byt
     scheduler = Scheduler(random)
     machine = Machine(scheduler, "instance")
     topics = {"left": 1, "right": 1, "out": 1}
-    engine = Engine(merged(), topics, host=machine, interval_s=1.0, processing_guarantee=EXACTLY, max_task_idle_ms=IDLE_MS)
+    engine = Engine(
+        merged(), topics, host=machine, interval_s=1.0, processing_guarantee=EXACTLY, max_task_idle_ms=IDLE_MS
+    )
     engine.start()
     for piece in KeyRange.split(ranges):
         engine.open(piece)
@@ -83,7 +85,9 @@ def test_driver_and_instance_take_records_of_two_sources_in_the_same_order(
     """That of stream time, and of equals the first source first."""
     random = Random(seed)
     logs = {
-        topic: [(topic, key, b"%s %d" % (topic.encode(), number), timestamp) for number, (key, timestamp) in enumerate(rows)]
+        topic: [
+            (topic, key, b"%s %d" % (topic.encode(), number), timestamp) for number, (key, timestamp) in enumerate(rows)
+        ]
         for topic, rows in (("left", left), ("right", right))
     }
     waiting = [topic for topic, rows in logs.items() for _ in rows]
@@ -117,7 +121,9 @@ class Scattering(Processor[bytes, bytes, bytes, bytes]):
 def test_records_of_two_repartition_topics_are_taken_by_stream_time() -> None:
     """The last record of the left is late: its own timestamp would bring it to the front."""
     builder = StreamsBuilder("scattered")
-    words = builder.stream("in", key=serdes.raw, value=serdes.raw).process(Scattering, key=serdes.raw, value=serdes.raw, by_key=False)
+    words = builder.stream("in", key=serdes.raw, value=serdes.raw).process(
+        Scattering, key=serdes.raw, value=serdes.raw, by_key=False
+    )
     left = words.filter(lambda _, word: word.startswith(b"left")).repartition(name="left")
     right = words.filter(lambda _, word: word.startswith(b"right")).repartition(name="right")
     left.merge(right).to("out")

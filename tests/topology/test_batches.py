@@ -1,4 +1,6 @@
-"""The same records in the same order give the same results, however they are cut into batches: also where windows expire meanwhile."""
+"""The same records in the same order give the same results, however they are cut into batches: also where windows
+expire meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +30,35 @@ Build = Callable[[Any], Any]
 
 FLOWS: dict[str, Build] = {
     "sessions": lambda stream: stream.group_by_key().windowed_by(SessionWindows(milliseconds=20)).count(),
-    "sessions with grace": lambda stream: stream.group_by_key().windowed_by(SessionWindows(milliseconds=20, grace=ms(15))).count(),
+    "sessions with grace": lambda stream: (
+        stream.group_by_key().windowed_by(SessionWindows(milliseconds=20, grace=ms(15))).count()
+    ),
     "sessions on close": lambda stream: (
-        stream.group_by_key().windowed_by(SessionWindows(milliseconds=20, grace=ms(5))).emit_strategy("on_window_close").count()
+        stream.group_by_key()
+        .windowed_by(SessionWindows(milliseconds=20, grace=ms(5)))
+        .emit_strategy("on_window_close")
+        .count()
     ),
     "sessions suppressed": lambda stream: (
-        stream.group_by_key().windowed_by(SessionWindows(milliseconds=20, grace=ms(5))).count().suppress(until_window_closes())
+        stream.group_by_key()
+        .windowed_by(SessionWindows(milliseconds=20, grace=ms(5)))
+        .count()
+        .suppress(until_window_closes())
     ),
     "sliding": lambda stream: stream.group_by_key().windowed_by(SlidingWindows(milliseconds=20)).count(),
-    "sliding with grace": lambda stream: stream.group_by_key().windowed_by(SlidingWindows(milliseconds=20, grace=ms(15))).count(),
+    "sliding with grace": lambda stream: (
+        stream.group_by_key().windowed_by(SlidingWindows(milliseconds=20, grace=ms(15))).count()
+    ),
     "hopping": lambda stream: stream.group_by_key().windowed_by(TimeWindows(milliseconds=30, advance=ms(10))).count(),
-    "tumbling with grace": lambda stream: stream.group_by_key().windowed_by(TimeWindows(milliseconds=30, grace=ms(15))).count(),
-    "on close": lambda stream: stream.group_by_key().windowed_by(TimeWindows(milliseconds=30, grace=ms(15))).emit_strategy("on_window_close").count(),
+    "tumbling with grace": lambda stream: (
+        stream.group_by_key().windowed_by(TimeWindows(milliseconds=30, grace=ms(15))).count()
+    ),
+    "on close": lambda stream: (
+        stream.group_by_key()
+        .windowed_by(TimeWindows(milliseconds=30, grace=ms(15)))
+        .emit_strategy("on_window_close")
+        .count()
+    ),
     "time limit": lambda stream: stream.group_by_key().count().suppress(until_time_limit(ms(25))),
     "self-join": lambda stream: stream.left_join(
         stream.map_values(str, value=serdes.text),
@@ -78,7 +97,10 @@ def results(build: Build, records: list[tuple[bytes, bytes, int]], size: int) ->
 @pytest.mark.parametrize("seed", range(4))
 def test_results_do_not_depend_on_how_records_are_cut_into_batches(flow: str, seed: int) -> None:
     chance = random.Random(seed)
-    records = [(b"k%d" % chance.randrange(4), b"%d" % i, max(0, i + 100 - chance.randrange(chance.choice([1, 20, 90])))) for i in range(600)]
+    records = [
+        (b"k%d" % chance.randrange(4), b"%d" % i, max(0, i + 100 - chance.randrange(chance.choice([1, 20, 90]))))
+        for i in range(600)
+    ]
     one = results(FLOWS[flow], records, 1)
     assert one
     for size in (7, len(records)):

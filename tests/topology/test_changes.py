@@ -1,4 +1,6 @@
-"""What survives when one version of a topology follows another: laws over pairs of programs, and each way in which something does not."""
+"""What survives when one version of a topology follows another: laws over pairs of programs, and each way in which
+something does not.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def table(b: StreamsBuilder) -> None:
     b.table("in", key=serdes.text, value=serdes.text, store="rows")
 
 
-ANY = st.sampled_from([*DIFFERENT.values(), counts(key=serdes.text), counts(None), counts(None, key=serdes.text), both(looking, counts())])
+ANY = st.sampled_from(
+    [*DIFFERENT.values(), counts(key=serdes.text), counts(None), counts(None, key=serdes.text), both(looking, counts())]
+)
 
 
 @given(ANY)
@@ -157,7 +161,13 @@ def test_a_generated_name_that_another_operator_has_now_is_not_the_same_store() 
         (DIFFERENT["windows of a user"], DIFFERENT["longer windows of a user"], MIXED),
         (DIFFERENT["windows of a zone"], DIFFERENT["windows of another zone"], MIXED),
         (counts(), counts(topic="other"), MIXED),
-        (counts(), lambda b: b.stream(["in", "other"], key=serdes.text, value=serdes.text).group_by_key().count(store="counts"), KEEPS),
+        (
+            counts(),
+            lambda b: (
+                b.stream(["in", "other"], key=serdes.text, value=serdes.text).group_by_key().count(store="counts")
+            ),
+            KEEPS,
+        ),
         (counts(key=serdes.text), counts(key=serdes.json), MIXED),
         (counts(), counts("numbers"), LOST),
         (counts(), both(looking), ORPHANED),
@@ -183,10 +193,14 @@ def test_a_new_store_begins_empty_where_its_source_was_read_before_and_else_with
 
 def test_the_sides_of_a_join_are_not_swapped() -> None:
     def swapped(b: StreamsBuilder) -> None:
-        text(b, "other").join(text(b), str.__add__, windows=JoinWindows(MINUTE), value=serdes.text, store="pairs").to("out")
+        text(b, "other").join(text(b), str.__add__, windows=JoinWindows(MINUTE), value=serdes.text, store="pairs").to(
+            "out"
+        )
 
     def straight(b: StreamsBuilder) -> None:
-        text(b).join(text(b, "other"), str.__add__, windows=JoinWindows(MINUTE), value=serdes.text, store="pairs").to("out")
+        text(b).join(text(b, "other"), str.__add__, windows=JoinWindows(MINUTE), value=serdes.text, store="pairs").to(
+            "out"
+        )
 
     found = between(straight, swapped)
     assert [found[f"pairs-{side}-join-store"] for side in ("this", "other")] == [MIXED, MIXED]
@@ -208,7 +222,9 @@ def test_a_store_without_a_changelog_survives_only_where_it_is() -> None:
         return lambda b: text(b).group_by_key().count(store=Materialized("counts", logged=logged))
 
     assert between(kept(False), kept(False))["counts"] is KEEPS
-    assert between(kept(False), both(looking, kept(False)))["counts"] is EMPTY, "local state lies in folders with numbers of sub-topologies"
+    assert between(kept(False), both(looking, kept(False)))["counts"] is EMPTY, (
+        "local state lies in folders with numbers of sub-topologies"
+    )
     assert between(kept(True), kept(False))["counts"] is EMPTY
     assert between(kept(False), kept(True))["counts"] is EMPTY
 
@@ -224,7 +240,9 @@ def test_a_repartition_topic_of_another_name_loses_what_is_in_it_if_anything_is(
 
 def test_a_repartition_topic_goes_with_what_was_made_from_it() -> None:
     assert between(counts(key=serdes.text, name="one"), looking)["app-one-repartition"] is ORPHANED
-    assert between(counts(key=serdes.text, name="one"), counts())["app-one-repartition"] is LOST, "the store is still there"
+    assert between(counts(key=serdes.text, name="one"), counts())["app-one-repartition"] is LOST, (
+        "the store is still there"
+    )
 
 
 def test_a_repartition_topic_of_another_width_serde_or_source() -> None:
@@ -243,7 +261,9 @@ def test_a_repartition_topic_of_another_width_serde_or_source() -> None:
 
 def test_positions_of_topics_that_a_pattern_reads_too() -> None:
     def pattern(b: StreamsBuilder) -> None:
-        b.stream(re.compile("in.*"), key=serdes.text, value=serdes.text).group_by_key().count(store="counts").to_stream().to("out")
+        b.stream(re.compile("in.*"), key=serdes.text, value=serdes.text).group_by_key().count(
+            store="counts"
+        ).to_stream().to("out")
 
     assert between(counts(), pattern) == {"counts": KEEPS, "in": KEEPS}
     assert between(pattern, counts()) == {"counts": KEEPS, "in.*": KEEPS}
@@ -280,7 +300,10 @@ def test_a_change_is_accepted_by_its_own_word_alone(one: Program, other: Program
 
 
 def test_the_worst_counts() -> None:
-    assert [severity(changes(of(counts()), of(new))) for new in (counts(), both(counts(), counts("more")), counts("numbers"))] == [0, 1, 2]
+    assert [
+        severity(changes(of(counts()), of(new)))
+        for new in (counts(), both(counts(), counts("more")), counts("numbers"))
+    ] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("said", [b"", b"[]", b'{"format": 1}', b"Topologies:", b'{"format": 1, "subtopologies": 7}'])

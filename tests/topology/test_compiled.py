@@ -40,7 +40,9 @@ def counting(serde: Serde[T], name: str, calls: Counter[str]) -> Serde[T]:
     return Serde(name, encode, decode)
 
 
-def bound(builder: StreamsBuilder, failures: list[Failure] | None = None, *, caching: bool = False, number: int = 0) -> BoundProgram:
+def bound(
+    builder: StreamsBuilder, failures: list[Failure] | None = None, *, caching: bool = False, number: int = 0
+) -> BoundProgram:
     topology = builder.build()
     part = topology.subtopologies[number]
     state = TaskState(Database(Memory(), part.stores), part.stores, WHOLE, 1 << 30)
@@ -48,12 +50,16 @@ def bound(builder: StreamsBuilder, failures: list[Failure] | None = None, *, cac
     def raise_it(failure: Failure) -> None:
         raise failure.error
 
-    return compile_subtopology(topology, part).bind(state.stores, raise_it if failures is None else failures.append, caching=caching)
+    return compile_subtopology(topology, part).bind(
+        state.stores, raise_it if failures is None else failures.append, caching=caching
+    )
 
 
 def columns(*records: tuple[bytes | None, bytes | None], first_timestamp: int = 100) -> Columns:
     times = [first_timestamp + i for i in range(len(records))]
-    return Columns([key for key, _ in records], [value for _, value in records], times, list(range(len(records))), times)
+    return Columns(
+        [key for key, _ in records], [value for _, value in records], times, list(range(len(records))), times
+    )
 
 
 def written(program: BoundProgram, topic: str = "out") -> list[tuple[bytes | None, bytes | None]]:
@@ -165,7 +171,9 @@ def test_functions_say_themselves_which_arguments_they_read() -> None:
 def test_a_record_goes_through_one_branch_to_its_end_before_the_next(lazy: Lazy) -> None:
     seen: list[str] = []
     left = lazy.stream.peek(lambda _, value: seen.append(f"left {value}"))
-    left.flat_map_values(lambda value: [value + "1", value + "2"]).peek(lambda _, value: seen.append(f"below left {value}"))
+    left.flat_map_values(lambda value: [value + "1", value + "2"]).peek(
+        lambda _, value: seen.append(f"below left {value}")
+    )
     left.peek(lambda _, value: seen.append(f"also left {value}"))
     lazy.stream.peek(lambda _, value: seen.append(f"right {value}"))
     lazy.process((b"k", b"a"), (b"k", b"b"))
@@ -183,7 +191,13 @@ def test_an_error_names_node_and_record_and_leaves_the_others_alone(lazy: Lazy) 
     assert [key for key, _ in written(program, "numbers")] == [b"a", b"c"]
     assert [key for key, _ in written(program)] == [b"a", b"b", b"c"]
     (failure,) = failures
-    assert (failure.phase, failure.node, failure.source, failure.offset, failure.timestamp) == ("processing", "number", IN, 1, 101)
+    assert (failure.phase, failure.node, failure.source, failure.offset, failure.timestamp) == (
+        "processing",
+        "number",
+        IN,
+        1,
+        101,
+    )
     assert (failure.key, failure.value, failure.headers, type(failure.error)) == (b"b", b"two", None, ValueError)
 
 
@@ -257,7 +271,13 @@ def test_a_failure_while_the_cache_is_forwarded_names_the_row(lazy: Lazy) -> Non
     program.flush()
     assert [key for key, _ in written(program)] == [b"a", b"c"]
     (failure,) = failures
-    assert (failure.node, failure.source, failure.offset, failure.key, failure.timestamp) == ("divide", IN, None, b"b", 102)
+    assert (failure.node, failure.source, failure.offset, failure.key, failure.timestamp) == (
+        "divide",
+        IN,
+        None,
+        b"b",
+        102,
+    )
 
 
 def test_a_handler_that_raises_ends_the_batch(lazy: Lazy) -> None:
@@ -282,7 +302,9 @@ def test_results_do_not_depend_on_how_records_are_cut_into_batches(lazy: Lazy) -
     whole, parts = lazy.process(*records), bound(lazy.builder)
     for record in records:
         parts.process(IN, columns(record))
-    assert [written(whole, topic) for topic in ("out", "counts")] == [written(parts, topic) for topic in ("out", "counts")]
+    assert [written(whole, topic) for topic in ("out", "counts")] == [
+        written(parts, topic) for topic in ("out", "counts")
+    ]
 
 
 def test_headers_cost_nothing_where_there_are_none(lazy: Lazy) -> None:
@@ -311,7 +333,9 @@ def test_names_that_people_give_never_collide_in_the_code() -> None:
 
 def test_a_reduce_over_raw_bytes_needs_no_serde_call() -> None:
     builder = StreamsBuilder("app")
-    builder.stream("in", key=serdes.raw, value=serdes.raw).group_by_key().reduce(lambda old, new: old + new).to_stream().to("out")
+    builder.stream("in", key=serdes.raw, value=serdes.raw).group_by_key().reduce(
+        lambda old, new: old + new
+    ).to_stream().to("out")
     program = bound(builder)
     program.process(IN, columns((b"k", b"a"), (b"k", b"b"), (b"k", None)))
     assert written(program) == [(b"k", b"a"), (b"k", b"ab")]

@@ -25,7 +25,9 @@ class Ignore(Processor[Any, Any, Any, Any]):
         """Never called: a topology is drawn without one."""
 
 
-def words(split: Callable[[str], list[str]] = str.split, value: Serde[Any] = serdes.text, store: str = "counts") -> Topology:
+def words(
+    split: Callable[[str], list[str]] = str.split, value: Serde[Any] = serdes.text, store: str = "counts"
+) -> Topology:
     builder = StreamsBuilder("word-count")
     (
         builder.stream("lines", key=serdes.raw, value=value)
@@ -117,7 +119,10 @@ def test_every_drawing_says_where_key_ranges_cannot_be_tasks_and_why() -> None:
     assert f"   Sub-topology: 0 {why}\n" in whole.describe("text")
     assert f'["Sub-topology 0 {why}"]' in whole.describe("mermaid")
     assert f'label="Sub-topology 0 {why}"' in whole.describe("dot")
-    assert [orjson.loads(drawn.describe("json"))["subtopologies"][0]["divisible"] for drawn in (whole, words())] == [False, True]
+    assert [orjson.loads(drawn.describe("json"))["subtopologies"][0]["divisible"] for drawn in (whole, words())] == [
+        False,
+        True,
+    ]
 
 
 def test_mermaid_shows_topics_and_stores() -> None:
@@ -204,7 +209,12 @@ def test_json_says_what_the_pictures_leave_out() -> None:
         "parents": [],
         "children": ["named"],
     }
-    assert nodes["KSTREAM-AGGREGATE-0000000006"]["windows"] == {"type": "TimeWindows", "size_ms": 3_600_000, "advance_ms": 3_600_000, "grace_ms": 0}
+    assert nodes["KSTREAM-AGGREGATE-0000000006"]["windows"] == {
+        "type": "TimeWindows",
+        "size_ms": 3_600_000,
+        "advance_ms": 3_600_000,
+        "grace_ms": 0,
+    }
     assert subtopology["topics"] == ["airlines", "flights"]
     assert subtopology["stores"][1] == {
         "name": "hourly",
@@ -224,7 +234,10 @@ def test_json_says_what_the_pictures_leave_out() -> None:
         {"at": 'left_join at "flights → left_join(airlines)"', "topics": ["flights", "airlines"]},
         {"at": 'table at "flights, airlines → hourly"', "topics": ["flights", "airlines"]},
     ]
-    assert [topic["name"] for topic in drawn["internal_topics"]] == ["delays-airlines-STATE-STORE-0000000000-changelog", "delays-hourly-changelog"]
+    assert [topic["name"] for topic in drawn["internal_topics"]] == [
+        "delays-airlines-STATE-STORE-0000000000-changelog",
+        "delays-hourly-changelog",
+    ]
 
 
 def test_another_format_is_an_error() -> None:
@@ -237,12 +250,23 @@ def test_joins_show_what_they_keep_and_look_into() -> None:
     stream = builder.stream("in", key=serdes.text, value=serdes.text)
     other = builder.stream("other", key=serdes.text, value=serdes.text)
     everywhere = builder.global_table("global", key=serdes.text, value=serdes.text, store="all-rows")
-    both = stream.left_join(other, lambda a, b: a + (b or ""), windows=JoinWindows(milliseconds=5, grace=ms(3)), value=serdes.text, store="pair")
+    both = stream.left_join(
+        other,
+        lambda a, b: a + (b or ""),
+        windows=JoinWindows(milliseconds=5, grace=ms(3)),
+        value=serdes.text,
+        store="pair",
+    )
     both.join(everywhere, max, on=lambda key, _: key, value=serdes.text).to("out")
     topology = builder.build()
-    assert "(stores: [pair-this-join-store, pair-outer-other-join-store, pair-left-shared-join-store])" in topology.describe()
+    assert (
+        "(stores: [pair-this-join-store, pair-outer-other-join-store, pair-left-shared-join-store])"
+        in topology.describe()
+    )
     assert "(stores: [all-rows])" in topology.describe()
     drawn = orjson.loads(topology.describe("json"))
     assert drawn["global_tables"] == [{"topic": "global", "store": "all-rows"}]
-    windows = next(node["windows"] for node in drawn["subtopologies"][0]["nodes"] if node["operator"] == "StreamStreamJoin")
+    windows = next(
+        node["windows"] for node in drawn["subtopologies"][0]["nodes"] if node["operator"] == "StreamStreamJoin"
+    )
     assert windows == {"type": "JoinWindows", "before_ms": 5, "after_ms": 5, "grace_ms": 3, "eager": False}

@@ -33,7 +33,9 @@ def truth(name: str) -> tuple[Condition, Function]:
     return field(name), lambda value: value[name]
 
 
-def joined(one: tuple[Condition, Function], other: tuple[Condition, Function], both: bool) -> tuple[Condition, Function]:
+def joined(
+    one: tuple[Condition, Function], other: tuple[Condition, Function], both: bool
+) -> tuple[Condition, Function]:
     if both:
         return one[0] & other[0], lambda value: one[1](value) and other[1](value)
     return one[0] | other[0], lambda value: one[1](value) or other[1](value)
@@ -45,7 +47,11 @@ def opposite(one: tuple[Condition, Function]) -> tuple[Condition, Function]:
 
 NAMES = st.sampled_from("xyz")
 LEAVES = st.one_of(st.builds(compared, NAMES, st.sampled_from(COMPARE), SCALARS), st.builds(truth, NAMES))
-CONDITIONS = st.recursive(LEAVES, lambda inner: st.one_of(st.builds(joined, inner, inner, st.booleans()), st.builds(opposite, inner)), max_leaves=6)
+CONDITIONS = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(st.builds(joined, inner, inner, st.booleans()), st.builds(opposite, inner)),
+    max_leaves=6,
+)
 
 
 def outcome(function: Any, *record: Any) -> object:
@@ -75,7 +81,8 @@ def test_what_a_condition_prints_makes_it_again(pair: tuple[Condition, Function]
 def test_a_condition_reads_well() -> None:
     amount, country = field("amount"), field("country")
     assert (
-        repr((amount > 100) & ~(country == "DE") | field("gift")) == """(((field('amount') > 100) & ~(field('country') == 'DE')) | field('gift'))"""
+        repr((amount > 100) & ~(country == "DE") | field("gift"))
+        == """(((field('amount') > 100) & ~(field('country') == 'DE')) | field('gift'))"""
     )
     assert repr(100 < amount) == "(field('amount') > 100)"  # noqa: SIM300 Python asks the field, too
 

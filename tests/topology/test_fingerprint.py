@@ -1,4 +1,6 @@
-"""What a fingerprint covers: everything by which a task of the same number would mean something else, and nothing that differs between processes."""
+"""What a fingerprint covers: everything by which a task of the same number would mean something else, and nothing that
+differs between processes.
+"""
 
 from __future__ import annotations
 
@@ -74,22 +76,40 @@ def windowed(windows: Any) -> Callable[[StreamsBuilder], object]:
 
 
 def joined(windows: JoinWindows, kind: Literal["join", "left_join"] = "join") -> Callable[[StreamsBuilder], object]:
-    return lambda b: getattr(text(b), kind)(text(b, "other"), str.__add__, windows=windows, value=serdes.text, name="pairs").to("out")
+    return lambda b: getattr(text(b), kind)(
+        text(b, "other"), str.__add__, windows=windows, value=serdes.text, name="pairs"
+    ).to("out")
 
 
 MINUTE = timedelta(minutes=1)
 DIFFERENT: dict[str, Callable[[StreamsBuilder], object]] = {
     "a count": lambda b: text(b).group_by_key().count(store="counts"),
     "another source": lambda b: text(b, "other").group_by_key().count(store="counts"),
-    "two sources": lambda b: b.stream(["in", "other"], key=serdes.text, value=serdes.text).group_by_key().count(store="counts"),
-    "a pattern": lambda b: b.stream(re.compile("in.*"), key=serdes.text, value=serdes.text).group_by_key().count(store="counts"),
-    "another pattern": lambda b: b.stream(re.compile("in-.*"), key=serdes.text, value=serdes.text).group_by_key().count(store="counts"),
-    "a timestamp extractor": lambda b: text(b, timestamp=lambda record: record.timestamp).group_by_key().count(store="counts"),
-    "another key serde": lambda b: b.stream("in", key=serdes.raw, value=serdes.text).group_by_key().count(store="counts"),
-    "another value serde": lambda b: b.stream("in", key=serdes.text, value=serdes.json).group_by_key().count(store="counts"),
+    "two sources": lambda b: (
+        b.stream(["in", "other"], key=serdes.text, value=serdes.text).group_by_key().count(store="counts")
+    ),
+    "a pattern": lambda b: (
+        b.stream(re.compile("in.*"), key=serdes.text, value=serdes.text).group_by_key().count(store="counts")
+    ),
+    "another pattern": lambda b: (
+        b.stream(re.compile("in-.*"), key=serdes.text, value=serdes.text).group_by_key().count(store="counts")
+    ),
+    "a timestamp extractor": lambda b: (
+        text(b, timestamp=lambda record: record.timestamp).group_by_key().count(store="counts")
+    ),
+    "another key serde": lambda b: (
+        b.stream("in", key=serdes.raw, value=serdes.text).group_by_key().count(store="counts")
+    ),
+    "another value serde": lambda b: (
+        b.stream("in", key=serdes.text, value=serdes.json).group_by_key().count(store="counts")
+    ),
     "another store": lambda b: text(b).group_by_key().count(store="numbers"),
-    "a reduce": lambda b: text(b).map_values(len, value=serdes.int64).group_by_key().reduce(int.__add__, store="counts"),
-    "an aggregate": lambda b: text(b).group_by_key().aggregate(int, lambda k, v, n: n + 1, value=serdes.int64, store="counts"),
+    "a reduce": lambda b: (
+        text(b).map_values(len, value=serdes.int64).group_by_key().reduce(int.__add__, store="counts")
+    ),
+    "an aggregate": lambda b: (
+        text(b).group_by_key().aggregate(int, lambda k, v, n: n + 1, value=serdes.int64, store="counts")
+    ),
     "one operator more": lambda b: text(b).filter(lambda k, v: True).group_by_key().count(store="counts"),
     "the opposite": lambda b: text(b).filter_not(lambda k, v: True).group_by_key().count(store="counts"),
     "a sink": lambda b: text(b).group_by_key().count(store="counts").to_stream().to("out"),
@@ -108,7 +128,9 @@ DIFFERENT: dict[str, Callable[[StreamsBuilder], object]] = {
     "windows of another zone": windowed(DaysOf(ZoneInfo("Asia/Tokyo"))),
     "closed windows": lambda b: windowed_counts(b).suppress(until_window_closes(), name="held").to_stream().to("out"),
     "slow updates": lambda b: windowed_counts(b).suppress(until_time_limit(MINUTE), name="held").to_stream().to("out"),
-    "slower updates": lambda b: windowed_counts(b).suppress(until_time_limit(2 * MINUTE), name="held").to_stream().to("out"),
+    "slower updates": lambda b: (
+        windowed_counts(b).suppress(until_time_limit(2 * MINUTE), name="held").to_stream().to("out")
+    ),
     "a join": joined(JoinWindows(MINUTE)),
     "a wider join": joined(JoinWindows(2 * MINUTE)),
     "a join with grace": joined(JoinWindows(MINUTE, grace=MINUTE)),
@@ -145,7 +167,9 @@ def test_the_same_program_built_again_has_the_same(name: str) -> None:
 
 
 def test_functions_are_not_in_it() -> None:
-    def program(mapper: Callable[[str], str], chooser: Callable[[str, str], bool]) -> Callable[[StreamsBuilder], object]:
+    def program(
+        mapper: Callable[[str], str], chooser: Callable[[str, str], bool]
+    ) -> Callable[[StreamsBuilder], object]:
         return lambda b: text(b).map_values(mapper, value=serdes.text).filter(chooser).to("out")
 
     assert of(program(str.upper, lambda k, v: True)) == of(program(lambda v: v + "!", lambda k, v: v > k))
@@ -196,9 +220,9 @@ def test_both_sides_of_a_repartition_topic_change_with_its_serde() -> None:
 
 def test_topics_that_match_a_pattern_now_are_not_in_it_nor_their_partitions() -> None:
     builder = StreamsBuilder("app")
-    builder.stream(re.compile("orders-.*"), key=serdes.text, value=serdes.text).select_key(lambda k, v: v).group_by_key(key=serdes.text).count(
-        store="counts"
-    )
+    builder.stream(re.compile("orders-.*"), key=serdes.text, value=serdes.text).select_key(lambda k, v: v).group_by_key(
+        key=serdes.text
+    ).count(store="counts")
     built = builder.build()
     early, late = matched(built, []), matched(built, ["orders-a", "orders-b", "others"])
     assert early.subtopologies[0].topics != late.subtopologies[0].topics
@@ -279,7 +303,14 @@ def test_it_is_the_same_in_another_process_from_another_path(tmp_path: Path) -> 
         run = "import sys; print(fingerprints(topology(), [1, 1]))"
         path.write_text(PROGRAM + (run if module == "__main__" else ""))
         command = [str(path)] if module == "__main__" else ["-c", f"from {module} import *; {run}"]
-        environment = os.environ | {"PYTHONHASHSEED": str(number), "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)])}
-        found.add(subprocess.run([sys.executable, *command], env=environment, check=True, capture_output=True, text=True).stdout)
+        environment = os.environ | {
+            "PYTHONHASHSEED": str(number),
+            "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)]),
+        }
+        found.add(
+            subprocess.run(
+                [sys.executable, *command], env=environment, check=True, capture_output=True, text=True
+            ).stdout
+        )
     assert len(found) == 1
     assert "(" in found.pop()

@@ -1,4 +1,6 @@
-"""`add_global_store`: all rows on every instance, as the topic has them or as a processor makes them. Records in, records out."""
+"""`add_global_store`: all rows on every instance, as the topic has them or as a processor makes them. Records in,
+records out.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,13 @@ def test_a_global_store_is_looked_into_by_every_task(ranges: int) -> None:
         .add_sink("named", "out", "name", **TEXT)
         .build()
     )
-    records = [("names-topic", "x", "Ann"), ("in", "a", "x"), ("in", "b", "y"), ("names-topic", "y", "Bob"), ("in", "b", "y")]
+    records = [
+        ("names-topic", "x", "Ann"),
+        ("in", "a", "x"),
+        ("in", "b", "y"),
+        ("names-topic", "y", "Bob"),
+        ("in", "b", "y"),
+    ]
     assert [value for _, _, value in outputs(topology, *records, ranges=ranges)] == ["Ann", "?", "Bob"]
     assert topology.internal_topics == ()
 
@@ -56,7 +64,13 @@ def test_a_processor_may_make_the_rows_of_a_global_store(ranges: int) -> None:
 
     topology = (
         text_source()
-        .add_global_store(key_value_store("longest", key=serdes.text, value=serdes.json), "words", "longest-of", Longest, value=serdes.text)
+        .add_global_store(
+            key_value_store("longest", key=serdes.text, value=serdes.json),
+            "words",
+            "longest-of",
+            Longest,
+            value=serdes.text,
+        )
         .add_processor("find", Find, "lines", stores=["longest"], by_key=True)
         .add_sink("found", "out", "find", key=serdes.text, value=serdes.json)
         .build()
@@ -71,14 +85,20 @@ def test_a_processor_may_make_the_rows_of_a_global_store(ranges: int) -> None:
         lines.send("x", "b")
         words.send("k", "forget", 7)
         lines.send("x", "b")
-        assert [record.value for record in driver.outputs()] == [[["bee", 4, "words", 2, 1, ["h"]], ["b", "t"]], [None, []]]
+        assert [record.value for record in driver.outputs()] == [
+            [["bee", 4, "words", 2, 1, ["h"]], ["b", "t"]],
+            [None, []],
+        ]
 
 
 @pytest.mark.parametrize(
     ("act", "message"),
     [
         (lambda context, record: context.forward(record), r"cannot forward\(\), nothing comes after it"),
-        (lambda context, _: context.schedule(ms(5), "stream_time", print), r"cannot schedule\(\), only records call it"),
+        (
+            lambda context, _: context.schedule(ms(5), "stream_time", print),
+            r"cannot schedule\(\), only records call it",
+        ),
         (lambda context, _: context.store("other"), 'has no store "other"; stores= names names'),
     ],
     ids=["forward", "schedule", "store"],
@@ -89,7 +109,10 @@ def test_what_the_processor_of_a_global_store_cannot_do_is_an_error_that_says_wh
             act(self.context, record)
 
     topology = text_source().add_global_store(key_value_store("names", **TEXT), "names-topic", "wrong", Wrong).build()
-    with pytest.raises(ProcessingError, match=f'the record at "names-topic" partition 0 offset 0 made a function raise at wrong: .*{message}'):
+    with pytest.raises(
+        ProcessingError,
+        match=f'the record at "names-topic" partition 0 offset 0 made a function raise at wrong: .*{message}',
+    ):
         outputs(topology, ("names-topic", "a", "b"))
 
 
@@ -108,4 +131,6 @@ def test_a_global_store_that_a_processor_writes_to_stays_as_its_topic_says() -> 
     )
     topology = builder.add_sink("out", "out", "write", **TEXT).build()
     records = [("names-topic", "a", "Ann"), ("in", "a", "write"), ("in", "b", "write"), ("in", "a", "read")]
-    assert outputs(topology, *records, config={"processing.exception.handler": "continue"}) == [("out", "a", "Ann None")]
+    assert outputs(topology, *records, config={"processing.exception.handler": "continue"}) == [
+        ("out", "a", "Ann None")
+    ]

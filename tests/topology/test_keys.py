@@ -58,7 +58,9 @@ def test_offset_hashes_are_frozen() -> None:
 @given(st.lists(st.none() | st.binary(max_size=8)))
 def test_a_batch_hashes_as_its_records(keys: list[bytes | None]) -> None:
     offsets = range(1000, 1000 + len(keys))
-    assert key_hashes(keys, offsets) == [offset_hash(offset) if key is None else key_hash(key) for key, offset in zip(keys, offsets, strict=True)]
+    assert key_hashes(keys, offsets) == [
+        offset_hash(offset) if key is None else key_hash(key) for key, offset in zip(keys, offsets, strict=True)
+    ]
 
 
 @given(st.binary())

@@ -48,14 +48,23 @@ MISTAKES: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
     "an illegal topic": (lambda b: text(b, "a b"), "the topic 'a b' is not a legal name in Kafka"),
     "a topic that is no string": (lambda b: text(b, [3]), "the topic must be a string, not 3"),
     "an illegal sink": (lambda b: text(b).to("a/b"), "the topic 'a/b' is not a legal name"),
-    "an illegal store": (lambda b: text(b).group_by_key().count(store="a b"), "the store name 'a b' is not a legal name"),
+    "an illegal store": (
+        lambda b: text(b).group_by_key().count(store="a b"),
+        "the store name 'a b' is not a legal name",
+    ),
     "an illegal node": (lambda b: text(b).peek(print, name="a b"), "the node name 'a b' is not a legal name"),
     "a serde that is a type": (
         lambda b: text(b, value=str),
         r"value= must be a serde such as serdes\.text .* not <class 'str'>",
     ),
-    "a serde that is a type, later": (lambda b: text(b).map_values(len, value=int), r"map_values: value= must be a serde"),
-    "two nodes of one name": (lambda b: both(b, lambda s: s.peek(print, name="p"), lambda s: s.filter(max, name="p")), 'two nodes are named "p"'),
+    "a serde that is a type, later": (
+        lambda b: text(b).map_values(len, value=int),
+        r"map_values: value= must be a serde",
+    ),
+    "two nodes of one name": (
+        lambda b: both(b, lambda s: s.peek(print, name="p"), lambda s: s.filter(max, name="p")),
+        'two nodes are named "p"',
+    ),
     "two stores of one name": (
         lambda b: both(b, lambda s: s.group_by_key().count(store="n"), lambda s: s.group_by_key().count(store="n")),
         'two stores are named "n". Give one of them another store=',
@@ -64,15 +73,24 @@ MISTAKES: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
         lambda b: both(b, lambda s: s.repartition(name="r"), lambda s: s.repartition(name="r")),
         'two repartition topics are named "r-repartition"',
     ),
-    "a repartition with no partitions": (lambda b: text(b).repartition(partitions=0), "partitions must be 1 or more, not 0"),
-    "too few arguments": (lambda b: text(b).filter(lambda v: True), r"filter calls \(key, value\): .*<lambda> \(line \d+ of .*\) takes \(v\)"),
+    "a repartition with no partitions": (
+        lambda b: text(b).repartition(partitions=0),
+        "partitions must be 1 or more, not 0",
+    ),
+    "too few arguments": (
+        lambda b: text(b).filter(lambda v: True),
+        r"filter calls \(key, value\): .*<lambda> \(line \d+ of .*\) takes \(v\)",
+    ),
     "too many arguments": (lambda b: text(b).map_values(lambda k, v: v), r"map_values calls \(value\)"),
     "an initializer with arguments": (
         lambda b: text(b).group_by_key().aggregate(lambda k: 0, lambda k, v, a: a, value=serdes.int64),
         r"aggregate calls \(\)",
     ),
     "no function": (lambda b: text(b).peek(None), r"peek calls \(key, value\): None cannot be called"),
-    "a coroutine function": (lambda b: text(b).map_values(later), r"map_values calls \(value\): later .* is a coroutine function"),
+    "a coroutine function": (
+        lambda b: text(b).map_values(later),
+        r"map_values calls \(value\): later .* is a coroutine function",
+    ),
     "an extractor of two arguments": (lambda b: text(b, timestamp=lambda k, v: 0), r"timestamp= calls \(record\)"),
     "one topic, two serdes": (
         lambda b: (text(b), b.stream("in", key=serdes.text, value=serdes.json)),
@@ -82,20 +100,47 @@ MISTAKES: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
         lambda b: (text(b), text(b, timestamp=lambda record: 0)),
         'topic "in" is read twice with different timestamp=',
     ),
-    "one topic, two names": (lambda b: (text(b), text(b, name="again")), 'topic "in" is read twice, as "KSTREAM-SOURCE-0000000000" and as "again"'),
-    "one topic, two sets": (lambda b: (text(b), text(b, ["in", "more"])), r"topic \"in\" is read twice, in \['in'\] and in \['in', 'more'\]"),
-    "streams of two builders": (lambda b: text(b).merge(text(StreamsBuilder("b"))), "both sides must come from the same StreamsBuilder"),
+    "one topic, two names": (
+        lambda b: (text(b), text(b, name="again")),
+        'topic "in" is read twice, as "KSTREAM-SOURCE-0000000000" and as "again"',
+    ),
+    "one topic, two sets": (
+        lambda b: (text(b), text(b, ["in", "more"])),
+        r"topic \"in\" is read twice, in \['in'\] and in \['in', 'more'\]",
+    ),
+    "streams of two builders": (
+        lambda b: text(b).merge(text(StreamsBuilder("b"))),
+        "both sides must come from the same StreamsBuilder",
+    ),
     "a table of another builder": (
         lambda b: text(b).join(table(StreamsBuilder("b")), max),
         r"join with KTABLE-SOURCE-0000000002: both sides must come from the same StreamsBuilder",
     ),
-    "merge with a table": (lambda b: text(b).merge(table(b)), r"merge\(\) puts two streams into one, not a stream and a KTable"),
-    "join with a stream": (lambda b: text(b).join(text(b), max), "two streams are joined within windows such as JoinWindows"),
-    "join with a topic": (lambda b: text(b).join("table", max), "a stream is joined with a table or a stream, not with a str"),
-    "join a table with windows=": (lambda b: text(b).join(table(b), max, windows=JoinWindows(milliseconds=1)), "windows= is for two streams"),
-    "join windows without a length": (lambda b: text(b).join(text(b), max, windows=JoinWindows()), "JoinWindows: give the difference either in"),
+    "merge with a table": (
+        lambda b: text(b).merge(table(b)),
+        r"merge\(\) puts two streams into one, not a stream and a KTable",
+    ),
+    "join with a stream": (
+        lambda b: text(b).join(text(b), max),
+        "two streams are joined within windows such as JoinWindows",
+    ),
+    "join with a topic": (
+        lambda b: text(b).join("table", max),
+        "a stream is joined with a table or a stream, not with a str",
+    ),
+    "join a table with windows=": (
+        lambda b: text(b).join(table(b), max, windows=JoinWindows(milliseconds=1)),
+        "windows= is for two streams",
+    ),
+    "join windows without a length": (
+        lambda b: text(b).join(text(b), max, windows=JoinWindows()),
+        "JoinWindows: give the difference either in",
+    ),
     "join windows that are empty": (lambda b: JoinWindows(before=ms(-2), after=ms(1)), "nothing is in it"),
-    "a joiner of the wrong arity": (lambda b: text(b).join(table(b), lambda k, v, t: v), r"join calls \(value, table_value\)"),
+    "a joiner of the wrong arity": (
+        lambda b: text(b).join(table(b), lambda k, v, t: v),
+        r"join calls \(value, table_value\)",
+    ),
     "a joiner without the key": (
         lambda b: text(b).left_join_with_key(table(b), lambda v, t: v),
         r"left_join_with_key calls \(key, value, table_value\)",
@@ -103,13 +148,27 @@ MISTAKES: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
     "join with windows": (lambda b: text(b).join(hourly(b), max), "its keys are windows, a stream's are not"),
     "keys written differently": (
         lambda b: text(b).join(table(b, key=serdes.json), max),
-        "the keys of the stream are written as text, those of the table as json, so equal keys have different bytes and never meet",
+        "the keys of the stream are written as text, those of the table as json, so equal keys have different bytes "
+        "and never meet",
     ),
-    "another key serde without new keys": (lambda b: text(b).group_by_key(key=serdes.json), r"group_by_key\(\): the keys are written as text"),
-    "no windows": (lambda b: text(b).group_by_key().windowed_by(timedelta(hours=1)), r"windowed_by\(\) needs windows such as TimeWindows"),
-    "retention too short": (lambda b: hourly(b, store="n", retention=timedelta(hours=1)), 'count into "n": a retention of 3600000 ms .* 7200000 ms'),
+    "another key serde without new keys": (
+        lambda b: text(b).group_by_key(key=serdes.json),
+        r"group_by_key\(\): the keys are written as text",
+    ),
+    "no windows": (
+        lambda b: text(b).group_by_key().windowed_by(timedelta(hours=1)),
+        r"windowed_by\(\) needs windows such as TimeWindows",
+    ),
+    "retention too short": (
+        lambda b: hourly(b, store="n", retention=timedelta(hours=1)),
+        'count into "n": a retention of 3600000 ms .* 7200000 ms',
+    ),
     "a sink to an internal topic": (
-        lambda b: both(b, lambda s: s.group_by(lambda k, v: v, key=serdes.text).count(store="n"), lambda s: s.to("app-n-repartition")),
+        lambda b: both(
+            b,
+            lambda s: s.group_by(lambda k, v: v, key=serdes.text).count(store="n"),
+            lambda s: s.to("app-n-repartition"),
+        ),
         'KSTREAM-SINK-.* uses the topic "app-n-repartition", which is an internal topic',
     ),
     "a source from a changelog": (
@@ -134,7 +193,9 @@ def test_an_illegal_application_id_is_found_at_once(application_id: Any) -> None
 
 def test_builtins_and_classes_are_functions_too() -> None:
     builder = StreamsBuilder("app")
-    text(builder).map_values(str.split).map_values(len).map_values(float).group_by_key().aggregate(dict, lambda k, v, a: a, value=serdes.json)
+    text(builder).map_values(str.split).map_values(len).map_values(float).group_by_key().aggregate(
+        dict, lambda k, v, a: a, value=serdes.json
+    )
     assert len(builder.build().subtopologies) == 1
 
 

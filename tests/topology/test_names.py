@@ -23,7 +23,13 @@ def lines(builder: StreamsBuilder) -> KStream[str, str]:
 
 def test_every_operator_counts_one() -> None:
     builder = StreamsBuilder("app")
-    stream = lines(builder).filter(lambda k, v: True).filter_not(lambda k, v: True).map(lambda k, v: (k, v)).flat_map(lambda k, v: [(k, v)])
+    stream = (
+        lines(builder)
+        .filter(lambda k, v: True)
+        .filter_not(lambda k, v: True)
+        .map(lambda k, v: (k, v))
+        .flat_map(lambda k, v: [(k, v)])
+    )
     stream = stream.map_values(lambda v: v).map_values_with_key(lambda k, v: v).flat_map_values(lambda v: [v])
     stream = stream.flat_map_values_with_key(lambda k, v: [v]).select_key(lambda k, v: k).peek(lambda k, v: None)
     stream.foreach(lambda k, v: None)
@@ -123,7 +129,10 @@ def test_an_explicit_repartition_is_named_by_the_user_or_the_counter() -> None:
     builder = StreamsBuilder("app")
     lines(builder).repartition().repartition(name="spread", partitions=4)
     topology = builder.build()
-    assert [topic.name for topic in topology.internal_topics] == ["app-KSTREAM-REPARTITION-0000000001-repartition", "app-spread-repartition"]
+    assert [topic.name for topic in topology.internal_topics] == [
+        "app-KSTREAM-REPARTITION-0000000001-repartition",
+        "app-spread-repartition",
+    ]
 
 
 def test_the_window_of_a_store_is_not_part_of_its_name() -> None:

@@ -28,7 +28,12 @@ def topology_of(write: Write) -> Topology:
 def reused(topology: Topology, optimization: str = "all") -> dict[str, str]:
     """Return the stores that are restored from a topic of the user."""
     optimized = topology.optimized(optimization)
-    return {store.name: store.source for part in optimized.subtopologies for store in part.stores if store.source is not None}
+    return {
+        store.name: store.source
+        for part in optimized.subtopologies
+        for store in part.stores
+        if store.source is not None
+    }
 
 
 def people(builder: StreamsBuilder) -> None:
@@ -39,12 +44,21 @@ def people(builder: StreamsBuilder) -> None:
 def test_the_table_of_a_topic_needs_no_changelog() -> None:
     topology = topology_of(people)
     assert reused(topology) == {"people": "people"}
-    assert {topic.name for topic in topology.internal_topics} == {"app-people-changelog", "app-ages-changelog", "app-ages-repartition"}
-    assert {topic.name for topic in topology.optimized("all").internal_topics} == {"app-ages-changelog", "app-ages-repartition"}
+    assert {topic.name for topic in topology.internal_topics} == {
+        "app-people-changelog",
+        "app-ages-changelog",
+        "app-ages-repartition",
+    }
+    assert {topic.name for topic in topology.optimized("all").internal_topics} == {
+        "app-ages-changelog",
+        "app-ages-repartition",
+    }
 
 
 def test_a_stream_that_nobody_changed_is_as_good_as_a_table() -> None:
-    assert reused(topology_of(lambda b: b.stream("t", key=serdes.text, value=serdes.json).to_table(store="kept"))) == {"kept": "t"}
+    assert reused(topology_of(lambda b: b.stream("t", key=serdes.text, value=serdes.json).to_table(store="kept"))) == {
+        "kept": "t"
+    }
 
 
 @pytest.mark.parametrize(
@@ -55,13 +69,35 @@ def test_a_stream_that_nobody_changed_is_as_good_as_a_table() -> None:
         lambda b: b.table("t", key=serdes.text, value=serdes.json).filter(lambda key, value: value, store="s"),
         lambda b: b.stream(["t", "u"], key=serdes.text, value=serdes.json).to_table(store="s"),
         lambda b: b.stream(re.compile("t+"), key=serdes.text, value=serdes.json).to_table(store="s"),
-        lambda b: b.stream("t", key=serdes.text, value=serdes.json).map_values(lambda v: v, value=serdes.json).to_table(store="s"),
+        lambda b: (
+            b.stream("t", key=serdes.text, value=serdes.json)
+            .map_values(lambda v: v, value=serdes.json)
+            .to_table(store="s")
+        ),
         lambda b: b.stream("t", key=serdes.text, value=serdes.json).to_table(value=serdes.json(list[int]), store="s"),
-        lambda b: b.stream("t", key=serdes.text, value=serdes.json).select_key(lambda k, v: v, key=serdes.text).to_table(store="s"),
-        lambda b: (b.table("t", key=serdes.text, value=serdes.json, store="s"), b.stream("t", key=serdes.text, value=serdes.json).to("out")),
+        lambda b: (
+            b.stream("t", key=serdes.text, value=serdes.json)
+            .select_key(lambda k, v: v, key=serdes.text)
+            .to_table(store="s")
+        ),
+        lambda b: (
+            b.table("t", key=serdes.text, value=serdes.json, store="s"),
+            b.stream("t", key=serdes.text, value=serdes.json).to("out"),
+        ),
         lambda b: b.stream("t", key=serdes.text, value=serdes.json).group_by_key().count(store="s"),
     ],
-    ids=["timestamp=", "history=", "view", "two topics", "pattern", "other values", "another serde", "other keys", "two readers", "aggregate"],
+    ids=[
+        "timestamp=",
+        "history=",
+        "view",
+        "two topics",
+        "pattern",
+        "other values",
+        "another serde",
+        "other keys",
+        "two readers",
+        "aggregate",
+    ],
 )
 def test_whatever_is_not_a_topic_as_it_is_keeps_its_changelog(write: Write) -> None:
     topology = matched(topology_of(write), ["t"])
@@ -87,9 +123,14 @@ def test_the_setting_takes_the_words_of_kafka_streams(words: str) -> None:
     assert Config.of({"bootstrap.servers": "x", "topology.optimization": words})["topology.optimization"] == words
 
 
-@pytest.mark.parametrize("words", ["", "everything", "all,none", "all,single.store.self.join", "merge.repartition.topic"])
+@pytest.mark.parametrize(
+    "words", ["", "everything", "all,none", "all,single.store.self.join", "merge.repartition.topic"]
+)
 def test_other_words_are_an_error_that_says_which_there_are(words: str) -> None:
-    with pytest.raises(ConfigError, match=r"topology\.optimization = .*: must be none, all, or a list of reuse\.ktable\.source\.topics, "):
+    with pytest.raises(
+        ConfigError,
+        match=r"topology\.optimization = .*: must be none, all, or a list of reuse\.ktable\.source\.topics, ",
+    ):
         Config.of({"bootstrap.servers": "x", "topology.optimization": words})
 
 

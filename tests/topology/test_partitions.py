@@ -1,4 +1,6 @@
-"""Partition counts follow from the topology and the topics that exist; what does not fit is an error before anything runs."""
+"""Partition counts follow from the topology and the topics that exist; what does not fit is an error before anything
+runs.
+"""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -39,7 +41,10 @@ def test_internal_topics_have_as_many_partitions_as_the_topics_above(partitions:
     resolved = check_partitions(WORDS, {"lines": partitions})
     assert resolved.partitions == {"lines": partitions, "app-n-repartition": partitions, "app-n-changelog": partitions}
     assert resolved.tasks == (partitions, partitions)
-    assert [(plan.name, plan.partitions) for plan in resolved.missing] == [("app-n-repartition", partitions), ("app-n-changelog", partitions)]
+    assert [(plan.name, plan.partitions) for plan in resolved.missing] == [
+        ("app-n-repartition", partitions),
+        ("app-n-changelog", partitions),
+    ]
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=5))
@@ -50,12 +55,20 @@ def test_a_repartition_takes_the_largest_count_above_it_through_any_chain(counts
         text(builder, *topics).repartition(name="a").repartition(name="b").group_by_key().count(store="n")
 
     resolved = check_partitions(built(program), dict(zip(topics, counts, strict=True)))
-    assert {resolved.partitions[f"app-{name}"] for name in ("a-repartition", "b-repartition", "n-changelog")} == {max(counts)}
+    assert {resolved.partitions[f"app-{name}"] for name in ("a-repartition", "b-repartition", "n-changelog")} == {
+        max(counts)
+    }
 
 
 def test_a_count_given_by_the_user_counts_downstream_too() -> None:
-    topology = built(lambda builder: text(builder, "a").repartition(name="wide", partitions=12).repartition(name="next"))
-    assert check_partitions(topology, {"a": 2}).partitions == {"a": 2, "app-wide-repartition": 12, "app-next-repartition": 12}
+    topology = built(
+        lambda builder: text(builder, "a").repartition(name="wide", partitions=12).repartition(name="next")
+    )
+    assert check_partitions(topology, {"a": 2}).partitions == {
+        "a": 2,
+        "app-wide-repartition": 12,
+        "app-next-repartition": 12,
+    }
 
 
 def test_a_repartition_that_is_joined_follows_the_topic_beside_it() -> None:
@@ -76,7 +89,8 @@ def test_two_repartitions_that_are_joined_take_the_larger_count() -> None:
 
 def test_counts_that_differ_under_a_join_are_an_error_that_names_it() -> None:
     message = (
-        'join at "orders → join(customers)": "orders" has 6 partitions, "customers" has 4. Add .repartition() before the join, or align the topics.'
+        'join at "orders → join(customers)": "orders" has 6 partitions, "customers" has 4. Add .repartition() before '
+        "the join, or align the topics."
     )
     with pytest.raises(TopologyError) as caught:
         check_partitions(built(joined), {"orders": 6, "customers": 4})
@@ -97,7 +111,10 @@ def test_a_count_given_by_the_user_that_does_not_fit_the_join_is_an_error() -> N
 def test_tables_of_several_topics_need_equal_counts() -> None:
     topology = built(lambda builder: text(builder, "a", "b").group_by_key().count(store="n"))
     assert check_partitions(topology, {"a": 2, "b": 2}).tasks == (2,)
-    with pytest.raises(TopologyError, match=r'table at "a, b → n": "a" has 2 partitions, "b" has 3\. Add \.repartition\(\) before the table'):
+    with pytest.raises(
+        TopologyError,
+        match=r'table at "a, b → n": "a" has 2 partitions, "b" has 3\. Add \.repartition\(\) before the table',
+    ):
         check_partitions(topology, {"a": 2, "b": 3})
 
 
@@ -110,14 +127,16 @@ def test_topics_that_do_not_exist_are_listed_with_names_that_nearly_fit() -> Non
     with pytest.raises(UnknownTopicError) as caught:
         check_partitions(built(joined), {"order": 6, "unrelated": 1})
     assert str(caught.value) == (
-        'there is no topic "customers"; there is no topic "orders" (did you mean "order"?). Create it, or correct the name in the topology.'
+        'there is no topic "customers"; there is no topic "orders" (did you mean "order"?). Create it, or correct the '
+        "name in the topology."
     )
 
 
 def test_internal_topics_of_another_count_are_an_error_with_a_cure() -> None:
     with pytest.raises(
         TopologyError,
-        match=r'"app-n-repartition" has 4 partitions, the topology needs 6.* Stop all instances and begin anew with `coopstreams reset`',
+        match=r'"app-n-repartition" has 4 partitions, the topology needs 6.* Stop all instances and begin anew with '
+        r"`coopstreams reset`",
     ):
         check_partitions(WORDS, {"lines": 6, "app-n-repartition": 4, "app-n-changelog": 6})
     with pytest.raises(TopologyError, match='"app-n-changelog" has 4 partitions'):
@@ -145,7 +164,14 @@ def test_internal_topics_are_made_as_kafka_streams_makes_them() -> None:
 
 
 def test_internal_topics_of_another_version_are_told() -> None:
-    counts = {"lines": 1, "app-n-changelog": 1, "app-old-changelog": 1, "app-KSTREAM-X-repartition": 1, "apple-n-changelog": 1, "app-data": 1}
+    counts = {
+        "lines": 1,
+        "app-n-changelog": 1,
+        "app-old-changelog": 1,
+        "app-KSTREAM-X-repartition": 1,
+        "apple-n-changelog": 1,
+        "app-data": 1,
+    }
     assert check_partitions(WORDS, counts).orphans == ("app-KSTREAM-X-repartition", "app-old-changelog")
 
 
@@ -155,5 +181,7 @@ def test_names_that_somebody_gave_pass() -> None:
 
 def test_generated_names_of_internal_topics_are_told_with_the_cure() -> None:
     unnamed = built(lambda builder: text(builder, "lines").group_by(lambda k, v: v, key=serdes.text).count())
-    with pytest.raises(TopologyError, match=r"app-KSTREAM-AGGREGATE-STATE-STORE-\d{10}-repartition.*-changelog.*store="):
+    with pytest.raises(
+        TopologyError, match=r"app-KSTREAM-AGGREGATE-STATE-STORE-\d{10}-repartition.*-changelog.*store="
+    ):
         check_names(unnamed)

@@ -120,7 +120,11 @@ def test_a_windowed_key_prints_as_in_kafka_streams() -> None:
         (serdes.json, Flight("DL", None), r"Flight is not a plain JSON value. Name its type: serdes.json\(Flight\)"),
         (serdes.json, {1: 2}, "Dict key must be str"),
         (serdes.json, datetime(2013, 1, 1), "datetime is not a plain JSON value"),
-        (serdes.json(Flight), {"carrier": "DL", "delay": None}, r"serde json\(Flight\) cannot write the dict .* expected Flight, got dict"),
+        (
+            serdes.json(Flight),
+            {"carrier": "DL", "delay": None},
+            r"serde json\(Flight\) cannot write the dict .* expected Flight, got dict",
+        ),
         (serdes.json(Flight), Airline("Delta"), "expected Flight, got Airline"),
         (serdes.json(Row), [("name", "a")], "expected Row, got list"),
         (serdes.json(list[int]), {1, 2}, "got set"),
@@ -194,7 +198,11 @@ def test_null_in_json_is_none_and_no_tombstone() -> None:
 
 @pytest.mark.parametrize("name", ["window", "start", "end"])
 def test_a_windowed_key_names_what_is_there_instead_of_kafka_streams_window(name: str) -> None:
-    with pytest.raises(AttributeError, match=f"'Windowed' object has no attribute '{name}': a window is key, start_ms and end_ms"):
+    with pytest.raises(
+        AttributeError, match=f"'Windowed' object has no attribute '{name}': a window is key, start_ms and end_ms"
+    ):
         getattr(Windowed("a", 0, 10), name)
-    assert copy.deepcopy(Windowed("a", 0, 10)) == pickle.loads(pickle.dumps(Windowed("a", 0, 10))) == Windowed("a", 0, 10)
+    assert (
+        copy.deepcopy(Windowed("a", 0, 10)) == pickle.loads(pickle.dumps(Windowed("a", 0, 10))) == Windowed("a", 0, 10)
+    )
     assert not hasattr(Windowed("a", 0, 10), "other")

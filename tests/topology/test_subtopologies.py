@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.dsl.kstream import KStream
-from coopstreams.topology.graph.nodes import Aggregate, DropNullKeys, FlatMapValues, Node, Sink, Source, StreamTableJoin, TableSource
+from coopstreams.topology.graph.nodes import (
+    Aggregate,
+    DropNullKeys,
+    FlatMapValues,
+    Node,
+    Sink,
+    Source,
+    StreamTableJoin,
+    TableSource,
+)
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.windows import TimeWindows
 from tests.durations import ms
@@ -48,7 +57,9 @@ def test_unconnected_streams_are_sub_topologies_of_their_own_in_order_of_their_f
 
 
 def test_a_merge_connects_what_was_apart() -> None:
-    topology = built(lambda builder: text(builder, "a").merge(text(builder, "b")).merge(text(builder, "c", "d")).to("x"))
+    topology = built(
+        lambda builder: text(builder, "a").merge(text(builder, "b")).merge(text(builder, "c", "d")).to("x")
+    )
     assert [subtopology.topics for subtopology in topology.subtopologies] == [("a", "b", "c", "d")]
 
 
@@ -68,8 +79,15 @@ def test_a_join_connects_stream_and_table() -> None:
 
 
 def test_a_repartition_cuts_and_drops_records_without_a_key() -> None:
-    topology = built(lambda builder: text(builder, "a").group_by(lambda k, v: v, key=serdes.text).count(store="n").to_stream().to("x"))
-    assert kinds(topology) == [["Source", "SelectKey", "DropNullKeys", "Sink"], ["Source", "Aggregate", "ToStream", "Sink"]]
+    topology = built(
+        lambda builder: (
+            text(builder, "a").group_by(lambda k, v: v, key=serdes.text).count(store="n").to_stream().to("x")
+        )
+    )
+    assert kinds(topology) == [
+        ["Source", "SelectKey", "DropNullKeys", "Sink"],
+        ["Source", "Aggregate", "ToStream", "Sink"],
+    ]
     sink, source = topology.subtopologies[0].nodes[-1], topology.subtopologies[1].nodes[0]
     assert isinstance(sink, Sink)
     assert isinstance(source, Source)
@@ -119,7 +137,12 @@ def test_different_bytes_and_different_names_do_not_share() -> None:
         stream.group_by_key(key=serdes.text, name="mine").count(store="c")
         stream.filter(lambda k, v: True).group_by_key(key=serdes.text).count(store="d")
 
-    assert repartitions(built(program)) == ["app-a-repartition", "app-b-repartition", "app-mine-repartition", "app-d-repartition"]
+    assert repartitions(built(program)) == [
+        "app-a-repartition",
+        "app-b-repartition",
+        "app-mine-repartition",
+        "app-d-repartition",
+    ]
 
 
 def test_a_left_join_takes_records_without_a_key_through_its_repartition() -> None:
@@ -127,7 +150,9 @@ def test_a_left_join_takes_records_without_a_key_through_its_repartition() -> No
         table = builder.table("rows", key=serdes.text, value=serdes.text)
         text(builder, "a").select_key(lambda k, v: v).left_join(table, lambda a, b: a)
 
-    assert not any(isinstance(node, DropNullKeys) for subtopology in built(program).subtopologies for node in subtopology.nodes)
+    assert not any(
+        isinstance(node, DropNullKeys) for subtopology in built(program).subtopologies for node in subtopology.nodes
+    )
 
 
 def test_the_keys_of_windows_are_repartitioned_before_they_are_grouped_again() -> None:
@@ -164,8 +189,15 @@ def test_a_table_that_nobody_looks_into_keeps_nothing() -> None:
             program(builder, builder.table("rows", key=serdes.text, value=serdes.text, **more))
 
         topology = built(whole)
-        tables = [node for subtopology in topology.subtopologies for node in subtopology.nodes if isinstance(node, TableSource)]
-        assert [node.store for node in tables if node.store] == [store for subtopology in topology.subtopologies for store in subtopology.stores]
+        tables = [
+            node
+            for subtopology in topology.subtopologies
+            for node in subtopology.nodes
+            if isinstance(node, TableSource)
+        ]
+        assert [node.store for node in tables if node.store] == [
+            store for subtopology in topology.subtopologies for store in subtopology.stores
+        ]
         return [topic.name for topic in topology.internal_topics]
 
     assert stores(lambda builder, table: table.to_stream().to("x")) == []
@@ -177,7 +209,9 @@ def test_a_table_that_nobody_looks_into_keeps_nothing() -> None:
 def test_a_window_store_keeps_size_and_grace_or_what_was_asked_for() -> None:
     def hourly(**more: Any) -> Any:
         windows = TimeWindows(milliseconds=1000, grace=ms(500))
-        topology = built(lambda builder: text(builder, "a").group_by_key().windowed_by(windows).count(store="n", **more))
+        topology = built(
+            lambda builder: text(builder, "a").group_by_key().windowed_by(windows).count(store="n", **more)
+        )
         (store,) = topology.subtopologies[0].stores
         assert topology.internal_topics[0].retention_ms == store.retention_ms
         return store
@@ -193,7 +227,9 @@ def test_aggregations_of_topics_read_together_need_them_copartitioned() -> None:
 
 def test_a_node_has_what_it_was_given() -> None:
     topology = built(lambda builder: text(builder, "a").flat_map_values(str.split, name="words"))
-    assert topology.subtopologies[0].nodes[1] == FlatMapValues(name="words", parents=("KSTREAM-SOURCE-0000000000",), mapper=str.split)
+    assert topology.subtopologies[0].nodes[1] == FlatMapValues(
+        name="words", parents=("KSTREAM-SOURCE-0000000000",), mapper=str.split
+    )
 
 
 def test_building_twice_gives_the_same_topology_and_writing_on_another() -> None:
@@ -206,7 +242,14 @@ def test_building_twice_gives_the_same_topology_and_writing_on_another() -> None
     assert replace(first) == first
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["filter", "values", "key", "merge", "count", "join", "to", "new"])), max_size=20))
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 9), st.sampled_from(["filter", "values", "key", "merge", "count", "join", "to", "new"])
+        ),
+        max_size=20,
+    )
+)
 def test_whatever_is_written_every_node_is_in_one_place_behind_its_parents(steps: list[tuple[int, str]]) -> None:
     builder = StreamsBuilder("app")
     table = builder.table("rows", key=serdes.text, value=serdes.text)
@@ -226,7 +269,11 @@ def test_whatever_is_written_every_node_is_in_one_place_behind_its_parents(steps
         elif step == "key":
             streams.append(stream.select_key(lambda k, v: v, key=serdes.text))
         else:
-            streams.append(stream.map_values(str.upper, value=serdes.text) if step == "values" else stream.filter(lambda k, v: True))
+            streams.append(
+                stream.map_values(str.upper, value=serdes.text)
+                if step == "values"
+                else stream.filter(lambda k, v: True)
+            )
     check_law(builder.build())
 
 
@@ -246,5 +293,7 @@ def check_law(topology: Topology) -> None:
     written = {node.topic for piece in pieces for node in piece.nodes if isinstance(node, Sink) and node.internal}
     assert internal == written == read - set(topology.source_topics)
     assert {store.name for piece in pieces for store in piece.stores} == {
-        topic.name.removeprefix("app-").removesuffix("-changelog") for topic in topology.internal_topics if topic.kind == "changelog"
+        topic.name.removeprefix("app-").removesuffix("-changelog")
+        for topic in topology.internal_topics
+        if topic.kind == "changelog"
     }

@@ -22,7 +22,9 @@ def test_windows_do_not_expire_because_a_joined_table_is_years_ahead_of_the_stre
     builder = StreamsBuilder("app")
     carriers = builder.table("carriers", key=serdes.text, value=serdes.text)
     flights = builder.stream("flights", key=serdes.text, value=serdes.text)
-    flights.join(carriers, lambda flight, carrier: carrier).group_by_key().windowed_by(TimeWindows(hours=1)).count(store="flights-by-hour")
+    flights.join(carriers, lambda flight, carrier: carrier).group_by_key().windowed_by(TimeWindows(hours=1)).count(
+        store="flights-by-hour"
+    )
     topology = builder.build()
     part = topology.subtopologies[0]
     database = Database(Memory(), part.stores)

@@ -38,7 +38,9 @@ def test_windows_of_two_timestamps_are_the_same_or_do_not_overlap(a: int, b: int
 
 
 @given(TIMES, SIZES, st.integers(0, 10**11))
-def test_a_window_closes_when_stream_time_reaches_its_end_and_grace(timestamp: int, size_ms: int, grace_ms: int) -> None:
+def test_a_window_closes_when_stream_time_reaches_its_end_and_grace(
+    timestamp: int, size_ms: int, grace_ms: int
+) -> None:
     windows = TimeWindows(milliseconds=size_ms, grace=ms(grace_ms))
     (start,) = windows.starts(timestamp)
     closes = windows.end(start) + grace_ms
@@ -48,7 +50,9 @@ def test_a_window_closes_when_stream_time_reaches_its_end_and_grace(timestamp: i
 
 def test_sizes_are_written_in_words_or_as_a_duration() -> None:
     hour = TimeWindows(hours=1)
-    assert hour == TimeWindows(size=timedelta(hours=1)) == TimeWindows(minutes=60) == TimeWindows(milliseconds=3_600_000)
+    assert (
+        hour == TimeWindows(size=timedelta(hours=1)) == TimeWindows(minutes=60) == TimeWindows(milliseconds=3_600_000)
+    )
     assert hour.grace_ms == 0
     assert TimeWindows(days=1, grace=timedelta(hours=6)).grace_ms == 6 * 3_600_000
     assert len({hour, TimeWindows(seconds=3600)}) == 1
@@ -57,14 +61,21 @@ def test_sizes_are_written_in_words_or_as_a_duration() -> None:
 def test_every_kind_of_windows_takes_its_length_in_words() -> None:
     assert SlidingWindows(minutes=1, seconds=30) == SlidingWindows(difference=timedelta(seconds=90))
     assert SessionWindows(minutes=30) == SessionWindows(gap=timedelta(minutes=30))
-    assert JoinWindows(minutes=5) == JoinWindows(timedelta(minutes=5)) == JoinWindows(before=timedelta(minutes=5), after=timedelta(minutes=5))
+    assert (
+        JoinWindows(minutes=5)
+        == JoinWindows(timedelta(minutes=5))
+        == JoinWindows(before=timedelta(minutes=5), after=timedelta(minutes=5))
+    )
     assert JoinWindows(0, after=timedelta(seconds=1)) == JoinWindows(before=0, after=timedelta(seconds=1))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, r"TimeWindows: give the size either in days=, hours=.* as in TimeWindows\(minutes=5\), or as size=timedelta"),
+        (
+            {},
+            r"TimeWindows: give the size either in days=.* as in TimeWindows\(minutes=5\), or as size=timedelta",
+        ),
         ({"hours": 0}, "the size must be at least 1 ms, not 0 ms"),
         ({"milliseconds": -5}, "the size must be at least 1 ms, not -5 ms"),
         ({"hours": 1, "size": timedelta(5)}, "either in days=, hours=.*, or as size="),

@@ -38,7 +38,9 @@ class Row(TypedDict):
 
 
 builder = StreamsBuilder("types")
-flights = builder.stream("flights", key=serdes.text, value=serdes.json(Flight), timestamp=lambda record: record.value.time_ms)
+flights = builder.stream(
+    "flights", key=serdes.text, value=serdes.json(Flight), timestamp=lambda record: record.value.time_ms
+)
 airlines = builder.table("airlines", key=serdes.text, value=serdes.json(Airline))
 assert_type(flights, KStream[str, Flight])
 assert_type(airlines, KTable[str, Airline])
@@ -48,7 +50,9 @@ def event_time(record: TimestampedRecord[str, Flight]) -> int | None:
     return record.value.time_ms
 
 
-assert_type(builder.stream(["a", "b"], key=serdes.text, value=serdes.json(Flight), timestamp=event_time), KStream[str, Flight])
+assert_type(
+    builder.stream(["a", "b"], key=serdes.text, value=serdes.json(Flight), timestamp=event_time), KStream[str, Flight]
+)
 
 assert_type(builder.stream(re.compile("flights-.*"), key=serdes.text, value=serdes.json(Flight)), KStream[str, Flight])
 
@@ -86,8 +90,13 @@ assert_type(flights.group_by_key(), KGroupedStream[str, Flight])
 assert_type(by_carrier.count(), KTable[str, int])
 assert_type(by_carrier.reduce(lambda old, new: new), KTable[str, Flight])
 assert_type(by_carrier.reduce(lambda old, new: None), KTable[str, Flight])
-assert_type(by_carrier.aggregate(float, lambda _, f, total: total + (f.dep_delay or 0.0), value=serdes.float64), KTable[str, float])
-assert_type(by_carrier.aggregate(int, lambda _, f, n: n + 1 if f.dep_delay else None, value=serdes.int64), KTable[str, int])
+assert_type(
+    by_carrier.aggregate(float, lambda _, f, total: total + (f.dep_delay or 0.0), value=serdes.float64),
+    KTable[str, float],
+)
+assert_type(
+    by_carrier.aggregate(int, lambda _, f, n: n + 1 if f.dep_delay else None, value=serdes.int64), KTable[str, int]
+)
 
 # windows
 hours = by_carrier.windowed_by(TimeWindows(hours=1, grace=timedelta(hours=6)))
@@ -103,9 +112,14 @@ def add_time(_: str, flight: Flight, total: int) -> int:
 
 cogrouped = by_carrier.cogroup(add_time).cogroup(airlines.to_stream().group_by_key(), lambda _, a, n: n + len(a.name))
 assert_type(cogrouped.windowed_by(TimeWindows(hours=1)).late(by_carrier), KStream[str, Flight])
-assert_type(builder.table("old-airlines", key=serdes.text, value=serdes.json(Airline), history=ms(5)).late(), KStream[str, Airline])
+assert_type(
+    builder.table("old-airlines", key=serdes.text, value=serdes.json(Airline), history=ms(5)).late(),
+    KStream[str, Airline],
+)
 assert_type(hours.reduce(lambda old, new: new), KTable[Windowed[str], Flight])
-assert_type(hours.aggregate(int, lambda _, f, n: n + f.time_ms, value=serdes.int64).to_stream(), KStream[Windowed[str], int])
+assert_type(
+    hours.aggregate(int, lambda _, f, n: n + f.time_ms, value=serdes.int64).to_stream(), KStream[Windowed[str], int]
+)
 assert_type(hours.count().to_stream().select_key(lambda w, _: w.key, key=serdes.text), KStream[str, int])
 
 # tables and joins
@@ -123,20 +137,34 @@ near = JoinWindows(timedelta(minutes=5), grace=timedelta(minutes=1))
 assert_type(flights.join(flights, lambda f, g: (f.carrier, g.time_ms), windows=near), KStream[str, tuple[str, int]])
 assert_type(flights.left_join(flights, lambda f, g: g.time_ms if g else None, windows=near), KStream[str, int | None])
 assert_type(flights.join_with_key(flights, lambda k, f, g: (k, g.time_ms), windows=near), KStream[str, tuple[str, int]])
-assert_type(flights.left_join_with_key(flights, lambda k, f, g: (k, g), windows=near), KStream[str, tuple[str, Flight | None]])
-assert_type(flights.outer_join(flights, lambda f, g: (f, g), windows=near), KStream[str, tuple[Flight | None, Flight | None]])
-assert_type(flights.outer_join_with_key(flights, lambda k, f, g: (k, f, g), windows=near), KStream[str, tuple[str, Flight | None, Flight | None]])
+assert_type(
+    flights.left_join_with_key(flights, lambda k, f, g: (k, g), windows=near), KStream[str, tuple[str, Flight | None]]
+)
+assert_type(
+    flights.outer_join(flights, lambda f, g: (f, g), windows=near), KStream[str, tuple[Flight | None, Flight | None]]
+)
+assert_type(
+    flights.outer_join_with_key(flights, lambda k, f, g: (k, f, g), windows=near),
+    KStream[str, tuple[str, Flight | None, Flight | None]],
+)
 everywhere = builder.global_table("everywhere", key=serdes.int64, value=serdes.text)
 assert_type(everywhere, GlobalKTable[int, str])
 assert_type(flights.join(everywhere, lambda f, text: text, on=lambda _, f: f.time_ms), KStream[str, str])
-assert_type(flights.join_with_key(everywhere, lambda k, f, text: (k, text), on=lambda _, f: f.time_ms), KStream[str, tuple[str, str]])
-assert_type(flights.left_join_with_key(everywhere, lambda k, f, text: text, on=lambda _, f: f.time_ms), KStream[str, str | None])
+assert_type(
+    flights.join_with_key(everywhere, lambda k, f, text: (k, text), on=lambda _, f: f.time_ms),
+    KStream[str, tuple[str, str]],
+)
+assert_type(
+    flights.left_join_with_key(everywhere, lambda k, f, text: text, on=lambda _, f: f.time_ms), KStream[str, str | None]
+)
 names = airlines.map_values(lambda a: a.name)
 assert_type(airlines.join(names, lambda a, name: (a, name)), KTable[str, tuple[Airline, str]])
 assert_type(airlines.left_join(names, lambda a, name: name), KTable[str, str])
 assert_type(airlines.outer_join(names, lambda a, name: name if a is None else a.name), KTable[str, str])
 numbers = builder.table("numbers", key=serdes.int64, value=serdes.text, history=timedelta(days=1))
-assert_type(airlines.join(numbers, lambda a, text: text, foreign_key=lambda a: len(a.name), value=serdes.text), KTable[str, str])
+assert_type(
+    airlines.join(numbers, lambda a, text: text, foreign_key=lambda a: len(a.name), value=serdes.text), KTable[str, str]
+)
 assert_type(flights.join(airlines, lambda f, a: a.name, grace=timedelta(minutes=1)), KStream[str, str])
 
 # the test driver

@@ -1,5 +1,7 @@
 # pyright: reportUnnecessaryTypeIgnoreComment=true
-"""Mistakes that a type checker finds. Read by mypy and pyright, never run: an ignored error that is none is an error."""
+"""Mistakes that a type checker finds. Read by mypy and pyright, never run: an ignored error that is none is an
+error.
+"""
 
 from dataclasses import dataclass
 
@@ -80,7 +82,13 @@ builder.stream("orders", key=serdes.text)  # type: ignore[call-arg]
 
 # nodes by name: a function of a sink or a source has the types of its serdes
 named = TopologyBuilder("named")
-named.add_source("orders", "orders", key=serdes.text, value=serdes.json(Order), timestamp=lambda record: record.value.price)  # type: ignore[attr-defined]
+named.add_source(
+    "orders",
+    "orders",
+    key=serdes.text,
+    value=serdes.json(Order),
+    timestamp=lambda record: record.value.price,  # type: ignore[attr-defined]
+)
 named.add_source("orders", "orders", key=serdes.text)  # type: ignore[call-arg]
 named.add_processor("p", Order, "orders", by_key=False)  # type: ignore[arg-type]
 named.add_sink("copy", lambda key, order: order.amount, "orders", key=serdes.text, value=serdes.json(Order))  # type: ignore[arg-type, return-value]

@@ -1,6 +1,8 @@
-"""From a sub-topology to a `Program`: the functions over a batch are written, compiled, and later closed over each task's stores.
+"""From a sub-topology to a `Program`: the functions over a batch are written, compiled, and later closed over each
+task's stores.
 
-The source of what was generated is registered in `linecache`: tracebacks, debuggers and `Program.compiled(...).text` show it.
+The source of what was generated is registered in `linecache`: tracebacks, debuggers and `Program.compiled(...).text`
+show it.
 
 Invariant: generated code is a function of the nodes and of whether the record cache is on; nothing of a task is in it.
 """
@@ -84,14 +86,19 @@ def _sources(subtopology: SubTopology) -> dict[str, Source]:
     for node in subtopology.nodes:
         for topic in node.topics if isinstance(node, Source) else ():
             if topic in sources:
-                raise TopologyError(f'"{sources[topic].name}" and "{node.name}" both read topic "{topic}". Read it once, and branch from there.')
+                raise TopologyError(
+                    f'"{sources[topic].name}" and "{node.name}" both read topic "{topic}". Read it once, and branch '
+                    "from there."
+                )
             sources[topic] = node  # type: ignore[assignment]  # the loop body runs for sources only
     return sources
 
 
 def _compiled(application_id: str, subtopology: SubTopology, caching: bool, shared: bool = False) -> Compiled:
     compiler = Compiler(Analysis(subtopology), OPERATORS, caching=caching, shared=shared)
-    functions = {source.name: _source_function(compiler, source) for source in subtopology.nodes if isinstance(source, Source)}
+    functions = {
+        source.name: _source_function(compiler, source) for source in subtopology.nodes if isinstance(source, Source)
+    }
     unit, flushes = compiler.unit, _flushes(compiler)
     for source in {source.name: source for source in _sources(subtopology).values()}.values() if shared else ():
         _tell_time(unit, source)
@@ -101,8 +108,15 @@ def _compiled(application_id: str, subtopology: SubTopology, caching: bool, shar
     def make(process: Process, stores: Mapping[str, TableStore], outputs: Mapping[str, Output]) -> Code:
         return Code(*made(process, stores, outputs))
 
-    names = {operator_time: node for node in subtopology.nodes for operator_time in [f"operator_time_{compiler.analysis.numbers[node.name]}"]}
-    operator_times = {topic: tuple(names[operator_time].name for operator_time in unit.operator_times_of(topic)) for topic in subtopology.topics}
+    names = {
+        operator_time: node
+        for node in subtopology.nodes
+        for operator_time in [f"operator_time_{compiler.analysis.numbers[node.name]}"]
+    }
+    operator_times = {
+        topic: tuple(names[operator_time].name for operator_time in unit.operator_times_of(topic))
+        for topic in subtopology.topics
+    }
     resumable = frozenset(node.name for node in names.values() if compiler.analysis.keeps_time(node))
     return Compiled(text, tuple(unit.sites), tuple(unit.drops), make, operator_times, resumable)
 
@@ -124,7 +138,9 @@ def _flushes(compiler: Compiler) -> list[str]:
 
 
 def _cached(compiler: Compiler, node: Node) -> tuple[StoreSpec, Serde[Any]] | None:
-    """Return the store of a table that holds updates back until the flush, and the serde of its rows' keys; None if nobody listens."""
+    """Return the store of a table that holds updates back until the flush, and the serde of its rows' keys; None if
+    nobody listens.
+    """
     if isinstance(node, Aggregate) and (node.cogrouped or node.emit_on_close):
         return None  # somebody else forwards what it writes
     if isinstance(node, _Cached) and node.store is not None and compiler.caches(node) and compiler.analysis.edges(node):
@@ -151,7 +167,9 @@ def _source_function(compiler: Compiler, source: Source) -> str:
 
 
 def _tell_time(unit: Unit, source: Source) -> None:
-    """Let the records of other tasks, which came before a record, count for the operator times: its columns say what they made of them."""
+    """Let the records of other tasks, which came before a record, count for the operator times: its columns say what
+    they made of them.
+    """
     names = unit.operator_times_of(source.topics[0])
     if not names:
         return
@@ -160,7 +178,8 @@ def _tell_time(unit: Unit, source: Source) -> None:
     header, *body = function.lines
     before = [f"before_{name}" for name in names]
     function.lines = [
-        f"{header[: header.rindex(' in zip(')]}, ({', '.join(before)},) in zip({header[header.rindex(' in zip(') + 8 : -2]}, zip(*operator_times)):",
+        f"{header[: header.rindex(' in zip(')]}, ({', '.join(before)},) in "
+        f"zip({header[header.rindex(' in zip(') + 8 : -2]}, zip(*operator_times)):",
         *(f"        if {at} > {name}: move_{name}({at})" for at, name in zip(before, names, strict=True)),
         *body,
     ]
@@ -177,7 +196,9 @@ def _check_timestamp(compiler: Compiler, function: Function, source: Source) -> 
             function.line(f"dropped[{unit.drop(source.name, 'timestamp')}] += 1")
         with function.block("else:"):
             function.line(f"error = {why}({of}, *process.at_hand())")
-            function.line(f"fail({unread} if error.__class__ is {unit.constant('SerdeError', SerdeError)} else {raised}, error)")
+            function.line(
+                f"fail({unread} if error.__class__ is {unit.constant('SerdeError', SerdeError)} else {raised}, error)"
+            )
         function.line("continue")
 
 
@@ -187,5 +208,7 @@ def _executed(title: str, text: str, constants: Mapping[str, object]) -> dict[st
     filename = f"<coopstreams {title} {hashlib.sha256(text.encode()).hexdigest()[:8]}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     names: dict[str, Any] = {"__name__": "coopstreams.generated", **constants}
-    exec(compile(text, filename, "exec"), names)  # the text is ours: user functions are constants in it, and names are quoted
+    exec(
+        compile(text, filename, "exec"), names
+    )  # the text is ours: user functions are constants in it, and names are quoted
     return names

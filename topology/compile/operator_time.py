@@ -1,12 +1,14 @@
 """Stream time of an operator, where several tasks share a partition.
 
-The stream time of a windowed operator is the largest timestamp that has reached it; a record that was filtered out before it does not
-count. A task sees the records of its own keys only, so the reader, which sees all, works out which records reach the operator, and
-hands every task a column of *operator times*: what the operator's time was before each of its records. For the filters and mappers between
-source and operator it runs their functions once more; behind a store it cannot know, and counts every record that reaches the store.
+The stream time of a windowed operator is the largest timestamp that has reached it; a record that was filtered out
+before it does not count. A task sees the records of its own keys only, so the reader, which sees all, works out which
+records reach the operator, and hands every task a column of *operator times*: what the operator's time was before each
+of its records. For the filters and mappers between source and operator it runs their functions once more; behind a
+store it cannot know, and counts every record that reaches the store.
 
 Invariant: with one range or many, an operator behind stateless nodes has the same stream time at each record.
-Turned down: the partition's stream time (a filtered record would close windows), and operator times in the task (siblings would disagree).
+Turned down: the partition's stream time (a filtered record would close windows), and operator times in the task
+(siblings would disagree).
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ _NEEDS_VALUE = (Filter, FlatMapValues, MapValues, Branch)
 _STATELESS = (Filter, MapValues, FlatMapValues, Peek, Merge, ToStream, Split, Branch)
 
 OperatorTimeColumns: TypeAlias = Callable[[Columns], list[list[int]]]
-"""Records of a partition -> for each operator time of their topic, the timestamps, -1 where the record does not reach the operator. Never raises."""
+"""Records of a partition -> for each operator time of their topic, the timestamps, -1 where the record does not reach
+the operator. Never raises.
+"""
 
 _Chain: TypeAlias = tuple[Node, ...]
 
@@ -62,17 +66,24 @@ def before_and_after(timestamps: Sequence[int], operator_time: int) -> tuple[lis
 
 
 def _reaches(source: Source, analysis: Analysis, name: str) -> Callable[[Columns], list[int]]:
-    """Return the function that gives the timestamps of records that reach a node, or the first node before it that knows more than they say."""
+    """Return the function that gives the timestamps of records that reach a node, or the first node before it that
+    knows more than they say.
+    """
     ways = list(dict.fromkeys(_told(way) for way in _ways(source, analysis.named(name), analysis)))
     steps = any(isinstance(node, _NEEDS_VALUE) for way in ways for node in way[:-1])
     reading = [(way, any(map(reads_step_key, way[:-1]))) for way in ways]
-    drops_keys, drops_values = all(_drops_null_keys(way[-1]) for way in ways), all(_drops_null_values(way[-1]) for way in ways)
+    drops_keys, drops_values = (
+        all(_drops_null_keys(way[-1]) for way in ways),
+        all(_drops_null_values(way[-1]) for way in ways),
+    )
 
     def times(records: Columns) -> list[int]:
         if not steps and not (drops_keys and None in records.keys) and not (drops_values and None in records.values):
             return list(records.timestamps)
         return [
-            timestamp if any(_arrives(source, way, key, value, reads_key=reads_key) for way, reads_key in reading) else -1
+            timestamp
+            if any(_arrives(source, way, key, value, reads_key=reads_key) for way, reads_key in reading)
+            else -1
             for key, value, timestamp in zip(records.keys, records.values, records.timestamps, strict=True)
         ]
 
@@ -129,7 +140,9 @@ def _survivors(way: _Chain, source: Source, key_bytes: bytes | None, value_bytes
         elif isinstance(node, MapValues):
             values = [node.mapper(key, value) if node.with_key else node.mapper(value) for value in values]
         elif isinstance(node, FlatMapValues):
-            values = [new for value in values for new in (node.mapper(key, value) if node.with_key else node.mapper(value))]
+            values = [
+                new for value in values for new in (node.mapper(key, value) if node.with_key else node.mapper(value))
+            ]
         elif isinstance(node, Split):
             predicates = node.predicates
         elif isinstance(node, Branch):

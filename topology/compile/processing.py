@@ -2,7 +2,8 @@
 
     generated code -> Work.run -> Processor.process -> Work.forward -> generated code of the children
 
-Invariant: an error of the user's object fails its record there; an error that ends the batch passes through it, whatever it catches.
+Invariant: an error of the user's object fails its record there; an error that ends the batch passes through it,
+whatever it catches.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from coopstreams.topology.records import Record
 from coopstreams.topology.stores import TableStore
 
 Children: TypeAlias = Callable[[bytes | None, Any, Any, int], object]
-"""`(key bytes, key, value, timestamp)`: what the nodes below do with a record. Without `Processing.key` the bytes are None."""
+"""`(key bytes, key, value, timestamp)`: what the nodes below do with a record. Without `Processing.key` the bytes are
+None.
+"""
 
 
 class Surroundings(Protocol):
@@ -60,7 +63,12 @@ class Work:
     """A processor of one task, and its `ProcessorContext`."""
 
     def __init__(
-        self, node: Processing, stores: Mapping[str, TableStore], around: Surroundings, children: Children, by_name: Mapping[str, Children]
+        self,
+        node: Processing,
+        stores: Mapping[str, TableStore],
+        around: Surroundings,
+        children: Children,
+        by_name: Mapping[str, Children],
     ) -> None:
         self._node, self._stores, self._around, self._children, self._by_name = node, stores, around, children, by_name
         self._at: tuple[bytes | None, Record[Any, Any]] | None = None
@@ -68,7 +76,9 @@ class Work:
         self._forgetful = [stores[spec.name] for spec in node.stores if spec.kind in ("window", "session")]
         self._processor: Processor[Any, Any, Any, Any] = node.supplier()
         if not isinstance(self._processor, Processor):
-            raise TopologyError(f'"{node.name}": the function given to process() returned {self._processor!r}, which is no Processor')
+            raise TopologyError(
+                f'"{node.name}": the function given to process() returned {self._processor!r}, which is no Processor'
+            )
         self._processor.init(self)
 
     def run(self, key_bytes: bytes | None, key: Any, value: Any, timestamp: int) -> None:
@@ -83,7 +93,9 @@ class Work:
             self._end_if_over()
 
     def observe(self, stream_time: int) -> None:
-        """Let stream time reach this value: what the tasks of other key ranges have put by then counts for what has expired here."""
+        """Let stream time reach this value: what the tasks of other key ranges have put by then counts for what has
+        expired here.
+        """
         for table in self._forgetful:
             table.advance(stream_time)
 
@@ -97,7 +109,9 @@ class Work:
         if self._node.fixed_key:
             key_bytes = self._same_key(record)
         timestamp = max(0, record.timestamp)
-        self._around.under_headers(record.headers or None, lambda: children(key_bytes, record.key, record.value, timestamp))
+        self._around.under_headers(
+            record.headers or None, lambda: children(key_bytes, record.key, record.value, timestamp)
+        )
 
     def store(self, name: str) -> Any:
         """Return a store of the processor."""
@@ -113,14 +127,18 @@ class Work:
             "session": SessionStore,
         }
         if table.spec.kind not in kinds:
-            raise TopologyError(f'"{self._node.name}": store "{name}" is a {table.spec.kind} store, which processors cannot use')
+            raise TopologyError(
+                f'"{self._node.name}": store "{name}" is a {table.spec.kind} store, which processors cannot use'
+            )
         return kinds[table.spec.kind](table)
 
     def schedule(self, interval: Duration, type_: PunctuationType, function: Callable[[int], object]) -> Punctuation:
         """Call a function at intervals."""
         interval_ms = duration_ms(interval, f'"{self._node.name}": the interval')
         if interval_ms < 1 or type_ not in self._around.punctuations:
-            raise TopologyError(f'"{self._node.name}": schedule(interval, "stream_time" or "wall_clock", function) with at least 1 ms')
+            raise TopologyError(
+                f'"{self._node.name}": schedule(interval, "stream_time" or "wall_clock", function) with at least 1 ms'
+            )
         schedule = Schedule(interval_ms, lambda now_ms: self._punctuate(function, now_ms))
         queue, first_ms = self._around.punctuations[type_], 0
         if type_ == "wall_clock":
@@ -155,16 +173,22 @@ class Work:
         if name not in self._by_name:
             known = ", ".join(self._by_name) or "none"
             raise ProcessingError(
-                f'"{self._node.name}": forward(…, to="{name}"): no operator below has this name; there are {known}. name= gives one.'
+                f'"{self._node.name}": forward(…, to="{name}"): no operator below has this name; there are {known}. '
+                "name= gives one."
             )
         return self._by_name[name]
 
     def _same_key(self, record: Record[Any, Any]) -> bytes | None:
         if self._at is None:
-            raise ProcessingError(f'"{self._node.name}": process_values() can forward while it processes a record, not in a punctuation')
+            raise ProcessingError(
+                f'"{self._node.name}": process_values() can forward while it processes a record, not in a punctuation'
+            )
         key_bytes, given = self._at
         if record.key is not given.key and record.key != given.key:
-            raise ProcessingError(f'"{self._node.name}": process_values() cannot change the key {given.key!r} to {record.key!r}. Use process().')
+            raise ProcessingError(
+                f'"{self._node.name}": process_values() cannot change the key {given.key!r} to {record.key!r}. Use '
+                "process()."
+            )
         return key_bytes
 
     def _end_if_over(self) -> None:

@@ -1,8 +1,8 @@
 """The stores of a processor: keys and values as objects, over the tables of its task.
 
 Invariant: a change counts with the next commit, and not at all if there is none.
-Turned down: copies of the values (each `get` would cost a deserialisation): what `get` returns is the store's own, so do not change it,
-`put` a new one.
+Turned down: copies of the values (each `get` would cost a deserialisation): what `get` returns is the store's own, so
+do not change it, `put` a new one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from coopstreams.topology.stores import SessionTableStore, TableStore, WindowTableStore, session_key, split_session_key, window_key
+from coopstreams.topology.stores import (
+    SessionTableStore,
+    TableStore,
+    WindowTableStore,
+    session_key,
+    split_session_key,
+    window_key,
+)
 from coopstreams.topology.versions import latest_value, put_version, value_at
 
 K = TypeVar("K")
@@ -58,7 +65,9 @@ class KeyValueStore(Generic[K, V]):
         return self._scan(None, None, reverse=reverse)
 
     def range(self, first: K | None = None, last: K | None = None, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
-        """Return the entries from first to last, both inclusive and None for no bound, in the order of the serialised keys."""
+        """Return the entries from first to last, both inclusive and None for no bound, in the order of the serialised
+        keys.
+        """
         start = None if first is None else self._write(first)
         return self._scan(start, None if last is None else self._write(last) + b"\x00", reverse=reverse)
 
@@ -66,7 +75,9 @@ class KeyValueStore(Generic[K, V]):
         """Return the entries whose serialised keys begin with these bytes, in their order."""
         return self._scan(prefix, None, reverse=False, prefix=prefix)
 
-    def _scan(self, start: bytes | None, end: bytes | None, *, reverse: bool, prefix: bytes = b"") -> Iterator[tuple[K, V]]:
+    def _scan(
+        self, start: bytes | None, end: bytes | None, *, reverse: bool, prefix: bytes = b""
+    ) -> Iterator[tuple[K, V]]:
         found = []
         for key, entry in self._table.scan(start, end):
             if not key.startswith(prefix):
@@ -88,7 +99,9 @@ class WindowStore(Generic[K, V]):
         return value
 
     def put(self, key: K, value: V | None, start_ms: int) -> None:
-        """Set the value of the window of a key that starts there; None deletes it. What has expired by then is not put."""
+        """Set the value of the window of a key that starts there; None deletes it. What has expired by then is not
+        put.
+        """
         self._table.put(window_key(self._write(key), start_ms), value, self._now())
         self._table.advance(start_ms)
 
@@ -100,12 +113,17 @@ class WindowStore(Generic[K, V]):
 
     def all(self) -> Iterator[tuple[tuple[K, int], V]]:
         """Return ((key, start), value) of all windows, in the order of the serialised keys."""
-        found = [((self._read(row[:-8]), int.from_bytes(row[-8:], "big", signed=True)), entry.value) for row, entry in self._table.scan(None, None)]
+        found = [
+            ((self._read(row[:-8]), int.from_bytes(row[-8:], "big", signed=True)), entry.value)
+            for row, entry in self._table.scan(None, None)
+        ]
         return iter(found)
 
 
 class SessionStore(Generic[K, V]):
-    """One value a key and session, which has a start and an end, both inside. What has expired can neither be put nor read."""
+    """One value a key and session, which has a start and an end, both inside. What has expired can neither be put nor
+    read.
+    """
 
     def __init__(self, table: SessionTableStore) -> None:
         self._table = table
@@ -121,8 +139,12 @@ class SessionStore(Generic[K, V]):
         self._table.put(session_key(self._write(key), start_ms, end_ms), value, end_ms)
         self._table.advance(end_ms)
 
-    def sessions(self, key: K, earliest_end_ms: int = 0, latest_start_ms: int = _LATEST_MS) -> Iterator[tuple[tuple[int, int], V]]:
-        """Return ((start, end), value) of the sessions of a key with earliest_end <= end and start <= latest_start, by their ends."""
+    def sessions(
+        self, key: K, earliest_end_ms: int = 0, latest_start_ms: int = _LATEST_MS
+    ) -> Iterator[tuple[tuple[int, int], V]]:
+        """Return ((start, end), value) of the sessions of a key with earliest_end <= end and start <= latest_start, by
+        their ends.
+        """
         found = self._table.sessions(self._write(key), earliest_end_ms, latest_start_ms)
         return iter([(split_session_key(row)[1:], entry.value) for row, entry in found])
 
@@ -145,12 +167,16 @@ class VersionedStore(Generic[K, V]):
         return value
 
     def as_of(self, key: K, timestamp: int) -> V | None:
-        """Return the value that a key had at a moment; None if it had none, or if that is longer ago than the history and it has changed since."""
+        """Return the value that a key had at a moment; None if it had none, or if that is longer ago than the history
+        and it has changed since.
+        """
         value: V | None = value_at(self._table.load(self._write(key)).value, timestamp, self._oldest)
         return value
 
     def put(self, key: K, value: V | None, timestamp: int) -> bool:
-        """Set the value that a key has from a moment on, until that of the next version; None deletes it. Return False if that is too long ago."""
+        """Set the value that a key has from a moment on, until that of the next version; None deletes it. Return False
+        if that is too long ago.
+        """
         if timestamp < self._oldest:
             return False
         data = self._write(key)

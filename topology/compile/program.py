@@ -1,11 +1,13 @@
 """A compiled sub-topology, and what one task runs of it.
 
-`compile_subtopology` makes a `Program` once; every task of the sub-topology binds it to its own stores and gets a `BoundProgram`:
-records in (`process`), records out (`outputs`), nothing else. No I/O, no clock, no thread.
+`compile_subtopology` makes a `Program` once; every task of the sub-topology binds it to its own stores and gets a
+`BoundProgram`: records in (`process`), records out (`outputs`), nothing else. No I/O, no clock, no thread.
 
-Invariant: between two calls a bound program holds no record: everything it knows is in its stores, its outputs and its stream times.
+Invariant: between two calls a bound program holds no record: everything it knows is in its stores, its outputs and its
+stream times.
 Invariant: for the same records in the same order a program gives the same outputs for any cut into batches.
-Turned down: a callback per output (a call per record), and one pair of lists for all topics (a writer takes columns of one topic).
+Turned down: a callback per output (a call per record), and one pair of lists for all topics (a writer takes columns of
+one topic).
 """
 
 from __future__ import annotations
@@ -26,12 +28,14 @@ from coopstreams.topology.processors import PunctuationType, RecordMetadata
 from coopstreams.topology.stores import Entry, TableStore
 
 TimestampColumn: TypeAlias = Callable[[TopicPartition, Columns, int], list[int]]
-"""`(partition, records, stream time before them) -> timestamps`: what a source with a timestamp extractor makes of its records.
+"""`(partition, records, stream time before them) -> timestamps`: what a source with a timestamp extractor makes of its
+records.
 
-A reader calls it on ALL records of the partition before it hashes, routes or drops any, and computes the stream times from what comes
-back: `accumulate(timestamps, max, initial=before)`. So stream time is that of the extracted timestamps whatever the key ranges are.
-`records.stream_times` is not looked at. It never raises. A negative timestamp moves no stream time and stays in the column: the task
-that owns the record drops and counts it (-1), or hands the extractor's error to its failure handler (-2).
+A reader calls it on ALL records of the partition before it hashes, routes or drops any, and computes the stream times
+from what comes back: `accumulate(timestamps, max, initial=before)`. So stream time is that of the extracted timestamps
+whatever the key ranges are. `records.stream_times` is not looked at. It never raises. A negative timestamp moves no
+stream time and stays in the column: the task that owns the record drops and counts it (-1), or hands the extractor's
+error to its failure handler (-2).
 """
 
 
@@ -40,13 +44,17 @@ class Code:
     """Generated code, closed over the stores and outputs of one task."""
 
     sources: Mapping[str, Callable[..., None]]
-    """Topic to the function over `(keys, values, timestamps, stream_times)`, and the columns of operator times if there are any."""
+    """Topic to the function over `(keys, values, timestamps, stream_times)`, and the columns of operator times if there
+    are any.
+    """
     flushes: Sequence[Callable[[], None]]
     """Forward what the record caches hold, parents before children."""
     dropped: list[int]
     """Counts, in the order of `Compiled.drops`."""
     reached: Mapping[str, Callable[[Sequence[int], bool], None]]
-    """Topic to the function that moves the operator times of its nodes without a record, and forwards what is due then, or not."""
+    """Topic to the function that moves the operator times of its nodes without a record, and forwards what is due then,
+    or not.
+    """
     observed: Callable[[], None]
     """Tell the window stores what time it is."""
     headers_come: Callable[[], None]
@@ -85,7 +93,9 @@ class Process(Protocol):
         """Return the largest timestamp of any record that was taken in."""
         ...
 
-    def begin_work(self, node: Processing, stores: Mapping[str, TableStore], children: Children, by_name: Mapping[str, Children]) -> Work:
+    def begin_work(
+        self, node: Processing, stores: Mapping[str, TableStore], children: Children, by_name: Mapping[str, Children]
+    ) -> Work:
         """Return a processor at work."""
 
 
@@ -103,7 +113,9 @@ class Program:
     """Record cache on or off, partition shared with other tasks or not -> the code, generated when first asked for."""
 
     def operator_times_of(self, topic: str) -> OperatorTimeColumns | None:
-        """Return what a reader needs to tell tasks that share a partition of this topic what time it is for their operators."""
+        """Return what a reader needs to tell tasks that share a partition of this topic what time it is for their
+        operators.
+        """
         nodes = self.compiled(False, True).operator_times[topic]
         return operator_time_columns(self.subtopology, topic, nodes) if nodes else None
 
@@ -122,9 +134,12 @@ class Program:
 
         `caching`: the updates of a table are forwarded once per `flush`, with the latest value, instead of one by one.
         `shared`: the task has a part of the keys of its partitions; then `advance` must tell it of the others' time.
-        `clock`: what processors take for the time, in milliseconds. `partitions`: how many a topic has, for partitioners.
+        `clock`: what processors take for the time, in milliseconds. `partitions`: how many a topic has, for
+        partitioners.
         """
-        return BoundProgram(self, self.compiled(caching, shared), stores, on_failure, output, clock, partitions, shared=shared)
+        return BoundProgram(
+            self, self.compiled(caching, shared), stores, on_failure, output, clock, partitions, shared=shared
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +151,9 @@ class Compiled:
     sites: tuple[tuple[Phase, str], ...]
     """Phase and node of each place where a record can fail."""
     drops: tuple[tuple[str, str], ...]
-    """Node and reason (`null key`, `null value`, `late`, `timestamp`, `no partition`) of each place where a record is dropped."""
+    """Node and reason (`null key`, `null value`, `late`, `timestamp`, `no partition`) of each place where a record is
+    dropped.
+    """
     make: Callable[[Process, Mapping[str, TableStore], Mapping[str, Output]], Code]
     operator_times: Mapping[str, tuple[str, ...]]
     """Topic to the nodes whose stream time its records move."""
@@ -147,9 +164,10 @@ class Compiled:
 class BoundProgram:
     """A program at work for one task.
 
-    Shape: `outputs` by topic; whoever writes them calls `clear` on each. `shared`: of the records of its partitions it is given a part only, and has
-    to be told of the others' time. `elsewhere`: there are keys of the partition that no task over the
-    same database has, so that nobody here takes the records which move time; whoever knows better says so.
+    Shape: `outputs` by topic; whoever writes them calls `clear` on each. `shared`: of the records of its partitions it
+    is given a part only, and has to be told of the others' time. `elsewhere`: there are keys of the partition that no
+    task over the same database has, so that nobody here takes the records which move time; whoever knows better says
+    so.
     """
 
     def __init__(
@@ -178,7 +196,10 @@ class BoundProgram:
         self.headers: Headers | None = None
         self._headed = False
         self.ending: BaseException | None = None
-        self.punctuations: dict[PunctuationType, PunctuationQueue] = {"stream_time": PunctuationQueue(), "wall_clock": PunctuationQueue()}
+        self.punctuations: dict[PunctuationType, PunctuationQueue] = {
+            "stream_time": PunctuationQueue(),
+            "wall_clock": PunctuationQueue(),
+        }
         self._works: list[Work] = []
         self._code = compiled.make(self, stores, self.outputs)
 
@@ -191,7 +212,8 @@ class BoundProgram:
         """Run the records through the nodes, one after the other, each to its end.
 
         Raises:
-            Whatever the failure handler raises. The batch is then processed in part: discard the task's state and outputs.
+            Whatever the failure handler raises. The batch is then processed in part: discard the task's state and
+                outputs.
         """
         if not columns.keys:
             return
@@ -214,10 +236,12 @@ class BoundProgram:
         self.advance(source, columns.stream_times[-1])
 
     def advance(self, source: TopicPartition, stream_time: int, operator_times: Sequence[int] = ()) -> None:
-        """Let the partition's stream time reach this value, by records of other key ranges too; what is due then is forwarded.
+        """Let the partition's stream time reach this value, by records of other key ranges too; what is due then is
+        forwarded.
 
-        Windows follow the topics whose records reach them, and no others: a joined table may be years ahead of the stream.
-        `operator_times`: where tasks share the partition, what the operator times of `Compiled.operator_times` are by now, as far as the reader knows.
+        Windows follow the topics whose records reach them, and no others: a joined table may be years ahead of the
+        stream. `operator_times`: where tasks share the partition, what the operator times of `Compiled.operator_times`
+        are by now, as far as the reader knows.
 
         Raises:
             Whatever the failure handler raises.
@@ -251,11 +275,15 @@ class BoundProgram:
             work.close()
 
     def resume(self, source: TopicPartition, stream_time: int) -> None:
-        """Begin where the partition's stream time was this: whatever was due by then was forwarded. Before the first record."""
+        """Begin where the partition's stream time was this: whatever was due by then was forwarded. Before the first
+        record.
+        """
         self._stream_times[source.topic] = max(stream_time, self._stream_times[source.topic])
         nodes = self._compiled.operator_times[source.topic]
         if nodes:
-            self._code.reached[source.topic]([stream_time if node in self._compiled.resumable else -1 for node in nodes], False)
+            self._code.reached[source.topic](
+                [stream_time if node in self._compiled.resumable else -1 for node in nodes], False
+            )
             self._code.observed()
 
     def flush(self) -> None:
@@ -280,16 +308,22 @@ class BoundProgram:
         self.outputs[check_name(topic, "the topic")] = output = self._output(topic)
         return output
 
-    def begin_work(self, node: Processing, stores: Mapping[str, TableStore], children: Children, by_name: Mapping[str, Children]) -> Work:
+    def begin_work(
+        self, node: Processing, stores: Mapping[str, TableStore], children: Children, by_name: Mapping[str, Children]
+    ) -> Work:
         """Return a processor at work."""
         work = Work(node, stores, self, children, by_name)
         self._works.append(work)
         return work
 
     def task_time(self) -> int:
-        """Return the largest timestamp of any record that was taken in, the one at hand included; -1 if there was none."""
+        """Return the largest timestamp of any record that was taken in, the one at hand included; -1 if there was
+        none.
+        """
         known = max(self._stream_times.values())
-        return known if self._columns is None else max(known, self._columns.stream_times[self._index(len(self._columns))])
+        return (
+            known if self._columns is None else max(known, self._columns.stream_times[self._index(len(self._columns))])
+        )
 
     def where(self) -> RecordMetadata | None:
         """Return where the record at hand was read; None where there is none: in a punctuation, in a flush."""
@@ -329,7 +363,17 @@ class BoundProgram:
         else:
             source, columns, i = self.at_hand()
             headers = columns.headers[i] if columns.headers is not None else None
-            failure = Failure(phase, node, error, source, columns.offsets[i], columns.keys[i], columns.values[i], columns.timestamps[i], headers)
+            failure = Failure(
+                phase,
+                node,
+                error,
+                source,
+                columns.offsets[i],
+                columns.keys[i],
+                columns.values[i],
+                columns.timestamps[i],
+                headers,
+            )
         self._hand_over(failure)
 
     def _hand_over(self, failure: Failure) -> None:
@@ -355,7 +399,9 @@ class BoundProgram:
         """The cursor knows how many are left, so that no loop needs to count."""
         return length - self._cursor.__length_hint__() - 1  # type: ignore[attr-defined, no-any-return]
 
-    def _giving_headers(self, keys: Iterable[bytes | None], headers: Sequence[Headers | None]) -> Iterator[bytes | None]:
+    def _giving_headers(
+        self, keys: Iterable[bytes | None], headers: Sequence[Headers | None]
+    ) -> Iterator[bytes | None]:
         """Yield the keys; whatever was written between two of them came from the first and gets its headers.
 
         So compiled code does not know that headers exist, and a batch without any pays nothing.

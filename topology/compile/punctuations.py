@@ -1,8 +1,9 @@
 """Which punctuations are due: a queue for stream time and one for the wall clock.
 
-Invariant: however far the clock jumps ahead, a punctuation is called once, and its next time stays a multiple of its interval.
-Invariant: a wall clock that is set back delays no punctuation: one that was due in a second is still due in a second. (Kafka Streams
-calls it when the clock shows that time again.)
+Invariant: however far the clock jumps ahead, a punctuation is called once, and its next time stays a multiple of its
+interval.
+Invariant: a wall clock that is set back delays no punctuation: one that was due in a second is still due in a second.
+(Kafka Streams calls it when the clock shows that time again.)
 Source: Kafka Streams `PunctuationQueue`, `PunctuationSchedule`.
 """
 

@@ -1,11 +1,12 @@
 """Timestamp extractors: timestamps that a source takes from its records instead of Kafka's.
 
-A reader applies the column of a source to all records of a partition before it cuts key ranges, so that stream time, and with it
-every window, is the same for any number of ranges. The price: each process that reads the partition extracts all its timestamps.
+A reader applies the column of a source to all records of a partition before it cuts key ranges, so that stream time,
+and with it every window, is the same for any number of ranges. The price: each process that reads the partition
+extracts all its timestamps.
 
 Invariant: a column never raises, and keeps one timestamp a record: `DROPPED` or `FAILED` stand where there is none.
-Turned down: extracting in the task (siblings would disagree about stream time), and dropping the record in the reader (nobody
-would count it, and a failure would have no task to belong to).
+Turned down: extracting in the task (siblings would disagree about stream time), and dropping the record in the reader
+(nobody would count it, and a failure would have no task to belong to).
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def timestamp_column(source: Source) -> TimestampColumn:
     def column(at: TopicPartition, columns: Columns, stream_time: int) -> list[int]:
         (topic, partition), timestamps = at, []
         headers = columns.headers if columns.headers is not None else repeat(None)
-        for key, value, written, offset, header in zip(columns.keys, columns.values, columns.timestamps, columns.offsets, headers, strict=False):
+        for key, value, written, offset, header in zip(
+            columns.keys, columns.values, columns.timestamps, columns.offsets, headers, strict=False
+        ):
             try:
                 record: TimestampedRecord[Any, Any] = TimestampedRecord(
                     None if key is None else read_key(key),
@@ -58,13 +61,19 @@ def timestamp_column(source: Source) -> TimestampColumn:
 
 
 def extraction_error(source: Source, at: TopicPartition, columns: Columns, i: int) -> Exception:
-    """Return why a record's timestamp is `FAILED`, by extracting it once more. Kafka's own timestamp is lost by now: it reads as -1."""
+    """Return why a record's timestamp is `FAILED`, by extracting it once more. Kafka's own timestamp is lost by now: it
+    reads as -1.
+    """
     key, value = columns.keys[i], columns.values[i]
     headers = None if columns.headers is None else columns.headers[i]
     try:
         key_object = None if key is None else source.key.deserialize(key)
         value_object = None if value is None else source.value.deserialize(value)
-        _checked(_extractor(source)(TimestampedRecord(key_object, value_object, -1, at.topic, at.partition, columns.offsets[i], -1, headers)))
+        _checked(
+            _extractor(source)(
+                TimestampedRecord(key_object, value_object, -1, at.topic, at.partition, columns.offsets[i], -1, headers)
+            )
+        )
     except Exception as error:  # noqa: BLE001 the error is the answer
         return error
     return ProcessingError(f'the timestamp extractor of "{at.topic}" failed, and did not when it was called again')

@@ -1,8 +1,10 @@
 """Attaching the nodes that need more than a name: sinks, merges, joins, aggregations.
 
-The classes that users see (`KStream`, `KTable`, ...) hold a `Flow` and call one function each; what a call means is decided here.
+The classes that users see (`KStream`, `KTable`, ...) hold a `Flow` and call one function each; what a call means is
+decided here.
 
-Invariant: an operator with a store sees each key on one partition and in one key range only, under the same bytes as everybody else.
+Invariant: an operator with a store sees each key on one partition and in one key range only, under the same bytes as
+everybody else.
 """
 
 from __future__ import annotations
@@ -57,13 +59,15 @@ def grouped(flow: Flow, name: str | None, key: Serde[Any] | None, value: Serde[A
     """Return the flow, with the serdes that a repartition topic is to have.
 
     Raises:
-        TopologyError: another key serde than the one that the keys are written with: grouping by key does not rewrite keys.
+        TopologyError: another key serde than the one that the keys are written with: grouping by key does not rewrite
+            keys.
     """
     where = "group_by_key()"
     key, value = serde_or_none(key, "key", where), serde_or_none(value, "value", where)
     if key is not None and not flow.rekeyed and key != flow.key:
         raise TopologyError(
-            f"{where}: the keys are written as {flow.key}, and it does not write them again. Leave out key={key}, or write "
+            f"{where}: the keys are written as {flow.key}, and it does not write them again. Leave out key={key}, or "
+            "write "
             f".select_key(lambda key, value: ..., key=serdes.{key}) first."
         )
     if name is not None:
@@ -71,7 +75,14 @@ def grouped(flow: Flow, name: str | None, key: Serde[Any] | None, value: Serde[A
     return Grouped(replace(flow, key=key or flow.key, value=value or flow.value), name)
 
 
-def sink(flow: Flow, topic: str | Function, key: Serde[Any] | None, value: Serde[Any] | None, partitioner: Function | None, name: str | None) -> None:
+def sink(
+    flow: Flow,
+    topic: str | Function,
+    key: Serde[Any] | None,
+    value: Serde[Any] | None,
+    partitioner: Function | None,
+    name: str | None,
+) -> None:
     """Attach a sink.
 
     Raises:
@@ -89,7 +100,9 @@ def sink(flow: Flow, topic: str | Function, key: Serde[Any] | None, value: Serde
     flow.then("KSTREAM-SINK-", name, partial(make, key=key, value=value, partitioner=partitioner))
 
 
-def to_table(flow: Flow, key: Serde[Any] | None, value: Serde[Any] | None, store: StoreOption, name: str | None) -> TableFlow:
+def to_table(
+    flow: Flow, key: Serde[Any] | None, value: Serde[Any] | None, store: StoreOption, name: str | None
+) -> TableFlow:
     """Return the table whose upserts are the records.
 
     Raises:
@@ -100,7 +113,9 @@ def to_table(flow: Flow, key: Serde[Any] | None, value: Serde[Any] | None, store
     store_name = graph.names.store("KSTREAM-TOTABLE-", name_of(store))
     given = grouped(flow, None, key, value).flow
     flow = keyed(given, name or store_name, where, cure=where)
-    spec = kept_as(store, StoreSpec(store_name, "key_value", flow.needed("key", where, where), flow.needed("value", where, where)))
+    spec = kept_as(
+        store, StoreSpec(store_name, "key_value", flow.needed("key", where, where), flow.needed("value", where, where))
+    )
     if store is not None:
         graph.needed_stores.add(store_name)
     graph.attach(TableSource(name=node_name, parents=(flow.node,), store=spec))
@@ -110,14 +125,18 @@ def to_table(flow: Flow, key: Serde[Any] | None, value: Serde[Any] | None, store
 def late(taken: Flow, name: str | None) -> Flow:
     """Return the flow of the records that came too late for a table (`TableFlow.taken`), as they were.
 
-    They are `rekeyed`: an operator with windows below has to see them in a topic of their own, whose stream time does not
-    depend on the key ranges. Here, only the owner of a key knows which of its records are late.
+    They are `rekeyed`: an operator with windows below has to see them in a topic of their own, whose stream time does
+    not depend on the key ranges. Here, only the owner of a key knows which of its records are late.
 
     Raises:
-        TopologyError: on their way through a repartition topic the records have lost their values, which only a count does not need.
+        TopologyError: on their way through a repartition topic the records have lost their values, which only a count
+            does not need.
     """
     if taken.value == PRESENT:
-        raise TopologyError(f'late(): the values do not come as far as "{taken.node}". Write value=serdes.… in the group_by(…) before it.')
+        raise TopologyError(
+            f'late(): the values do not come as far as "{taken.node}". Write value=serdes.… in the group_by(…) before '
+            "it."
+        )
     return replace(taken.then("KSTREAM-LATE-", name, Late), rekeyed=True)
 
 
@@ -131,8 +150,15 @@ def merge(left: Flow, right: Flow, name: str | None) -> Flow:
     both = left.then("KSTREAM-MERGE-", name, lambda name, parents: Merge(name=name, parents=(*parents, right.node)))
 
     def common(a: Serde[Any] | Unknown, b: Serde[Any] | Unknown) -> Serde[Any] | Unknown:
-        unknown = next((serde for serde in (a, b) if isinstance(serde, Unknown)), Unknown(f"merge ({both.node}) of {a} and {b}"))
+        unknown = next(
+            (serde for serde in (a, b) if isinstance(serde, Unknown)), Unknown(f"merge ({both.node}) of {a} and {b}")
+        )
         return a if a == b else unknown
 
     key = common(left.key, right.key)
-    return replace(both, key=key, value=common(left.value, right.value), rekeyed=left.rekeyed or right.rekeyed or isinstance(key, Unknown))
+    return replace(
+        both,
+        key=key,
+        value=common(left.value, right.value),
+        rekeyed=left.rekeyed or right.rekeyed or isinstance(key, Unknown),
+    )

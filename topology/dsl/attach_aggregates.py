@@ -62,11 +62,22 @@ def aggregate(group: Grouped, fold: Fold, kept: Kept) -> TableFlow:
     store_name = graph.names.store(prefix, name_of(kept.store))
     node_name = graph.names.node(prefix, kept.name)
     where = f'{fold.method} into "{store_name}"'
-    flow = keyed(group.flow, group.name or store_name, where, cure=_CURE, named=group.name is not None, values=fold.method != "count")
+    flow = keyed(
+        group.flow,
+        group.name or store_name,
+        where,
+        cure=_CURE,
+        named=group.name is not None,
+        values=fold.method != "count",
+    )
     value = serde_or_none(kept.value, "value", where) or flow.needed("value", where)
-    spec = kept_as(kept.store, _spec(store_name, flow.needed("key", where, _CURE), value, group.windows, kept.retention, where))
+    spec = kept_as(
+        kept.store, _spec(store_name, flow.needed("key", where, _CURE), value, group.windows, kept.retention, where)
+    )
     if group.emit_on_close and spec.kind == "session" and kept.retention is None and spec.retention_ms is not None:
-        spec = replace(spec, retention_ms=spec.retention_ms + 1)  # its end is inside: in Kafka Streams it vanishes as it closes, and is lost
+        spec = replace(
+            spec, retention_ms=spec.retention_ms + 1
+        )  # its end is inside: in Kafka Streams it vanishes as it closes, and is lost
     graph.needed_stores.add(store_name)
     graph.attach(
         Aggregate(
@@ -83,8 +94,11 @@ def aggregate(group: Grouped, fold: Fold, kept: Kept) -> TableFlow:
     return TableFlow(Flow(graph, node_name, spec.row_key or spec.key, value), spec, replace(flow, node=node_name))
 
 
-def cogroup(parts: list[tuple[Grouped, Function]], windows: AnyWindows | None, fold: Fold, kept: Kept) -> tuple[TableFlow, list[Flow]]:
-    """Return the table that several grouped streams are aggregated into, each by an aggregator of its own; and of each what it takes.
+def cogroup(
+    parts: list[tuple[Grouped, Function]], windows: AnyWindows | None, fold: Fold, kept: Kept
+) -> tuple[TableFlow, list[Flow]]:
+    """Return the table that several grouped streams are aggregated into, each by an aggregator of its own; and of each
+    what it takes.
 
     Raises:
         TopologyError: as `aggregate`; or keys are written in different ways, or the streams come from two builders.
@@ -104,8 +118,13 @@ def cogroup(parts: list[tuple[Grouped, Function]], windows: AnyWindows | None, f
         key = flow.needed("key", where, _CURE)
         spec = spec or kept_as(kept.store, _spec(store_name, key, value, windows, kept.retention, where))
         if key != spec.key:
-            raise TopologyError(f"{where}: keys are written as {spec.key} and as {key}, so equal keys have different bytes. Use one serde for all.")
-        node = graph.names.node("COGROUPKSTREAM-AGGREGATE-", None if kept.name is None else f"{kept.name}-cogroup-agg-{number}")
+            raise TopologyError(
+                f"{where}: keys are written as {spec.key} and as {key}, so equal keys have different bytes. Use one "
+                "serde for all."
+            )
+        node = graph.names.node(
+            "COGROUPKSTREAM-AGGREGATE-", None if kept.name is None else f"{kept.name}-cogroup-agg-{number}"
+        )
         make = Aggregate(
             name=node,
             parents=(flow.node,),
@@ -124,7 +143,9 @@ def cogroup(parts: list[tuple[Grouped, Function]], windows: AnyWindows | None, f
     return TableFlow(Flow(graph, merge, spec.row_key or spec.key, value), spec), taken
 
 
-def group_table(table: TableFlow, mapper: Function, key: Serde[Any] | None, value: Serde[Any] | None, name: str | None) -> Grouped:
+def group_table(
+    table: TableFlow, mapper: Function, key: Serde[Any] | None, value: Serde[Any] | None, name: str | None
+) -> Grouped:
     """Return the flow of a table's updates under other keys: pairs of new and old values, to be aggregated.
 
     Raises:
@@ -156,13 +177,20 @@ def aggregate_table(group: Grouped, fold: Fold, kept: Kept) -> TableFlow:
     graph.needed_stores.add(store_name)
     graph.attach(
         TableAggregate(
-            name=node_name, parents=(flow.node,), store=spec, initializer=fold.initializer, adder=fold.aggregator, subtractor=fold.subtractor
+            name=node_name,
+            parents=(flow.node,),
+            store=spec,
+            initializer=fold.initializer,
+            adder=fold.aggregator,
+            subtractor=fold.subtractor,
         )
     )
     return TableFlow(Flow(graph, node_name, spec.key, value), spec)
 
 
-def _spec(name: str, key: Serde[Any], value: Serde[Any], windows: AnyWindows | None, retention: Duration | None, where: str) -> StoreSpec:
+def _spec(
+    name: str, key: Serde[Any], value: Serde[Any], windows: AnyWindows | None, retention: Duration | None, where: str
+) -> StoreSpec:
     """Return the store of an aggregation, in windows or not."""
     spec = StoreSpec(name, "key_value", key, value)
     if windows is None:
@@ -175,7 +203,9 @@ def _spec(name: str, key: Serde[Any], value: Serde[Any], windows: AnyWindows | N
         length = windows.difference_ms
         return replace(spec, window_ms=length, row_key=windowed(key, length), step_ms=1, lag_ms=length)
     if isinstance(windows, TimeWindows):
-        return replace(spec, window_ms=windows.size_ms, row_key=windowed(key, windows.size_ms), step_ms=windows.advance_ms)
+        return replace(
+            spec, window_ms=windows.size_ms, row_key=windowed(key, windows.size_ms), step_ms=windows.advance_ms
+        )
     return replace(spec, row_key=windowed_by(key, windows))
 
 
@@ -194,6 +224,7 @@ def _retention_ms(least: int, retention: Duration | None, where: str) -> int:
     retention_ms = duration_ms(retention, f"{where}: retention")
     if retention_ms < least:
         raise TopologyError(
-            f"{where}: a retention of {retention_ms} ms loses windows that still take records. Give at least size + grace, {least} ms, or nothing."
+            f"{where}: a retention of {retention_ms} ms loses windows that still take records. Give at least size + "
+            f"grace, {least} ms, or nothing."
         )
     return retention_ms

@@ -1,9 +1,11 @@
-"""Attaching a foreign-key join: two topics between the tables, an operator at each end of them, and the table that results.
+"""Attaching a foreign-key join: two topics between the tables, an operator at each end of them, and the table that
+results.
 
     left -> ask -> (subscriptions) -> answer <- right
     left ... result <- (answers) <- answer          `result` looks into the left table
 
-Invariant: subscriptions lie where the right rows are, answers where the left rows are: each topic is partitioned like the table it goes to.
+Invariant: subscriptions lie where the right rows are, answers where the left rows are: each topic is partitioned like
+the table it goes to.
 Source: Kafka Streams `KTableImpl.doJoinOnForeignKey`.
 """
 
@@ -55,7 +57,8 @@ def join_foreign(
     checked(method, joiner, "value", "other_value")
     if value is None:
         raise TopologyError(
-            f"{where}: how do the joined values become bytes? Write value=serdes.… there: a join by foreign key may have to keep them."
+            f"{where}: how do the joined values become bytes? Write value=serdes.… there: a join by foreign key may "
+            "have to keep them."
         )
     key, left_value = left.flow.needed("key", where), left.flow.needed("value", where)
     other_key, right_value = right.flow.needed("key", where), right.flow.needed("value", where)
@@ -65,17 +68,29 @@ def join_foreign(
     names = graph.names
     subscriptions, answers, subscribers = (_name(graph, name, part) for part in ("registration", "response", "store"))
     asking = left.flow.then(
-        f"{_PREFIX}SUBSCRIPTION-SEND-", None, partial(ForeignKeyAsk, extract=extract, left=is_left, key=key, value=left_value, foreign_key=other_key)
+        f"{_PREFIX}SUBSCRIPTION-SEND-",
+        None,
+        partial(ForeignKeyAsk, extract=extract, left=is_left, key=key, value=left_value, foreign_key=other_key),
     )
     asked = _through(asking, subscriptions, other_key, SUBSCRIPTION)
     spec = StoreSpec(names.store("", subscribers), "key_value", other_key, SUBSCRIBERS)
     answering = names.node(f"{_PREFIX}SUBSCRIPTION-PROCESSOR-")
-    graph.attach(ForeignKeyAnswer(name=answering, parents=(asked, right.flow.node), store=spec, value=right_value, primary_key=key))
+    graph.attach(
+        ForeignKeyAnswer(
+            name=answering, parents=(asked, right.flow.node), store=spec, value=right_value, primary_key=key
+        )
+    )
     answered = _through(Flow(graph, answering, key, ANSWERS), answers, key, ANSWERS)
     resulting = names.node(f"{_PREFIX}SUBSCRIPTION-RESPONSE-RESOLVER-PROCESSOR-")
     graph.attach(
         ForeignKeyResult(
-            name=resulting, parents=(answered, left.flow.node), joiner=joiner, left=is_left, key=key, value=left_value, right_value=right_value
+            name=resulting,
+            parents=(answered, left.flow.node),
+            joiner=joiner,
+            left=is_left,
+            key=key,
+            value=left_value,
+            right_value=right_value,
         )
     )
     output = names.node(f"{_PREFIX}OUTPUT-", name)
@@ -86,7 +101,9 @@ def join_foreign(
     return TableFlow(Flow(graph, output, key, value), kept)
 
 
-def _extractor(where: str, foreign_key: Callable[..., Any] | None, with_key: Callable[..., Any] | None) -> Callable[[Any, Any], Any]:
+def _extractor(
+    where: str, foreign_key: Callable[..., Any] | None, with_key: Callable[..., Any] | None
+) -> Callable[[Any, Any], Any]:
     if with_key is not None and foreign_key is None:
         return checked("foreign_key_with_key=", with_key, "key", "value")
     if foreign_key is None or with_key is not None:
@@ -109,8 +126,19 @@ def _through(flow: Flow, topic: str, key: Serde[Any], value: Serde[Any]) -> str:
     graph = flow.graph
     if any(made.topic == topic for made in graph.repartitions):
         raise TopologyError(f'two internal topics are named "{topic}". Give one of the joins another name=.')
-    graph.attach(Sink(name=graph.names.node("KTABLE-SINK-"), parents=(flow.node,), topic=topic, key=key, value=value, internal=True))
+    graph.attach(
+        Sink(
+            name=graph.names.node("KTABLE-SINK-"),
+            parents=(flow.node,),
+            topic=topic,
+            key=key,
+            value=value,
+            internal=True,
+        )
+    )
     source = graph.names.node("KTABLE-SOURCE-")
     graph.attach(Source(name=source, topics=(topic,), key=key, value=value, internal=True))
-    graph.repartitions.append(Repartition(flow.node, key, value, False, topic, source=source, partitions=None, explicit=True))
+    graph.repartitions.append(
+        Repartition(flow.node, key, value, False, topic, source=source, partitions=None, explicit=True)
+    )
     return source

@@ -1,6 +1,7 @@
 """Attaching joins: of two tables, of two streams, of a stream and a global table.
 
-A join of two streams remembers several values of one moment, and records that wait for a match: `values_of` and `waiting_of` are the serdes.
+A join of two streams remembers several values of one moment, and records that wait for a match: `values_of` and
+`waiting_of` are the serdes.
 
 Invariant: both sides of a join have equal keys on equal partitions and in equal key ranges, under the same bytes.
 """
@@ -22,7 +23,13 @@ from coopstreams.topology.dsl.repartition import keyed
 from coopstreams.topology.durations import Duration, duration_ms
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Flow, serde_or_none
-from coopstreams.topology.graph.join_nodes import BufferedJoin, JoinKind, StreamGlobalJoin, StreamStreamJoin, TableTableJoin
+from coopstreams.topology.graph.join_nodes import (
+    BufferedJoin,
+    JoinKind,
+    StreamGlobalJoin,
+    StreamStreamJoin,
+    TableTableJoin,
+)
 from coopstreams.topology.graph.nodes import GlobalTable, StreamTableJoin
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.serdes import Serde
@@ -60,14 +67,20 @@ def joined(
     if isinstance(other, GlobalTable):
         if kind == "outer" or on is None or windows is not None or grace is not None or store is not None:
             raise TopologyError(
-                f'{method} with the global table "{other.topic}": it takes on=, a function (key, value) of the key to look up, a joiner, no more'
+                f'{method} with the global table "{other.topic}": it takes on=, a function (key, value) of the key to '
+                "look up, a joiner, no more"
             )
         return join_global(flow, other, on, joiner, value, name, left=kind == "left", with_key=with_key)
     if on is not None:
-        raise TopologyError(f"{method} with {other.flow.node}: on= is for global tables; select_key() gives the records another key")
+        raise TopologyError(
+            f"{method} with {other.flow.node}: on= is for global tables; select_key() gives the records another key"
+        )
     if kind == "outer" or windows is not None or store is not None:
         what = "outer_join()" if kind == "outer" else "windows=" if windows is not None else "store="
-        raise TopologyError(f"{method} with {other.flow.node}: {what} is for two streams; a stream meets the row that a table has at the moment")
+        raise TopologyError(
+            f"{method} with {other.flow.node}: {what} is for two streams; a stream meets the row that a table has at "
+            "the moment"
+        )
     return join_table(flow, other, joiner, value, grace, name, left=kind == "left", with_key=with_key)
 
 
@@ -85,36 +98,54 @@ def join_table(
     """Return a flow of what the joiner makes of each record and the table's row of its key.
 
     Raises:
-        TopologyError: a joiner that cannot be called so, a windowed table, two builders, keys written in different ways, a serde missing.
+        TopologyError: a joiner that cannot be called so, a windowed table, two builders, keys written in different
+            ways, a serde missing.
     """
     method = _method("left" if left else "inner", with_key=with_key)
     where = f"{method} with {table.flow.node}"
     flow.same_graph(table.flow, where)
     function = _joiner(method, joiner, "table_value", with_key=with_key)
     if table.is_windowed:
-        raise TopologyError(f"{where}: its keys are windows, a stream's are not. Join .to_stream() with select_key(), or aggregate without windows.")
+        raise TopologyError(
+            f"{where}: its keys are windows, a stream's are not. Join .to_stream() with select_key(), or aggregate "
+            "without windows."
+        )
     if flow.key != table.flow.key and isinstance(flow.key, Serde):
         raise TopologyError(
-            f"{where}: the keys of the stream are written as {flow.key}, those of the table as {table.flow.key}, so equal keys have different "
-            f"bytes and never meet. Write .select_key(lambda key, value: ..., key=serdes.{table.flow.key}) before the join."
+            f"{where}: the keys of the stream are written as {flow.key}, those of the table as {table.flow.key}, so "
+            "equal keys have different "
+            f"bytes and never meet. Write .select_key(lambda key, value: ..., key=serdes.{table.flow.key}) before the "
+            "join."
         )
     # Equal keys must be equal bytes, so the table's serde is the only one that new keys can have.
     flow = keyed(replace(flow, key=table.flow.key), name or flow.node, where, drop_null_keys=not left)
     materialize(flow.graph, table.flow.node)
     node: dict[str, Any] = {"store": table.store, "joiner": function, "with_key": with_key, "left": left}
-    make = partial(StreamTableJoin, **node) if grace is None else _held(flow, table, node, duration_ms(grace, f"{where}: grace"), name, where)
+    make = (
+        partial(StreamTableJoin, **node)
+        if grace is None
+        else _held(flow, table, node, duration_ms(grace, f"{where}: grace"), name, where)
+    )
     prefix = "KSTREAM-LEFTJOIN-" if left else "KSTREAM-JOIN-"
-    return flow.then(prefix, name, lambda name, parents: make(name=name, parents=(*parents, table.flow.node))).with_value(value, method)
+    return flow.then(
+        prefix, name, lambda name, parents: make(name=name, parents=(*parents, table.flow.node))
+    ).with_value(value, method)
 
 
-def _held(flow: Flow, table: TableFlow, node: dict[str, Any], grace_ms: int, name: str | None, where: str) -> Callable[..., BufferedJoin]:
+def _held(
+    flow: Flow, table: TableFlow, node: dict[str, Any], grace_ms: int, name: str | None, where: str
+) -> Callable[..., BufferedJoin]:
     history_ms = table.store.history_ms
     if history_ms is None:
         raise TopologyError(
-            f"{where}: grace= looks the row up as it was, which a table without history does not know. Read it with table(…, history=…)."
+            f"{where}: grace= looks the row up as it was, which a table without history does not know. Read it with "
+            "table(…, history=…)."
         )
     if not 0 <= grace_ms <= history_ms:
-        raise TopologyError(f"{where}: a grace of {grace_ms} ms must not be negative, nor longer than the table's history of {history_ms} ms")
+        raise TopologyError(
+            f"{where}: a grace of {grace_ms} ms must not be negative, nor longer than the table's history of "
+            f"{history_ms} ms"
+        )
     key, value = table.flow.needed("key", where), flow.needed("value", where)
     buffer = f"{name or flow.graph.names.node('KSTREAM-JOIN-')}-Buffer"
     spec = StoreSpec(flow.graph.names.store("", buffer), "key_value", key, waiting_of(value, value))
@@ -132,7 +163,9 @@ def join_global(
     left: bool,
     with_key: bool,
 ) -> Flow:
-    """Return a flow of what the joiner makes of each record and the row of the key that it names; keys stay what they are."""
+    """Return a flow of what the joiner makes of each record and the row of the key that it names; keys stay what they
+    are.
+    """
     method = _method("left" if left else "inner", with_key=with_key)
     where = f'{method} with the global table "{table.topic}"'
     if table not in flow.graph.global_tables:
@@ -158,11 +191,20 @@ def joined_tables(
     """Return the join of two tables, by their keys or by a foreign key."""
     if foreign_key is None and foreign_key_with_key is None:
         return join_tables(left, right, joiner, value, store, name, kind=kind)
-    return join_foreign(left, right, foreign_key, foreign_key_with_key, joiner, value, store, name, is_left=kind == "left")
+    return join_foreign(
+        left, right, foreign_key, foreign_key_with_key, joiner, value, store, name, is_left=kind == "left"
+    )
 
 
 def join_tables(
-    left: TableFlow, right: TableFlow, joiner: Function, value: Serde[Any] | None, store: StoreOption, name: str | None, *, kind: JoinKind
+    left: TableFlow,
+    right: TableFlow,
+    joiner: Function,
+    value: Serde[Any] | None,
+    store: StoreOption,
+    name: str | None,
+    *,
+    kind: JoinKind,
 ) -> TableFlow:
     """Return the join of two tables. Where absence can be news, both sides say what they said before.
 
@@ -183,7 +225,9 @@ def join_tables(
     spec = None
     if store is not None:
         if value is None:
-            raise TopologyError(f'{where}: store="{name_of(store)}" keeps the joined values as bytes. Write value=serdes.… there.')
+            raise TopologyError(
+                f'{where}: store="{name_of(store)}" keeps the joined values as bytes. Write value=serdes.… there.'
+            )
         spec = kept_as(store, StoreSpec(graph.names.store("KTABLE-MERGE-", name_of(store)), "key_value", key, value))
         graph.needed_stores.add(spec.name)
     for table in (left, right):
@@ -213,21 +257,26 @@ def join_streams(
     """Return the join of two streams.
 
     Raises:
-        TopologyError: a joiner that cannot be called so, no windows, two builders, keys written in different ways, or a serde missing.
+        TopologyError: a joiner that cannot be called so, no windows, two builders, keys written in different ways, or a
+            serde missing.
     """
     method = _method(kind, with_key=with_key)
     where = f"{method} with {right.node}"
     left.same_graph(right, where)
     function = _joiner(method, joiner, "other_value", with_key=with_key)
     if not isinstance(windows, JoinWindows):
-        raise TopologyError(f"{where}: two streams are joined within windows such as JoinWindows(minutes=5), not {windows!r}")
+        raise TopologyError(
+            f"{where}: two streams are joined within windows such as JoinWindows(minutes=5), not {windows!r}"
+        )
     if not isinstance(left.key, Serde):
         left = replace(left, key=right.key)
     elif not isinstance(right.key, Serde):
         right = replace(right, key=left.key)
     check_same_keys(left, right, where)
     graph, names = left.graph, left.graph.names
-    left_topic, right_topic = (f"{name}-{side}" if name else flow.node for side, flow in (("left", left), ("right", right)))
+    left_topic, right_topic = (
+        f"{name}-{side}" if name else flow.node for side, flow in (("left", left), ("right", right))
+    )
     left = keyed(left, left_topic, where, drop_null_keys=kind == "inner")
     right = keyed(right, right_topic, where, drop_null_keys=kind != "outer")
     for _ in LEFT_AND_RIGHT:
@@ -241,25 +290,51 @@ def join_streams(
     parents = (left.node, right.node)
     key = left.needed("key", where)
     graph.attach(
-        StreamStreamJoin(name=node_name, parents=parents, kind=kind, windows=windows, joiner=function, with_key=with_key, key=key, stores=stores)
+        StreamStreamJoin(
+            name=node_name,
+            parents=parents,
+            kind=kind,
+            windows=windows,
+            joiner=function,
+            with_key=with_key,
+            key=key,
+            stores=stores,
+        )
     )
     return replace(left, node=node_name).with_value(value, method)
 
 
 def _join_stores(
-    left: Flow, right: Flow, windows: JoinWindows, store: str | None, generated: tuple[str, str], kind: JoinKind, where: str
+    left: Flow,
+    right: Flow,
+    windows: JoinWindows,
+    store: str | None,
+    generated: tuple[str, str],
+    kind: JoinKind,
+    where: str,
 ) -> tuple[StoreSpec, ...]:
-    """Return the stores of a join: its two sides and, where a record may have to wait for a match, those that wait. Named as Kafka Streams does."""
+    """Return the stores of a join: its two sides and, where a record may have to wait for a match, those that wait.
+    Named as Kafka Streams does.
+    """
     outer_left, outer_right = kind == "outer", kind != "inner"
-    suffixes = ("-outer-this-join" if outer_left else "-this-join", "-outer-other-join" if outer_right else "-other-join")
+    suffixes = (
+        "-outer-this-join" if outer_left else "-this-join",
+        "-outer-other-join" if outer_right else "-other-join",
+    )
     names = generated if store is None else (f"{store}{suffixes[0]}", f"{store}{suffixes[1]}")
     key, values = left.needed("key", where), (left.needed("value", where), right.needed("value", where))
     # A row must outlive what the join may look for; the join itself says what it still finds.
     window = StoreSpec("", "window", key, values_of(values[0]), window_ms=1, retention_ms=windows.retention_ms + 1)
-    sides = tuple(replace(window, name=f"{side}-store", value=values_of(value)) for side, value in zip(names, values, strict=True))
+    sides = tuple(
+        replace(window, name=f"{side}-store", value=values_of(value)) for side, value in zip(names, values, strict=True)
+    )
     if kind == "inner" or windows.eager:
         return sides
-    shared = f"KSTREAM-OUTERSHARED-{names[0][-10:]}" if store is None else f"{store}{'-outer' if kind == 'outer' else '-left'}-shared-join"
+    shared = (
+        f"KSTREAM-OUTERSHARED-{names[0][-10:]}"
+        if store is None
+        else f"{store}{'-outer' if kind == 'outer' else '-left'}-shared-join"
+    )
     return (*sides, StoreSpec(f"{shared}-store", "key_value", key, waiting_of(*values)))
 
 
@@ -281,7 +356,8 @@ def check_same_keys(left: Flow, right: Flow, where: str) -> None:
     """
     if left.key != right.key:
         raise TopologyError(
-            f"{where}: the keys of one side are written as {left.key}, those of the other as {right.key}, so equal keys have different "
+            f"{where}: the keys of one side are written as {left.key}, those of the other as {right.key}, so equal "
+            "keys have different "
             "bytes and never meet. Use one serde for the keys of both."
         )
 
@@ -311,7 +387,9 @@ def values_of(inner: Serde[Any]) -> Serde[list[Any]]:
 
 @cache
 def waiting_of(left: Serde[Any], right: Serde[Any]) -> Serde[list[tuple[int, int, Any]]]:
-    """Return the serde of records that wait, (timestamp, side, value): timestamp (8 bytes), side (1), length (4), value."""
+    """Return the serde of records that wait, (timestamp, side, value): timestamp (8 bytes), side (1), length (4),
+    value.
+    """
 
     def encode(rows: list[tuple[int, int, Any]]) -> bytes:
         written = [(at, side, (left, right)[side].encode(value)) for at, side, value in rows]

@@ -1,8 +1,9 @@
 """Attaching nodes by name, for the low-level `TopologyBuilder`. They are the same nodes as those of the DSL.
 
-Invariant: the parents of a node are attached before it, so a graph has no cycle. A store has one specification for all its users.
-Turned down: repartitioning after a change of keys. As in Kafka Streams, the low-level API adds no topics; where a store would not be
-partitioned like its records, it raises an error.
+Invariant: the parents of a node are attached before it, so a graph has no cycle. A store has one specification for all
+its users.
+Turned down: repartitioning after a change of keys. As in Kafka Streams, the low-level API adds no topics; where a store
+would not be partitioned like its records, it raises an error.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any, TypeAlias
 
-from coopstreams.topology.dsl.attach_processors import said, take_store, using
+from coopstreams.topology.dsl.attach_processors import by_key_of, take_store, using
 from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Graph, Part, serde_or_none
@@ -78,20 +79,31 @@ def source(graph: Graph, name: str, make: Callable[..., Source]) -> None:
     node = make(name=check_name(name, "the node name"))
     if (known := graph.reader_of(node)) is not None:
         topic, other = known
-        raise TopologyError(f'add_source("{name}"): topic "{topic}" is read by "{other.name}" already. Name "{other.name}" as the parent.')
+        raise TopologyError(
+            f'add_source("{name}"): topic "{topic}" is read by "{other.name}" already. Name "{other.name}" as the '
+            "parent."
+        )
     _add(graph, node)
 
 
 def processor(
-    graph: Graph, name: str, supplier: Function, parents: tuple[str, ...], stores: Sequence[StoreSpec | str], *, by_key: bool | None, fixed_key: bool
+    graph: Graph,
+    name: str,
+    supplier: Function,
+    parents: tuple[str, ...],
+    stores: Sequence[StoreSpec | str],
+    *,
+    by_key: bool | None,
+    fixed_key: bool,
 ) -> None:
     """Attach a processor.
 
     Raises:
-        TopologyError: the name is taken, a parent cannot be one, a store is none, `by_key` is left out, or True where keys may not be those of the topic.
+        TopologyError: the name is taken, a parent cannot be one, a store is none, `by_key` is left out, or True where
+            keys may not be those of the topic.
     """
     where = f'add_processor("{name}")'
-    function, by_key = checked(where, supplier), said(by_key, where)
+    function, by_key = checked(where, supplier), by_key_of(by_key, where)
     _check_parents(graph, parents, where)
     keys = keys_as_read(graph.nodes.values())
     key = common_key(keys[parent] for parent in parents)
@@ -103,8 +115,10 @@ def processor(
             else f"{' and '.join(parents)} have keys that are written in different ways"
         )
         raise TopologyError(
-            f"{where}: by_key=True needs the keys with which records were read from their topic, but {why}. Say fixed_key=True of a processor above "
-            "that does not change keys; or send the records through a topic, with add_sink and add_source; or leave out by_key=True: "
+            f"{where}: by_key=True needs the keys with which records were read from their topic, but {why}. Say "
+            "fixed_key=True of a processor above "
+            "that does not change keys; or send the records through a topic, with add_sink and add_source; or leave "
+            "out by_key=True: "
             "then each partition is one task."
         )
     node = Processing(
@@ -121,7 +135,13 @@ def processor(
 
 
 def sink(
-    graph: Graph, name: str, topic: str | Function, parents: tuple[str, ...], key: Serde[Any], value: Serde[Any], partitioner: Function | None
+    graph: Graph,
+    name: str,
+    topic: str | Function,
+    parents: tuple[str, ...],
+    key: Serde[Any],
+    value: Serde[Any],
+    partitioner: Function | None,
 ) -> None:
     """Attach a sink.
 
@@ -140,7 +160,10 @@ def sink(
         make: Function = partial(DynamicSink, topic_of=checked(where, topic, "key", "value"))
     else:
         make = partial(Sink, topic=check_name(topic, "the topic"))
-    _add(graph, make(name=check_name(name, "the node name"), parents=parents, key=key, value=value, partitioner=partitioner))
+    _add(
+        graph,
+        make(name=check_name(name, "the node name"), parents=parents, key=key, value=value, partitioner=partitioner),
+    )
 
 
 def state_store(graph: Graph, store: StoreSpec, processors: tuple[str, ...]) -> None:
@@ -171,27 +194,40 @@ def connect(graph: Graph, processor: str, stores: tuple[str, ...]) -> None:
 
 
 def global_store(
-    graph: Graph, store: StoreSpec, topic: str, processor: str | None, supplier: Function | None, key: AnySerde, value: AnySerde
+    graph: Graph,
+    store: StoreSpec,
+    topic: str,
+    processor: str | None,
+    supplier: Function | None,
+    key: AnySerde,
+    value: AnySerde,
 ) -> None:
     """Take in a store of which every instance has all rows: those of a topic, or what a processor makes of its records.
 
     Raises:
-        TopologyError: it is no plain key-value store, another one has its name, or only one of processor and supplier is there.
+        TopologyError: it is no plain key-value store, another one has its name, or only one of processor and supplier
+            is there.
     """
     if not isinstance(store, StoreSpec):
         raise TopologyError(f"add_global_store() takes a store, key_value_store(…), not {store!r}")
     if store.kind != "key_value" or store.history_ms is not None:
-        raise TopologyError(f'add_global_store(): "{store.name}" must be a key_value_store(…): each row is the latest record of its key')
+        raise TopologyError(
+            f'add_global_store(): "{store.name}" must be a key_value_store(…): each row is the latest record of its key'
+        )
     check_name(topic, "the topic")
     where = f'add_global_store("{store.name}")'
-    read_key, read_value = serde_or_none(key, "key", where) or store.key, serde_or_none(value, "value", where) or store.value
+    read_key, read_value = (
+        serde_or_none(key, "key", where) or store.key,
+        serde_or_none(value, "value", where) or store.value,
+    )
     update = None
     if supplier is not None and processor is not None:
         update = GlobalUpdate(check_name(processor, "the node name"), checked(where, supplier), read_key, read_value)
         graph.names.take(update.name)
     elif supplier is not None or processor is not None or (read_key, read_value) != (store.key, store.value):
         raise TopologyError(
-            f"{where}: records become rows as they are, or a processor makes rows of them: name it and give its supplier, "
+            f"{where}: records become rows as they are, or a processor makes rows of them: name it and give its "
+            "supplier, "
             "add_global_store(store, topic, name, supplier, key=…, value=…)."
         )
     graph.names.store("", store.name)
@@ -212,18 +248,25 @@ def _check_parents(graph: Graph, parents: tuple[str, ...], where: str) -> None:
         node = _known(graph, name, where)
         if isinstance(node, Sink | DynamicSink):
             raise TopologyError(
-                f'{where}: "{name}" is a sink: nothing comes out of it. Read its topic with add_source, or name the parents of "{name}".'
+                f'{where}: "{name}" is a sink: nothing comes out of it. Read its topic with add_source, or name the '
+                f'parents of "{name}".'
             )
         if isinstance(node, Split):
             raise TopologyError(f'{where}: out of "{name}" come branches. Name one of them.')
         if not isinstance(node, _STREAMS) or (isinstance(node, Filter | MapValues) and node.table):
-            raise TopologyError(f'{where}: updates of a table come out of "{name}". Write .to_stream(name=…) in the program, and name that.')
+            raise TopologyError(
+                f'{where}: updates of a table come out of "{name}". Write .to_stream(name=…) in the program, and name '
+                "that."
+            )
 
 
 def _processor(graph: Graph, name: str, where: str) -> Processing:
     node = _known(graph, name, where)
     if not isinstance(node, Processing):
-        raise TopologyError(f'{where}: "{name}" is a {type(node).__name__}; only processors use stores by name. Name one of add_processor(…).')
+        raise TopologyError(
+            f'{where}: "{name}" is a {type(node).__name__}; only processors use stores by name. Name one of '
+            "add_processor(…)."
+        )
     return node
 
 

@@ -15,19 +15,27 @@ from coopstreams.topology.stores import StoreSpec
 
 
 def process(
-    flow: Flow, supplier: Function, stores: Sequence[StoreSpec | str], name: str | None, *, by_key: bool | None, fixed_key: bool = False
+    flow: Flow,
+    supplier: Function,
+    stores: Sequence[StoreSpec | str],
+    name: str | None,
+    *,
+    by_key: bool | None,
+    fixed_key: bool = False,
 ) -> Flow:
     """Return the flow of what a processor forwards; keys and values are known as before.
 
     Raises:
-        TopologyError: no function, something else than stores, a name that another store has, `by_key` left out or True behind new keys.
+        TopologyError: no function, something else than stores, a name that another store has, `by_key` left out or True
+            behind new keys.
     """
     method = "process_values" if fixed_key else "process"
-    by_key = said(by_key, f"{method}()")
+    by_key = by_key_of(by_key, f"{method}()")
     if by_key and flow.rekeyed:
         raise TopologyError(
-            f'{method}(): by_key=True needs the keys that the records have in their topic, and "{flow.node}" may give them other ones. Write '
-            ".repartition() before it, so that equal keys meet, or by_key=False: each partition is one task."
+            f'{method}(): by_key=True needs the keys that the records have in their topic, and "{flow.node}" may give '
+            "them other ones. Write .repartition() before it, so that equal keys meet, or by_key=False: each partition "
+            "is one task."
         )
     make = partial(
         Processing,
@@ -43,16 +51,18 @@ def process(
     return after if fixed_key else replace(after, rekeyed=True)
 
 
-def said(by_key: bool | None, where: str) -> bool:
-    """Return `by_key`, which has no default: one would lose either the sharing of partitions or, with state for several keys, results.
+def by_key_of(by_key: bool | None, where: str) -> bool:
+    """Return `by_key`. It has no default: False would silently lose the sharing of partitions, True the results of a
+    processor that looks at several keys.
 
     Raises:
         TopologyError: it is left out.
     """
     if by_key is None:
         raise TopologyError(
-            f"{where}: say how its state is kept. by_key=True: it treats each key on its own, and key ranges of a partition can be tasks. "
-            "by_key=False: it may look at several keys at a time, and each partition is one task, as in Kafka Streams."
+            f"{where}: say how its state is kept. by_key=True: it treats each key on its own, and key ranges of a "
+            "partition can be tasks. by_key=False: it may look at several keys at a time, and each partition is one "
+            "task, as in Kafka Streams."
         )
     return by_key
 
@@ -65,18 +75,27 @@ def using(graph: Graph, node: Processing, stores: Sequence[StoreSpec | str], whe
     """
     for store in stores:
         if not isinstance(store, StoreSpec | str):
-            raise TopologyError(f"{where}: stores= takes stores such as key_value_store(...), and names of stores, not {store!r}")
+            raise TopologyError(
+                f"{where}: stores= takes stores such as key_value_store(...), and names of stores, not {store!r}"
+            )
     specs = [graph.added_stores.get(store, store) if isinstance(store, str) else store for store in stores]
     own = [store for store in specs if isinstance(store, StoreSpec)]
     for store in own:
         take_store(graph, store)
     names = [store.name if isinstance(store, StoreSpec) else store for store in specs]
     graph.needed_stores.update(names)
-    return replace(node, stores=tuple(dict.fromkeys([*node.stores, *own])), store_names=tuple(dict.fromkeys([*node.store_names, *names])))
+    return replace(
+        node,
+        stores=tuple(dict.fromkeys([*node.stores, *own])),
+        store_names=tuple(dict.fromkeys([*node.store_names, *names])),
+    )
 
 
 def take_store(graph: Graph, store: StoreSpec) -> None:
     """Take the name of a store, unless it is that of the very same store, added or of another processor."""
-    known = [*graph.added_stores.values(), *(store for node in graph.nodes.values() if isinstance(node, Processing) for store in node.stores)]
+    known = [
+        *graph.added_stores.values(),
+        *(store for node in graph.nodes.values() if isinstance(node, Processing) for store in node.stores),
+    ]
     if store not in known:
         graph.names.store("", store.name)

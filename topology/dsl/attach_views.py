@@ -1,14 +1,19 @@
-"""Attaching views of a table: filtered, mapped, held back; and which tables forward the old value of a row with each update.
+"""Attaching views of a table: filtered, mapped, held back; and which tables forward the old value of a row with each
+update.
 
 A view is looked through, or kept under a name of its own.
 
-An old value costs a lookup, or a store where there was none, so a table forwards it only if an operator below needs it: an aggregation
-of a table (it subtracts the old row), a left or outer join, and a filter (neither forwards a deletion of a row that it never forwarded).
-A filter asks for it only if the table above has a store already; an operator that is attached later does not change that.
+An old value costs a lookup, or a store where there was none, so a table forwards it only if an operator below needs it:
+an aggregation of a table (it subtracts the old row), a left or outer join, and a filter (neither forwards a deletion of
+a row that it never forwarded). A filter asks for it only if the table above has a store already; an operator that is
+attached later does not change that.
 
-Invariant: a node that forwards old values gets them from each parent it needs them from, and the stores behind them exist.
-Invariant: the window of a row, and when it is closed, are those of the aggregation above; views in between change neither.
-Source: Kafka Streams `KTableImpl.doFilter`, `doMapValues`, `enableSendOldValues`, `KTableSource`, `KTableFilter`, `KTableKTableAbstractJoin`.
+Invariant: a node that forwards old values gets them from each parent it needs them from, and the stores behind them
+exist.
+Invariant: the window of a row, and when it is closed, are those of the aggregation above; views in between change
+neither.
+Source: Kafka Streams `KTableImpl.doFilter`, `doMapValues`, `enableSendOldValues`, `KTableSource`, `KTableFilter`,
+`KTableKTableAbstractJoin`.
 """
 
 from __future__ import annotations
@@ -31,20 +36,33 @@ from coopstreams.topology.suppressed import Suppressed, held
 from coopstreams.topology.windows import AnyWindows, SessionWindows
 
 
-def filter_rows(table: TableFlow, predicate: Function, store: StoreOption, name: str | None, *, negate: bool) -> TableFlow:
-    """Return the rows that a predicate keeps. It asks what each row was before, and need not tell of one that never was.
+def filter_rows(
+    table: TableFlow, predicate: Function, store: StoreOption, name: str | None, *, negate: bool
+) -> TableFlow:
+    """Return the rows that a predicate keeps. It asks what each row was before, and need not tell of one that never
+    was.
 
     Raises:
         TopologyError: a name is taken or not legal, or a store's serde is missing.
     """
     graph, above = table.flow.graph, table.flow.node
-    made = _attached(table, "KTABLE-FILTER-", name, store, partial(Filter, predicate=predicate, negate=negate, table=True))
+    made = _attached(
+        table, "KTABLE-FILTER-", name, store, partial(Filter, predicate=predicate, negate=negate, table=True)
+    )
     if ask_for_old_values(graph, above, force=False):
         graph.sending_old.add(made.flow.node)
     return made
 
 
-def map_rows(table: TableFlow, mapper: Function, value: Serde[Any] | None, store: StoreOption, name: str | None, *, with_key: bool) -> TableFlow:
+def map_rows(
+    table: TableFlow,
+    mapper: Function,
+    value: Serde[Any] | None,
+    store: StoreOption,
+    name: str | None,
+    *,
+    with_key: bool,
+) -> TableFlow:
     """Return the rows with new values.
 
     Raises:
@@ -56,7 +74,12 @@ def map_rows(table: TableFlow, mapper: Function, value: Serde[Any] | None, store
 
 
 def _attached(
-    table: TableFlow, prefix: str, name: str | None, store: StoreOption, make: Callable[..., Node], known: Callable[[Flow], Flow] = lambda flow: flow
+    table: TableFlow,
+    prefix: str,
+    name: str | None,
+    store: StoreOption,
+    make: Callable[..., Node],
+    known: Callable[[Flow], Flow] = lambda flow: flow,
 ) -> TableFlow:
     """Return a table whose rows come out of a new node; `known` says what is known about them."""
     graph = table.flow.graph
@@ -66,11 +89,17 @@ def _attached(
         store_name = graph.names.store(prefix, name_of(store))
         if table.is_windowed and isinstance(graph.nodes[table.flow.node], Suppress):
             raise TopologyError(
-                f'the table "{store_name}": suppressed windows come when they expire, and cannot be kept. Filter them before suppress().'
+                f'the table "{store_name}": suppressed windows come when they expire, and cannot be kept. Filter them '
+                "before suppress()."
             )
         value = flow.needed("value", f'the table "{store_name}"')
         row_key = flow.needed("key", f'the table "{store_name}"') if table.is_windowed else None
-        spec = kept_as(store, replace(table.store, name=store_name, value=value, row_key=row_key, history_ms=None, logged=True, cached=True))
+        spec = kept_as(
+            store,
+            replace(
+                table.store, name=store_name, value=value, row_key=row_key, history_ms=None, logged=True, cached=True
+            ),
+        )
         graph.needed_stores.add(store_name)
     graph.attach(make(name=flow.node, parents=(table.flow.node,), store=spec))
     return TableFlow(flow, spec or table.store)
@@ -87,7 +116,10 @@ def suppress(table: TableFlow, until: Suppressed, name: str | None) -> TableFlow
     graph, where = table.flow.graph, f"suppress of {table.flow.node}"
     windows = _windows(graph, table.flow.node) if until.wait_ms is None else None
     if until.wait_ms is None and windows is None:
-        raise TopologyError(f"{where}: it has no windows that could close. Use until_time_limit(...), or aggregate in windows before it.")
+        raise TopologyError(
+            f"{where}: it has no windows that could close. Use until_time_limit(...), or aggregate in windows before "
+            "it."
+        )
     node_name = graph.names.node("KTABLE-SUPPRESS-", name)
     store_name = graph.names.store("KTABLE-SUPPRESS-", None if name is None else f"{name}-store")
     key, value = table.flow.needed("key", where, where), table.flow.needed("value", where, "the operator before it")
@@ -106,7 +138,8 @@ def suppress(table: TableFlow, until: Suppressed, name: str | None) -> TableFlow
         value=value,
         end_of=None if windows is None else _end_of(windows),
     )
-    # What a row was before must be known, as in Kafka Streams: so a filter above forwards no deletion of what never was.
+    # What a row was before must be known, as in Kafka Streams: so a filter above forwards no deletion of what never
+    # was.
     ask_for_old_values(graph, table.flow.node, force=True)
     graph.needed_stores.add(store_name)
     graph.attach(node)
@@ -146,7 +179,9 @@ def materialize(graph: Graph, name: str) -> None:
 
 
 def ask_for_old_values(graph: Graph, name: str, *, force: bool) -> bool:
-    """Make a table forward old values; without `force`, only if that needs no additional store. Return whether it does."""
+    """Make a table forward old values; without `force`, only if that needs no additional store. Return whether it
+    does.
+    """
     if name in graph.sending_old:
         return True
     node = graph.nodes[name]

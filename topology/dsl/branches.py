@@ -1,4 +1,6 @@
-"""`BranchedKStream`: a stream being split. Each record goes to the first branch whose predicate is true, and to no other."""
+"""`BranchedKStream`: a stream being split. Each record goes to the first branch whose predicate is true, and to no
+other.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ V = TypeVar("V")
 
 
 class BranchedKStream(Generic[K, V]):
-    """The branches of a stream so far, made by `KStream.split`. `default_branch` or `no_default_branch` ends it and returns the streams.
+    """The branches of a stream so far, made by `KStream.split`. `default_branch` or `no_default_branch` ends it and
+    returns the streams.
 
     A branch without `name=` is called "1", "2", ...; the default one "0".
     """
@@ -47,7 +50,9 @@ class BranchedKStream(Generic[K, V]):
     def no_default_branch(self) -> dict[str, KStream[K, V]]:
         """Return the branches by name; a record that no predicate wants ends here."""
         if not self._predicates:
-            raise TopologyError("split(): there is no branch. Write .split().branch(predicate, name=...).default_branch().")
+            raise TopologyError(
+                "split(): there is no branch. Write .split().branch(predicate, name=...).default_branch()."
+            )
         return self._split()
 
     def _add(self, name: str) -> None:

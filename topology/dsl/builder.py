@@ -1,6 +1,7 @@
 """`StreamsBuilder`: where a program begins. Sources first, operators on what they return, `build()` at the end.
 
-Invariant: nothing here contacts a broker; what can be wrong without one is found by the line that is wrong, the rest by `build()`.
+Invariant: nothing here contacts a broker; what can be wrong without one is found by the line that is wrong, the rest by
+`build()`.
 Turned down: refusing a program that writes to a topic it reads (a loop can be meant), and default serdes.
 """
 
@@ -50,8 +51,9 @@ class StreamsBuilder:
     ) -> KStream[K, V]:
         """Read one topic, several with the same serdes, or all whose whole name matches `re.compile(…)`, as a stream.
 
-        Topics that come to match while the application runs are read, too (`metadata.max.age.ms`). Internal ones never match.
-        `timestamp(record)` returns the event time of a record in milliseconds; None or a negative number drops it.
+        Topics that come to match while the application runs are read, too (`metadata.max.age.ms`). Internal ones never
+        match. `timestamp(record)` returns the event time of a record in milliseconds; None or a negative number drops
+        it.
         """
         pattern = topic if isinstance(topic, Pattern) else None
         topics = () if isinstance(topic, Pattern) else (topic,) if isinstance(topic, str) else tuple(topic)
@@ -69,26 +71,32 @@ class StreamsBuilder:
         timestamp: Callable[[TimestampedRecord[K, V]], int | None] | None = None,
         name: str | None = None,
     ) -> KTable[K, V]:
-        """Read a topic as a table: the latest value of each key, a null value deletes. `store=` keeps it under that name, for queries.
+        """Read a topic as a table: the latest value of each key, a null value deletes. `store=` keeps it under that
+        name, for queries.
 
-        With `history=` the table is versioned: "latest" is by timestamp, a stream record meets the row as it was at its own time, and
-        versions are kept for that long (counted in stream time).
+        With `history=` the table is versioned: "latest" is by timestamp, a stream record meets the row as it was at its
+        own time, and versions are kept for that long (counted in stream time).
         """
         store_name = self._graph.names.store(f"{check_name(topic, 'the topic')}-", name_of(store))
         source = self._graph.source(name, described("table", (topic,), key, value, timestamp), suffix="-source")
         spec = kept_as(store, StoreSpec(store_name, "key_value", source.key, source.value))
         if history is not None:
-            spec = replace(spec, value=versions_of(source.value), history_ms=checked_ms(history, f'table("{topic}"): the history'))
+            spec = replace(
+                spec, value=versions_of(source.value), history_ms=checked_ms(history, f'table("{topic}"): the history')
+            )
         if store is not None or history is not None:
             self._graph.needed_stores.add(store_name)
         flow = Flow(self._graph, source.name, source.key, source.value)
         table = flow.then("KTABLE-SOURCE-", name, partial(TableSource, store=spec))
         return KTable(TableFlow(table, spec, None if history is None else table))
 
-    def global_table(self, topic: str, *, key: Serde[K], value: Serde[V], store: str | None = None) -> GlobalKTable[K, V]:
+    def global_table(
+        self, topic: str, *, key: Serde[K], value: Serde[V], store: str | None = None
+    ) -> GlobalKTable[K, V]:
         """Read a topic as a table of which every instance has all rows. `store=` keeps it under that name.
 
-        It is there before the first record is processed, and its updates come when they come: they have no order with the streams' records.
+        It is there before the first record is processed, and its updates come when they come: they have no order with
+        the streams' records.
         """
         described("global_table", (topic,), key, value)
         return GlobalKTable(self._graph, global_table(self._graph, topic, key, value, store))

@@ -36,10 +36,17 @@ class CogroupedKStream(Generic[K, A]):
 
     def cogroup(self, group: KGroupedStream[K, V], aggregator: Callable[[K, V, A], A | None]) -> CogroupedKStream[K, A]:
         """Add another grouped stream, with its aggregator: `aggregator(key, value, aggregate)`."""
-        return CogroupedKStream([*self._parts, (group._group, checked("cogroup", aggregator, "key", "value", "aggregate"))])
+        return CogroupedKStream(
+            [*self._parts, (group._group, checked("cogroup", aggregator, "key", "value", "aggregate"))]
+        )
 
     def aggregate(
-        self, initializer: Callable[[], A], *, value: Serde[A], store: str | Materialized | None = None, name: str | None = None
+        self,
+        initializer: Callable[[], A],
+        *,
+        value: Serde[A],
+        store: str | Materialized | None = None,
+        name: str | None = None,
     ) -> KTable[K, A]:
         """Fold the values of each key, of all streams, beginning with `initializer()`. None deletes the row."""
         fold = Fold("aggregate", checked("aggregate", initializer))
@@ -51,7 +58,9 @@ class CogroupedKStream(Generic[K, A]):
     def windowed_by(self, windows: SessionWindows) -> SessionWindowedCogroupedKStream[K, A]: ...
     def windowed_by(self, windows: Any) -> Any:
         """Cut the groups into windows of event time."""
-        kind: Any = SessionWindowedCogroupedKStream if isinstance(windows, SessionWindows) else TimeWindowedCogroupedKStream
+        kind: Any = (
+            SessionWindowedCogroupedKStream if isinstance(windows, SessionWindows) else TimeWindowedCogroupedKStream
+        )
         return kind(self._parts, checked_windows(windows))
 
 
@@ -73,14 +82,17 @@ class TimeWindowedCogroupedKStream(Generic[K, A]):
         retention: Duration | None = None,
         name: str | None = None,
     ) -> KTable[Windowed[K], A]:
-        """Fold the values of each key and window, of all streams, beginning with `initializer()`. None deletes the row."""
+        """Fold the values of each key and window, of all streams, beginning with `initializer()`. None deletes the
+        row.
+        """
         fold = Fold("aggregate", checked("aggregate", initializer))
         table, taken = cogroup(self._parts, self._windows, fold, Kept(value, store, name, retention))
         self._taken = self._taken or taken
         return KTable(table)
 
     def late(self, group: KGroupedStream[K, V], *, name: str | None = None) -> KStream[K, V]:
-        """Return the records of one of the grouped streams that come too late for all of their windows; call it beside `aggregate`.
+        """Return the records of one of the grouped streams that come too late for all of their windows; call it beside
+        `aggregate`.
 
         Raises:
             TopologyError: the windows were not aggregated yet, or this stream is none of theirs.
@@ -107,14 +119,19 @@ class SessionWindowedCogroupedKStream(Generic[K, A]):
         retention: Duration | None = None,
         name: str | None = None,
     ) -> KTable[Windowed[K], A]:
-        """Fold the values of each key and session, of all streams; sessions that meet become `merger(key, one, other)`."""
-        fold = Fold("aggregate", checked("aggregate", initializer), None, checked("aggregate", merger, "key", "one", "other"))
+        """Fold the values of each key and session, of all streams; sessions that meet become `merger(key, one,
+        other)`.
+        """
+        fold = Fold(
+            "aggregate", checked("aggregate", initializer), None, checked("aggregate", merger, "key", "one", "other")
+        )
         table, taken = cogroup(self._parts, self._windows, fold, Kept(value, store, name, retention))
         self._taken = self._taken or taken
         return KTable(table)
 
     def late(self, group: KGroupedStream[K, V], *, name: str | None = None) -> KStream[K, V]:
-        """Return the records of one of the grouped streams that come too late for all of their windows; call it beside `aggregate`.
+        """Return the records of one of the grouped streams that come too late for all of their windows; call it beside
+        `aggregate`.
 
         Raises:
             TopologyError: the windows were not aggregated yet, or this stream is none of theirs.
@@ -122,7 +139,9 @@ class SessionWindowedCogroupedKStream(Generic[K, A]):
         return _late(self._parts, self._taken, group._group, name)
 
 
-def _late(parts: list[tuple[Grouped, Function]], taken: list[Flow], group: Grouped, name: str | None) -> KStream[Any, Any]:
+def _late(
+    parts: list[tuple[Grouped, Function]], taken: list[Flow], group: Grouped, name: str | None
+) -> KStream[Any, Any]:
     numbers = [number for number, (part, _) in enumerate(parts) if part is group]
     if not numbers:
         raise TopologyError("late(): give one of the grouped streams that are cogrouped here")

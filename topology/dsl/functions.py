@@ -1,7 +1,8 @@
 """User functions, looked at once while the topology is built: can they be called the way they will be?
 
 Invariant: a function that passes here takes its arguments; what it does with them is its own affair.
-Turned down: finding out with the first record (the program is running by then, and the error names a task instead of a line).
+Turned down: finding out with the first record (the program is running by then, and the error names a task instead of a
+line).
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ def checked(where: str, function: F, *arguments: str) -> F:
     if not callable(function):
         raise TopologyError(f"{called}: {function!r} cannot be called. Give it a function.")
     if inspect.iscoroutinefunction(function):
-        raise TopologyError(f"{called}: {_described(function)} is a coroutine function, which nobody awaits there. Use `def`.")
+        raise TopologyError(
+            f"{called}: {_described(function)} is a coroutine function, which nobody awaits there. Use `def`."
+        )
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -34,7 +37,8 @@ def checked(where: str, function: F, *arguments: str) -> F:
         signature.bind(*arguments)
     except TypeError as error:
         raise TopologyError(
-            f"{called}: {_described(function)} takes {signature}. Write `{' '.join(['lambda', ', '.join(arguments)]).strip()}: ...`"
+            f"{called}: {_described(function)} takes {signature}. Write "
+            f"`{' '.join(['lambda', ', '.join(arguments)]).strip()}: ...`"
         ) from error
     return function
 

@@ -1,7 +1,7 @@
 """`GlobalKTable`: a table of which every instance has all rows, so that a stream can look up any key in it.
 
-Its topic is no input of a task: it is read whole by every instance before the first task starts, and followed from there on. So it moves no
-stream time, has no changelog but itself, and its partition count is free.
+Its topic is no input of a task: it is read whole by every instance before the first task starts, and followed from
+there on. So it moves no stream time, has no changelog but itself, and its partition count is free.
 
 Invariant: nobody writes it but whoever reads its topic; operators only look up.
 """
@@ -20,7 +20,9 @@ V = TypeVar("V")
 
 
 class GlobalKTable(Generic[K, V]):
-    """A table with keys K and values V, made by `StreamsBuilder.global_table`. Streams join it by any key they can name."""
+    """A table with keys K and values V, made by `StreamsBuilder.global_table`. Streams join it by any key they can
+    name.
+    """
 
     __slots__ = ("_graph", "_table")
 

@@ -23,7 +23,8 @@ A = TypeVar("A")
 
 
 class KGroupedStream(Generic[K, V]):
-    """The records of a stream, grouped by key. `store=` names the table's store, its changelog, and the repartition topic if it needs one.
+    """The records of a stream, grouped by key. `store=` names the table's store, its changelog, and the repartition
+    topic if it needs one.
 
     Records without a key or a value are dropped.
     """
@@ -38,7 +39,12 @@ class KGroupedStream(Generic[K, V]):
         return KTable(aggregate(self._group, Fold("count"), Kept(serdes.int64, store, name)))
 
     def reduce(
-        self, reducer: Callable[[V, V], V | None], *, value: Serde[V] | None = None, store: str | Materialized | None = None, name: str | None = None
+        self,
+        reducer: Callable[[V, V], V | None],
+        *,
+        value: Serde[V] | None = None,
+        store: str | Materialized | None = None,
+        name: str | None = None,
     ) -> KTable[K, V]:
         """Combine the values of each key: the first is kept, then `reducer(aggregate, value)`. None deletes the row."""
         reducer = checked("reduce", reducer, "aggregate", "value")
@@ -53,13 +59,17 @@ class KGroupedStream(Generic[K, V]):
         store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, A]:
-        """Fold the values of each key: `aggregator(key, value, aggregate)`, beginning with `initializer()`. None deletes the row."""
+        """Fold the values of each key: `aggregator(key, value, aggregate)`, beginning with `initializer()`. None
+        deletes the row.
+        """
         initializer = checked("aggregate", initializer)
         aggregator = checked("aggregate", aggregator, "key", "value", "aggregate")
         return KTable(aggregate(self._group, Fold("aggregate", initializer, aggregator), Kept(value, store, name)))
 
     def cogroup(self, aggregator: Callable[[K, V, A], A | None]) -> CogroupedKStream[K, A]:
-        """Begin an aggregation of several grouped streams into one table: `aggregator(key, value, aggregate)` is that of this stream."""
+        """Begin an aggregation of several grouped streams into one table: `aggregator(key, value, aggregate)` is that
+        of this stream.
+        """
         return CogroupedKStream([(self._group, checked("cogroup", aggregator, "key", "value", "aggregate"))])
 
     @overload
@@ -73,7 +83,8 @@ class KGroupedStream(Generic[K, V]):
 
 
 class KGroupedTable(Generic[K, V]):
-    """The rows of a table, grouped by a new key. When a row changes, its old value is taken out of its group and the new one added.
+    """The rows of a table, grouped by a new key. When a row changes, its old value is taken out of its group and the
+    new one added.
 
     `store=` names the table's store, its changelog, and the repartition topic.
     """
@@ -96,8 +107,16 @@ class KGroupedTable(Generic[K, V]):
         store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, V]:
-        """Combine the values of each group: `adder(aggregate, value)`, `subtractor(aggregate, old_value)`. None deletes the row."""
-        fold = Fold("reduce", None, checked("reduce", adder, "aggregate", "value"), None, checked("reduce", subtractor, "aggregate", "value"))
+        """Combine the values of each group: `adder(aggregate, value)`, `subtractor(aggregate, old_value)`. None deletes
+        the row.
+        """
+        fold = Fold(
+            "reduce",
+            None,
+            checked("reduce", adder, "aggregate", "value"),
+            None,
+            checked("reduce", subtractor, "aggregate", "value"),
+        )
         return KTable(aggregate_table(self._group, fold, Kept(value, store, name)))
 
     def aggregate(
@@ -110,7 +129,9 @@ class KGroupedTable(Generic[K, V]):
         store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, A]:
-        """Fold the values of each group: `adder(key, value, aggregate)`, `subtractor(key, old_value, aggregate)`. None deletes the row."""
+        """Fold the values of each group: `adder(key, value, aggregate)`, `subtractor(key, old_value, aggregate)`. None
+        deletes the row.
+        """
         arguments = ("key", "value", "aggregate")
         fold = Fold(
             "aggregate",

@@ -1,4 +1,6 @@
-"""`KTable`: the latest value of each key. Its views (`filter`, `map_values`) keep nothing: a lookup applies them to the store below."""
+"""`KTable`: the latest value of each key. Its views (`filter`, `map_values`) keep nothing: a lookup applies them to the
+store below.
+"""
 
 from __future__ import annotations
 
@@ -36,25 +38,53 @@ class KTable(Generic[K, V]):
     def __init__(self, table: TableFlow) -> None:
         self._table = table
 
-    def filter(self, predicate: Callable[[K, V], bool], *, store: str | Materialized | None = None, name: str | None = None) -> KTable[K, V]:
-        """Keep the rows for which `predicate(key, value)` is true; the others are deleted in the view. `store=` keeps it under that name."""
+    def filter(
+        self, predicate: Callable[[K, V], bool], *, store: str | Materialized | None = None, name: str | None = None
+    ) -> KTable[K, V]:
+        """Keep the rows for which `predicate(key, value)` is true; the others are deleted in the view. `store=` keeps
+        it under that name.
+        """
         return KTable(filter_rows(self._table, checked("filter", predicate, "key", "value"), store, name, negate=False))
 
-    def filter_not(self, predicate: Callable[[K, V], bool], *, store: str | Materialized | None = None, name: str | None = None) -> KTable[K, V]:
-        """Keep the rows for which `predicate(key, value)` is false; the others are deleted in the view. `store=` keeps it under that name."""
-        return KTable(filter_rows(self._table, checked("filter_not", predicate, "key", "value"), store, name, negate=True))
+    def filter_not(
+        self, predicate: Callable[[K, V], bool], *, store: str | Materialized | None = None, name: str | None = None
+    ) -> KTable[K, V]:
+        """Keep the rows for which `predicate(key, value)` is false; the others are deleted in the view. `store=` keeps
+        it under that name.
+        """
+        return KTable(
+            filter_rows(self._table, checked("filter_not", predicate, "key", "value"), store, name, negate=True)
+        )
 
     def map_values(
-        self, mapper: Callable[[V], V2], *, value: Serde[V2] | None = None, store: str | Materialized | None = None, name: str | None = None
+        self,
+        mapper: Callable[[V], V2],
+        *,
+        value: Serde[V2] | None = None,
+        store: str | Materialized | None = None,
+        name: str | None = None,
     ) -> KTable[K, V2]:
-        """Replace each value by `mapper(value)`; deleted rows stay deleted and are not mapped. `store=` keeps the view under that name."""
+        """Replace each value by `mapper(value)`; deleted rows stay deleted and are not mapped. `store=` keeps the view
+        under that name.
+        """
         return KTable(map_rows(self._table, checked("map_values", mapper, "value"), value, store, name, with_key=False))
 
     def map_values_with_key(
-        self, mapper: Callable[[K, V], V2], *, value: Serde[V2] | None = None, store: str | Materialized | None = None, name: str | None = None
+        self,
+        mapper: Callable[[K, V], V2],
+        *,
+        value: Serde[V2] | None = None,
+        store: str | Materialized | None = None,
+        name: str | None = None,
     ) -> KTable[K, V2]:
-        """Replace each value by `mapper(key, value)`; deleted rows stay deleted and are not mapped. `store=` keeps the view under that name."""
-        return KTable(map_rows(self._table, checked("map_values_with_key", mapper, "key", "value"), value, store, name, with_key=True))
+        """Replace each value by `mapper(key, value)`; deleted rows stay deleted and are not mapped. `store=` keeps the
+        view under that name.
+        """
+        return KTable(
+            map_rows(
+                self._table, checked("map_values_with_key", mapper, "key", "value"), value, store, name, with_key=True
+            )
+        )
 
     @overload
     def join(
@@ -89,11 +119,14 @@ class KTable(Generic[K, V]):
         name: str | None = None,
     ) -> KTable[K, V2]: ...
     def join(self, other: Any, joiner: Any, **options: Any) -> Any:
-        """Join the rows of equal keys of two tables; an update of either updates the result. A row exists while both sides have one.
+        """Join the rows of equal keys of two tables; an update of either updates the result. A row exists while both
+        sides have one.
 
-        With `foreign_key=(value)` or `foreign_key_with_key=(key, value)` each row is joined with the row of the other table that it names.
+        With `foreign_key=(value)` or `foreign_key_with_key=(key, value)` each row is joined with the row of the other
+        table that it names.
 
-        The joiner is `joiner(value, other_value)`; None deletes the row. `store=` keeps the result under that name, for queries.
+        The joiner is `joiner(value, other_value)`; None deletes the row. `store=` keeps the result under that name, for
+        queries.
         """
         return KTable(joined_tables(self._table, _table_of(other), joiner, kind="inner", **options))
 
@@ -153,19 +186,24 @@ class KTable(Generic[K, V]):
         value: Serde[V2] | None = None,
         name: str | None = None,
     ) -> KGroupedTable[K2, V2]:
-        """Group the rows by the key of the pair `mapper(key, value)`, through a repartition topic; no key or no value: in no group."""
+        """Group the rows by the key of the pair `mapper(key, value)`, through a repartition topic; no key or no value:
+        in no group.
+        """
         from coopstreams.topology.dsl.grouped import KGroupedTable
 
         return KGroupedTable(group_table(self._table, checked("group_by", mapper, "key", "value"), key, value, name))
 
     def suppress(self, until: Suppressed, *, name: str | None = None) -> KTable[K, V]:
-        """Hold updates back: `until_window_closes()`, or `until_time_limit(...)`. Only the latest of a row is forwarded."""
+        """Hold updates back: `until_window_closes()`, or `until_time_limit(...)`. Only the latest of a row is
+        forwarded.
+        """
         return KTable(suppress(self._table, until, name))
 
     def to_stream(self, *, name: str | None = None) -> KStream[K, V]:
         """Make a stream of the table's updates; a deletion is a record with a null value.
 
-        The keys of a windowed table are other bytes than those its partition was chosen by, so a keyed operator repartitions them.
+        The keys of a windowed table are other bytes than those its partition was chosen by, so a keyed operator
+        repartitions them.
         """
         from coopstreams.topology.dsl.kstream import KStream
 
@@ -178,13 +216,15 @@ class KTable(Generic[K, V]):
         Each comes once, with its own key, value, timestamp and headers. It is still counted as dropped.
 
         Raises:
-            TopologyError: a table without `history=` drops no late records, and for those in windows it is the windows that do.
+            TopologyError: a table without `history=` drops no late records, and for those in windows it is the windows
+                that do.
         """
         from coopstreams.topology.dsl.kstream import KStream
 
         if self._table.taken is None or self._table.store.history_ms is None:
             raise TopologyError(
-                f'late(): "{self._table.flow.node}" is not a table with history=. For windows: windowed = ….windowed_by(…), and windowed.late() '
+                f'late(): "{self._table.flow.node}" is not a table with history=. For windows: windowed = '
+                "….windowed_by(…), and windowed.late() "
                 "beside windowed.count()."
             )
         return KStream(late(self._table.taken, name))
@@ -193,4 +233,7 @@ class KTable(Generic[K, V]):
 def _table_of(other: object) -> TableFlow:
     if isinstance(other, KTable):
         return other._table
-    raise TopologyError(f"a table is joined with a table, not with a {type(other).__name__}. A stream has .to_table() or an aggregation.")
+    raise TopologyError(
+        f"a table is joined with a table, not with a {type(other).__name__}. A stream has .to_table() or an "
+        "aggregation."
+    )

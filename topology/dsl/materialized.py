@@ -1,4 +1,5 @@
-"""The argument `store=` of a table: the name of its store, or a `Materialized` with a name and options that differ from the defaults.
+"""The argument `store=` of a table: the name of its store, or a `Materialized` with a name and options that differ from
+the defaults.
 
 Invariant: an option changes how rows are stored, never which rows a table has.
 Turned down: a keyword for each option (each would be repeated in some thirty signatures).
@@ -17,9 +18,10 @@ from coopstreams.topology.stores import StoreSpec, check_store_type
 class Materialized:
     """How a table is kept, for `store=`: under a name, and otherwise than usual.
 
-    `logged=False`: without a changelog topic. Rows are then only where their task runs: when it moves, or its folder is lost, the table
-    begins empty. `cached=False`: the record cache holds no update of it back, nor any of the tables that it is joined with.
-    `store_type`: where rows are kept, `rocksDB`, `in_memory`, or `package.module:Class` of an `Engine`; else as `default.dsl.store` says.
+    `logged=False`: without a changelog topic. Rows are then only where their task runs: when it moves, or its folder is
+    lost, the table begins empty. `cached=False`: the record cache holds no update of it back, nor any of the tables
+    that it is joined with. `store_type`: where rows are kept, `rocksDB`, `in_memory`, or `package.module:Class` of an
+    `Engine`; else as `default.dsl.store` says.
 
     Raises:
         TopologyError: the store type is none of these.

@@ -1,10 +1,11 @@
 """Sending records through a topic, so that equal keys meet on one partition and in one key range.
 
-An operator that changes keys only marks the flow; the topic comes with the first operator that needs keys in place, and the next
-such operator on the same records takes the same topic.
+An operator that changes keys only marks the flow; the topic comes with the first operator that needs keys in place, and
+the next such operator on the same records takes the same topic.
 
 Invariant: behind a repartition the flow is not `rekeyed`, unless the user has chosen the partitions.
-Turned down: one topic an operator (Kafka Streams without `merge.repartition.topics`): the same bytes would travel twice.
+Turned down: one topic an operator (Kafka Streams without `merge.repartition.topics`): the same bytes would travel
+twice.
 """
 
 from __future__ import annotations
@@ -33,14 +34,24 @@ PRESENT: Serde[Any] = Serde("present", _nothing, _something)
 """Writes any value as no bytes and reads True: what a count needs to know of a value that has no serde."""
 
 
-def keyed(flow: Flow, prefix: str, where: str, *, cure: str = "", named: bool = False, values: bool = True, drop_null_keys: bool = True) -> Flow:
+def keyed(
+    flow: Flow,
+    prefix: str,
+    where: str,
+    *,
+    cure: str = "",
+    named: bool = False,
+    values: bool = True,
+    drop_null_keys: bool = True,
+) -> Flow:
     """Return the flow with every record where its key belongs: itself, or what comes back from a repartition topic.
 
-    `prefix` names the topic if one is made; if it is `named` by the user, no other topic will do. Without `values`, only whether there
-    is a value survives when no serde is known.
+    `prefix` names the topic if one is made; if it is `named` by the user, no other topic will do. Without `values`,
+    only whether there is a value survives when no serde is known.
 
     Raises:
-        TopologyError: the records must travel and have no serde; `where` and `cure` say who wants it and where to name it.
+        TopologyError: the records must travel and have no serde; `where` and `cure` say who wants it and where to name
+            it.
     """
     if not flow.rekeyed:
         return flow
@@ -63,7 +74,8 @@ def repartition(
     partitions: int | None,
     partitioner: Callable[..., Any] | None,
 ) -> Flow:
-    """Return the flow behind a repartition topic of its own. Records without a key end before it, as in Kafka Streams (vector repartition-01).
+    """Return the flow behind a repartition topic of its own. Records without a key end before it, as in Kafka Streams
+    (vector repartition-01).
 
     Raises:
         TopologyError: a serde is missing, or the partition count is not a positive number.
@@ -71,26 +83,46 @@ def repartition(
     where = f'repartition(name="{name}")' if name else "repartition()"
     if partitions is not None and (type(partitions) is not int or partitions < 1):
         raise TopologyError(f"{where}: partitions must be 1 or more, not {partitions!r}")
-    prefix = flow.graph.names.node("KSTREAM-REPARTITION-") if name is None else check_name(name, "the name of the repartition")
+    prefix = (
+        flow.graph.names.node("KSTREAM-REPARTITION-")
+        if name is None
+        else check_name(name, "the name of the repartition")
+    )
     key = serde_or_none(key, "key", where) or flow.needed("key", where, where)
     value = serde_or_none(value, "value", where) or flow.needed("value", where, where)
     if partitioner is not None:
         partitioner = checked("partitioner=", partitioner, "topic", "key", "value", "partitions")
     topic = repartition_topic(prefix)
-    wanted = Repartition(flow.node, key, value, True, topic, source="", partitions=partitions, explicit=True, partitioner=partitioner)
+    wanted = Repartition(
+        flow.node, key, value, True, topic, source="", partitions=partitions, explicit=True, partitioner=partitioner
+    )
     return _through(flow, prefix, wanted)
 
 
 def _through(flow: Flow, prefix: str, wanted: Repartition) -> Flow:
     graph, topic = flow.graph, wanted.topic
     if any(made.topic == topic for made in graph.repartitions):
-        raise TopologyError(f'two repartition topics are named "{topic}". Give one of the operators that need them another name=.')
+        raise TopologyError(
+            f'two repartition topics are named "{topic}". Give one of the operators that need them another name=.'
+        )
     drop_name, sink_name, source_name = graph.names.repartition(prefix)
     parent = flow.node
     if wanted.drop_null_keys:
         parent = graph.attach(DropNullKeys(name=graph.names.take(drop_name), parents=(parent,)))
     name, chosen_by = graph.names.take(sink_name), wanted.partitioner
-    graph.attach(Sink(name=name, parents=(parent,), topic=topic, key=wanted.key, value=wanted.value, internal=True, partitioner=chosen_by))
-    graph.attach(Source(name=graph.names.take(source_name), topics=(topic,), key=wanted.key, value=wanted.value, internal=True))
+    graph.attach(
+        Sink(
+            name=name,
+            parents=(parent,),
+            topic=topic,
+            key=wanted.key,
+            value=wanted.value,
+            internal=True,
+            partitioner=chosen_by,
+        )
+    )
+    graph.attach(
+        Source(name=graph.names.take(source_name), topics=(topic,), key=wanted.key, value=wanted.value, internal=True)
+    )
     graph.repartitions.append(replace(wanted, source=source_name))
     return Flow(graph, source_name, wanted.key, wanted.value, rekeyed=wanted.partitioner is not None)

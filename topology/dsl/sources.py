@@ -41,7 +41,8 @@ def described(
     for part, serde in (("key", key), ("value", value)):
         if not isinstance(serde, Serde):
             raise TopologyError(
-                f'"{", ".join(topics) if pattern is None else pattern.pattern}": {part}= must be a serde such as serdes.text or serdes.json(Type), not {serde!r}'
+                f'"{", ".join(topics) if pattern is None else pattern.pattern}": {part}= must be a serde such as '
+                f"serdes.text or serdes.json(Type), not {serde!r}"
             )
     extract = None if timestamp is None else checked("timestamp=", timestamp, "record")
     return partial(Source, topics=topics, key=key, value=value, timestamp=extract, pattern=pattern)

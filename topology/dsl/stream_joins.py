@@ -1,6 +1,8 @@
-"""How a stream is joined: with a table, another stream, or a global table. One method a kind of join, twice: `…_with_key` gives the key, too.
+"""How a stream is joined: with a table, another stream, or a global table. One method a kind of join, twice:
+`…_with_key` gives the key, too.
 
-Turned down: an argument beside `joiner` for a function with the key. Each form of each join would need two overloads for it.
+Turned down: an argument beside `joiner` for a function with the key. Each form of each join would need two overloads
+for it.
 """
 
 from __future__ import annotations
@@ -72,11 +74,12 @@ class StreamJoins(Generic[K, V]):
     def join(self, other: Any, joiner: Any, **options: Any) -> Any:
         """Join each record with a table, or with another stream: `joiner(value, other_value)`.
 
-        With a table: with its row of the same key, as it is when the record is processed; without a row the record is dropped. The table
-        alone never makes a record. A versioned table gives the row as it was at the record's time; with `grace=` the record waits that long
-        (in stream time) for late rows. New keys without a serde are written with the table's, the only one under which they meet its rows.
-        With a stream: with each of its records of the same key that is within `windows=` of this one, whichever comes first; the result
-        has the later timestamp. `store=` names the two stores that keep the records meanwhile.
+        With a table: with its row of the same key, as it is when the record is processed; without a row the record is
+        dropped. The table alone never makes a record. A versioned table gives the row as it was at the record's time;
+        with `grace=` the record waits that long (in stream time) for late rows. New keys without a serde are written
+        with the table's, the only one under which they meet its rows.
+        With a stream: with each of its records of the same key that is within `windows=` of this one, whichever comes
+        first; the result has the later timestamp. `store=` names the two stores that keep the records meanwhile.
 
         With a global table: with its row of the key that `on=(key, value)` names.
         """
@@ -200,7 +203,9 @@ class StreamJoins(Generic[K, V]):
         store: str | None = None,
         name: str | None = None,
     ) -> KStream[K, V2]:
-        """Join the records of two streams as `join` does; those of either side that find no match until their window closes, with None."""
+        """Join the records of two streams as `join` does; those of either side that find no match until their window
+        closes, with None.
+        """
         return self._joined(other, joiner, "outer", windows=windows, value=value, store=store, name=name)
 
     def outer_join_with_key(
@@ -229,4 +234,7 @@ def _side(other: object) -> Flow | TableFlow | GlobalTable:
         return other._table
     if isinstance(other, StreamJoins):
         return other._flow
-    raise TopologyError(f"a stream is joined with a table or a stream, not with a {type(other).__name__}. Read its topic with the builder.")
+    raise TopologyError(
+        f"a stream is joined with a table or a stream, not with a {type(other).__name__}. Read its topic with the "
+        "builder."
+    )

@@ -40,13 +40,16 @@ V = TypeVar("V")
 
 
 class TopologyBuilder:
-    """Writes one topology, by names. `program`: its application id, or the `StreamsBuilder` whose program it goes on with.
+    """Writes one topology, by names. `program`: its application id, or the `StreamsBuilder` whose program it goes on
+    with.
 
     Every method returns the builder. Nodes of a `StreamsBuilder` have the names that were given with `name=`.
     """
 
     def __init__(self, program: str | StreamsBuilder) -> None:
-        self._graph = program._graph if isinstance(program, StreamsBuilder) else Graph(check_name(program, "the application id"))
+        self._graph = (
+            program._graph if isinstance(program, StreamsBuilder) else Graph(check_name(program, "the application id"))
+        )
 
     def add_source(
         self,
@@ -63,8 +66,13 @@ class TopologyBuilder:
         names = tuple(topic for topic in topics if not isinstance(topic, Pattern))
         patterns = [topic for topic in topics if isinstance(topic, Pattern)]
         if len(patterns) > 1 or (patterns and names):
-            raise TopologyError(f'add_source("{name}"): names of topics, or one pattern. Write the names into the pattern, or add a second source.')
-        attach_named.source(self._graph, name, described("add_source", names, key, value, timestamp, patterns[0] if patterns else None))
+            raise TopologyError(
+                f'add_source("{name}"): names of topics, or one pattern. Write the names into the pattern, or add a '
+                "second source."
+            )
+        attach_named.source(
+            self._graph, name, described("add_source", names, key, value, timestamp, patterns[0] if patterns else None)
+        )
         return self
 
     def add_processor(
@@ -78,9 +86,10 @@ class TopologyBuilder:
     ) -> TopologyBuilder:
         """Give the records of the parents to a processor, one that `supplier()` makes for each task.
 
-        `stores`: those of its own, and by name those of tables, of other processors and of `add_state_store`. `by_key` must be said. True: it
-        treats each key on its own, with state under the record's key, so that key ranges can be tasks. False: each partition is one task.
-        `fixed_key=True`: it leaves keys as they are, so that processors below it can be `by_key`, too; to forward another one is an error.
+        `stores`: those of its own, and by name those of tables, of other processors and of `add_state_store`. `by_key`
+        must be said. True: it treats each key on its own, with state under the record's key, so that key ranges can be
+        tasks. False: each partition is one task. `fixed_key=True`: it leaves keys as they are, so that processors below
+        it can be `by_key`, too; to forward another one is an error.
         """
         attach_named.processor(self._graph, name, supplier, parents, stores, by_key=by_key, fixed_key=fixed_key)
         return self
@@ -96,13 +105,16 @@ class TopologyBuilder:
     ) -> TopologyBuilder:
         """Write the records of the parents to a topic. `topic(key, value)` chooses one for each record.
 
-        `partitioner(topic, key, value, partitions)` chooses the partition, from 0 to partitions - 1; otherwise the key does, as in Java.
+        `partitioner(topic, key, value, partitions)` chooses the partition, from 0 to partitions - 1; otherwise the key
+        does, as in Java.
         """
         attach_named.sink(self._graph, name, topic, parents, key, value, partitioner)
         return self
 
     def add_state_store(self, store: StoreSpec, *processors: str) -> TopologyBuilder:
-        """Make a store that these processors use, and those that are connected later. Processors with a store in common run in one task."""
+        """Make a store that these processors use, and those that are connected later. Processors with a store in common
+        run in one task.
+        """
         attach_named.state_store(self._graph, store, processors)
         return self
 
@@ -121,11 +133,13 @@ class TopologyBuilder:
         key: Serde[Any] | None = None,
         value: Serde[Any] | None = None,
     ) -> TopologyBuilder:
-        """Make a store of which every instance has all rows, into which processors look by name: the topic as it is, or what a processor makes of it.
+        """Make a store of which every instance has all rows, into which processors look by name: the topic as it is, or
+        what a processor makes of it.
 
-        It is there before the first record is processed, and its updates come when they come: they have no order with the records.
-        With a `supplier` its processor, under the name `processor`, gets every record of the topic, at each start from the beginning, and writes
-        rows; it cannot forward or schedule. `key=` and `value=`: the topic's serdes, if they are not those of the store.
+        It is there before the first record is processed, and its updates come when they come: they have no order with
+        the records. With a `supplier` its processor, under the name `processor`, gets every record of the topic, at
+        each start from the beginning, and writes rows; it cannot forward or schedule. `key=` and `value=`: the topic's
+        serdes, if they are not those of the store.
         """
         attach_named.global_store(self._graph, store, topic, processor, supplier, key, value)
         return self
@@ -134,6 +148,7 @@ class TopologyBuilder:
         """Return the topology as written so far.
 
         Raises:
-            TopologyError: there is nothing in it, a topic is used in two ways, or a store and its processors do not fit.
+            TopologyError: there is nothing in it, a topic is used in two ways, or a store and its processors do not
+                fit.
         """
         return cut(self._graph)

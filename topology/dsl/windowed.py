@@ -19,7 +19,9 @@ from coopstreams.topology.serdes import Serde, Windowed
 from coopstreams.topology.windows import AnyWindows, SessionWindows, SlidingWindows, Windows
 
 if TYPE_CHECKING:
-    from coopstreams.topology.dsl.kstream import KStream  # a stream is cut into windows, and what comes too late for them is one
+    from coopstreams.topology.dsl.kstream import (
+        KStream,
+    )  # a stream is cut into windows, and what comes too late for them is one
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -38,7 +40,8 @@ class _WindowedKStream(Generic[K, V]):
         self._taken: Flow | None = None
 
     def late(self, *, name: str | None = None) -> KStream[K, V]:
-        """Return the records that come too late for all of their windows or sessions, as they are; call it beside `count`, `reduce` or `aggregate`.
+        """Return the records that come too late for all of their windows or sessions, as they are; call it beside
+        `count`, `reduce` or `aggregate`.
 
         Each comes once, with its own key, value, timestamp and headers. It is still counted as dropped.
 
@@ -54,7 +57,8 @@ class _WindowedKStream(Generic[K, V]):
 
 
 class TimeWindowedKStream(_WindowedKStream[K, V]):
-    """The records of a stream, grouped by key and window. A closed window (end + grace <= stream time) drops late records.
+    """The records of a stream, grouped by key and window. A closed window (end + grace <= stream time) drops late
+    records.
 
     `retention=`: how long a window can be read, counted in stream time from its start; size + grace unless given.
     Records with a null value count too (but for sliding windows), as in Kafka Streams: the aggregator is given None.
@@ -63,7 +67,9 @@ class TimeWindowedKStream(_WindowedKStream[K, V]):
     __slots__ = ()
 
     def emit_strategy(self, strategy: EmitStrategy) -> TimeWindowedKStream[K, V]:
-        """Forward a window with each update (`on_window_update`, which is the default), or once, when it is closed (`on_window_close`)."""
+        """Forward a window with each update (`on_window_update`, which is the default), or once, when it is closed
+        (`on_window_close`).
+        """
         return TimeWindowedKStream(_emitting(self._group, strategy))
 
     def count(
@@ -81,7 +87,9 @@ class TimeWindowedKStream(_WindowedKStream[K, V]):
         retention: Duration | None = None,
         name: str | None = None,
     ) -> KTable[Windowed[K], V]:
-        """Combine the values of each key and window: the first is kept, then `reducer(aggregate, value)`. None deletes the row."""
+        """Combine the values of each key and window: the first is kept, then `reducer(aggregate, value)`. None deletes
+        the row.
+        """
         reducer = checked("reduce", reducer, "aggregate", "value")
         return KTable(self._kept(Fold("reduce", None, reducer), Kept(value, store, name, retention)))
 
@@ -95,23 +103,29 @@ class TimeWindowedKStream(_WindowedKStream[K, V]):
         retention: Duration | None = None,
         name: str | None = None,
     ) -> KTable[Windowed[K], A]:
-        """Fold the values of each key and window: `aggregator(key, value, aggregate)`, beginning with `initializer()`. None deletes the row."""
+        """Fold the values of each key and window: `aggregator(key, value, aggregate)`, beginning with `initializer()`.
+        None deletes the row.
+        """
         initializer = checked("aggregate", initializer)
         aggregator = checked("aggregate", aggregator, "key", "value", "aggregate")
         return KTable(self._kept(Fold("aggregate", initializer, aggregator), Kept(value, store, name, retention)))
 
 
 class SessionWindowedKStream(_WindowedKStream[K, V]):
-    """The records of a stream, grouped by key and session. A closed session (end + gap + grace < stream time) drops late records.
+    """The records of a stream, grouped by key and session. A closed session (end + gap + grace < stream time) drops
+    late records.
 
-    A record that comes near to sessions makes one of them: they are deleted, the new one is forwarded. Its timestamp is its end.
-    `retention=`: how long a session can be read, counted in stream time from its end; gap + grace unless given.
+    A record that comes near to sessions makes one of them: they are deleted, the new one is forwarded. Its timestamp is
+    its end. `retention=`: how long a session can be read, counted in stream time from its end; gap + grace unless
+    given.
     """
 
     __slots__ = ()
 
     def emit_strategy(self, strategy: EmitStrategy) -> SessionWindowedKStream[K, V]:
-        """Forward a session with each update (`on_window_update`, which is the default), or once, when it is closed (`on_window_close`)."""
+        """Forward a session with each update (`on_window_update`, which is the default), or once, when it is closed
+        (`on_window_close`).
+        """
         return SessionWindowedKStream(_emitting(self._group, strategy))
 
     def count(
@@ -129,7 +143,9 @@ class SessionWindowedKStream(_WindowedKStream[K, V]):
         retention: Duration | None = None,
         name: str | None = None,
     ) -> KTable[Windowed[K], V]:
-        """Combine the values of each key and session by `reducer(aggregate, value)`; so are sessions that meet. None deletes the row."""
+        """Combine the values of each key and session by `reducer(aggregate, value)`; so are sessions that meet. None
+        deletes the row.
+        """
         reducer = checked("reduce", reducer, "aggregate", "value")
         return KTable(self._kept(Fold("reduce", None, reducer), Kept(value, store, name, retention)))
 
@@ -151,7 +167,9 @@ class SessionWindowedKStream(_WindowedKStream[K, V]):
         initializer = checked("aggregate", initializer)
         aggregator = checked("aggregate", aggregator, "key", "value", "aggregate")
         merger = checked("aggregate", merger, "key", "one", "other")
-        return KTable(self._kept(Fold("aggregate", initializer, aggregator, merger), Kept(value, store, name, retention)))
+        return KTable(
+            self._kept(Fold("aggregate", initializer, aggregator, merger), Kept(value, store, name, retention))
+        )
 
 
 def checked_windows(windows: AnyWindows) -> AnyWindows:
@@ -174,7 +192,10 @@ def late_stream(taken: Flow | None, name: str | None) -> KStream[Any, Any]:
     from coopstreams.topology.dsl.kstream import KStream
 
     if taken is None:
-        raise TopologyError("late(): nothing is dropped before there is a table. Call count(…), reduce(…) or aggregate(…) on these windows first.")
+        raise TopologyError(
+            "late(): nothing is dropped before there is a table. Call count(…), reduce(…) or aggregate(…) on these "
+            "windows first."
+        )
     return KStream(late(taken, name))
 
 

@@ -13,7 +13,9 @@ from coopstreams.topology.suppressed import WhenFull
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CogroupMerge(Node):
-    """The table that several `Aggregate`s write into: their updates in one. With the record cache on, it forwards them."""
+    """The table that several `Aggregate`s write into: their updates in one. With the record cache on, it forwards
+    them.
+    """
 
     store: StoreSpec
 
@@ -22,8 +24,8 @@ class CogroupMerge(Node):
 class TableGroup(Node):
     """Updates of a table become updates of the rows of other keys: `mapper(key, value)` returns the new pair.
 
-    Shape: values that come out are pairs (new, old), as `serdes.changed` writes them: one record if the new key is the old one, else one
-    that takes out and one that adds.
+    Shape: values that come out are pairs (new, old), as `serdes.changed` writes them: one record if the new key is the
+    old one, else one that takes out and one that adds.
     """
 
     mapper: Function
@@ -33,8 +35,8 @@ class TableGroup(Node):
 class TableAggregate(Node):
     """A table from the pairs of a `TableGroup`: the old value is taken out, then the new one added.
 
-    `adder(key, value, aggregate)` and `subtractor` alike, from `initializer()`; a reduce has `initializer` None and functions of
-    (aggregate, value), the first value is the aggregate; a count has none of them.
+    `adder(key, value, aggregate)` and `subtractor` alike, from `initializer()`; a reduce has `initializer` None and
+    functions of (aggregate, value), the first value is the aggregate; a count has none of them.
     """
 
     store: StoreSpec
@@ -48,7 +50,8 @@ class Suppress(Node):
     """Holds the latest update of each row back until its time has come.
 
     `wait_ms` after the end of its window (`until_close`), or after the first update that was held. With more in it than
-    `max_records` or `max_bytes`, the earliest go at once, or the application stops. Rows in `buffer` are `suppressed.Held`.
+    `max_records` or `max_bytes`, the earliest go at once, or the application stops. Rows in `buffer` are
+    `suppressed.Held`.
     """
 
     buffer: StoreSpec

@@ -1,4 +1,5 @@
-"""What happens to stores, to records in internal topics and to positions when a new version of a topology replaces another. Pure.
+"""What happens to stores, to records in internal topics and to positions when a new version of a topology replaces
+another. Pure.
 
     keeps           the new version goes on with it
     new             it is new, and so are its sources: it misses none of their records
@@ -10,8 +11,10 @@
 
 The last three give wrong results without an error, so `run` refuses to start.
 
-Invariant: a topology followed by itself keeps everything. Functions may change; whether old state fits them, only their author knows.
-Turned down: a match of operators (two programs have no common history in which an operator is the same one; names are all that lasts).
+Invariant: a topology followed by itself keeps everything. Functions may change; whether old state fits them, only their
+author knows.
+Turned down: a match of operators (two programs have no common history in which an operator is the same one; names are
+all that lasts).
 """
 
 from __future__ import annotations
@@ -45,7 +48,9 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TopologyChange:
-    """What becomes of one thing. `what`: `application`, `store`, `repartition topic`, `position`; `why` and `cure` are sentences, or empty."""
+    """What becomes of one thing. `what`: `application`, `store`, `repartition topic`, `position`; `why` and `cure` are
+    sentences, or empty.
+    """
 
     what: str
     name: str
@@ -66,7 +71,11 @@ def changes(old: Outline, new: Outline) -> list[TopologyChange]:
     return [
         *(_kept_store(old, new, store) for store in old.stores.values() if store.name in new.stores),
         *(_gone_store(store, renamed) for store in old.stores.values() if store.name not in new.stores),
-        *(_new_store(old, new, store) for store in new.stores.values() if store.name not in old.stores and store.name not in renamed.values()),
+        *(
+            _new_store(old, new, store)
+            for store in new.stores.values()
+            if store.name not in old.stores and store.name not in renamed.values()
+        ),
         *(_repartition(old, new, topic, renamed) for topic in old.repartitions.values()),
         *_positions(old, new),
     ]
@@ -75,7 +84,8 @@ def changes(old: Outline, new: Outline) -> list[TopologyChange]:
 def weighed(found: Collection[TopologyChange], holds: Callable[[TopologyChange], bool]) -> list[TopologyChange]:
     """Return the changes as they are on a cluster. `holds`: whether anything is in the topic that something is kept in.
 
-    Asked only where it matters: what would be lost, mixed or misread may be empty; what starts empty may have a topic of an older version.
+    Asked only where it matters: what would be lost, mixed or misread may be empty; what starts empty may have a topic
+    of an older version.
     """
     return [_weighed(change, holds) for change in found]
 
@@ -86,7 +96,9 @@ def severity(found: Collection[TopologyChange]) -> int:
 
 
 def word_of(found: Collection[TopologyChange]) -> str:
-    """Return 8 hex digits for what does not simply go on, whatever a cluster holds: with them an operator accepts exactly that."""
+    """Return 8 hex digits for what does not simply go on, whatever a cluster holds: with them an operator accepts
+    exactly that.
+    """
     told = sorted(f"{change.what} {change.name} {change.verdict}" for change in found if change.verdict.severity)
     return xxh64_hexdigest("\n".join(told).encode())[:8]
 
@@ -96,12 +108,18 @@ def _weighed(change: TopologyChange, holds: Callable[[TopologyChange], bool]) ->
         return change
     held = holds(change)
     if change.verdict.severity == 2 and not held:
-        return replace(change, verdict=Verdict.KEEPS, why=f"{change.topic} has nothing that could be {_SILENT[change.verdict]}", cure="")
+        return replace(
+            change,
+            verdict=Verdict.KEEPS,
+            why=f"{change.topic} has nothing that could be {_SILENT[change.verdict]}",
+            cure="",
+        )
     if change.verdict is Verdict.EMPTY and held:
         return replace(
             change,
             verdict=Verdict.MIXED,
-            why=f"{change.topic} has rows of an earlier version, and the version since has read the store's sources without it",
+            why=f"{change.topic} has rows of an earlier version, and the version since has read the store's sources "
+            "without it",
             cure=f"delete {change.topic}, or have it made from the source: {_rebuild(change.name)}",
         )
     return change
@@ -115,7 +133,8 @@ def _another_application(old: Outline, new: Outline) -> TopologyChange:
         "application",
         new.application_id,
         Verdict.EMPTY,
-        f"the group and the internal topics of {old.application_id} are not its own: it begins at auto.offset.reset, without state",
+        f"the group and the internal topics of {old.application_id} are not its own: it begins at auto.offset.reset, "
+        "without state",
         f'to go on, keep the application id: StreamsBuilder("{old.application_id}")',
     )
 
@@ -133,7 +152,12 @@ def _kept_store(old: Outline, new: Outline, was: Store) -> TopologyChange:
     where = f"its sub-topology is number {now.subtopology}, not {was.subtopology}"
     if now.changelog is None:
         if was.changelog is not None:
-            return TopologyChange("store", was.name, Verdict.EMPTY, "it has no changelog any more: its rows are only where they are on disk now")
+            return TopologyChange(
+                "store",
+                was.name,
+                Verdict.EMPTY,
+                "it has no changelog any more: its rows are only where they are on disk now",
+            )
         return (
             TopologyChange("store", was.name, Verdict.EMPTY, f"{where}, and it has no changelog")
             if moved
@@ -144,9 +168,14 @@ def _kept_store(old: Outline, new: Outline, was: Store) -> TopologyChange:
         return TopologyChange("store", was.name, Verdict.EMPTY, why, _rebuild(was.name))
     if was.changelog != now.changelog:
         return TopologyChange(
-            "store", was.name, Verdict.KEEPS, f"it is restored from {now.changelog}, once, and from then on has that for a changelog"
+            "store",
+            was.name,
+            Verdict.KEEPS,
+            f"it is restored from {now.changelog}, once, and from then on has that for a changelog",
         )
-    return TopologyChange("store", was.name, Verdict.KEEPS, f"{where}: it is restored from its changelog, once" if moved else "")
+    return TopologyChange(
+        "store", was.name, Verdict.KEEPS, f"{where}: it is restored from its changelog, once" if moved else ""
+    )
 
 
 def _misfits(old: Outline, new: Outline, was: Store, now: Store) -> Iterator[TopologyChange]:
@@ -154,9 +183,19 @@ def _misfits(old: Outline, new: Outline, was: Store, now: Store) -> Iterator[Top
     topic = was.changelog
     another = f"give it another name (then it starts empty), or have its rows made again: {_rebuild(was.name)}"
     if was.kind != now.kind or was.suffix_bytes != now.suffix_bytes:
-        yield TopologyChange("store", was.name, Verdict.UNREADABLE, f"it is a {now.kind} store, and was a {was.kind} store", another, topic)
+        yield TopologyChange(
+            "store",
+            was.name,
+            Verdict.UNREADABLE,
+            f"it is a {now.kind} store, and was a {was.kind} store",
+            another,
+            topic,
+        )
     if was.key != now.key:
-        why = f"its keys are written as {now.key}, and were as {was.key}: old rows stay under bytes that no key has any more"
+        why = (
+            f"its keys are written as {now.key}, and were as {was.key}: old rows stay under bytes that no key has any "
+            "more"
+        )
         yield TopologyChange("store", was.name, Verdict.MIXED, why, another, topic)
     if was.value != now.value:
         why = f"its values are read as {now.value}, and were written as {was.value}"
@@ -166,14 +205,23 @@ def _misfits(old: Outline, new: Outline, was: Store, now: Store) -> Iterator[Top
         why = f"its windows are {_shown(now)}, and were {_shown(was)}: rows of both would lie beside each other"
         yield TopologyChange("store", was.name, Verdict.MIXED, why, another, topic)
     if was.made_by != now.made_by:
-        why = f"{_words(now.made_by)} writes it, and {_words(was.made_by)} did: new results would be added to old ones of another meaning"
-        yield TopologyChange("store", was.name, Verdict.MIXED, why, f"if they mean the same, accept it; else {another}", topic)
+        why = (
+            f"{_words(now.made_by)} writes it, and {_words(was.made_by)} did: new results would be added to old ones "
+            "of another meaning"
+        )
+        yield TopologyChange(
+            "store", was.name, Verdict.MIXED, why, f"if they mean the same, accept it; else {another}", topic
+        )
     if old.outside(was.reads) and not old.meets(was.reads, new, now.reads):
         told = f"it is made from {_words(new.outside(now.reads))}, and was from {_words(old.outside(was.reads))}"
-        yield TopologyChange("store", was.name, Verdict.MIXED, told, f"if these are the same data, accept it; else {another}", topic)
+        yield TopologyChange(
+            "store", was.name, Verdict.MIXED, told, f"if these are the same data, accept it; else {another}", topic
+        )
     if was.changelog != now.changelog and was.changelog in old.sources and now.changelog is not None:
         why = f"it was restored from {was.changelog}, and gets a changelog of its own, without the rows of before"
-        cure = f"keep topology.optimization=reuse.ktable.source.topics, or have the changelog made: {_rebuild(was.name)}"
+        cure = (
+            f"keep topology.optimization=reuse.ktable.source.topics, or have the changelog made: {_rebuild(was.name)}"
+        )
         yield TopologyChange("store", was.name, Verdict.LOST, why, cure, topic)
 
 
@@ -193,7 +241,9 @@ def _renamed(old: Outline, new: Outline) -> dict[str, str]:
     found: dict[str, str] = {}
     for was in old.stores.values():
         if was.name not in new.stores:
-            now = next((now for now in candidates if now.form == was.form and old.meets(was.reads, new, now.reads)), None)
+            now = next(
+                (now for now in candidates if now.form == was.form and old.meets(was.reads, new, now.reads)), None
+            )
             if now is not None:
                 candidates.remove(now)
                 found[was.name] = now.name
@@ -207,7 +257,10 @@ def _gone_store(was: Store, renamed: dict[str, str]) -> TopologyChange:
         return TopologyChange("store", was.name, Verdict.ORPHANED, f"the topology has no such store any more{left}")
     why = f'the same store is named "{now}" now, which starts empty'
     if set(was.made_by) & {"StreamStreamJoin", "ForeignKeyAnswer", "Suppress", "BufferedJoin"}:
-        cure = "keep the store= or name= of its operator; if it had none, attach what is new behind it, so that generated numbers stay"
+        cure = (
+            "keep the store= or name= of its operator; if it had none, attach what is new behind it, so that "
+            "generated numbers stay"
+        )
     else:
         cure = f'name it as it was: store="{was.name}"'
     return TopologyChange("store", was.name, Verdict.LOST, why, cure, was.changelog, now)
@@ -242,13 +295,21 @@ def _repartition(old: Outline, new: Outline, was: RepartitionOutline, renamed: d
         return TopologyChange(what, was.name, Verdict.MIXED, why, f"{drain}, or give it another name", was.name)
     if None not in (was.partitions, now.partitions) and was.partitions != now.partitions:
         why = f"it is to have {now.partitions} partitions, and has {was.partitions}"
-        return TopologyChange(what, was.name, Verdict.UNREADABLE, why, "keep partitions=, give it another name, or begin anew (`coopstreams reset`)")
+        return TopologyChange(
+            what,
+            was.name,
+            Verdict.UNREADABLE,
+            why,
+            "keep partitions=, give it another name, or begin anew (`coopstreams reset`)",
+        )
     return TopologyChange(what, was.name, Verdict.KEEPS)
 
 
 def _still_fed(was: RepartitionOutline, new: Outline, renamed: dict[str, str]) -> bool:
     """Whether the new version still makes something that was made from a repartition topic."""
-    return any(name in new.sinks if kind == "topic" else name in new.stores or name in renamed for kind, name in was.feeds)
+    return any(
+        name in new.sinks if kind == "topic" else name in new.stores or name in renamed for kind, name in was.feeds
+    )
 
 
 def _positions(old: Outline, new: Outline) -> Iterator[TopologyChange]:
@@ -256,11 +317,18 @@ def _positions(old: Outline, new: Outline) -> Iterator[TopologyChange]:
         if topic in new.sources or old.meets([topic], new, new.sources):
             yield TopologyChange("position", topic, Verdict.KEEPS)
         elif topic in new.global_topics:
-            yield TopologyChange("position", topic, Verdict.ORPHANED, "every instance reads all of it now, as a global table")
+            yield TopologyChange(
+                "position", topic, Verdict.ORPHANED, "every instance reads all of it now, as a global table"
+            )
         else:
             yield TopologyChange(
-                "position", topic, Verdict.ORPHANED, "nothing reads it any more: what is unread stays so, and Kafka forgets the position in time"
+                "position",
+                topic,
+                Verdict.ORPHANED,
+                "nothing reads it any more: what is unread stays so, and Kafka forgets the position in time",
             )
     for topic in sorted(new.sources - old.sources):
         if not new.meets([topic], old, old.sources):
-            yield TopologyChange("position", topic, Verdict.NEW, "it begins at auto.offset.reset, or where the group once was in it")
+            yield TopologyChange(
+                "position", topic, Verdict.NEW, "it begins at auto.offset.reset, or where the group once was in it"
+            )

@@ -15,7 +15,17 @@ import orjson
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.fingerprint import said
 from coopstreams.topology.graph.join_nodes import StreamGlobalJoin, StreamStreamJoin, stores_of
-from coopstreams.topology.graph.nodes import Aggregate, DynamicSink, Node, Processing, Sink, Source, StreamTableJoin, Structure, SubTopology
+from coopstreams.topology.graph.nodes import (
+    Aggregate,
+    DynamicSink,
+    Node,
+    Processing,
+    Sink,
+    Source,
+    StreamTableJoin,
+    Structure,
+    SubTopology,
+)
 from coopstreams.topology.graph.origins import Above, Made, made, topics_above
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.naming import changelog_topic, internal_topic
@@ -100,7 +110,8 @@ def _json(topology: Structure) -> str:
         ],
         "internal_topics": topology.internal_topics,
         "global_tables": [
-            {"topic": table.topic, "store": table.store.name} | ({"processor": table.update.name} if table.update else {})
+            {"topic": table.topic, "store": table.store.name}
+            | ({"processor": table.update.name} if table.update else {})
             for table in topology.global_tables
         ],
         "copartitioned": [{"at": where, "topics": topics} for where, topics in topology.copartitioned],
@@ -113,12 +124,22 @@ def _json_nodes(topology: Structure, subtopology: SubTopology, above: Above) -> 
     for node in subtopology.nodes:
         drawn: dict[str, Any] = {"name": node.name, "operator": type(node).__name__}
         if isinstance(node, Source):
-            drawn |= {"topics": node.topics, "key": node.key.name, "value": node.value.name, "extracts_timestamps": node.timestamp is not None}
+            drawn |= {
+                "topics": node.topics,
+                "key": node.key.name,
+                "value": node.value.name,
+                "extracts_timestamps": node.timestamp is not None,
+            }
             drawn |= {} if node.pattern is None else {"pattern": node.pattern.pattern}
         elif isinstance(node, DynamicSink):
             drawn |= {"topic": None, "key": node.key.name, "value": node.value.name, "reads": sorted(above[node.name])}
         elif isinstance(node, Sink):
-            drawn |= {"topic": node.topic, "key": node.key.name, "value": node.value.name, "reads": sorted(above[node.name])}
+            drawn |= {
+                "topic": node.topic,
+                "key": node.key.name,
+                "value": node.value.name,
+                "reads": sorted(above[node.name]),
+            }
         elif stores := _stores(topology, node):
             drawn["stores"] = [store.name for store in stores]
         if isinstance(node, Aggregate | StreamStreamJoin) and node.windows is not None:
@@ -129,7 +150,9 @@ def _json_nodes(topology: Structure, subtopology: SubTopology, above: Above) -> 
 def _json_stores(topology: Structure, subtopology: SubTopology, above: Above) -> Iterator[dict[str, Any]]:
     how = made(subtopology, above)
     for store in subtopology.stores:
-        changelog = internal_topic(topology.application_id, changelog_topic(store.name)) if store.logged else store.source
+        changelog = (
+            internal_topic(topology.application_id, changelog_topic(store.name)) if store.logged else store.source
+        )
         yield _json_store(store, how[store.name]) | {"changelog": changelog}
 
 
@@ -164,12 +187,17 @@ def _edges(topology: Structure) -> Iterator[tuple[str, str]]:
             if isinstance(node, Sink):
                 yield f"node:{node.name}", f"topic:{node.topic}"
             yield from ((f"node:{node.name}", f"store:{store.name}") for store in _stores(topology, node))
-        yield from ((f"topic:{store.source}", f"store:{store.name}") for store in subtopology.stores if store.source is not None)
+        yield from (
+            (f"topic:{store.source}", f"store:{store.name}") for store in subtopology.stores if store.source is not None
+        )
 
 
 def _mermaid(topology: Structure) -> str:
     edges = list(_edges(topology))
-    ids = {thing: f"{thing[0]}{number}" for number, thing in enumerate(dict.fromkeys(end for edge in edges for end in edge))}
+    ids = {
+        thing: f"{thing[0]}{number}"
+        for number, thing in enumerate(dict.fromkeys(end for edge in edges for end in edge))
+    }
     lines = ["flowchart TD"]
     for subtopology in topology.subtopologies:
         lines.append(f'  subgraph sub{subtopology.id}["Sub-topology {subtopology.id}{_whole(subtopology)}"]')
@@ -185,7 +213,10 @@ def _dot(topology: Structure) -> str:
     edges = list(_edges(topology))
     lines = [f'digraph "{topology.application_id}" {{', "  node [shape=box];"]
     for subtopology in topology.subtopologies:
-        lines += [f"  subgraph cluster_{subtopology.id} {{", f'    label="Sub-topology {subtopology.id}{_whole(subtopology)}";']
+        lines += [
+            f"  subgraph cluster_{subtopology.id} {{",
+            f'    label="Sub-topology {subtopology.id}{_whole(subtopology)}";',
+        ]
         lines += [f'    "node:{node.name}" [label="{node.name}"];' for node in subtopology.nodes]
         lines += [f'    "store:{store.name}" [label="{store.name}", shape=cylinder];' for store in subtopology.stores]
         lines.append("  }")

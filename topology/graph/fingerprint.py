@@ -1,14 +1,18 @@
-"""A fingerprint of a sub-topology, 16 hex digits: members of a group compare them, so that all of them run the same tasks.
+"""A fingerprint of a sub-topology, 16 hex digits: members of a group compare them, so that all of them run the same
+tasks.
 
-It covers the whole program except the functions: operators and how they are connected, source topics (of a pattern: the pattern),
-sinks, internal topics, stores with their serdes, windows and changelogs, global tables that are looked into, and the partition count.
+It covers the whole program except the functions: operators and how they are connected, source topics (of a pattern: the
+pattern), sinks, internal topics, stores with their serdes, windows and changelogs, global tables that are looked into,
+and the partition count.
 
-Not covered: functions (a program with a corrected function may be rolled out process by process), names of nodes (an operator in front
-changes generated ones), topics that match a pattern now and their partition counts (each process sees them at a time of its own), and
-where a store is kept.
+Not covered: functions (a program with a corrected function may be rolled out process by process), names of nodes (an
+operator in front changes generated ones), topics that match a pattern now and their partition counts (each process sees
+them at a time of its own), and where a store is kept.
 
-Invariant: the same program has the same fingerprints in every process: no address, no module path, no order of a set is in them.
-Turned down: hashing the bytecode of functions (it changes with the version of Python, and with a comment's line numbers).
+Invariant: the same program has the same fingerprints in every process: no address, no module path, no order of a set is
+in them.
+Turned down: hashing the bytecode of functions (it changes with the version of Python, and with a comment's line
+numbers).
 """
 
 from __future__ import annotations
@@ -36,7 +40,9 @@ def fingerprints(topology: Structure, partitions: Sequence[int]) -> tuple[str, .
     Shape: of the topology that runs (`as_it_runs`): `topology.optimization` decides which changelogs there are.
     """
     fixed = not topology.has_patterns
-    return tuple(_fingerprint(topology, part, partitions[part.id] if fixed else None) for part in topology.subtopologies)
+    return tuple(
+        _fingerprint(topology, part, partitions[part.id] if fixed else None) for part in topology.subtopologies
+    )
 
 
 def _fingerprint(topology: Structure, part: SubTopology, partitions: int | None) -> str:
@@ -91,7 +97,9 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def _text(value: object) -> str:
-    """A value in a user's windows, such as a time zone; of one that shows its address, or things in an order of its own, its class."""
+    """A value in a user's windows, such as a time zone; of one that shows its address, or things in an order of its
+    own, its class.
+    """
     if isinstance(value, set | frozenset | Mapping):
         return type(value).__name__
     shown = type(value).__repr__ is not object.__repr__ or type(value).__str__ is not object.__str__

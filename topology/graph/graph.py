@@ -1,13 +1,14 @@
 """A topology under construction: a growing list of nodes, and for each stream or table a pointer to its node.
 
-`Graph` has the nodes. A `Flow` is a value: a node of the graph, and the serdes of the records that it forwards. An operator that keeps
-keys (or values) keeps their serde. One that makes new ones makes the serde unknown until a `key=` or `value=` names it, there or at
-the next topic or store. Where bytes are needed and the serde is still unknown, building fails.
+`Graph` has the nodes. A `Flow` is a value: a node of the graph, and the serdes of the records that it forwards. An
+operator that keeps keys (or values) keeps their serde. One that makes new ones makes the serde unknown until a `key=`
+or `value=` names it, there or at the next topic or store. Where bytes are needed and the serde is still unknown,
+building fails.
 
-Invariant: parents are attached before children. Keys that are not `rekeyed` have a known serde, and their bytes are those of the record
-in the topic: what its partition and its key range were computed from.
-Turned down: default serdes (the type of a value at run time is known too late), and keeping a serde for new values "until they do not fit"
-(a JSON serde fits everything: the mistake would be found by whoever reads the topic).
+Invariant: parents are attached before children. Keys that are not `rekeyed` have a known serde, and their bytes are
+those of the record in the topic: what its partition and its key range were computed from.
+Turned down: default serdes (the type of a value at run time is known too late), and keeping a serde for new values
+"until they do not fit" (a JSON serde fits everything: the mistake would be found by whoever reads the topic).
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ class Graph:
         return node
 
     def reader_of(self, wanted: Source) -> tuple[str, Source] | None:
-        """Return a topic, or the pattern, of a source that is read already, and the source that reads it; None if there is none."""
+        """Return a topic, or the pattern, of a source that is read already, and the source that reads it; None if there
+        is none.
+        """
         for node in self.nodes.values():
             if isinstance(node, Source) and not node.internal and (topic := _read_by_both(wanted, node)) is not None:
                 return topic, node
@@ -111,20 +114,27 @@ class Flow:
 
     def then(self, prefix: str, name: str | None, make: Callable[..., Node]) -> Flow:
         """Attach `make(name=..., parents=...)` below; the same is known about what comes out of it."""
-        return replace(self, node=self.graph.attach(make(name=self.graph.names.node(prefix, name), parents=(self.node,))))
+        return replace(
+            self, node=self.graph.attach(make(name=self.graph.names.node(prefix, name), parents=(self.node,)))
+        )
 
     def with_key(self, key: Serde[Any] | None, where: str) -> Flow:
-        """Return the flow with new keys, made by the method `where`, to be written with this serde (None: not known)."""
+        """Return the flow with new keys, made by the method `where`, to be written with this serde (None: not
+        known).
+        """
         known = serde_or_none(key, "key", where)
         return replace(self, key=Unknown(f"{where} ({self.node})") if known is None else known, rekeyed=True)
 
     def with_value(self, value: Serde[Any] | None, where: str) -> Flow:
-        """Return the flow with new values, made by the method `where`, to be written with this serde (None: not known)."""
+        """Return the flow with new values, made by the method `where`, to be written with this serde (None: not
+        known).
+        """
         known = serde_or_none(value, "value", where)
         return replace(self, value=Unknown(f"{where} ({self.node})") if known is None else known)
 
     def needed(self, part: Part, where: str, cure: str = "") -> Serde[Any]:
-        """Return the serde of the keys or the values, which are about to become bytes. `cure` is a second place to name it.
+        """Return the serde of the keys or the values, which are about to become bytes. `cure` is a second place to name
+        it.
 
         Raises:
             TopologyError: not known; says since which operator, and where to name it.
@@ -144,7 +154,9 @@ class Flow:
             TopologyError: they do not; nodes of two programs cannot be connected.
         """
         if self.graph is not other.graph:
-            raise TopologyError(f"{where}: both sides must come from the same StreamsBuilder. Read the topic again with this one.")
+            raise TopologyError(
+                f"{where}: both sides must come from the same StreamsBuilder. Read the topic again with this one."
+            )
 
 
 def serde_or_none(serde: Any, part: Part, where: str) -> Serde[Any] | None:
@@ -167,18 +179,31 @@ def _read_by_both(one: Source, other: Source) -> str | None:
     """Return a topic, or the pattern, that two sources have in common."""
     if one.pattern is not None and one.pattern == other.pattern:
         return one.pattern.pattern
-    common = [topic for topic in one.topics if reads(other, topic)] or [topic for topic in other.topics if reads(one, topic)]
+    common = [topic for topic in one.topics if reads(other, topic)] or [
+        topic for topic in other.topics if reads(one, topic)
+    ]
     return common[0] if common else None
 
 
 def _check_same_source(topic: str, node: Source, wanted: Source) -> None:
     if (set(node.topics), node.pattern) != (set(wanted.topics), wanted.pattern):
-        one, other = (str(list(source.topics)) if source.pattern is None else f'"{source.pattern.pattern}"' for source in (node, wanted))
-        raise TopologyError(f'topic "{topic}" is read twice, in {one} and in {other}. Read each topic in one stream() and merge() the streams.')
+        one, other = (
+            str(list(source.topics)) if source.pattern is None else f'"{source.pattern.pattern}"'
+            for source in (node, wanted)
+        )
+        raise TopologyError(
+            f'topic "{topic}" is read twice, in {one} and in {other}. Read each topic in one stream() and merge() the '
+            "streams."
+        )
     for part, had, has in (("key", node.key, wanted.key), ("value", node.value, wanted.value)):
         if had != has:
-            raise TopologyError(f'topic "{topic}" is read twice, once with {part}={had} and once with {part}={has}. Use one serde for both.')
+            raise TopologyError(
+                f'topic "{topic}" is read twice, once with {part}={had} and once with {part}={has}. Use one serde for '
+                "both."
+            )
     if node.timestamp is not wanted.timestamp:
         raise TopologyError(f'topic "{topic}" is read twice with different timestamp=. Use one function for both.')
     if node.name != wanted.name:
-        raise TopologyError(f'topic "{topic}" is read twice, as "{node.name}" and as "{wanted.name}". Leave out the second name=.')
+        raise TopologyError(
+            f'topic "{topic}" is read twice, as "{node.name}" and as "{wanted.name}". Leave out the second name=.'
+        )

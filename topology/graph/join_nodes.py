@@ -18,7 +18,9 @@ JoinKind = Literal["inner", "left", "outer"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableTableJoin(Node):
-    """A table of `joiner(left value, right value)`, updated by either side. `store` None: a view, looked up through both sides."""
+    """A table of `joiner(left value, right value)`, updated by either side. `store` None: a view, looked up through
+    both sides.
+    """
 
     kind: JoinKind
     joiner: Function
@@ -28,7 +30,9 @@ class TableTableJoin(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferedJoin(StreamTableJoin):
-    """A `StreamTableJoin` with a versioned table that holds each record until stream time has passed it by the grace."""
+    """A `StreamTableJoin` with a versioned table that holds each record until stream time has passed it by the
+    grace.
+    """
 
     buffer: StoreSpec
     grace_ms: int
@@ -36,7 +40,9 @@ class BufferedJoin(StreamTableJoin):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamGlobalJoin(Node):
-    """`joiner(value, row)` (with the key in front if `with_key`) of each record and the row of `mapper(key, value)`; `left`: also without one."""
+    """`joiner(value, row)` (with the key in front if `with_key`) of each record and the row of `mapper(key, value)`;
+    `left`: also without one.
+    """
 
     store: StoreSpec
     mapper: Function
@@ -65,10 +71,11 @@ def stores_of(node: Node) -> list[StoreSpec]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamStreamJoin(Node):
-    """A record of either stream meets those of the other that are near in time: `joiner(left value, right value)`, or with the key in front.
+    """A record of either stream meets those of the other that are near in time: `joiner(left value, right value)`, or
+    with the key in front.
 
-    `stores` are the records of the left, those of the right and, where a record without a match has to wait, those that wait. A stream that is
-    joined with itself may have one for both sides: see `optimizing`.
+    `stores` are the records of the left, those of the right and, where a record without a match has to wait, those that
+    wait. A stream that is joined with itself may have one for both sides: see `optimizing`.
     """
 
     kind: JoinKind
@@ -83,7 +90,8 @@ class StreamStreamJoin(Node):
 class ForeignKeyAsk(Node):
     """Each change of a left row becomes subscriptions to the right rows it names and named: see `foreign_keys`.
 
-    `extract(key, value)` returns the foreign key; `key` and `value` are the serdes of the left table, `foreign_key` is that of the right's keys.
+    `extract(key, value)` returns the foreign key; `key` and `value` are the serdes of the left table, `foreign_key` is
+    that of the right's keys.
     """
 
     extract: Function
@@ -95,7 +103,9 @@ class ForeignKeyAsk(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignKeyAnswer(Node):
-    """Keeps subscriptions, and answers: to a new one, and to all of a right row when it changes. `parents`: (subscriptions, right table)."""
+    """Keeps subscriptions, and answers: to a new one, and to all of a right row when it changes. `parents`:
+    (subscriptions, right table).
+    """
 
     store: StoreSpec
     value: Serde[Any]
@@ -104,7 +114,9 @@ class ForeignKeyAnswer(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignKeyResult(Node):
-    """Joins the answers that are not stale: `joiner(left value, right value)`. `parents`: (answers, left table), which is only looked into."""
+    """Joins the answers that are not stale: `joiner(left value, right value)`. `parents`: (answers, left table), which
+    is only looked into.
+    """
 
     joiner: Function
     left: bool

@@ -1,9 +1,11 @@
 """Checks that the state of processors is partitioned like their records.
 
-A task gets the records whose serialised keys hash into its range. State is restored, moved and queried by the same hash of the store's
-keys. So a processor with `by_key=True` needs the unchanged keys of its topic, and stores whose key serde writes the same bytes.
+A task gets the records whose serialised keys hash into its range. State is restored, moved and queried by the same hash
+of the store's keys. So a processor with `by_key=True` needs the unchanged keys of its topic, and stores whose key serde
+writes the same bytes.
 
-Invariant: a processor that passes, and keeps state under the key of the record, finds it however the partition is cut into ranges.
+Invariant: a processor that passes, and keeps state under the key of the record, finds it however the partition is cut
+into ranges.
 """
 
 from __future__ import annotations
@@ -52,12 +54,15 @@ _KEEP_KEYS = (
 
 
 def keys_as_read(nodes: Iterable[Node]) -> dict[str, Serde[Any] | None]:
-    """Return, for each node, how the keys that come out of it are written in the topic they were read from; None: they may be other keys.
+    """Return, for each node, how the keys that come out of it are written in the topic they were read from; None: they
+    may be other keys.
 
     Shape: `nodes` parents first.
     """
     nodes = list(nodes)
-    scattered = {node.topic for node in nodes if isinstance(node, Sink) and node.internal and node.partitioner is not None}
+    scattered = {
+        node.topic for node in nodes if isinstance(node, Sink) and node.internal and node.partitioner is not None
+    }
     keys: dict[str, Serde[Any] | None] = {}
     for node in nodes:
         if isinstance(node, Source):
@@ -80,7 +85,8 @@ def common_key(keys: Iterable[Serde[Any] | None]) -> Serde[Any] | None:
 
 
 def check_processors(nodes: list[Node], kept: Mapping[str, StoreSpec]) -> None:
-    """Do nothing if every processor finds its stores, and by-key state lies where its records do. `kept`: stores that no node here keeps, by name.
+    """Do nothing if every processor finds its stores, and by-key state lies where its records do. `kept`: stores that
+    no node here keeps, by name.
 
     Raises:
         TopologyError: names the processor and the store.
@@ -93,7 +99,8 @@ def check_processors(nodes: list[Node], kept: Mapping[str, StoreSpec]) -> None:
         for name in node.store_names:
             if name not in stores:
                 raise TopologyError(
-                    f'"{node.name}" uses a store "{name}" that nobody keeps; there are {", ".join(sorted(stores)) or "none"}. '
+                    f'"{node.name}" uses a store "{name}" that nobody keeps; there are '
+                    f"{', '.join(sorted(stores)) or 'none'}. "
                     "Give the store itself instead of its name, or name the table that keeps it with store=."
                 )
         if node.by_key:
@@ -104,13 +111,17 @@ def _check_state_by_key(node: Processing, key: Serde[Any] | None) -> None:
     for store in node.stores:
         if key is not None and store.key != key:
             raise TopologyError(
-                f'"{node.name}" keeps state by_key, but its store "{store.name}" writes keys as {store.key}, and its records come with keys written as '
-                f"{key}: state would lie in other key ranges than its records. Make the store with key=serdes.{key}, or say by_key=False."
+                f'"{node.name}" keeps state by_key, but its store "{store.name}" writes keys as {store.key}, and its '
+                "records come with keys written as "
+                f"{key}: state would lie in other key ranges than its records. Make the store with key=serdes.{key}, "
+                "or say by_key=False."
             )
 
 
 def shared_state(nodes: Iterable[Node], above: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield, for each store that is kept by key under records of several topics, its place for messages and these topics."""
+    """Yield, for each store that is kept by key under records of several topics, its place for messages and these
+    topics.
+    """
     topics: dict[str, dict[str, None]] = {}
     for node in nodes:
         if isinstance(node, Processing) and node.by_key:

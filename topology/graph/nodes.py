@@ -1,7 +1,7 @@
 """The graph that a builder writes and the compiler reads: one frozen value a node.
 
-A node knows its parents by name and what it does; it holds no logic. Source, sink and stateful nodes are where bytes are made,
-so they are the ones that carry serdes. A repartition is a `Sink` and a `Source` on one internal topic.
+A node knows its parents by name and what it does; it holds no logic. Source, sink and stateful nodes are where bytes
+are made, so they are the ones that carry serdes. A repartition is a `Sink` and a `Source` on one internal topic.
 
 Invariant: nodes come in the order in which they were attached (parents first), children run in that order, depth first.
 """
@@ -77,7 +77,9 @@ class DynamicSink(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter(Node):
-    """Keeps the records for which `predicate(key, value)` is (or, negated, is not) true. On a table, others become tombstones."""
+    """Keeps the records for which `predicate(key, value)` is (or, negated, is not) true. On a table, others become
+    tombstones.
+    """
 
     predicate: Function
     negate: bool = False
@@ -140,7 +142,9 @@ class Merge(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split(Node):
-    """Each record goes to the `Branch` of the first predicate that is true; if none is, to the one behind them, if there is one."""
+    """Each record goes to the `Branch` of the first predicate that is true; if none is, to the one behind them, if
+    there is one.
+    """
 
     predicates: tuple[Function, ...]
 
@@ -156,8 +160,9 @@ class Branch(Node):
 class Processing(Node):
     """Gives records to the `processors.Processor` that `supplier()` makes for each task.
 
-    `stores` are its own, `store_names` all that it may use. `fixed_key`: the key stays the same; `key` is then its serde, if known.
-    `by_key`: it treats each key on its own, so that key ranges can be tasks; otherwise its partition is one task.
+    `stores` are its own, `store_names` all that it may use. `fixed_key`: the key stays the same; `key` is then its
+    serde, if known. `by_key`: it treats each key on its own, so that key ranges can be tasks; otherwise its partition
+    is one task.
     """
 
     supplier: Function
@@ -177,8 +182,9 @@ class DropNullKeys(Node):
 class Aggregate(Node):
     """A table from a stream: `aggregator(key, value, aggregate)`, from `initializer()`.
 
-    With `windows`, the table is keyed by `serdes.Windowed`; `store.key` is then still the serde of the key inside. A reduce has `initializer` None: the first value is the aggregate,
-    later ones are `aggregator(aggregate, value)`. A count has both None.
+    With `windows`, the table is keyed by `serdes.Windowed`; `store.key` is then still the serde of the key inside. A
+    reduce has `initializer` None: the first value is the aggregate, later ones are `aggregator(aggregate, value)`. A
+    count has both None.
     """
 
     store: StoreSpec
@@ -200,11 +206,13 @@ class Aggregate(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamTableJoin(Node):
-    """`joiner(value, table value)` (with the key in front if `with_key`) for each stream record; `left`: also without a match.
+    """`joiner(value, table value)` (with the key in front if `with_key`) for each stream record; `left`: also without a
+    match.
 
-    `parents` is (stream, table). The table may be a view: `Filter` and `MapValues` nodes with `table=True` over the node that has
-    the store. `store` is the one at the root; a lookup applies the nodes between root and join, top down. Keys are equal as bytes:
-    both sides have the same key serde. An inner join drops records without a key, a left join joins them with None.
+    `parents` is (stream, table). The table may be a view: `Filter` and `MapValues` nodes with `table=True` over the
+    node that has the store. `store` is the one at the root; a lookup applies the nodes between root and join, top down.
+    Keys are equal as bytes: both sides have the same key serde. An inner join drops records without a key, a left join
+    joins them with None.
     """
 
     store: StoreSpec
@@ -215,7 +223,9 @@ class StreamTableJoin(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Late(Node):
-    """The records that its parent, a windowed aggregation or a versioned table, drops because they come too late; not its updates."""
+    """The records that its parent, a windowed aggregation or a versioned table, drops because they come too late; not
+    its updates.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +245,9 @@ class GlobalUpdate:
 
 @dataclass(frozen=True, slots=True)
 class GlobalTable:
-    """A topic and the store that every instance makes of it. Without an `update` each record is a row, and the store's serdes are the topic's."""
+    """A topic and the store that every instance makes of it. Without an `update` each record is a row, and the store's
+    serdes are the topic's.
+    """
 
     topic: str
     store: StoreSpec
@@ -246,7 +258,8 @@ class GlobalTable:
 class SubTopology:
     """Nodes that run together in a task: connected, and cut from the others by topics.
 
-    Shape: `nodes` parents first. `topics` are the source topics, resolved (application id in front of internal ones), in node order.
+    Shape: `nodes` parents first. `topics` are the source topics, resolved (application id in front of internal ones),
+    in node order.
     """
 
     id: int
@@ -256,7 +269,9 @@ class SubTopology:
 
     @property
     def divisible(self) -> bool:
-        """Whether key ranges of a partition can be tasks of their own: not where a processor looks at several keys at a time."""
+        """Whether key ranges of a partition can be tasks of their own: not where a processor looks at several keys at a
+        time.
+        """
         return all(node.by_key for node in self.nodes if isinstance(node, Processing))
 
     @property
@@ -267,7 +282,9 @@ class SubTopology:
 
 @dataclass(frozen=True, slots=True)
 class InternalTopic:
-    """A topic the application makes for itself. `partitions_from`: the topics whose largest partition count it takes."""
+    """A topic the application makes for itself. `partitions_from`: the topics whose largest partition count it
+    takes.
+    """
 
     name: str
     kind: str
@@ -282,8 +299,8 @@ class InternalTopic:
 class Structure:
     """What a program consists of, as a value.
 
-    Shape: node topics are resolved. `copartitioned` are sets of source topics that must have equal partition counts, with the
-    name of the join for the error message.
+    Shape: node topics are resolved. `copartitioned` are sets of source topics that must have equal partition counts,
+    with the name of the join for the error message.
     """
 
     application_id: str
@@ -295,7 +312,11 @@ class Structure:
     @property
     def has_patterns(self) -> bool:
         """Whether a source names its topics by a pattern."""
-        return any(isinstance(node, Source) and node.pattern is not None for subtopology in self.subtopologies for node in subtopology.nodes)
+        return any(
+            isinstance(node, Source) and node.pattern is not None
+            for subtopology in self.subtopologies
+            for node in subtopology.nodes
+        )
 
     @property
     def source_topics(self) -> tuple[str, ...]:

@@ -1,12 +1,13 @@
 """Rewrites a topology so that it stores less and gives the same results: the setting `topology.optimization`.
 
-    reuse.ktable.source.topics   a table that is a plain copy of its topic has no changelog: it is restored from the topic itself
+    reuse.ktable.source.topics   a table that is a plain copy of its topic has no changelog: it is restored from the
+                                 topic itself
     single.store.self.join       an inner join of a stream with itself keeps its records once
     merge.repartition.topics     is always done, by `repartition`
 
 Invariant: only what is stored, and where it is restored from, changes.
-Turned down: doing it in `build()` (the builder knows no settings), reusing the topic of a table with a timestamp extractor or a history (a
-record of the topic is then not the row).
+Turned down: doing it in `build()` (the builder knows no settings), reusing the topic of a table with a timestamp
+extractor or a history (a record of the topic is then not the row).
 Source: Kafka Streams `InternalStreamsBuilder.buildAndOptimizeTopology`; KIP-862 for the self-join.
 """
 
@@ -58,7 +59,12 @@ def optimized(topology: S, wanted: str) -> S:
         pieces = tuple(_joining_once(piece) for piece in pieces)
     if REUSE in optimizations:
         pieces = tuple(_reusing(piece) for piece in pieces)
-    logged = {internal_topic(topology.application_id, changelog_topic(store.name)) for piece in pieces for store in piece.stores if store.logged}
+    logged = {
+        internal_topic(topology.application_id, changelog_topic(store.name))
+        for piece in pieces
+        for store in piece.stores
+        if store.logged
+    }
     internal = tuple(topic for topic in topology.internal_topics if topic.kind != "changelog" or topic.name in logged)
     return replace(topology, subtopologies=pieces, internal_topics=internal)
 
@@ -87,7 +93,8 @@ def _restored_from(store: StoreSpec, reused: Mapping[str, str]) -> StoreSpec:
 def _reusable(nodes: tuple[Node, ...]) -> Iterator[tuple[str, str]]:
     """Yield the stores that hold a topic as it is, with the topic.
 
-    The table must be the only reader of the source: where there are others, a key that cannot be read may keep a record from all of them.
+    The table must be the only reader of the source: where there are others, a key that cannot be read may keep a record
+    from all of them.
     """
     sources = {node.name: node for node in nodes if isinstance(node, Source)}
     readers = Counter(parent for node in nodes for parent in node.parents)

@@ -1,9 +1,11 @@
-"""The lineage of a node and of a store: the topics that their records come from, and the operator that writes the store.
+"""The lineage of a node and of a store: the topics that their records come from, and the operator that writes the
+store.
 
-Two versions of a program are compared by it: a store with another lineage has rows of another meaning under the same name.
+Two versions of a program are compared by it: a store with another lineage has rows of another meaning under the same
+name.
 
-Invariant: the topics are all that are read anywhere upstream, through internal topics too. A pattern counts as itself, because each
-process notices the topics that match it at another time.
+Invariant: the topics are all that are read anywhere upstream, through internal topics too. A pattern counts as itself,
+because each process notices the topics that match it at another time.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ def read_by(source: Source) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """How a store comes to its rows. Shape: `methods` as `count` or `StreamStreamJoin`; `reads`: all topics that the rows come from."""
+    """How a store comes to its rows. Shape: `methods` as `count` or `StreamStreamJoin`; `reads`: all topics that the
+    rows come from.
+    """
 
     methods: frozenset[str]
     reads: frozenset[str]
@@ -59,7 +63,9 @@ def made(subtopology: SubTopology, above: Above) -> dict[str, Made]:
     for node in subtopology.nodes:
         windows = node.windows if isinstance(node, Aggregate) else None
         for number, store in enumerate(stores_of(node)):
-            parents = (node.parents[number],) if isinstance(node, StreamStreamJoin) and number < 2 else node.parents  # a store for each side
+            parents = (
+                (node.parents[number],) if isinstance(node, StreamStreamJoin) and number < 2 else node.parents
+            )  # a store for each side
             reads = frozenset[str]().union(*(above[parent] for parent in parents))
             before = found.get(store.name, Made(frozenset(), frozenset(), None))
             found[store.name] = Made(before.methods | {_method(node)}, before.reads | reads, windows or before.windows)

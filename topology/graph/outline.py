@@ -2,8 +2,8 @@
 
 It is read from what `describe("json")` writes, whoever kept that: a file, or the topic in which a cluster has it.
 
-Invariant: topologies that do the same with the same names have equal outlines. Functions, names of nodes and topics that match a pattern now
-are not in it.
+Invariant: topologies that do the same with the same names have equal outlines. Functions, names of nodes and topics
+that match a pattern now are not in it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from coopstreams.topology.graph.topology import Topology
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """A store. `reads`: what its rows come from, internal topics too; `changelog`: maybe the source topic itself, None: it has none."""
+    """A store. `reads`: what its rows come from, internal topics too; `changelog`: maybe the source topic itself, None:
+    it has none.
+    """
 
     name: str
     subtopology: int
@@ -44,7 +46,9 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class RepartitionOutline:
-    """A repartition topic. `reads`: what its records come from; `feeds`: the stores, and the topics written, that come from it."""
+    """A repartition topic. `reads`: what its records come from; `feeds`: the stores, and the topics written, that come
+    from it.
+    """
 
     name: str
     key: str
@@ -56,7 +60,9 @@ class RepartitionOutline:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """A version of a topology. Shape: by name; `sources` are topics and patterns that are read, but for repartition topics."""
+    """A version of a topology. Shape: by name; `sources` are topics and patterns that are read, but for repartition
+    topics.
+    """
 
     application_id: str
     stores: Mapping[str, Store]
@@ -100,7 +106,8 @@ def read_outline(described: str | bytes) -> Outline:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TopologyError(f"this is not what `coopstreams describe --format json` writes: {error!r}") from error
     raise TopologyError(
-        f"the description of a topology has format {written_in}, and this coopstreams reads {JSON_FORMAT}: describe it again, or use the "
+        f"the description of a topology has format {written_in}, and this coopstreams reads {JSON_FORMAT}: describe it "
+        "again, or use the "
         f"{'newer' if written_in > JSON_FORMAT else 'older'} coopstreams"
     )
 
@@ -117,7 +124,8 @@ def _outline(drawn: Mapping[str, Any]) -> Outline:
         drawn["application_id"],
         {store.name: store for store in stores},
         {topic.name: topic for topic in repartitions},
-        frozenset(topic for node in read if "pattern" not in node for topic in node["topics"]) - internal.keys() | patterns,
+        frozenset(topic for node in read if "pattern" not in node for topic in node["topics"]) - internal.keys()
+        | patterns,
         patterns,
         frozenset(node["topic"] for node in sinks if node["topic"] is not None) - internal.keys(),
         frozenset(table["topic"] for table in drawn["global_tables"]),
@@ -125,13 +133,24 @@ def _outline(drawn: Mapping[str, Any]) -> Outline:
 
 
 def _store(drawn: Mapping[str, Any], subtopology: int) -> Store:
-    windows = tuple(sorted((name, str(value)) for name, value in (drawn["windows"] or {}).items() if name != "grace_ms"))
+    windows = tuple(
+        sorted((name, str(value)) for name, value in (drawn["windows"] or {}).items() if name != "grace_ms")
+    )
     same = {name: drawn[name] for name in ("name", "kind", "key", "value", "suffix_bytes", "changelog")}
-    return Store(**same, subtopology=subtopology, made_by=tuple(drawn["made_by"]), reads=frozenset(drawn["reads"]), windows=windows)
+    return Store(
+        **same,
+        subtopology=subtopology,
+        made_by=tuple(drawn["made_by"]),
+        reads=frozenset(drawn["reads"]),
+        windows=windows,
+    )
 
 
 def _repartition(
-    topic: Mapping[str, Any], nodes: Iterable[Mapping[str, Any]], stores: Iterable[Store], sinks: Iterable[Mapping[str, Any]]
+    topic: Mapping[str, Any],
+    nodes: Iterable[Mapping[str, Any]],
+    stores: Iterable[Store],
+    sinks: Iterable[Mapping[str, Any]],
 ) -> RepartitionOutline:
     name = topic["name"]
     source = next(node for node in nodes if name in node.get("topics", ()))

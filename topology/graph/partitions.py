@@ -1,10 +1,13 @@
 """How many partitions everything has, once the cluster has said how many the source topics have.
 
-A repartition topic takes the largest count of the topics above it, unless the user gave it one or it is joined with others: topics that an
-operator reads side by side must have equal counts, so internal ones follow the topics that exist. A changelog has one partition a task.
+A repartition topic takes the largest count of the topics above it, unless the user gave it one or it is joined with
+others: topics that an operator reads side by side must have equal counts, so internal ones follow the topics that
+exist. A changelog has one partition a task.
 
-Invariant: what comes out is a function of the topology and the counts; existing internal topics either agree with it or are an error.
-Source: Kafka Streams `StreamsPartitionAssignor`, `RepartitionTopics`, `CopartitionedTopicsEnforcer`, `InternalTopicConfig`.
+Invariant: what comes out is a function of the topology and the counts; existing internal topics either agree with it or
+are an error.
+Source: Kafka Streams `StreamsPartitionAssignor`, `RepartitionTopics`, `CopartitionedTopicsEnforcer`,
+`InternalTopicConfig`.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ from coopstreams.topology.graph.nodes import InternalTopic
 from coopstreams.topology.graph.topology import Topology
 
 ADDITIONAL_RETENTION_MS = 24 * 60 * 60 * 1000
-"""How much longer than its store a window changelog keeps records: Kafka Streams' `windowstore.changelog.additional.retention.ms`."""
+"""How much longer than its store a window changelog keeps records: Kafka Streams'
+`windowstore.changelog.additional.retention.ms`.
+"""
 
 _GENERATED = re.compile(r"-K(STREAM|TABLE)-[A-Z-]+-\d{10}")
 _SEGMENT_BYTES = 50 * 1024 * 1024
@@ -39,11 +44,11 @@ class TopicPlan:
 class ResolvedTopics:
     """The answer of `check_partitions`.
 
-    Shape: `partitions` has every topic that is read and every internal one; `tasks[i]` is the number of partitions of sub-topology i. Where
-    nothing is there yet that matches a pattern, both are 0, and what lies behind it is not made.
-    `orphans` exist and look like internal topics of this application, which has none of that name: another version of the program (in
-    which a generated name had another number) left them behind, and the state in them. Or they belong to an application whose id
-    begins with this one and a '-': so a reason to warn, not to stop.
+    Shape: `partitions` has every topic that is read and every internal one; `tasks[i]` is the number of partitions of
+    sub-topology i. Where nothing is there yet that matches a pattern, both are 0, and what lies behind it is not made.
+    `orphans` exist and look like internal topics of this application, which has none of that name: another version of
+    the program (in which a generated name had another number) left them behind, and the state in them. Or they belong
+    to an application whose id begins with this one and a '-': so a reason to warn, not to stop.
     """
 
     partitions: Mapping[str, int]
@@ -66,19 +71,29 @@ def check_partitions(topology: Topology, counts: Mapping[str, int]) -> ResolvedT
     """
     missing = [topic for topic in topology.source_topics if topic not in counts]
     if missing:
-        raise UnknownTopicError("; ".join(_unknown(topic, counts) for topic in missing) + ". Create it, or correct the name in the topology.")
+        raise UnknownTopicError(
+            "; ".join(_unknown(topic, counts) for topic in missing)
+            + ". Create it, or correct the name in the topology."
+        )
     partitions = _resolve(topology, counts)
     for where, topics in topology.copartitioned:
         _check_equal(where, topics, partitions)
     partitions |= {table.topic: counts[table.topic] for table in topology.global_tables}
-    tasks = tuple(max((partitions[topic] for topic in subtopology.topics), default=0) for subtopology in topology.subtopologies)
+    tasks = tuple(
+        max((partitions[topic] for topic in subtopology.topics), default=0) for subtopology in topology.subtopologies
+    )
     for topic in topology.internal_topics:
         if topic.kind == "changelog":
             partitions[topic.name] = max((partitions[source] for source in topic.partitions_from), default=0)
     needed = [topic for topic in topology.internal_topics if partitions[topic.name]]
     plans = tuple(_plan(topic, partitions[topic.name], counts.get(topic.name)) for topic in needed)
     ours = {topic.name for topic in topology.internal_topics} | set(topology.source_topics) | set(topology.sink_topics)
-    return ResolvedTopics(partitions, plans, tasks, tuple(topic for topic in sorted(counts) if topic not in ours and looks_internal(topology, topic)))
+    return ResolvedTopics(
+        partitions,
+        plans,
+        tasks,
+        tuple(topic for topic in sorted(counts) if topic not in ours and looks_internal(topology, topic)),
+    )
 
 
 def check_names(topology: Topology) -> None:
@@ -94,7 +109,8 @@ def check_names(topology: Topology) -> None:
     generated = [topic.name for topic in topology.internal_topics if _GENERATED.search(topic.name)]
     if generated:
         raise TopologyError(
-            f"internal topics with generated names: {', '.join(generated)}. Give store= to the aggregation or table, name= to the repartition, grouping or "
+            f"internal topics with generated names: {', '.join(generated)}. Give store= to the aggregation or table, "
+            "name= to the repartition, grouping or "
             "join they come from, or set ensure.explicit.internal.resource.naming=false"
         )
 
@@ -155,7 +171,8 @@ def _check_equal(where: str, topics: tuple[str, ...], partitions: Mapping[str, i
 def _plan(topic: InternalTopic, partitions: int, existing: int | None) -> TopicPlan:
     if existing is not None and existing != partitions:
         raise TopologyError(
-            f'the internal topic "{topic.name}" has {existing} partitions, the topology needs {partitions}: it was made by another version of '
+            f'the internal topic "{topic.name}" has {existing} partitions, the topology needs {partitions}: it was '
+            "made by another version of "
             "the program, or a source topic has grown. Stop all instances and begin anew with `coopstreams reset`, "
             "or give the changed program another application id."
         )

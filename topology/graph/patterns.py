@@ -1,10 +1,12 @@
 """Topics by pattern: a source reads every topic whose whole name matches, those of now and those to come.
 
-Which they are, only the cluster can say, so a topology as it is built has no topics for such a source. `matched` fills them in, each time
-somebody has looked; everything that follows from the topics (internal topics, what must agree in partitions) is computed again.
+Which they are, only the cluster can say, so a topology as it is built has no topics for such a source. `matched` fills
+them in, each time somebody has looked; everything that follows from the topics (internal topics, what must agree in
+partitions) is computed again.
 
 Invariant: internal topics never match: Kafka's (`__…`), and those of this application or of an older form of it.
-Turned down: an error when nothing matches. As in Kafka Streams the application waits: the first such topic may be made tomorrow.
+Turned down: an error when nothing matches. As in Kafka Streams the application waits: the first such topic may be made
+tomorrow.
 Source: Kafka Streams `InternalTopologyBuilder.updateSubscribedTopics`.
 """
 
@@ -53,6 +55,7 @@ def _check_read_once(topology: Topology, nodes: Iterable[Node]) -> None:
         for topic in node.topics if isinstance(node, Source) else ():
             if topic in readers:
                 raise TopologyError(
-                    f'topic "{topic}" is read by {readers[topic]} and by "{node.name}". Make a pattern match less, so that one reads it.'
+                    f'topic "{topic}" is read by {readers[topic]} and by "{node.name}". Make a pattern match less, so '
+                    "that one reads it."
                 )
             readers[topic] = f'"{node.name}"'

@@ -1,10 +1,11 @@
 """Which tables forward each update at once although the record cache is on.
 
-A join of two tables forwards the difference since the last flush. That is right if both sides hold their updates back until the flush, or
-neither does. So where one side is not cached, the other side and the join are not cached either.
+A join of two tables forwards the difference since the last flush. That is right if both sides hold their updates back
+until the flush, or neither does. So where one side is not cached, the other side and the join are not cached either.
 
 Invariant: the tables that a join looks into, and the join itself, are all cached or all uncached.
-Turned down: caching one side alone (a row that comes and goes between two flushes would leave a join result that is never retracted).
+Turned down: caching one side alone (a row that comes and goes between two flushes would leave a join result that is
+never retracted).
 """
 
 from __future__ import annotations

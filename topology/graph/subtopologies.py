@@ -1,9 +1,11 @@
 """From the graph of a builder to a `Topology`: cut into sub-topologies, internal topics named and collected.
 
-A sub-topology is a connected piece of the graph. A repartition topic is a sink here and a source there, with nothing between, so the cut is
-where the topics are. Sub-topologies are numbered in the order of their first node, as Kafka Streams does.
+A sub-topology is a connected piece of the graph. A repartition topic is a sink here and a source there, with nothing
+between, so the cut is where the topics are. Sub-topologies are numbered in the order of their first node, as Kafka
+Streams does.
 
-Invariant: every node is in one sub-topology, every store has one changelog, every internal topic one name that nobody else uses.
+Invariant: every node is in one sub-topology, every store has one changelog, every internal topic one name that nobody
+else uses.
 """
 
 from __future__ import annotations
@@ -13,7 +15,14 @@ from dataclasses import replace
 
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Graph, reads
-from coopstreams.topology.graph.join_nodes import ForeignKeyAnswer, ForeignKeyResult, StreamStreamJoin, TableTableJoin, method_of, stores_of
+from coopstreams.topology.graph.join_nodes import (
+    ForeignKeyAnswer,
+    ForeignKeyResult,
+    StreamStreamJoin,
+    TableTableJoin,
+    method_of,
+    stores_of,
+)
 from coopstreams.topology.graph.keyed_state import check_processors, shared_state
 from coopstreams.topology.graph.nodes import (
     Aggregate,
@@ -39,7 +48,10 @@ def cut(graph: Graph) -> Topology:
         TopologyError: there is no source, or a topic of the user has the name of an internal one.
     """
     if not graph.nodes:
-        raise TopologyError(f'the topology "{graph.application_id}" is empty: begin with stream(...) or table(...), or with add_source(...)')
+        raise TopologyError(
+            f'the topology "{graph.application_id}" is empty: begin with stream(...) or table(...), or with '
+            "add_source(...)"
+        )
     nodes = [_resolved(node, graph) for node in graph.nodes.values()]
     given = {internal_topic(graph.application_id, made.topic): made.partitions for made in graph.repartitions}
     topology = assembled(graph.application_id, _connected(nodes), given, tuple(graph.global_tables))
@@ -50,8 +62,15 @@ def cut(graph: Graph) -> Topology:
     return topology
 
 
-def assembled(application_id: str, pieces: Iterable[list[Node]], given: Mapping[str, int | None], global_tables: tuple[GlobalTable, ...]) -> Topology:
-    """Return the topology of pieces that are cut. `given`: the partition counts that the user gave repartition topics."""
+def assembled(
+    application_id: str,
+    pieces: Iterable[list[Node]],
+    given: Mapping[str, int | None],
+    global_tables: tuple[GlobalTable, ...],
+) -> Topology:
+    """Return the topology of pieces that are cut. `given`: the partition counts that the user gave repartition
+    topics.
+    """
     subtopologies = tuple(_subtopology(number, piece) for number, piece in enumerate(pieces))
     internal = (*_repartition_topics(given, subtopologies), *_changelog_topics(application_id, subtopologies))
     nodes = [node for subtopology in subtopologies for node in subtopology.nodes]
@@ -93,7 +112,9 @@ def _subtopology(number: int, nodes: list[Node]) -> SubTopology:
     return SubTopology(number, tuple(nodes), tuple(topics), tuple(stores))
 
 
-def _repartition_topics(given: Mapping[str, int | None], subtopologies: tuple[SubTopology, ...]) -> Iterable[InternalTopic]:
+def _repartition_topics(
+    given: Mapping[str, int | None], subtopologies: tuple[SubTopology, ...]
+) -> Iterable[InternalTopic]:
     for subtopology in subtopologies:
         for node in subtopology.nodes:
             if isinstance(node, Sink) and node.internal:
@@ -116,14 +137,19 @@ def _check_global_topics(graph: Graph, nodes: list[Node]) -> None:
     sources = [node for node in nodes if isinstance(node, Source)]
     for table in graph.global_tables:
         if any(reads(source, table.topic) for source in sources):
-            raise TopologyError(f'topic "{table.topic}" is read as a global table and as a stream or table. Read it in one way.')
+            raise TopologyError(
+                f'topic "{table.topic}" is read as a global table and as a stream or table. Read it in one way.'
+            )
 
 
 def _check_connected(graph: Graph) -> None:
     used = {name for node in graph.nodes.values() if isinstance(node, Processing) for name in node.store_names}
     for name in graph.added_stores:
         if name not in used:
-            raise TopologyError(f'no processor uses the store "{name}". Name some in add_state_store(…) or connect_processor_and_state_stores(…).')
+            raise TopologyError(
+                f'no processor uses the store "{name}". Name some in add_state_store(…) or '
+                "connect_processor_and_state_stores(…)."
+            )
 
 
 def _check_topics(nodes: list[Node], internal: set[str]) -> None:
@@ -141,11 +167,15 @@ _JOINS = StreamTableJoin | TableTableJoin | StreamStreamJoin | ForeignKeyAnswer 
 
 
 def _copartitioned(nodes: list[Node]) -> Iterable[tuple[str, tuple[str, ...]]]:
-    """Yield, for each operator that needs equal keys in equal partitions, its name for messages and the topics above it."""
+    """Yield, for each operator that needs equal keys in equal partitions, its name for messages and the topics above
+    it.
+    """
     above: dict[str, tuple[str, ...]] = {}
     for node in nodes:
         sides = [above[parent] for parent in node.parents]
-        topics = node.topics if isinstance(node, Source) else tuple(dict.fromkeys(topic for side in sides for topic in side))
+        topics = (
+            node.topics if isinstance(node, Source) else tuple(dict.fromkeys(topic for side in sides for topic in side))
+        )
         above[node.name] = topics
         if isinstance(node, _JOINS) and len(topics) > 1:
             method = method_of(node)

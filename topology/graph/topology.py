@@ -14,7 +14,9 @@ class Topology(Structure):
     """A program: what to compute, as a value. Made by `StreamsBuilder.build()`."""
 
     def optimized(self, optimization: str) -> Topology:
-        """Return the topology as the setting `topology.optimization` makes it: `none`, `all`, or names with commas between."""
+        """Return the topology as the setting `topology.optimization` makes it: `none`, `all`, or names with commas
+        between.
+        """
         return optimized(self, optimization)
 
     def describe(self, format: str = "text") -> str:  # noqa: A002 the word users type

@@ -1,10 +1,11 @@
 """Aggregations: of streams, in windows or of all time, and of tables.
 
-The row of a key, or of a key and a window, is an `Entry` of the store's write buffer, changed in place and marked dirty once. Tumbling and
-hopping windows are written out; what sliding windows and sessions do is in `windowing`.
+The row of a key, or of a key and a window, is an `Entry` of the store's write buffer, changed in place and marked dirty
+once. Tumbling and hopping windows are written out; what sliding windows and sessions do is in `windowing`.
 
 Invariant: what is forwarded is what the store holds: (key bytes, new value or None, timestamp of the row).
-Source: Kafka Streams `KStreamAggregate`, `KStreamReduce`, `KStreamWindowAggregate`, `KTableAggregate`, `KTableReduce`, `KTableRepartitionMap`.
+Source: Kafka Streams `KStreamAggregate`, `KStreamReduce`, `KStreamWindowAggregate`, `KTableAggregate`, `KTableReduce`,
+`KTableRepartitionMap`.
 """
 
 from __future__ import annotations
@@ -49,14 +50,21 @@ def aggregate(compiler: Compiler, function: Function, node: Aggregate, record: R
     operator_time = compiler.operator_time(function, node)
     expire = compiler.expire(operator_time, node.store)
     if isinstance(node.windows, SlidingWindows | SessionWindows):
-        # They look back further than to what is open: what has expired must be gone, however the records are cut into batches.
+        # They look back further than to what is open: what has expired must be gone, however the records are cut into
+        # batches.
         with function.block(f"if {operator_time} >= 0:"):
             function.line(f"{expire}({operator_time})")
     compiler.stream_time(function, node, record)
     if isinstance(node.windows, SlidingWindows | SessionWindows):
         _add_to_moving_windows(compiler, function, node, record, key_bytes, operator_time)
     elif isinstance(node.windows, TimeWindows) and node.windows.tumbles and not node.emit_on_close:
-        _add_to_row(compiler, function, node, record, _tumbling_key(compiler, function, node, node.windows, record, key_bytes, operator_time))
+        _add_to_row(
+            compiler,
+            function,
+            node,
+            record,
+            _tumbling_key(compiler, function, node, node.windows, record, key_bytes, operator_time),
+        )
     else:
         _add_to_windows(compiler, function, node, node.windows, record, key_bytes, operator_time)
 
@@ -80,11 +88,15 @@ def table_group(compiler: Compiler, function: Function, node: TableGroup, record
         function.line(f"{old} = None if {record.old} is None else {other}")
         function.line(f"{many} = {regroup}({new}, {old})")
     with function.loop(f"for {key}, {pair} in {many}:"):
-        compiler.forward(function, node, replace(record.with_key(key).with_value(pair), has_key=True, dense=True, latest=None))
+        compiler.forward(
+            function, node, replace(record.with_key(key).with_value(pair), has_key=True, dense=True, latest=None)
+        )
 
 
 def regrouped(new: tuple[Any, Any] | None, old: tuple[Any, Any] | None) -> list[tuple[Any, tuple[Any, Any]]]:
-    """Return the updates of the rows of new keys: pairs of the new and the old value. What has no key or no value does not count."""
+    """Return the updates of the rows of new keys: pairs of the new and the old value. What has no key or no value does
+    not count.
+    """
     if new is not None and (new[0] is None or new[1] is None):
         new = None
     if old is not None and (old[0] is None or old[1] is None):
@@ -102,11 +114,19 @@ def table_aggregate(compiler: Compiler, function: Function, node: TableAggregate
     unit, pair = compiler.unit, function.value(record)
     key_bytes = function.key_as_bytes(record, node.store.key, node)
     key = function.key(record) if node.initializer is not None else "None"
-    entry, before, new = entry_of(compiler, function, node.store, key_bytes), function.fresh("before"), function.fresh("new")
+    entry, before, new = (
+        entry_of(compiler, function, node.store, key_bytes),
+        function.fresh("before"),
+        function.fresh("new"),
+    )
     fold = unit.constant("changed_aggregate", _folding(node))
     forwards = not compiler.caches(node) and compiler.analysis.edges(node)
     function.line(f"{before} = {entry}.value")
-    old = _kept(compiler, function, node.store, before, plain=node.adder is None) if forwards and compiler.analysis.wants_old(node) else None
+    old = (
+        _kept(compiler, function, node.store, before, plain=node.adder is None)
+        if forwards and compiler.analysis.wants_old(node)
+        else None
+    )
     with function.guard("processing", node.name):
         function.line(f"{new} = {fold}({key}, {pair}, {before})")
     later = f"{record.timestamp} > {entry}.timestamp"
@@ -121,7 +141,19 @@ def table_aggregate(compiler: Compiler, function: Function, node: TableAggregate
         compiler.forward(
             function,
             node,
-            RecordVariables(key_bytes, record.key, node.store.key, None, new, None, node.name, timestamp, record.stream_time, has_key=True, old=old),
+            RecordVariables(
+                key_bytes,
+                record.key,
+                node.store.key,
+                None,
+                new,
+                None,
+                node.name,
+                timestamp,
+                record.stream_time,
+                has_key=True,
+                old=old,
+            ),
         )
 
 
@@ -150,13 +182,19 @@ def _folding(node: TableAggregate) -> Callable[[Any, tuple[Any, Any], Any], Any]
     return reduced if initializer is None else aggregated
 
 
-def _add_to_row(compiler: Compiler, function: Function, node: Aggregate, record: RecordVariables, key_bytes: str) -> None:
+def _add_to_row(
+    compiler: Compiler, function: Function, node: Aggregate, record: RecordVariables, key_bytes: str
+) -> None:
     """Write that a row takes in a record, and is forwarded. Nothing may be written for this record afterwards."""
     entry = entry_of(compiler, function, node.store, key_bytes)
     before = function.fresh("old")
     function.line(f"{before} = {entry}.value")
     forwards = not compiler.caches(node) and not node.emit_on_close and compiler.analysis.edges(node)
-    old = _kept(compiler, function, node.store, before, plain=_is_count(node)) if forwards and compiler.analysis.wants_old(node) else None
+    old = (
+        _kept(compiler, function, node.store, before, plain=_is_count(node))
+        if forwards and compiler.analysis.wants_old(node)
+        else None
+    )
     value = _new_aggregate(compiler, function, node, record, entry, before)
     touch(compiler, function, node.store, key_bytes, entry)
     if not node.emit_on_close:
@@ -168,13 +206,29 @@ def _add_to_row(compiler: Compiler, function: Function, node: Aggregate, record:
 
 
 def _add_to_windows(
-    compiler: Compiler, function: Function, node: Aggregate, windows: Windows, record: RecordVariables, key_bytes: str, operator_time: str
+    compiler: Compiler,
+    function: Function,
+    node: Aggregate,
+    windows: Windows,
+    record: RecordVariables,
+    key_bytes: str,
+    operator_time: str,
 ) -> None:
     """Write that all windows that hold the record, and are open, take it in."""
-    pack, start, key = compiler.unit.constant("window_start_bytes", _START_BYTES), function.fresh("start"), function.fresh("window_key")
+    pack, start, key = (
+        compiler.unit.constant("window_start_bytes", _START_BYTES),
+        function.fresh("start"),
+        function.fresh("window_key"),
+    )
     if isinstance(windows, TimeWindows):
-        first = f"max(0, {record.timestamp} - {windows.size_ms - windows.advance_ms}) // {windows.advance_ms} * {windows.advance_ms}"
-        starts, closed = f"range({first}, {record.timestamp} + 1, {windows.advance_ms})", f"{start} + {windows.size_ms + windows.grace_ms}"
+        first = (
+            f"max(0, {record.timestamp} - {windows.size_ms - windows.advance_ms}) // {windows.advance_ms} * "
+            f"{windows.advance_ms}"
+        )
+        starts, closed = (
+            f"range({first}, {record.timestamp} + 1, {windows.advance_ms})",
+            f"{start} + {windows.size_ms + windows.grace_ms}",
+        )
     else:
         name = compiler.unit.constant("windows", windows)
         starts, closed = f"{name}.starts({record.timestamp})", f"{name}.end({start}) + {windows.grace_ms}"
@@ -261,21 +315,33 @@ def _sessions(windows: Any, initializer: Any, aggregator: Any, merger: Any, stor
     return windowing.Sessions(store, windows, initializer, aggregator, merger)
 
 
-def _forward_updates(compiler: Compiler, function: Function, node: Aggregate, updates: str, record: RecordVariables) -> None:
+def _forward_updates(
+    compiler: Compiler, function: Function, node: Aggregate, updates: str, record: RecordVariables
+) -> None:
     key, value, old, timestamp = (function.fresh(part) for part in ("key_bytes", "value", "old", "timestamp"))
     with function.loop(f"for {key}, {value}, {old}, {timestamp} in {updates}:"):
-        row = RecordVariables(key, None, node.store.row_key, None, value, None, node.name, timestamp, record.stream_time, has_key=True)
+        row = RecordVariables(
+            key, None, node.store.row_key, None, value, None, node.name, timestamp, record.stream_time, has_key=True
+        )
         compiler.forward(function, node, replace(row, old=old if compiler.analysis.wants_old(node) else None))
 
 
-def _forward_without_headers(compiler: Compiler, function: Function, node: Aggregate, updates: str, operator_time: str) -> None:
+def _forward_without_headers(
+    compiler: Compiler, function: Function, node: Aggregate, updates: str, operator_time: str
+) -> None:
     """Write that updates of sessions are forwarded; they have no headers, as in Kafka Streams."""
     unit = compiler.unit
     name = f"{unit.identifier('windows', node.name)}_forward"
     if all(known.name != name for known in unit.functions):
         emit = unit.function(name)
         emit.parameters = ("updates",)
-        _forward_updates(compiler, emit, node, "updates", RecordVariables(None, None, None, None, None, None, node.name, stream_time=operator_time))
+        _forward_updates(
+            compiler,
+            emit,
+            node,
+            "updates",
+            RecordVariables(None, None, None, None, None, None, node.name, stream_time=operator_time),
+        )
     function.line(f"process.under_headers(None, lambda: {name}({updates}))")
 
 
@@ -310,7 +376,19 @@ def _row(node: Aggregate, record: RecordVariables, key_bytes: str, value: str, t
     """The update of a row as a record: the stream record's key, if it is the row's, need not be read again."""
     key = record.key if node.windows is None and record.key_bytes == key_bytes else None
     serde = node.store.row_key or node.store.key
-    return RecordVariables(key_bytes, key, serde, None, value, None, node.name, timestamp, record.stream_time, has_key=True, dense=_is_count(node))
+    return RecordVariables(
+        key_bytes,
+        key,
+        serde,
+        None,
+        value,
+        None,
+        node.name,
+        timestamp,
+        record.stream_time,
+        has_key=True,
+        dense=_is_count(node),
+    )
 
 
 def _is_count(node: Aggregate) -> bool:
@@ -322,17 +400,26 @@ def _kept(compiler: Compiler, function: Function, store: StoreSpec, before: str,
     if plain:
         return before
     old, unit = function.fresh("old"), compiler.unit
-    function.line(f"{old} = {unit.constant('snapshot', snapshot)}({before}, {unit.constant('value_serde', store.value)})")
+    function.line(
+        f"{old} = {unit.constant('snapshot', snapshot)}({before}, {unit.constant('value_serde', store.value)})"
+    )
     return old
 
 
-def _new_aggregate(compiler: Compiler, function: Function, node: Aggregate, record: RecordVariables, entry: str, old: str) -> str:
-    """Write the new value and timestamp of a row; returns the variable of the value. A row that was deleted begins anew."""
+def _new_aggregate(
+    compiler: Compiler, function: Function, node: Aggregate, record: RecordVariables, entry: str, old: str
+) -> str:
+    """Write the new value and timestamp of a row; returns the variable of the value. A row that was deleted begins
+    anew.
+    """
     new = function.fresh("new")
     if node.aggregator is None:
         first, later = "1", f"{old} + 1"
     elif node.initializer is None:
-        first, later = function.value(record), compiler.call_of(function, "reducer", node.aggregator, record, (old, "value"))
+        first, later = (
+            function.value(record),
+            compiler.call_of(function, "reducer", node.aggregator, record, (old, "value")),
+        )
     else:
         initial = f"{compiler.unit.constant('initializer', node.initializer)}()"
         first = compiler.call_of(function, "aggregator", node.aggregator, record, ("key", "value", initial))
@@ -349,7 +436,13 @@ def _new_aggregate(compiler: Compiler, function: Function, node: Aggregate, reco
 
 
 def _tumbling_key(
-    compiler: Compiler, function: Function, node: Aggregate, windows: TimeWindows, record: RecordVariables, key_bytes: str, operator_time: str
+    compiler: Compiler,
+    function: Function,
+    node: Aggregate,
+    windows: TimeWindows,
+    record: RecordVariables,
+    key_bytes: str,
+    operator_time: str,
 ) -> str:
     """Write the window that takes the record, or that it is late; returns the variable of the window's key."""
     start, start_bytes, key = function.fresh("start"), function.fresh("start_bytes"), function.fresh("window_key")

@@ -82,13 +82,20 @@ class Analysis:
         self._edges: dict[str, list[Edge]] = {node.name: [] for node in self.nodes}
         self._late: dict[str, list[Edge]] = {node.name: [] for node in self.nodes}
         for node in reversed(self.nodes):
-            if isinstance(node, Filter | MapValues) and node.table and node.store is None and not self._edges[node.name]:
+            if (
+                isinstance(node, Filter | MapValues)
+                and node.table
+                and node.store is None
+                and not self._edges[node.name]
+            ):
                 continue  # a view that is only looked through: nobody hears of its updates, so they are not computed
             for side, parent in reversed(list(enumerate(node.parents))):
                 edge = Edge(node, side)
                 if edge.carries:
                     (self._late if isinstance(node, Late) else self._edges)[parent].insert(0, edge)
-        self._incoming = {node.name: sum(Edge(node, side).carries for side in range(len(node.parents))) for node in self.nodes}
+        self._incoming = {
+            node.name: sum(Edge(node, side).carries for side in range(len(node.parents))) for node in self.nodes
+        }
         self._reads: dict[tuple[str, int, AnySerde, AnySerde], Reads] = {}
         self.uncached = uncached(self.nodes)
         """Tables that tell of each update at once, whether the record cache is on or not."""
@@ -108,21 +115,35 @@ class Analysis:
     def windows_above(self, node: Node) -> list[Aggregate]:
         """Return the aggregations whose windows a table shows."""
         above = [self.named(parent) for parent in node.parents]
-        return [found for parent in above for found in ([parent] if isinstance(parent, Aggregate) else self.windows_above(parent))]
+        return [
+            found
+            for parent in above
+            for found in ([parent] if isinstance(parent, Aggregate) else self.windows_above(parent))
+        ]
 
     def wants_old(self, node: Node) -> bool:
-        """Return whether a table says with each update what it said of the row before, and somebody hears it; see `old_values`."""
+        """Return whether a table says with each update what it said of the row before, and somebody hears it; see
+        `old_values`.
+        """
         return node.sends_old and bool(self.edges(node))
 
     def keeps_time(self, node: Node) -> bool:
-        """Whether every record of the topics above reaches a node with its timestamp, so that its stream time is the partition's.
+        """Whether every record of the topics above reaches a node with its timestamp, so that its stream time is the
+        partition's.
 
         Records without a key do not count, and an update of a table stands for the record that made it.
         """
-        return all(self._passes_time(self.named(parent)) for side, parent in enumerate(node.parents) if Edge(node, side).carries)
+        return all(
+            self._passes_time(self.named(parent))
+            for side, parent in enumerate(node.parents)
+            if Edge(node, side).carries
+        )
 
     def _passes_time(self, node: Node) -> bool:
-        passes = isinstance(node, Source | MapValues | SelectKey | Map | Peek | Merge | ToStream | TableSource | Aggregate | DropNullKeys)
+        passes = isinstance(
+            node,
+            Source | MapValues | SelectKey | Map | Peek | Merge | ToStream | TableSource | Aggregate | DropNullKeys,
+        )
         return (passes or (isinstance(node, StreamTableJoin) and node.left)) and self.keeps_time(node)
 
     def topics(self, node: Node) -> tuple[str, ...]:
@@ -135,7 +156,8 @@ class Analysis:
     def reads(self, edge: Edge, key: AnySerde, value: AnySerde) -> Reads:
         """Return whether the child, or anything below it, reads the key or value of the record it gets.
 
-        `key` and `value` are the serdes of the bytes the record comes with: bytes of the same serde pass without being read.
+        `key` and `value` are the serdes of the bytes the record comes with: bytes of the same serde pass without being
+        read.
         """
         memo = (edge.child.name, edge.side, key, value)
         if memo not in self._reads:
@@ -149,7 +171,9 @@ class Analysis:
         return Reads(own.key or looks, own.value)
 
     def view(self, name: str) -> list[Filter | MapValues]:
-        """Return the filters and mappers between a table and the stores behind it: what a lookup applies to the values it finds."""
+        """Return the filters and mappers between a table and the stores behind it: what a lookup applies to the values
+        it finds.
+        """
         at = self.named(name)
         if getattr(at, "store", None) is not None or not isinstance(at, Filter | MapValues | TableTableJoin):
             return []
@@ -238,9 +262,11 @@ def reads_step_key(step: Node) -> bool:
 
 
 def reads_argument(function: Callable[..., Any], position: int, arguments: int = 2) -> bool:
-    """Return False only if the function, given so many arguments, provably never looks at this one, as in `lambda _, value: value.name`.
+    """Return False only if the function, given so many arguments, provably never looks at this one, as in `lambda _,
+    value: value.name`.
 
-    Then the caller may pass None instead of deserialising something. Only plain Python functions and conditions on fields can prove it.
+    Then the caller may pass None instead of deserialising something. Only plain Python functions and conditions on
+    fields can prove it.
     """
     if isinstance(function, Condition):
         return position == arguments - 1
@@ -253,4 +279,8 @@ def reads_argument(function: Callable[..., Any], position: int, arguments: int =
     if name in code.co_cellvars:
         return True
     # A fused instruction of a newer Python names several variables.
-    return any(name == i.argval or (isinstance(i.argval, tuple) and name in i.argval) for i in dis.get_instructions(code) if i.opcode in dis.haslocal)
+    return any(
+        name == i.argval or (isinstance(i.argval, tuple) and name in i.argval)
+        for i in dis.get_instructions(code)
+        if i.opcode in dis.haslocal
+    )

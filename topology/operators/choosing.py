@@ -27,7 +27,9 @@ def split(compiler: Compiler, function: Function, node: Split, record: RecordVar
 
 
 def dynamic_sink(compiler: Compiler, function: Function, node: DynamicSink, record: RecordVariables) -> None:
-    """The record becomes a row of the columns of the topic that the function names; the first one of a topic begins its columns."""
+    """The record becomes a row of the columns of the topic that the function names; the first one of a topic begins its
+    columns.
+    """
     call = compiler.call_of(function, "topic_of", node.topic_of, record, KEY_AND_VALUE)
     topic, out = function.fresh("topic"), function.fresh("out")
     with function.guard("processing", node.name):

@@ -1,12 +1,16 @@
-"""Writing the Python source of a compiled sub-topology: a unit, its functions, and what is known about a record at a point in one.
+"""Writing the Python source of a compiled sub-topology: a unit, its functions, and what is known about a record at a
+point in one.
 
-Everything is local to one function over a batch: a record is a few local variables, an operator a few lines, a drop is `continue`.
-A `RecordVariables` knows, while code is written, which variable holds the key as bytes, which as an object, and makes what is missing at the
-point where it is first asked for. So nothing is deserialised that nobody reads, or serialised that nobody changed.
+Everything is local to one function over a batch: a record is a few local variables, an operator a few lines, a drop is
+`continue`. A `RecordVariables` knows, while code is written, which variable holds the key as bytes, which as an object,
+and makes what is missing at the point where it is first asked for. So nothing is deserialised that nobody reads, or
+serialised that nobody changed.
 
 Invariant: null never reaches a serde.
-Invariant: `try` encloses one call of somebody else's function, never the nodes below: an error belongs to one node and one record.
-Turned down: composed closures (140 ns more for three operators: measured), node objects with `forward` (twice the time).
+Invariant: `try` encloses one call of somebody else's function, never the nodes below: an error belongs to one node and
+one record.
+Turned down: composed closures (140 ns more for three operators: measured), node objects with `forward` (twice the
+time).
 """
 
 from __future__ import annotations
@@ -34,9 +38,10 @@ MOST_LOOPS = 8
 class RecordVariables:
     """What is known, at one point of the code, about the record at hand: the names of variables.
 
-    Shape: of key and value at least one form is there. `key_serde` belongs to `key_bytes`, None with them. `stream_time` is the
-    source partition's. `dense` values are never null. `old`: of a table's update, what was forwarded of the row before, as an object;
-    None where nobody asks. `latest`: of a versioned table's update, whether it is the latest of its row; None: all are.
+    Shape: of key and value at least one form is there. `key_serde` belongs to `key_bytes`, None with them.
+    `stream_time` is the source partition's. `dense` values are never null. `old`: of a table's update, what was
+    forwarded of the row before, as an object; None where nobody asks. `latest`: of a versioned table's update, whether
+    it is the latest of its row; None: all are.
     """
 
     key_bytes: str | None
@@ -67,7 +72,14 @@ class RecordVariables:
 
     def form(self) -> tuple[object, ...]:
         """Return what two records must have in common to be given to the same function."""
-        present = (self.key_bytes is None, self.key is None, self.value_bytes is None, self.value is None, self.old is None, self.latest is None)
+        present = (
+            self.key_bytes is None,
+            self.key is None,
+            self.value_bytes is None,
+            self.value is None,
+            self.old is None,
+            self.latest is None,
+        )
         return (*present, self.key_serde, self.value_serde, self.source, self.has_key, self.dense)
 
     def as_parameters(self) -> RecordVariables:
@@ -78,7 +90,9 @@ class RecordVariables:
 
 @dataclass(slots=True)
 class OperatorTime:
-    """The stream time of a node, by its number. `topics`: whose records reach it. `due`: calls that follow when records of other tasks move it."""
+    """The stream time of a node, by its number. `topics`: whose records reach it. `due`: calls that follow when records
+    of other tasks move it.
+    """
 
     number: int
     topics: tuple[str, ...]
@@ -92,7 +106,8 @@ class OperatorTime:
 class Unit:
     """The source of one compiled sub-topology while it is written.
 
-    Shape: `constants` are what the code refers to and every task shares; `binding` are lines that fetch what belongs to one task.
+    Shape: `constants` are what the code refers to and every task shares; `binding` are lines that fetch what belongs to
+    one task.
     """
 
     def __init__(self) -> None:
@@ -149,16 +164,26 @@ class Unit:
         """Return the name of a store; `get_`, `load_`, `touch_`, `dirty_` in front of it are its functions."""
         name = self.identifier("store", spec.name)
         functions = {"get": "entries.get", "load": "load", "touch": "touch", "dirty": "dirty"}
-        return self.bind(name, f"{name} = stores[{spec.name!r}]", *(f"{short}_{name} = {name}.{full}" for short, full in functions.items()))
+        return self.bind(
+            name,
+            f"{name} = stores[{spec.name!r}]",
+            *(f"{short}_{name} = {name}.{full}" for short, full in functions.items()),
+        )
 
     def output(self, topic: str) -> str:
         """Return the name of an output; `key_`, `value_`, `timestamp_` in front of it append to its columns."""
         name = self.identifier("out", topic)
         columns = {"key": "keys", "value": "values", "timestamp": "timestamps"}
-        return self.bind(name, f"{name} = outputs[{topic!r}]", *(f"{part}_{name} = {name}.{column}.append" for part, column in columns.items()))
+        return self.bind(
+            name,
+            f"{name} = outputs[{topic!r}]",
+            *(f"{part}_{name} = {name}.{column}.append" for part, column in columns.items()),
+        )
 
     def operator_time(self, number: int, topics: Sequence[str]) -> str:
-        """Return the variable that holds the stream time of a node: the largest timestamp it has received, by these topics."""
+        """Return the variable that holds the stream time of a node: the largest timestamp it has received, by these
+        topics.
+        """
         name = f"operator_time_{number}"
         self.operator_times.setdefault(name, OperatorTime(number, tuple(topics)))
         return self.bind(name, f"{name} = -1")
@@ -170,7 +195,9 @@ class Unit:
         return function
 
     def shared(self, what: object, name: str, write: Callable[[Function], None]) -> tuple[str, tuple[str, ...]]:
-        """Return name and parameters of the function that does `what` for one record; it is written when first asked for."""
+        """Return name and parameters of the function that does `what` for one record; it is written when first asked
+        for.
+        """
         if what not in self._called:
             function = self.function(f"{name}_{len(self.functions)}")
             write(function)
@@ -181,18 +208,32 @@ class Unit:
     def text(self, sources: dict[str, str], flushes: Sequence[str]) -> str:
         """Return the whole source: a function that closes the generated ones over the things of one task."""
         lines = ["def make(process, stores, outputs):"]
-        lines += [f"    {line}" for line in ["fail = process.fail", f"dropped = [0] * {len(self.drops)}", *self.binding]]
+        lines += [
+            f"    {line}" for line in ["fail = process.fail", f"dropped = [0] * {len(self.drops)}", *self.binding]
+        ]
         for function in self.functions:
             lines += ["", *(f"    {line}" for line in function.text())]
-        lines += [f"    {line}" for line in [*self._moves(), *self._reached(sources), *self._observed(), *self._headed()]]
+        lines += [
+            f"    {line}" for line in [*self._moves(), *self._reached(sources), *self._observed(), *self._headed()]
+        ]
         table = ", ".join(f"{topic!r}: {name}" for topic, name in sources.items())
-        reached = ", ".join(f"{topic!r}: reached_{number}" for number, topic in enumerate(sources) if self.operator_times_of(topic))
-        lines += ["", f"    return {{{table}}}, [{', '.join(flushes)}], dropped, {{{reached}}}, observed, headers_come", ""]
+        reached = ", ".join(
+            f"{topic!r}: reached_{number}" for number, topic in enumerate(sources) if self.operator_times_of(topic)
+        )
+        lines += [
+            "",
+            f"    return {{{table}}}, [{', '.join(flushes)}], dropped, {{{reached}}}, observed, headers_come",
+            "",
+        ]
         return "\n".join(lines)
 
     def operator_times_of(self, topic: str) -> list[str]:
         """Return the operator times of the nodes that records of a topic reach, parents first."""
-        return [name for name, operator_time in sorted(self.operator_times.items(), key=lambda item: item[1].number) if topic in operator_time.topics]
+        return [
+            name
+            for name, operator_time in sorted(self.operator_times.items(), key=lambda item: item[1].number)
+            if topic in operator_time.topics
+        ]
 
     def _moves(self) -> Iterator[str]:
         """Yield, for each operator time, the function that moves it by a record that came elsewhere."""
@@ -206,13 +247,21 @@ class Unit:
         for number, topic in enumerate(topics):
             names = self.operator_times_of(topic)
             if names:
-                yield from ["", f"def reached_{number}(times, due=True):", f"    {', '.join(f'to_{name}' for name in names)}, = times"]
+                yield from [
+                    "",
+                    f"def reached_{number}(times, due=True):",
+                    f"    {', '.join(f'to_{name}' for name in names)}, = times",
+                ]
             for name in names:
                 yield f"    if to_{name} > {name}: move_{name}(to_{name}, due)"
 
     def _observed(self) -> Iterator[str]:
         """Yield the function that tells window stores what time it is."""
-        calls = [f"    {store}({name})" for name, operator_time in self.operator_times.items() for store in operator_time.stores]
+        calls = [
+            f"    {store}({name})"
+            for name, operator_time in self.operator_times.items()
+            for store in operator_time.stores
+        ]
         yield from ["", "def observed():", *(calls or ["    pass"])]
 
     def _headed(self) -> Iterator[str]:
@@ -223,8 +272,8 @@ class Unit:
 class Function:
     """A generated function while it is written.
 
-    Shape: `skip` is what ends the work on the record at hand: `return`, or `continue` inside a loop. `over_batch`: the function
-    is called with many records and loops over them itself; `prologue` are its lines before the loop.
+    Shape: `skip` is what ends the work on the record at hand: `return`, or `continue` inside a loop. `over_batch`: the
+    function is called with many records and loops over them itself; `prologue` are its lines before the loop.
     """
 
     def __init__(self, unit: Unit, name: str, skip: str) -> None:
@@ -243,9 +292,15 @@ class Function:
 
     def text(self) -> list[str]:
         """Return the lines of the finished function."""
-        before = [f"nonlocal {', '.join(sorted(self.assigned))}", *self.prologue] if self.assigned else list(self.prologue)
+        before = (
+            [f"nonlocal {', '.join(sorted(self.assigned))}", *self.prologue] if self.assigned else list(self.prologue)
+        )
         body = [f"    {line}" for line in before] + self.lines
-        return [f"def {self.name}({', '.join(self.parameters)}):", *body, *([] if _does_something(body) else ["    pass"])]
+        return [
+            f"def {self.name}({', '.join(self.parameters)}):",
+            *body,
+            *([] if _does_something(body) else ["    pass"]),
+        ]
 
     def mentions(self, variable: str) -> bool:
         """Whether the lines written so far use a variable."""
@@ -279,7 +334,9 @@ class Function:
 
     @contextmanager
     def guard(self, phase: Phase, node: str, error: str = "error") -> Iterator[None]:
-        """Write calls of somebody else's functions, of which an error fails the record here; `error` is an expression."""
+        """Write calls of somebody else's functions, of which an error fails the record here; `error` is an
+        expression.
+        """
         with self.block("try:"):
             yield
         with self.block("except Exception as error:"):
@@ -326,7 +383,9 @@ class Function:
         name = self.fresh(part)
         decode, whole = self.unit.constant(f"decode_{part}", serde.decode), self.unit.constant(f"{part}_serde", serde)
         with self.guard("deserialization", source, f"unreadable({whole}, {data}, error)"):
-            self.line(f"{name} = {decode}({data})" if dense else f"{name} = None if {data} is None else {decode}({data})")
+            self.line(
+                f"{name} = {decode}({data})" if dense else f"{name} = None if {data} is None else {decode}({data})"
+            )
         self.unit.constant("unreadable", unreadable)
         return name
 
@@ -334,7 +393,9 @@ class Function:
         name = self.fresh(f"{part}_bytes")
         encode, whole = self.unit.constant(f"encode_{part}", serde.encode), self.unit.constant(f"{part}_serde", serde)
         with self.guard("production", node.name, f"unwritable({whole}, {value}, error)"):
-            self.line(f"{name} = {encode}({value})" if dense else f"{name} = None if {value} is None else {encode}({value})")
+            self.line(
+                f"{name} = {encode}({value})" if dense else f"{name} = None if {value} is None else {encode}({value})"
+            )
         self.unit.constant("unwritable", unwritable)
         return name
 

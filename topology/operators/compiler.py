@@ -1,7 +1,7 @@
 """The way of a record through the nodes, as code: who is inlined, who is called, what is deserialised before they part.
 
-A linear run becomes one function. Where a stream has several children, each but the last becomes a function of its own, called in
-order, so that a record goes depth first through one child before the next; the last is written in place.
+A linear run becomes one function. Where a stream has several children, each but the last becomes a function of its own,
+called in order, so that a record goes depth first through one child before the next; the last is written in place.
 
 Invariant: a record reaches the nodes in the order of Kafka Streams, whatever is inlined.
 """
@@ -20,13 +20,17 @@ from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 
 Operator: TypeAlias = Callable[["Compiler", Function, Any, RecordVariables], None]
-"""`(compiler, function, node, record)`: write what a node does with a record. `record.side` says from which of its parents it comes."""
+"""`(compiler, function, node, record)`: write what a node does with a record. `record.side` says from which of its
+parents it comes.
+"""
 
 
 class Compiler:
     """Writes the unit of one sub-topology."""
 
-    def __init__(self, analysis: Analysis, operators: Mapping[type[Node], Operator], *, caching: bool, shared: bool) -> None:
+    def __init__(
+        self, analysis: Analysis, operators: Mapping[type[Node], Operator], *, caching: bool, shared: bool
+    ) -> None:
         self.analysis = analysis
         self.caching = caching
         self.shared = shared
@@ -49,25 +53,33 @@ class Compiler:
             self.enter(function, edges[-1], record)
 
     def call_children(self, function: Function, node: Node, record: RecordVariables, to: str | None = None) -> None:
-        """Write that a record goes to the children of a node, or to the one of that name, by calls: for a node that forwards in several places."""
+        """Write that a record goes to the children of a node, or to the one of that name, by calls: for a node that
+        forwards in several places.
+        """
         for edge in self.analysis.edges(node):
             if to in (None, edge.child.name):
                 self._call(function, edge, record)
 
     def drop_late(self, function: Function, node: Node, record: RecordVariables, condition: str) -> None:
-        """Write that a record which comes too late under a condition is dropped, counted, and goes to those who want late records."""
+        """Write that a record which comes too late under a condition is dropped, counted, and goes to those who want
+        late records.
+        """
         with function.block(f"if {condition}:"):
             self.call_late(function, node, record)
             function.line(f"dropped[{self.unit.drop(node.name, 'late')}] += 1")
             function.line(function.skip)
 
     def call_late(self, function: Function, node: Node, record: RecordVariables) -> None:
-        """Write that a record which came too late for a node goes to those who want it. By calls: it is seldom, the way of others stays short."""
+        """Write that a record which came too late for a node goes to those who want it. By calls: it is seldom, the way
+        of others stays short.
+        """
         for edge in self.analysis.late_edges(node):
             self._call(function, edge, record)
 
     def enter(self, function: Function, edge: Edge, record: RecordVariables) -> None:
-        """Write that a record goes to one child, in place if that is possible. Nothing may be written for this record afterwards."""
+        """Write that a record goes to one child, in place if that is possible. Nothing may be written for this record
+        afterwards.
+        """
         inline = self.analysis.has_one_parent(edge.child) and function.loops < MOST_LOOPS
         (self._write if inline else self._call)(function, edge, replace(record))
 
@@ -90,15 +102,24 @@ class Compiler:
             function.prologue.append(f"stream_time = process.stream_time({topics})")
         return function.name
 
-    def call_of(self, function: Function, label: str, called: UserFunction, record: RecordVariables, parts: tuple[str, ...]) -> str:
-        """Return the call of a user function with these parts of the record. What it provably never reads is passed as None."""
-        read = [part if part not in ("key", "value") else self._part(function, record, part, called, at, len(parts)) for at, part in enumerate(parts)]
+    def call_of(
+        self, function: Function, label: str, called: UserFunction, record: RecordVariables, parts: tuple[str, ...]
+    ) -> str:
+        """Return the call of a user function with these parts of the record. What it provably never reads is passed as
+        None.
+        """
+        read = [
+            part if part not in ("key", "value") else self._part(function, record, part, called, at, len(parts))
+            for at, part in enumerate(parts)
+        ]
         return f"{self.unit.constant(label, called)}({', '.join(read)})"
 
     def stream_time(self, function: Function, node: Node, record: RecordVariables) -> str:
-        """Write that a node has received a record; return the variable with its stream time: the largest timestamp it has received.
+        """Write that a node has received a record; return the variable with its stream time: the largest timestamp it
+        has received.
 
-        The records that other tasks have of the partition count as if they had come here: what a node sees must not depend on the cut.
+        The records that other tasks have of the partition count as if they had come here: what a node sees must not
+        depend on the cut.
         """
         operator_time = self.operator_time(function, node)
         with function.block(f"if {record.timestamp} > {operator_time}:"):
@@ -106,7 +127,8 @@ class Compiler:
         return operator_time
 
     def keep_headers(self, function: Function, node: Node, entry: str) -> None:
-        """Write that the headers of the record at hand wait with the row that it has changed, if the record cache holds its update back.
+        """Write that the headers of the record at hand wait with the row that it has changed, if the record cache holds
+        its update back.
 
         Whoever never sees a header pays for a look at a variable.
         """
@@ -121,14 +143,24 @@ class Compiler:
         return operator_time
 
     def expire(self, operator_time: str, store: StoreSpec) -> str:
-        """Let the windows of a store expire by an operator time, after each batch; return the function that does so before."""
+        """Let the windows of a store expire by an operator time, after each batch; return the function that does so
+        before.
+        """
         name = f"advance_{self.unit.store(store)}"
         self.unit.bind(name, f"{name} = {self.unit.store(store)}.advance")
         if name not in self.unit.operator_times[operator_time].stores:
             self.unit.operator_times[operator_time].stores.append(name)
         return name
 
-    def _part(self, function: Function, record: RecordVariables, part: str, called: UserFunction, position: int, arguments: int) -> str:
+    def _part(
+        self,
+        function: Function,
+        record: RecordVariables,
+        part: str,
+        called: UserFunction,
+        position: int,
+        arguments: int,
+    ) -> str:
         if not reads_argument(called, position, arguments):
             return "None"
         return function.key(record) if part == "key" else function.value(record)

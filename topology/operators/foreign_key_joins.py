@@ -1,6 +1,8 @@
-"""The operators of a foreign-key join: the left side subscribes, the right side answers, the left side joins the answers.
+"""The operators of a foreign-key join: the left side subscribes, the right side answers, the left side joins the
+answers.
 
-Source: Kafka Streams `SubscriptionSendProcessorSupplier`, `SubscriptionReceive...`, `SubscriptionJoin...`, `ForeignTableJoin...`, `ResponseJoin...`.
+Source: Kafka Streams `SubscriptionSendProcessorSupplier`, `SubscriptionReceive...`, `SubscriptionJoin...`,
+`ForeignTableJoin...`, `ResponseJoin...`.
 """
 
 from __future__ import annotations
@@ -29,16 +31,37 @@ def ask(compiler: Compiler, function: Function, node: ForeignKeyAsk, record: Rec
     with function.guard("processing", node.name):
         function.line(f"{many} = {make}({key}, {key_bytes}, {value}, {data}, {record.old})")
     with function.loop(f"for {foreign_key}, {asked} in {many}:"):
-        made = RecordVariables(foreign_key, None, node.foreign_key, None, asked, None, node.name, record.timestamp, record.stream_time, dense=True)
+        made = RecordVariables(
+            foreign_key,
+            None,
+            node.foreign_key,
+            None,
+            asked,
+            None,
+            node.name,
+            record.timestamp,
+            record.stream_time,
+            dense=True,
+        )
         compiler.forward(function, node, made)
 
 
 def answer(compiler: Compiler, function: Function, node: ForeignKeyAnswer, record: RecordVariables) -> None:
-    """A subscription is kept and answered; a change of a right row answers all that subscribe to it, in the order of their keys."""
-    name, key_bytes, entry = compiler.unit.store(node.store), function.key_as_bytes(record, node.store.key, node), function.fresh("entry")
+    """A subscription is kept and answered; a change of a right row answers all that subscribe to it, in the order of
+    their keys.
+    """
+    name, key_bytes, entry = (
+        compiler.unit.store(node.store),
+        function.key_as_bytes(record, node.store.key, node),
+        function.fresh("entry"),
+    )
     if record.side == 1:
         drop_the_past(function, node.name, record)
-        data, primary_key, hash_ = function.value_as_bytes(record, node.value, node), function.fresh("primary_key"), function.fresh("hash")
+        data, primary_key, hash_ = (
+            function.value_as_bytes(record, node.value, node),
+            function.fresh("primary_key"),
+            function.fresh("hash"),
+        )
         function.line(f"{entry} = get_{name}({key_bytes}) or load_{name}({key_bytes})")
         with function.loop(f"for {primary_key}, {hash_} in sorted({entry}.value.items()) if {entry}.value else ():"):
             made = f"{compiler.unit.constant('Answer', Answer)}({hash_}, {data})"
@@ -66,11 +89,29 @@ def answer(compiler: Compiler, function: Function, node: ForeignKeyAnswer, recor
 
 
 def _send(
-    compiler: Compiler, function: Function, node: ForeignKeyAnswer, record: RecordVariables, primary_key: str, said: str, timestamp: str
+    compiler: Compiler,
+    function: Function,
+    node: ForeignKeyAnswer,
+    record: RecordVariables,
+    primary_key: str,
+    said: str,
+    timestamp: str,
 ) -> None:
     key, value = function.fresh("key_bytes"), function.fresh("value")
     function.line(f"{key}, {value} = {primary_key}, {said}")
-    made = RecordVariables(key, None, node.primary_key, None, value, None, node.name, timestamp, record.stream_time, has_key=True, dense=True)
+    made = RecordVariables(
+        key,
+        None,
+        node.primary_key,
+        None,
+        value,
+        None,
+        node.name,
+        timestamp,
+        record.stream_time,
+        has_key=True,
+        dense=True,
+    )
     compiler.call_children(function, node, made)
 
 
@@ -81,10 +122,16 @@ def result(compiler: Compiler, function: Function, node: ForeignKeyResult, recor
     data, right, made = (function.fresh(part) for part in ("data", "right", "value"))
     unit = compiler.unit
     with function.guard("production", node.name):
-        function.line(f"{data} = None if {row.value} is None else {unit.constant('encode_left', node.value.serialize)}({row.value})")
+        function.line(
+            f"{data} = None if {row.value} is None else "
+            f"{unit.constant('encode_left', node.value.serialize)}({row.value})"
+        )
     function.drop_if(f"{unit.constant('hash_of', hash_of)}({data}) != {said}.hash", node, "stale answer")
     with function.guard("deserialization", node.name):
-        function.line(f"{right} = None if {said}.value is None else {unit.constant('decode_right', node.right_value.deserialize)}({said}.value)")
+        function.line(
+            f"{right} = None if {said}.value is None else "
+            f"{unit.constant('decode_right', node.right_value.deserialize)}({said}.value)"
+        )
     missing = f"{row.value} is None" if node.left else f"{right} is None or {row.value} is None"
     with function.guard("processing", node.name):
         function.line(f"{made} = None if {missing} else {unit.constant('joiner', node.joiner)}({row.value}, {right})")

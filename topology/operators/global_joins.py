@@ -28,7 +28,9 @@ def stream_global_join(compiler: Compiler, function: Function, node: StreamGloba
         function.drop_if(f"{key} is None", node, "null key")
         with function.block(f"if {row} is None:"):
             function.line(function.skip)
-    call = compiler.call_of(function, "joiner", node.joiner, record, ("key", "value", row) if node.with_key else ("value", row))
+    call = compiler.call_of(
+        function, "joiner", node.joiner, record, ("key", "value", row) if node.with_key else ("value", row)
+    )
     with function.guard("processing", node.name):
         function.line(f"{result} = {call}")
     compiler.forward(function, node, record.with_value(result))

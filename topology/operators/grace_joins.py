@@ -1,9 +1,12 @@
-"""The join of a stream with a versioned table that waits: late rows of the table still count for records that are within grace.
+"""The join of a stream with a versioned table that waits: late rows of the table still count for records that are
+within grace.
 
-A record is held until stream time has passed its timestamp by the grace, then it meets the row as it was at its timestamp. Records come out
-in the order of timestamp, key bytes, arrival. One that is already later than that meets the row at once.
+A record is held until stream time has passed its timestamp by the grace, then it meets the row as it was at its
+timestamp. Records come out in the order of timestamp, key bytes, arrival. One that is already later than that meets the
+row at once.
 
-Invariant: stream time is that of the records that are held or were: null values, null keys and the table's records do not count.
+Invariant: stream time is that of the records that are held or were: null values, null keys and the table's records do
+not count.
 Source: Kafka Streams `KStreamKTableJoinProcessor` with a `TimeOrderedKeyValueBuffer`, KIP-923.
 """
 
@@ -61,7 +64,10 @@ def buffered_join(compiler: Compiler, function: Function, node: BufferedJoin, re
     function.drop_if(f"{value} is None", node, "null value")
     key_bytes = function.key_as_bytes(record, node.store.key, node)
     now, unit = compiler.stream_time(function, node, record), compiler.unit
-    make, name = unit.constant(f"make_held_{compiler.analysis.numbers[node.name]}", partial(GraceBuffer, node)), unit.identifier("held", node.name)
+    make, name = (
+        unit.constant(f"make_held_{compiler.analysis.numbers[node.name]}", partial(GraceBuffer, node)),
+        unit.identifier("held", node.name),
+    )
     unit.bind(name, f"{name} = {make}(stores)")
     due = unit.operator_times[now].due
     if f"{name}_due" not in due:
@@ -74,7 +80,17 @@ def _meet(compiler: Compiler, function: Function, node: BufferedJoin, held: str,
     key, value, timestamp = (function.fresh(part) for part in ("key_bytes", "value", "timestamp"))
     with function.loop(f"for {key}, {value}, {timestamp} in {held}:"):
         made = RecordVariables(
-            key, None, node.store.key, None, value, None, node.name, timestamp, record.stream_time, has_key=not node.left, dense=True
+            key,
+            None,
+            node.store.key,
+            None,
+            value,
+            None,
+            node.name,
+            timestamp,
+            record.stream_time,
+            has_key=not node.left,
+            dense=True,
         )
         compiler.call_children(function, node, join_row(compiler, function, node, made))
 

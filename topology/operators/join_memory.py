@@ -1,13 +1,15 @@
 """The buffers of a stream-stream join: the records of both sides, and those that still wait for a match.
 
-A side keeps one entry for each key and timestamp: the values of the records that had both, in the order of their arrival. Beside it an index
-in memory knows the timestamps of each key, so that a probe touches nothing else. Records that wait are kept by key; in memory they are
-in the order in which they will be emitted: timestamp, right side before left, key bytes. A stream that is joined with itself may have one
-store for both sides: a record comes as a left one first, meets what was before it, and is kept when it comes as a right one.
+A side keeps one entry for each key and timestamp: the values of the records that had both, in the order of their
+arrival. Beside it an index in memory knows the timestamps of each key, so that a probe touches nothing else. Records
+that wait are kept by key; in memory they are in the order in which they will be emitted: timestamp, right side before
+left, key bytes. A stream that is joined with itself may have one store for both sides: a record comes as a left one
+first, meets what was before it, and is kept when it comes as a right one.
 
-Invariant: whatever a join returns for a record depends on records before it alone, never on when a batch or a commit ends.
-Turned down: a row a record with a sequence number (Kafka Streams' `retainDuplicates`): two records of one key and one millisecond are rare,
-and a restart would have to find out where the numbers ended.
+Invariant: whatever a join returns for a record depends on records before it alone, never on when a batch or a commit
+ends.
+Turned down: a row a record with a sequence number (Kafka Streams' `retainDuplicates`): two records of one key and one
+millisecond are rare, and a restart would have to find out where the numbers ended.
 Source: Kafka Streams `KStreamKStreamJoin`, `KStreamJoinWindow`, `TimestampedKeyAndJoinSide`.
 """
 
@@ -48,7 +50,8 @@ class SideTimes(Protocol):
 class JoinMemory:
     """The memory of one join in one task.
 
-    `shared`: other tasks have the other keys of the partitions; then `topics` (of the left, of the right) tell their time.
+    `shared`: other tasks have the other keys of the partitions; then `topics` (of the left, of the right) tell their
+    time.
     """
 
     def __init__(
@@ -63,7 +66,9 @@ class JoinMemory:
         before, after = windows.before_ms, windows.after_ms
         self._reach = ((before, after), (after, before))
         self._outer = (node.kind != "inner", node.kind == "outer")
-        self._sides = [_Side(cast(WindowTableStore, stores[spec.name]), windows.retention_ms) for spec in node.stores[:2]]
+        self._sides = [
+            _Side(cast(WindowTableStore, stores[spec.name]), windows.retention_ms) for spec in node.stores[:2]
+        ]
         self._keeps = (len(self._sides) > 1, True)
         if len(self._sides) == 1:
             self._sides *= 2
@@ -72,11 +77,15 @@ class JoinMemory:
         self._told = _NEVER
         if self._waiting is not None:
             store = self._waiting.store
-            self._gate = store.siblings.setdefault(f"gate of {store.spec.name}", EmissionGate((after, before), windows.grace_ms, store.guard))
+            self._gate = store.siblings.setdefault(
+                f"gate of {store.spec.name}", EmissionGate((after, before), windows.grace_ms, store.guard)
+            )
             self._gate.add(self._waiting.order)
 
     def take(self, side: int, key: bytes | None, value: Any, timestamp: int, now: int) -> list[Pair]:
-        """Return what a record of a side leads to: what waited long enough, then its matches, or itself alone. `now`: stream time."""
+        """Return what a record of a side leads to: what waited long enough, then its matches, or itself alone. `now`:
+        stream time.
+        """
         if key is None:
             return [_pair(side, None, value, None, timestamp)] if self._outer[side] else []
         if self._keeps[side]:
@@ -129,8 +138,9 @@ class JoinMemory:
 class EmissionGate:
     """When records without a match are told of: one for all tasks of a partition that an instance has.
 
-    Kafka Streams looks for them only if the first could be due, and takes for the first of the rest the last one it looked at; so some come
-    later than they could. What one task has waiting thus holds back another's: so that the number of ranges changes nothing, they share it.
+    Kafka Streams looks for them only if the first could be due, and takes for the first of the rest the last one it
+    looked at; so some come later than they could. What one task has waiting thus holds back another's: so that the
+    number of ranges changes nothing, they share it.
 
     Shape: what waits is (timestamp, 1 - side, key), in this order. `reach`: how far left and right records look ahead.
     """
@@ -156,7 +166,9 @@ class EmissionGate:
             self._remove(wait)
 
     def look(self, now: int, side: int | None = None) -> None:
-        """Open the gate for what is due at this stream time, if the record that moved time makes it worth a look. `side`: of it, if that is known."""
+        """Open the gate for what is due at this stream time, if the record that moved time makes it worth a look.
+        `side`: of it, if that is known.
+        """
         with self._guard:
             reach = min(self._reach) if side is None else self._reach[side]
             if self._first + reach + self._grace_ms >= now:
@@ -172,7 +184,9 @@ class EmissionGate:
             self._first = _FOREVER if last is None else last[0]
 
     def closed(self, waiting: Any, now: int) -> list[Wait]:
-        """Return those of a task's waiting records that may be told of. `now`: the task's stream time, which may lag behind another's."""
+        """Return those of a task's waiting records that may be told of. `now`: the task's stream time, which may lag
+        behind another's.
+        """
         until = min(now, self._opened)
         nearest = until - self._grace_ms - min(self._reach)
         return [wait for wait in waiting.irange(None, (nearest, 0, b""), (True, False)) if self._is_closed(wait, until)]
@@ -191,7 +205,8 @@ class _Side:
 
     def __init__(self, store: WindowTableStore, retention_ms: int) -> None:
         self._store, self._retention_ms = store, retention_ms
-        # What the store has forgotten stays forgotten: siblings may have moved it further than the rows of this task say.
+        # What the store has forgotten stays forgotten: siblings may have moved it further than the rows of this task
+        # say.
         self._newest = self._swept = max(_NEVER, store.observed)
         self._times: dict[bytes, list[int]] = {}
         for row, _ in store.scan(None, None):
@@ -238,7 +253,9 @@ class _Side:
             self._store.touch(row, entry)
 
     def between(self, key: bytes, first: int, last: int) -> Iterator[tuple[int, list[Any]]]:
-        """Yield the timestamps of a key from first to last, inclusive and ascending, with their values in the order of arrival."""
+        """Yield the timestamps of a key from first to last, inclusive and ascending, with their values in the order of
+        arrival.
+        """
         times = self._times.get(key)
         if times is None:
             return
@@ -261,7 +278,11 @@ class UnmatchedRecords:
 
     def __init__(self, store: TableStore) -> None:
         self.store = self._store = store
-        self.order: Any = SortedList((at, 1 - side, key) for key, entry in store.scan(None, None) for at, side in {row[:2] for row in entry.value})
+        self.order: Any = SortedList(
+            (at, 1 - side, key)
+            for key, entry in store.scan(None, None)
+            for at, side in {row[:2] for row in entry.value}
+        )
 
     def first(self) -> int:
         """Return the smallest timestamp."""

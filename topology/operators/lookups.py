@@ -19,16 +19,26 @@ LATEST = 1 << 62
 
 
 class RowVariables(NamedTuple):
-    """The variables of a row that was looked up: its value, None if there is no row, and its timestamp, which then means nothing."""
+    """The variables of a row that was looked up: its value, None if there is no row, and its timestamp, which then
+    means nothing.
+    """
 
     value: str
     timestamp: str
 
 
 def look_up(
-    compiler: Compiler, function: Function, name: str, record: RecordVariables, key_bytes: str, *, as_of: str | None = None, said: bool = False
+    compiler: Compiler,
+    function: Function,
+    name: str,
+    record: RecordVariables,
+    key_bytes: str,
+    *,
+    as_of: str | None = None,
+    said: bool = False,
 ) -> RowVariables:
-    """Write the look-up of the row that a table has for a key; returns its variables. `as_of`: when, if the table keeps versions.
+    """Write the look-up of the row that a table has for a key; returns its variables. `as_of`: when, if the table keeps
+    versions.
 
     `said`: as it was when the record caches were last flushed, which is what those below have heard of it.
     """
@@ -41,11 +51,19 @@ def look_up(
     if isinstance(node, TableTableJoin):
         return _joined(compiler, function, node, record, key_bytes, said=said)
     assert isinstance(node, Filter | MapValues)
-    return _seen(compiler, function, node, record, look_up(compiler, function, node.parents[0], record, key_bytes, as_of=as_of, said=said))
+    return _seen(
+        compiler,
+        function,
+        node,
+        record,
+        look_up(compiler, function, node.parents[0], record, key_bytes, as_of=as_of, said=said),
+    )
 
 
 def joined_value(kind: str, joiner: str, left: str, right: str, *, known: str | None = None) -> str:
-    """Return the expression of the value that a join of two tables has for two values, None if it has none. `known`: this one is not None."""
+    """Return the expression of the value that a join of two tables has for two values, None if it has none. `known`:
+    this one is not None.
+    """
     needed = {"inner": (left, right), "left": (left,), "outer": ()}[kind]
     call = f"{joiner}({left}, {right})"
     if kind == "outer" and known is None:
@@ -54,12 +72,24 @@ def joined_value(kind: str, joiner: str, left: str, right: str, *, known: str | 
     return f"None if {missing} else {call}" if missing else call
 
 
-def _stored(compiler: Compiler, function: Function, store: StoreSpec, record: RecordVariables, key_bytes: str, *, said: bool = False) -> RowVariables:
+def _stored(
+    compiler: Compiler,
+    function: Function,
+    store: StoreSpec,
+    record: RecordVariables,
+    key_bytes: str,
+    *,
+    said: bool = False,
+) -> RowVariables:
     name, entry = compiler.unit.store(store), function.fresh("entry")
     row = RowVariables(function.fresh("row"), f"{entry}.timestamp")
     found = f"get_{name}({key_bytes}) or load_{name}({key_bytes})"
     function.line(f"{entry} = {found}" if record.has_key else f"{entry} = None if {key_bytes} is None else {found}")
-    function.line(f"{row.value} = {entry}.value" if record.has_key else f"{row.value} = None if {entry} is None else {entry}.value")
+    function.line(
+        f"{row.value} = {entry}.value"
+        if record.has_key
+        else f"{row.value} = None if {entry} is None else {entry}.value"
+    )
     if said:
         decode = compiler.unit.constant("decode_value", store.value.decode)
         with function.block(f"if {entry} is not None and {entry}.dirty:"):
@@ -68,19 +98,30 @@ def _stored(compiler: Compiler, function: Function, store: StoreSpec, record: Re
 
 
 def _version(
-    compiler: Compiler, function: Function, node: Node, store: StoreSpec, record: RecordVariables, key_bytes: str, as_of: str | None
+    compiler: Compiler,
+    function: Function,
+    node: Node,
+    store: StoreSpec,
+    record: RecordVariables,
+    key_bytes: str,
+    as_of: str | None,
 ) -> RowVariables:
     """The version that held at a moment, or the latest."""
     unit, row, entry = compiler.unit, _stored(compiler, function, store, record, key_bytes), function.fresh("version")
     now = unit.operator_time(compiler.analysis.numbers[node.name], compiler.analysis.topics(node))
-    version, found = unit.constant("version_at", version_at), RowVariables(function.fresh("row"), function.fresh("timestamp"))
+    version, found = (
+        unit.constant("version_at", version_at),
+        RowVariables(function.fresh("row"), function.fresh("timestamp")),
+    )
     asked = (as_of, f"{now} - {store.history_ms}") if as_of is not None else (str(LATEST), str(LATEST))
     function.line(f"{entry} = {version}({row.value}, {asked[0]}, {asked[1]})")
     function.line(f"{found.timestamp}, {found.value} = {entry} or (-1, None)")
     return found
 
 
-def _seen(compiler: Compiler, function: Function, step: Filter | MapValues, record: RecordVariables, row: RowVariables) -> RowVariables:
+def _seen(
+    compiler: Compiler, function: Function, step: Filter | MapValues, record: RecordVariables, row: RowVariables
+) -> RowVariables:
     """A row seen through a filter or a mapper."""
     seen = function.fresh("row")
     label, called = ("predicate", step.predicate) if isinstance(step, Filter) else ("mapper", step.mapper)
@@ -88,13 +129,17 @@ def _seen(compiler: Compiler, function: Function, step: Filter | MapValues, reco
     call = compiler.call_of(function, label, called, record, ("key", row.value) if with_key else (row.value,))
     with function.guard("processing", step.name):
         if isinstance(step, Filter):
-            function.line(f"{seen} = {row.value} if {row.value} is not None and {'not ' if step.negate else ''}{call} else None")
+            function.line(
+                f"{seen} = {row.value} if {row.value} is not None and {'not ' if step.negate else ''}{call} else None"
+            )
         else:
             function.line(f"{seen} = None if {row.value} is None else {call}")
     return RowVariables(seen, row.timestamp)
 
 
-def _joined(compiler: Compiler, function: Function, node: TableTableJoin, record: RecordVariables, key_bytes: str, *, said: bool) -> RowVariables:
+def _joined(
+    compiler: Compiler, function: Function, node: TableTableJoin, record: RecordVariables, key_bytes: str, *, said: bool
+) -> RowVariables:
     """A row of a join that keeps none."""
     left, right = (look_up(compiler, function, parent, record, key_bytes, said=said) for parent in node.parents)
     row = RowVariables(function.fresh("row"), function.fresh("timestamp"))

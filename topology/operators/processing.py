@@ -1,4 +1,5 @@
-"""The operator of the Processor API: a record becomes an object, and what the processor forwards becomes a record again.
+"""The operator of the Processor API: a record becomes an object, and what the processor forwards becomes a record
+again.
 
 Source: Kafka Streams `ProcessorNode`, `ProcessorContextImpl`.
 """
@@ -19,7 +20,9 @@ def process(compiler: Compiler, function: Function, node: Processing, record: Re
     if node.key is not None:
         key_bytes = function.key_as_bytes(record, node.key, node)
     key, value = function.key(record), function.value(record)
-    after = RecordVariables("key_bytes" if node.key is not None else None, "key", node.key, None, "value", None, node.name)
+    after = RecordVariables(
+        "key_bytes" if node.key is not None else None, "key", node.key, None, "value", None, node.name
+    )
     names = list(dict.fromkeys(edge.child.name for edge in compiler.analysis.edges(node)))
     if len(names) > 1:
         everyone = _way(compiler, node, None, lambda body: compiler.call_children(body, node, after))
@@ -35,7 +38,9 @@ def process(compiler: Compiler, function: Function, node: Processing, record: Re
 
 
 def _way(compiler: Compiler, node: Processing, to: str | None, write: Callable[[Function], None]) -> str:
-    """Return a function of (key bytes, key, value, timestamp) that does what is written with a record that the processor forwards."""
+    """Return a function of (key bytes, key, value, timestamp) that does what is written with a record that the
+    processor forwards.
+    """
     unit = compiler.unit
     name, parameters = unit.shared((node.name, "children", to), unit.identifier("after", node.name), write)
     given = ", ".join("process.task_time()" if parameter == "stream_time" else parameter for parameter in parameters)

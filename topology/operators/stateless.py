@@ -43,7 +43,8 @@ def filter_records(compiler: Compiler, function: Function, node: Filter, record:
 
 
 def _filter_rows(compiler: Compiler, function: Function, node: Filter, record: RecordVariables) -> None:
-    """Forward a tombstone for a row that fails the predicate; if the old value is known and failed it too, forward nothing.
+    """Forward a tombstone for a row that fails the predicate; if the old value is known and failed it too, forward
+    nothing.
 
     Of a versioned table it always is: a record may change the past, of which the row before says nothing.
     """
@@ -66,7 +67,9 @@ def _filter_rows(compiler: Compiler, function: Function, node: Filter, record: R
     compiler.forward(function, node, record.with_value(kept, old if compiler.analysis.wants_old(node) else None))
 
 
-def _filter_kept_rows(compiler: Compiler, function: Function, node: Filter, store: StoreSpec, record: RecordVariables) -> None:
+def _filter_kept_rows(
+    compiler: Compiler, function: Function, node: Filter, store: StoreSpec, record: RecordVariables
+) -> None:
     """The same, where the table keeps its rows: then they say what the row before was."""
     passes = compiler.call_of(function, "predicate", node.predicate, record, KEY_AND_VALUE)
     value, kept = function.value(record), function.fresh("value")
@@ -76,7 +79,14 @@ def _filter_kept_rows(compiler: Compiler, function: Function, node: Filter, stor
 
 
 def _keep(
-    compiler: Compiler, function: Function, node: Filter | MapValues, store: StoreSpec, record: RecordVariables, value: str, *, skip_nothing: bool
+    compiler: Compiler,
+    function: Function,
+    node: Filter | MapValues,
+    store: StoreSpec,
+    record: RecordVariables,
+    value: str,
+    *,
+    skip_nothing: bool,
 ) -> None:
     """Write that a row is kept and forwarded; with `skip_nothing`, neither if there is no row and was none.
 
@@ -124,7 +134,9 @@ def map_values(compiler: Compiler, function: Function, node: MapValues, record: 
 
 
 def flat_map_values(compiler: Compiler, function: Function, node: FlatMapValues, record: RecordVariables) -> None:
-    """Any number of values. The mapper is run to its end first, so that its errors are its own and not those of a node below."""
+    """Any number of values. The mapper is run to its end first, so that its errors are its own and not those of a node
+    below.
+    """
     call = compiler.call_of(function, "mapper", node.mapper, record, KEY_AND_VALUE if node.with_key else ("value",))
     many, value = function.fresh("values"), function.fresh("value")
     with function.guard("processing", node.name):
@@ -179,7 +191,9 @@ def drop_null_keys(compiler: Compiler, function: Function, node: DropNullKeys, r
     compiler.forward(function, node, replace(record, has_key=True))
 
 
-def pass_on(compiler: Compiler, function: Function, node: Merge | ToStream | Branch | Late, record: RecordVariables) -> None:
+def pass_on(
+    compiler: Compiler, function: Function, node: Merge | ToStream | Branch | Late, record: RecordVariables
+) -> None:
     """The same record."""
     compiler.forward(function, node, record)
 
@@ -196,15 +210,23 @@ def sink(compiler: Compiler, function: Function, node: Sink, record: RecordVaria
 
 
 @contextmanager
-def each_partition(compiler: Compiler, function: Function, node: Sink | DynamicSink, record: RecordVariables, topic: str, out: str) -> Iterator[None]:
-    """Write what is written inside for each partition that a sink's partitioner chooses; once, for the key to decide, if it has none.
+def each_partition(
+    compiler: Compiler, function: Function, node: Sink | DynamicSink, record: RecordVariables, topic: str, out: str
+) -> Iterator[None]:
+    """Write what is written inside for each partition that a sink's partitioner chooses; once, for the key to decide,
+    if it has none.
 
     A record that is for no partition is dropped and counted.
     """
     if node.partitioner is None:
         yield
         return
-    unit, count, found, partition = compiler.unit, function.fresh("partitions"), function.fresh("chosen"), function.fresh("partition")
+    unit, count, found, partition = (
+        compiler.unit,
+        function.fresh("partitions"),
+        function.fresh("chosen"),
+        function.fresh("partition"),
+    )
     # Not guarded: a topic that is not there is no fault of the record.
     function.line(f"{count} = process.partitions({topic})")
     call = f"{unit.constant('chosen', chosen)}({unit.constant('partitioner', node.partitioner)}, {topic}, "

@@ -1,9 +1,10 @@
 """The join of two streams: each record meets the records of the other stream that have its key and are near in time.
 
-What is remembered, and what a record leads to, is in `JoinMemory`; here is what surrounds it: null keys and values, stream time, the joiner.
+What is remembered, and what a record leads to, is in `JoinMemory`; here is what surrounds it: null keys and values,
+stream time, the joiner.
 
-Invariant: results come in the order in which Kafka Streams forwards them: those without a match whose window has closed, then the matches
-by timestamp and arrival.
+Invariant: results come in the order in which Kafka Streams forwards them: those without a match whose window has
+closed, then the matches by timestamp and arrival.
 Source: Kafka Streams `KStreamKStreamJoin`.
 """
 
@@ -30,7 +31,13 @@ def stream_stream_join(compiler: Compiler, function: Function, node: StreamStrea
     if not outer:
         _drop_if(function, node, f"{key_bytes} is None", "null key", f"{memory}.skip({now})")
     _tell_when_due(compiler, node, now, memory, record)
-    _forward(compiler, function, node, f"{memory}.take({record.side}, {key_bytes}, {value}, {record.timestamp}, {now})", record)
+    _forward(
+        compiler,
+        function,
+        node,
+        f"{memory}.take({record.side}, {key_bytes}, {value}, {record.timestamp}, {now})",
+        record,
+    )
 
 
 def _memory(compiler: Compiler, node: StreamStreamJoin) -> str:
@@ -51,7 +58,9 @@ def _drop_if(function: Function, node: Node, condition: str, reason: str, first:
         function.line(function.skip)
 
 
-def _tell_when_due(compiler: Compiler, node: StreamStreamJoin, operator_time: str, memory: str, record: RecordVariables) -> None:
+def _tell_when_due(
+    compiler: Compiler, node: StreamStreamJoin, operator_time: str, memory: str, record: RecordVariables
+) -> None:
     """Write the function that tells of records without a match when other tasks' records have moved stream time."""
     name, due = f"{memory}_due", compiler.unit.operator_times[operator_time].due
     if len(node.stores) < 3 or name in due:
@@ -66,7 +75,9 @@ def _tell_when_due(compiler: Compiler, node: StreamStreamJoin, operator_time: st
     _forward(compiler, function, node, f"{memory}.due({operator_time})", replace(record, stream_time=operator_time))
 
 
-def _forward(compiler: Compiler, function: Function, node: StreamStreamJoin, pairs: str, record: RecordVariables) -> None:
+def _forward(
+    compiler: Compiler, function: Function, node: StreamStreamJoin, pairs: str, record: RecordVariables
+) -> None:
     key, left, right, timestamp = (function.fresh(part) for part in ("key_bytes", "left", "right", "timestamp"))
     with function.loop(f"for {key}, {left}, {right}, {timestamp} in {pairs}:"):
         made = RecordVariables(key, None, node.key, None, left, None, node.name, timestamp, record.stream_time)

@@ -1,11 +1,11 @@
 """`suppress`: a buffer that holds the updates of a table until their window closes, or until a time has passed.
 
-The buffer is a store with a changelog. The order in which rows are emitted, by time and key bytes, is an index in memory, which is
-rebuilt when a task opens.
+The buffer is a store with a changelog. The order in which rows are emitted, by time and key bytes, is an index in
+memory, which is rebuilt when a task opens.
 
 Invariant: the buffer has one update for each row; a later one replaces the earlier.
-Turned down: Kafka Streams' old value of an emitted update, which is the value before the last update: here it is the value that was
-emitted before.
+Turned down: Kafka Streams' old value of an emitted update, which is the value before the last update: here it is the
+value that was emitted before.
 Source: Kafka Streams `KTableSuppressProcessorSupplier`, `InMemoryTimeOrderedKeyValueChangeBuffer`.
 """
 
@@ -42,7 +42,9 @@ class SuppressionBuffer:
             self._queue_up(key, entry.value.place)
             self._bytes += _size(key, entry.value)
 
-    def put(self, key: bytes, value: bytes | None, before: bytes | None, timestamp: int, headers: Headers | None) -> None:
+    def put(
+        self, key: bytes, value: bytes | None, before: bytes | None, timestamp: int, headers: Headers | None
+    ) -> None:
         """Let an update wait, in the place of an earlier one if there is one."""
         entry = self._store.entries.get(key) or self._store.load(key)
         earlier: SuppressedUpdate | None = entry.value
@@ -69,8 +71,10 @@ class SuppressionBuffer:
         while queue and (queue[0][0] <= last or self._is_full()):
             if queue[0][0] > last and self._stops:
                 raise ProcessingError(
-                    f"{self._name}: {len(queue)} rows with {self._bytes} bytes wait, more than suppress() was told to hold "
-                    f"(max_records={self._most}, max_bytes={self._most_bytes}). Allow more, make windows shorter, or let it emit early."
+                    f"{self._name}: {len(queue)} rows with {self._bytes} bytes wait, more than suppress() was told to "
+                    "hold "
+                    f"(max_records={self._most}, max_bytes={self._most_bytes}). Allow more, make windows shorter, or "
+                    "let it emit early."
                 )
             _, key = heappop(queue)
             del self._places[key]
@@ -85,7 +89,9 @@ class SuppressionBuffer:
         return gone
 
     def _is_full(self) -> bool:
-        return (self._most is not None and len(self._queue) > self._most) or (self._most_bytes is not None and self._bytes > self._most_bytes)
+        return (self._most is not None and len(self._queue) > self._most) or (
+            self._most_bytes is not None and self._bytes > self._most_bytes
+        )
 
     def _queue_up(self, key: bytes, place: int) -> None:
         self._places[key] = place
@@ -98,7 +104,10 @@ def _size(key: bytes, update: SuppressedUpdate) -> int:
 
 def suppress(compiler: Compiler, function: Function, node: Suppress, record: RecordVariables) -> None:
     """An update waits; those whose time has come by it go."""
-    key_bytes, value_bytes = function.key_as_bytes(record, node.key, node), function.value_as_bytes(record, node.value, node)
+    key_bytes, value_bytes = (
+        function.key_as_bytes(record, node.key, node),
+        function.value_as_bytes(record, node.value, node),
+    )
     before = "None"
     if record.old and compiler.analysis.wants_old(node):
         known = RecordVariables(None, None, None, None, record.old, None, node.name)
@@ -122,9 +131,14 @@ def _write_due(compiler: Compiler, node: Suppress, name: str, operator_time: str
     emit = unit.function(f"{name}_emit")
     emit.parameters = ("key_bytes", "update")
     emit.line("value_bytes, timestamp = update.value, update.timestamp")
-    record = RecordVariables("key_bytes", None, node.key, "value_bytes", None, node.value, node.name, has_key=True, stream_time=operator_time)
+    record = RecordVariables(
+        "key_bytes", None, node.key, "value_bytes", None, node.value, node.name, has_key=True, stream_time=operator_time
+    )
     if compiler.analysis.wants_old(node):
-        emit.line(f"old = None if update.before is None else {unit.constant('decode_value', node.value.decode)}(update.before)")
+        emit.line(
+            "old = None if update.before is None else "
+            f"{unit.constant('decode_value', node.value.decode)}(update.before)"
+        )
         record = replace(record, old="old")
     compiler.forward(emit, node, record)
     due = unit.function(f"{name}_due")

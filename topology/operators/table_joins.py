@@ -1,9 +1,11 @@
-"""The join of two tables: an update of either side meets the row of the other, and their join is an update of the result.
+"""The join of two tables: an update of either side meets the row of the other, and their join is an update of the
+result.
 
-Invariant: the result is the relational join of both tables as they are now; its timestamp is the larger of the two.
-A deletion of a row that was never forwarded is not forwarded, where the old value is known (left and outer joins ask for it).
-Under the record cache both sides may change before either is flushed, so a join also looks at the rows of both at the flush before: if
-both were deleted since, the join is deleted. A join without a store waits until both sides are flushed, then forwards each key once.
+Invariant: the result is the relational join of both tables as they are now; its timestamp is the larger of the two. A
+deletion of a row that was never forwarded is not forwarded, where the old value is known (left and outer joins ask for
+it). Under the record cache both sides may change before either is flushed, so a join also looks at the rows of both at
+the flush before: if both were deleted since, the join is deleted. A join without a store waits until both sides are
+flushed, then forwards each key once.
 Source: Kafka Streams `KTableKTableInnerJoin`, `...LeftJoin`, `...RightJoin`, `...OuterJoin`, `KTableKTableJoinMerger`.
 """
 
@@ -44,7 +46,10 @@ def table_table_join(compiler: Compiler, function: Function, node: TableTableJoi
         if record.old is not None and (waits or (node.sends_old and not compiler.caches(node))):
             old = function.fresh("old")
             function.line(f"{old} = {_join(node, joiner, record, record.old, before, known=not waits)}")
-    function.line(f"{timestamp} = {record.timestamp} if {other.value} is None or {record.timestamp} > {other.timestamp} else {other.timestamp}")
+    function.line(
+        f"{timestamp} = {record.timestamp} if {other.value} is None or {record.timestamp} > {other.timestamp} else "
+        f"{other.timestamp}"
+    )
     if node.store is not None:
         _keep(compiler, function, node, key_bytes, result, timestamp)
         if compiler.caches(node):
@@ -70,7 +75,11 @@ def flush(compiler: Compiler, node: TableTableJoin) -> str:
         with function.block("if value is None and old is None:"):
             function.line("continue")
         old = "old" if compiler.analysis.wants_old(node) else None
-        compiler.forward(function, node, RecordVariables("key_bytes", None, node.key, None, "value", None, node.name, has_key=True, old=old))
+        compiler.forward(
+            function,
+            node,
+            RecordVariables("key_bytes", None, node.key, None, "value", None, node.name, has_key=True, old=old),
+        )
     if function.mentions("stream_time"):
         topics = compiler.unit.constant("topics", compiler.analysis.topics(node))
         function.prologue.append(f"stream_time = process.stream_time({topics})")
@@ -113,10 +122,19 @@ def _waiting(compiler: Compiler, node: TableTableJoin) -> str:
     return compiler.unit.bind(name, f"{name} = {compiler.unit.constant('PendingUpdates', PendingUpdates)}()")
 
 
-def _skip_nothing(function: Function, node: TableTableJoin, record: RecordVariables, value: str, other: RowVariables, before: RowVariables) -> None:
+def _skip_nothing(
+    function: Function,
+    node: TableTableJoin,
+    record: RecordVariables,
+    value: str,
+    other: RowVariables,
+    before: RowVariables,
+) -> None:
     """Write that an update ends here if there is no result and was none."""
     if _needs_other(node, record):
-        with function.block(f"if {other.value} is None:" if other is before else f"if {other.value} is None and {before.value} is None:"):
+        with function.block(
+            f"if {other.value} is None:" if other is before else f"if {other.value} is None and {before.value} is None:"
+        ):
             function.line(function.skip)
     else:
         assert record.old is not None
@@ -124,10 +142,16 @@ def _skip_nothing(function: Function, node: TableTableJoin, record: RecordVariab
             function.line(function.skip)
 
 
-def _join(node: TableTableJoin, joiner: str, record: RecordVariables, value: str, other: RowVariables, *, known: bool = True) -> str:
-    """Return the expression of the join with the other row. `known`: where there is no result without that one, it is not None."""
+def _join(
+    node: TableTableJoin, joiner: str, record: RecordVariables, value: str, other: RowVariables, *, known: bool = True
+) -> str:
+    """Return the expression of the join with the other row. `known`: where there is no result without that one, it is
+    not None.
+    """
     left, right = (value, other.value) if record.side == 0 else (other.value, value)
-    return joined_value(node.kind, joiner, left, right, known=other.value if known and _needs_other(node, record) else None)
+    return joined_value(
+        node.kind, joiner, left, right, known=other.value if known and _needs_other(node, record) else None
+    )
 
 
 def _needs_other(node: TableTableJoin, record: RecordVariables) -> bool:
@@ -135,7 +159,9 @@ def _needs_other(node: TableTableJoin, record: RecordVariables) -> bool:
     return node.kind == "inner" or (node.kind == "left" and record.side == 1)
 
 
-def _keep(compiler: Compiler, function: Function, node: TableTableJoin, key_bytes: str, value: str, timestamp: str) -> None:
+def _keep(
+    compiler: Compiler, function: Function, node: TableTableJoin, key_bytes: str, value: str, timestamp: str
+) -> None:
     assert node.store is not None
     entry, name = function.fresh("entry"), compiler.unit.store(node.store)
     function.line(f"{entry} = get_{name}({key_bytes}) or load_{name}({key_bytes})")

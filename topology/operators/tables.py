@@ -1,7 +1,7 @@
 """Tables: upserts from a topic, and the join of a stream with a table.
 
-The row of a key is an `Entry` of the store's write buffer, found by the bytes of the key: a dictionary look-up, changed in place and
-marked dirty once. A table that the record cache holds back forwards nothing here; `flush` forwards each
+The row of a key is an `Entry` of the store's write buffer, found by the bytes of the key: a dictionary look-up, changed
+in place and marked dirty once. A table that the record cache holds back forwards nothing here; `flush` forwards each
 dirty row once.
 
 Invariant: what is forwarded is what the store holds: (key bytes, new value or None, timestamp of the row).
@@ -26,7 +26,9 @@ from coopstreams.topology.stores import StoreSpec
 
 
 def table_source(compiler: Compiler, function: Function, node: TableSource, record: RecordVariables) -> None:
-    """The latest record of a key is its row; one without a value deletes it. Either is an update, also where nothing changes."""
+    """The latest record of a key is its row; one without a value deletes it. Either is an update, also where nothing
+    changes.
+    """
     drop_null_key(function, node, record)
     record = replace(record, has_key=True)
     if node.store is None:
@@ -60,9 +62,20 @@ def stream_table_join(compiler: Compiler, function: Function, node: StreamTableJ
     compiler.forward(function, node, join_row(compiler, function, node, record, checked))
 
 
-def join_row(compiler: Compiler, function: Function, node: StreamTableJoin, record: RecordVariables, checked: str | None = None) -> RecordVariables:
-    """Write that a record meets the row of its key; return the result as a record. `checked`: the variable of the value that is not None."""
-    row = look_up(compiler, function, node.parents[1], record, function.key_as_bytes(record, node.store.key, node), as_of=record.timestamp).value
+def join_row(
+    compiler: Compiler, function: Function, node: StreamTableJoin, record: RecordVariables, checked: str | None = None
+) -> RecordVariables:
+    """Write that a record meets the row of its key; return the result as a record. `checked`: the variable of the value
+    that is not None.
+    """
+    row = look_up(
+        compiler,
+        function,
+        node.parents[1],
+        record,
+        function.key_as_bytes(record, node.store.key, node),
+        as_of=record.timestamp,
+    ).value
     if not node.left:
         with function.block(f"if {row} is None:"):
             function.line(function.skip)

@@ -1,7 +1,8 @@
 """A versioned table: each record is filed into the history of its row by its timestamp, not by its place in the topic.
 
-A record that is older than the row's latest version changes the past: it is forwarded as not the latest (`RecordVariables.latest`), for streams to
-see and for aggregations and joins of tables to ignore. One that is older than the history kept is dropped.
+A record that is older than the row's latest version changes the past: it is forwarded as not the latest
+(`RecordVariables.latest`), for streams to see and for aggregations and joins of tables to ignore. One that is older
+than the history kept is dropped.
 
 Source: Kafka Streams `KTableSource` over a `VersionedKeyValueStore`, KIP-914.
 """
@@ -17,7 +18,9 @@ from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.versions import latest_value, put_version
 
 
-def versioned_source(compiler: Compiler, function: Function, node: TableSource, store: StoreSpec, record: RecordVariables) -> None:
+def versioned_source(
+    compiler: Compiler, function: Function, node: TableSource, store: StoreSpec, record: RecordVariables
+) -> None:
     """A record becomes a version of its row. The record has a key."""
     now, name, unit = compiler.stream_time(function, node, record), compiler.unit.store(store), compiler.unit
     value, key_bytes = function.value(record), function.key_as_bytes(record, store.key, node)
@@ -31,7 +34,9 @@ def versioned_source(compiler: Compiler, function: Function, node: TableSource, 
         record = replace(record, old=old)
     with function.block(f"if {entry}.value is None:"):
         function.line(f"{entry}.value = []")
-    function.line(f"{latest} = {unit.constant('put_version', put_version)}({entry}.value, {record.timestamp}, {value}, {oldest})")
+    function.line(
+        f"{latest} = {unit.constant('put_version', put_version)}({entry}.value, {record.timestamp}, {value}, {oldest})"
+    )
     function.line(f"{entry}.timestamp = {entry}.value[-1][0]")
     with function.block(f"if not {entry}.dirty:"):
         function.line(f"touch_{name}({key_bytes}, {entry})")

@@ -1,10 +1,12 @@
 """Sliding and session windows: how a record changes the windows of its key, and which windows it closes.
 
-Generated code calls these objects once a record; they change the store and return the updates, in the order in which Kafka Streams
-forwards them. An error of a user function ends the record's work; what was updated before it stays, as there.
+Generated code calls these objects once a record; they change the store and return the updates, in the order in which
+Kafka Streams forwards them. An error of a user function ends the record's work; what was updated before it stays, as
+there.
 
 Invariant: a value that goes into another window is a copy: aggregators may change their aggregate in place.
-Source: Kafka Streams `KStreamSlidingWindowAggregate`, `KStreamSessionWindowAggregate`, `AbstractKStreamTimeWindowAggregateProcessor`.
+Source: Kafka Streams `KStreamSlidingWindowAggregate`, `KStreamSessionWindowAggregate`,
+`AbstractKStreamTimeWindowAggregateProcessor`.
 """
 
 from __future__ import annotations
@@ -73,7 +75,9 @@ def snapshot(value: object, serde: Serde[Any]) -> object:
 class Sliding:
     """Sliding windows of one task."""
 
-    def __init__(self, store: WindowTableStore, windows: SlidingWindows, initializer: Callable[[], Any], aggregator: Aggregator) -> None:
+    def __init__(
+        self, store: WindowTableStore, windows: SlidingWindows, initializer: Callable[[], Any], aggregator: Aggregator
+    ) -> None:
         self._store = store
         self._difference, self._grace = windows.difference_ms, windows.grace_ms
         self._initializer, self._aggregator = initializer, aggregator
@@ -83,7 +87,9 @@ class Sliding:
         """Whether no window takes a record any more."""
         return timestamp + self._difference < stream_time - self._grace
 
-    def update(self, key_bytes: bytes, key: Any, value: Any, timestamp: int, stream_time: int, updates: list[Update]) -> None:
+    def update(
+        self, key_bytes: bytes, key: Any, value: Any, timestamp: int, stream_time: int, updates: list[Update]
+    ) -> None:
         """Add a record to all windows that it lies in, and append what became of them."""
         record = _Sliding(self, key_bytes, key, value, timestamp, stream_time - self._grace, updates)
         if timestamp < self._difference:
@@ -95,12 +101,23 @@ class Sliding:
 class _Sliding:
     """One record on its way into sliding windows."""
 
-    def __init__(self, windows: Sliding, key_bytes: bytes, key: Any, value: Any, timestamp: int, close_time: int, updates: list[Update]) -> None:
+    def __init__(
+        self,
+        windows: Sliding,
+        key_bytes: bytes,
+        key: Any,
+        value: Any,
+        timestamp: int,
+        close_time: int,
+        updates: list[Update],
+    ) -> None:
         self._of, self._key_bytes, self._key, self._value = windows, key_bytes, key, value
         self._timestamp, self._close_time, self._updates = timestamp, close_time, updates
 
     def usual(self) -> None:
-        """The windows that hold it, latest first; then its predecessor's right window, its own left one, its own right one."""
+        """The windows that hold it, latest first; then its predecessor's right window, its own left one, its own right
+        one.
+        """
         timestamp, difference = self._timestamp, self._of._difference
         found = self._of._store.fetch(self._key_bytes, max(0, timestamp - 2 * difference), timestamp + 1)
         starts: set[int] = set()
@@ -189,17 +206,30 @@ class Sessions:
     """Sessions of one task."""
 
     def __init__(
-        self, store: SessionTableStore, windows: SessionWindows, initializer: Callable[[], Any], aggregator: Aggregator, merger: Aggregator
+        self,
+        store: SessionTableStore,
+        windows: SessionWindows,
+        initializer: Callable[[], Any],
+        aggregator: Aggregator,
+        merger: Aggregator,
     ) -> None:
         self._store = store
         self._gap, self._wait = windows.gap_ms, windows.gap_ms + windows.grace_ms
         self._initializer, self._aggregator, self._merger = initializer, aggregator, merger
         self._serde = store.spec.value
 
-    def update(self, key_bytes: bytes, key: Any, value: Any, timestamp: int, stream_time: int, updates: list[Update]) -> bool:
-        """Put a record into the session it makes of those near it, and append what became of them; return False if that is closed."""
+    def update(
+        self, key_bytes: bytes, key: Any, value: Any, timestamp: int, stream_time: int, updates: list[Update]
+    ) -> bool:
+        """Put a record into the session it makes of those near it, and append what became of them; return False if that
+        is closed.
+        """
         store, start, end, total = self._store, timestamp, timestamp, self._initializer()
-        absorbed = [(row, entry) for row, entry in store.sessions(key_bytes, timestamp - self._gap, timestamp + self._gap) if entry.value is not None]
+        absorbed = [
+            (row, entry)
+            for row, entry in store.sessions(key_bytes, timestamp - self._gap, timestamp + self._gap)
+            if entry.value is not None
+        ]
         for row, entry in absorbed:
             total = self._merger(key, total, snapshot(entry.value, self._serde))
             start, end = min(start, _start(row)), max(end, _end(row))

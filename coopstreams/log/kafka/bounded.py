@@ -1,10 +1,11 @@
 """A bound on calls that may never come back.
 
-librdkafka's `send_offsets_to_transaction` ignores its time-out while it waits for a group coordinator whose connection it has given
-up (librdkafka issues 5456 and 5511; seen for minutes after a broker's restart). It runs on a thread beside the caller's, who goes on without
-it when the time is over.
+librdkafka's `send_offsets_to_transaction` ignores its time-out while it waits for a group coordinator whose connection
+it has given up (librdkafka issues 5456 and 5511; seen for minutes after a broker's restart). It runs on a thread beside
+the caller's, who goes on without it when the time is over.
 
-Invariant: a call that was given up has nobody who waits for it; what it does when it comes back is void (its transaction is fenced).
+Invariant: a call that was given up has nobody who waits for it; what it does when it comes back is void (its
+transaction is fenced).
 Turned down: a thread a call (started ten times a second, to be needed once a year).
 """
 
@@ -17,10 +18,15 @@ from typing import Any
 
 
 class Bounded:
-    """Makes calls, one at a time, on a thread that is given up with a call that does not come back. One thread uses it."""
+    """Makes calls, one at a time, on a thread that is given up with a call that does not come back. One thread uses
+    it.
+    """
 
     def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[tuple[Any, BaseException | None]]] | None] | None = None
+        self._calls: (
+            queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[tuple[Any, BaseException | None]]] | None]
+            | None
+        ) = None
 
     def run(self, call: Callable[[], Any], timeout_s: float) -> Any:
         """Return what the call returns, or raise what it raises.

@@ -1,10 +1,13 @@
 """What librdkafka's errors mean to us: fenced, not delivered, gone, unknown, final, or something that heals.
 
-An error heals unless it is named here as final: what a broker says while it dies, starts or moves leaders is no list that could be
-complete, and a process that ends because of one of them is worse than one that asks once more until its time is over.
+An error heals unless it is named here as final: what a broker says while it dies, starts or moves leaders is no list
+that could be complete, and a process that ends because of one of them is worse than one that asks once more until its
+time is over.
 
-Invariant: each message says what was tried, what Kafka answered, and what to do; nobody above this file sees a code of librdkafka.
-Turned down: a list of what heals (`_DESTROY_BROKER` was not on it: three of three workers ended because one broker was down).
+Invariant: each message says what was tried, what Kafka answered, and what to do; nobody above this file sees a code of
+librdkafka.
+Turned down: a list of what heals (`_DESTROY_BROKER` was not on it: three of three workers ended because one broker was
+down).
 """
 
 from __future__ import annotations
@@ -12,7 +15,14 @@ from __future__ import annotations
 from confluent_kafka import KafkaError, KafkaException
 
 from coopstreams.log.kafka.settings import ClientErrors
-from coopstreams.topology.errors import DeliveryError, FencedError, LogError, OffsetOutOfRangeError, RefusedError, UnknownTopicError
+from coopstreams.topology.errors import (
+    DeliveryError,
+    FencedError,
+    LogError,
+    OffsetOutOfRangeError,
+    RefusedError,
+    UnknownTopicError,
+)
 
 FENCED = frozenset({
     KafkaError._FENCED,
@@ -22,7 +32,14 @@ FENCED = frozenset({
     KafkaError.UNKNOWN_MEMBER_ID,
     KafkaError.FENCED_INSTANCE_ID,
 })  # fmt: skip
-UNKNOWN = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_ID})
+UNKNOWN = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError.UNKNOWN_TOPIC_ID,
+    }
+)
 OUT_OF_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION})
 _REFUSED = frozenset({
     KafkaError.MSG_SIZE_TOO_LARGE,
@@ -33,7 +50,9 @@ _REFUSED = frozenset({
     KafkaError.INVALID_TIMESTAMP,
     KafkaError._INVALID_DIFFERENT_RECORD,
 })  # fmt: skip
-"""For what is in a batch. Which of its records it was, the client does not know: it gives most of them the same code (measured)."""
+"""For what is in a batch. Which of its records it was, the client does not know: it gives most of them the same code
+(measured).
+"""
 FINAL = FENCED | UNKNOWN | OUT_OF_RANGE | _REFUSED | frozenset({
     # who we are, and what we may do
     KafkaError._AUTHENTICATION,
@@ -95,13 +114,18 @@ _NOT_DELIVERED = UNKNOWN | _REFUSED | frozenset({
     KafkaError._PURGE_INFLIGHT,
 })  # fmt: skip
 _CURE = {
-    KafkaError.MSG_SIZE_TOO_LARGE: "A record, or a batch (producer.batch.size), has more bytes than the topic's max.message.bytes or "
+    KafkaError.MSG_SIZE_TOO_LARGE: "A record, or a batch (producer.batch.size), has more bytes than the topic's "
+    "max.message.bytes or "
     "producer.message.max.bytes: raise these, lower producer.batch.size, or write less.",
     KafkaError.RECORD_LIST_TOO_LARGE: "Raise the topic's segment.bytes, or lower producer.batch.size.",
-    KafkaError.INVALID_TIMESTAMP: "Its timestamp is too far in the future or the past: see the topic's message.timestamp.after.max.ms and before.max.ms.",
-    KafkaError.INVALID_RECORD: "A record of the batch has a timestamp too far in the future or the past (the topic's message.timestamp.after.max.ms "
-    "and before.max.ms), or no key although the topic is compacted, or the broker checks more than that: its log says what.",
-    KafkaError._INVALID_DIFFERENT_RECORD: "Another record of the batch was refused: see the topic's message.timestamp.after.max.ms and cleanup.policy.",
+    KafkaError.INVALID_TIMESTAMP: "Its timestamp is too far in the future or the past: see the topic's "
+    "message.timestamp.after.max.ms and before.max.ms.",
+    KafkaError.INVALID_RECORD: "A record of the batch has a timestamp too far in the future or the past (the topic's "
+    "message.timestamp.after.max.ms "
+    "and before.max.ms), or no key although the topic is compacted, or the broker checks more than that: its log says "
+    "what.",
+    KafkaError._INVALID_DIFFERENT_RECORD: "Another record of the batch was refused: see the topic's "
+    "message.timestamp.after.max.ms and cleanup.policy.",
     KafkaError._MSG_TIMED_OUT: "No broker took it in time: is Kafka up, and has the partition a leader?",
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "Ask for the WRITE or READ permission on it.",
     KafkaError.NOT_ENOUGH_REPLICAS: "Too few replicas of the partition are up for min.insync.replicas.",
@@ -109,14 +133,20 @@ _CURE = {
 
 
 _FENCED_BROKERS = "fenced"
-"""In the message of INVALID_REPLICATION_FACTOR: brokers that are known and at present away; else there never were enough."""
+"""In the message of INVALID_REPLICATION_FACTOR: brokers that are known and at present away; else there never were
+enough.
+"""
 
 CLIENT_ERRORS = (KafkaException, SystemError)
-"""What confluent-kafka raises. A fatal error that meets one of our callbacks on its way becomes the cause of a SystemError, or is lost."""
+"""What confluent-kafka raises. A fatal error that meets one of our callbacks on its way becomes the cause of a
+SystemError, or is lost.
+"""
 
 
 def error_of(exception: BaseException) -> KafkaError:
-    """Return the error that one of `CLIENT_ERRORS` carries: `_FATAL` if it was lost ("returned NULL without setting an exception")."""
+    """Return the error that one of `CLIENT_ERRORS` carries: `_FATAL` if it was lost ("returned NULL without setting an
+    exception").
+    """
     if isinstance(exception, SystemError):
         if not isinstance(exception.__cause__, KafkaException):
             return KafkaError(KafkaError._FATAL, str(exception))
@@ -137,9 +167,13 @@ def translated(error: KafkaError, what: str) -> LogError:
     code = error.code()
     text = f"{what}: {error.str()} ({error.name()})."
     if code in FENCED:
-        return FencedError(f"{text} Another writer or a newer generation took over: abort, forget, open again from the log.")
+        return FencedError(
+            f"{text} Another writer or a newer generation took over: abort, forget, open again from the log."
+        )
     if code in OUT_OF_RANGE:
-        return OffsetOutOfRangeError(f"{text} The log no longer has this offset: begin at its start, its end, or the group's last commit.")
+        return OffsetOutOfRangeError(
+            f"{text} The log no longer has this offset: begin at its start, its end, or the group's last commit."
+        )
     if code in _NOT_DELIVERED:
         return not_delivered(error, what)
     return LogError(text, retryable=heals(error))
@@ -155,8 +189,12 @@ def not_delivered(error: KafkaError, what: str) -> DeliveryError:
 
 
 def cause_of(error: KafkaError, transaction: str) -> KafkaError:
-    """Return what made a transaction fail, where this error only says that it has. `transaction`: what the client logged of it, its name last."""
-    code = getattr(KafkaError, transaction.rpartition("(")[2].rstrip(")"), None) if error.code() in CONSEQUENCES else None
+    """Return what made a transaction fail, where this error only says that it has. `transaction`: what the client
+    logged of it, its name last.
+    """
+    code = (
+        getattr(KafkaError, transaction.rpartition("(")[2].rstrip(")"), None) if error.code() in CONSEQUENCES else None
+    )
     return KafkaError(code) if code in _NOT_DELIVERED else error
 
 
@@ -166,10 +204,13 @@ def unknown_topic(where: str) -> UnknownTopicError:
 
 
 def away(servers: object, what: str, seconds: float, errors: ClientErrors) -> LogError:
-    """Return the exception for a cluster that does not answer: who was asked, what was the last thing heard, what to look at."""
+    """Return the exception for a cluster that does not answer: who was asked, what was the last thing heard, what to
+    look at.
+    """
     last = f" The last thing heard: {errors.last}." if errors.last else ""
     return LogError(
         f"{what}: no Kafka broker at {servers} answered within {seconds:g} s.{last} "
-        "Is it running there (`coopstreams dev` starts one here), are bootstrap.servers and security.protocol right, does a firewall let this host through?",
+        "Is it running there (`coopstreams dev` starts one here), are bootstrap.servers and security.protocol right, "
+        "does a firewall let this host through?",
         retryable=errors.refused is None,
     )

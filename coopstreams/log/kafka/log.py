@@ -26,7 +26,13 @@ from coopstreams.group.transactions import Transactions
 from coopstreams.log.kafka.errors import UNKNOWN, away, error_of, heals, translated, unknown_topic
 from coopstreams.log.kafka.patience import ATTEMPT_S, RETRY_S, Patience
 from coopstreams.log.kafka.reader import KafkaReader
-from coopstreams.log.kafka.settings import ClientErrors, client_settings, consumer_settings, make_client, producer_settings
+from coopstreams.log.kafka.settings import (
+    ClientErrors,
+    client_settings,
+    consumer_settings,
+    make_client,
+    producer_settings,
+)
 from coopstreams.log.kafka.writer import KafkaWriter
 from coopstreams.log.log import UNKNOWN_FOR_S, TopicSpec
 from coopstreams.topology.columns import TopicPartition
@@ -61,8 +67,8 @@ class _Brokers:
 class KafkaLog:
     """A Kafka cluster. Any thread. Nothing is contacted before the first question.
 
-    `settings`: librdkafka's names; see `kafka_settings` for prefixes and defaults. `timeout_s`: how long a broker may be away before
-    a question fails.
+    `settings`: librdkafka's names; see `kafka_settings` for prefixes and defaults. `timeout_s`: how long a broker may
+    be away before a question fails.
     """
 
     def __init__(self, settings: Mapping[str, Any], *, timeout_s: float = 30.0) -> None:
@@ -86,9 +92,20 @@ class KafkaLog:
         """Return a reader of committed records only, or of all."""
         return KafkaReader(self._settings, committed_only=committed_only)
 
-    def writer(self, transactional_id: str | None = None, written: Callable[[], Collection[str]] | None = None) -> KafkaWriter:
-        """Return a writer; a transactional one ends whatever transaction was open under its id, in the topics `written` also one that hangs."""
-        return KafkaWriter(self._settings, transactional_id, self.end_offset, self.timeout_s, self._take_transactions, written or self.partitions)
+    def writer(
+        self, transactional_id: str | None = None, written: Callable[[], Collection[str]] | None = None
+    ) -> KafkaWriter:
+        """Return a writer; a transactional one ends whatever transaction was open under its id, in the topics `written`
+        also one that hangs.
+        """
+        return KafkaWriter(
+            self._settings,
+            transactional_id,
+            self.end_offset,
+            self.timeout_s,
+            self._take_transactions,
+            written or self.partitions,
+        )
 
     def settle(self, dead: Callable[[str], bool], written: Collection[str]) -> None:
         """End what transactions of ids that nobody uses any more left open in these topics although they have ended."""
@@ -109,7 +126,12 @@ class KafkaLog:
             return
         for spec in specs:
             new = NewTopic(spec.name, spec.partitions, spec.replication, config=dict(spec.config))
-            self._request(AdminClient.create_topics, [new], f'creating topic "{spec.name}"', fine={KafkaError.TOPIC_ALREADY_EXISTS})
+            self._request(
+                AdminClient.create_topics,
+                [new],
+                f'creating topic "{spec.name}"',
+                fine={KafkaError.TOPIC_ALREADY_EXISTS},
+            )
         self._made |= {spec.name for spec in specs}
         self._made_until = time.monotonic() + NEW_FOR_S
         self.partitions()
@@ -128,7 +150,10 @@ class KafkaLog:
     def topic_config(self, topic: str) -> dict[str, str]:
         """Return the topic's configuration, defaults of the broker included."""
         resource = ConfigResource(ResourceType.TOPIC, topic)
-        entries = self._request(AdminClient.describe_configs, [resource], f'asking for the configuration of topic "{topic}"') or {}
+        entries = (
+            self._request(AdminClient.describe_configs, [resource], f'asking for the configuration of topic "{topic}"')
+            or {}
+        )
         return {name: entry.value for name, entry in entries.items() if entry.value is not None}
 
     def topic_id(self, topic: str) -> str:
@@ -168,7 +193,11 @@ class KafkaLog:
 
     def delete_before(self, partition: TopicPartition, offset: int) -> None:
         """Delete the records below an offset."""
-        self._request(AdminClient.delete_records, [KafkaPartition(*partition, offset)], f"deleting the records of {partition} below {offset}")
+        self._request(
+            AdminClient.delete_records,
+            [KafkaPartition(*partition, offset)],
+            f"deleting the records of {partition} below {offset}",
+        )
 
     def close(self) -> None:
         """Let go of the clients."""
@@ -202,7 +231,9 @@ class KafkaLog:
             return self._brokers
 
     def _new_consumer(self) -> Consumer:
-        consumer: Consumer = make_client(Consumer, consumer_settings(self._settings, committed_only=False), self._errors)
+        consumer: Consumer = make_client(
+            Consumer, consumer_settings(self._settings, committed_only=False), self._errors
+        )
         return consumer
 
     def _new_admin(self) -> AdminClient:
@@ -258,7 +289,9 @@ class KafkaLog:
         if patience.over and not told.heard:
             raise away(self._settings["bootstrap.servers"], what, self.timeout_s, self._errors)
         if patience.over:
-            raise LogError(f"{what}: that of {partition} is not known after {self.timeout_s:g} s: {reason}", retryable=True)
+            raise LogError(
+                f"{what}: that of {partition} is not known after {self.timeout_s:g} s: {reason}", retryable=True
+            )
         patience.rest(f"{partition}: {reason}")
 
     def _check_known(self, where: TopicPartition, since: float) -> float:
@@ -274,20 +307,26 @@ class KafkaLog:
         return since
 
     def _renew(self) -> None:
-        """Go on with a new client if this one has had no answer for long: it may have lost sight of its brokers (`KafkaReader._renew`)."""
+        """Go on with a new client if this one has had no answer for long: it may have lost sight of its brokers
+        (`KafkaReader._renew`).
+        """
         with self._lock:
             if not self._closed and time.monotonic() - self._answered_at > SILENT_S:
                 self._consumer.close()
                 self._consumer, self._answered_at = self._new_consumer(), time.monotonic()
 
     def _look_again(self) -> None:
-        """Learn who leads what now: the client asks a leader that died until its metadata are old, minutes later (measured)."""
+        """Learn who leads what now: the client asks a leader that died until its metadata are old, minutes later
+        (measured).
+        """
         with self._lock, contextlib.suppress(KafkaException):
             if not self._closed:
                 self._consumer.list_topics(timeout=LOOK_S)
 
     def _is_missing(self, where: TopicPartition) -> bool:
-        """Whether the brokers say that there is no such partition. A client that has lost its brokers says so as well, of all of them."""
+        """Whether the brokers say that there is no such partition. A client that has lost its brokers says so as well,
+        of all of them.
+        """
         with self._lock:
             try:
                 found = self._consumer.list_topics(timeout=ATTEMPT_S).topics.get(where.topic)
@@ -296,12 +335,16 @@ class KafkaLog:
         return where.partition not in found.partitions if found is not None else not self._exists(where.topic)
 
     def _exists(self, topic: str) -> bool:
-        """Whether the controller knows a topic, or does not answer. One broker may be seconds behind it: two workers ended of that (seen).
+        """Whether the controller knows a topic, or does not answer. One broker may be seconds behind it: two workers
+        ended of that (seen).
 
-        The question is a creation that is only validated; if this client may not create topics, the broker's word counts.
+        The question is a creation that is only validated; if this client may not create topics, the broker's word
+        counts.
         """
         try:
-            self._admin.create_topics([NewTopic(topic, 1)], validate_only=True, request_timeout=ATTEMPT_S)[topic].result(2 * ATTEMPT_S)
+            self._admin.create_topics([NewTopic(topic, 1)], validate_only=True, request_timeout=ATTEMPT_S)[
+                topic
+            ].result(2 * ATTEMPT_S)
         except KafkaException as exception:
             error = error_of(exception)
             return error.code() == KafkaError.TOPIC_ALREADY_EXISTS or heals(error)
@@ -310,7 +353,9 @@ class KafkaLog:
         return False
 
     def _request(self, request: Callable[..., Any], what_for: list[Any], what: str, fine: Collection[int] = ()) -> Any:
-        """Return what a request of the administrator came to, made again while the cluster is away; None for an error that is fine."""
+        """Return what a request of the administrator came to, made again while the cluster is away; None for an error
+        that is fine.
+        """
         patience, unknown = Patience(what, self.timeout_s), 0.0
         while True:
             seconds = patience.attempt_s()
@@ -335,9 +380,12 @@ class KafkaLog:
                 raise away(self._settings["bootstrap.servers"], what, self.timeout_s, self._errors)
             patience.rest(f"{error.str()} ({error.name()})")
             if error.code() == KafkaError._TIMED_OUT:
-                self._admin = self._new_admin()  # it asks whom it takes for the controller, which any broker may be, also one that stands still
+                self._admin = (
+                    self._new_admin()
+                )  # it asks whom it takes for the controller, which any broker may be, also one that stands still
                 continue
-            # A broker that has just started may not have known the controller when the client asked; it would not ask again for long.
+            # A broker that has just started may not have known the controller when the client asked; it would not ask
+            # again for long.
             self.partitions()
             with contextlib.suppress(KafkaException):
                 self._admin.list_topics(timeout=ATTEMPT_S)

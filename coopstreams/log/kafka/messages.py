@@ -1,7 +1,7 @@
 """Messages of confluent-kafka become columns.
 
-One comprehension a column: 15 to 45 ns a cell, an eighth of what a record object costs. What need not be asked of each message is not:
-offsets without holes become a range, timestamps in order are their own running maximum.
+One comprehension a column: 15 to 45 ns a cell, an eighth of what a record object costs. What need not be asked of each
+message is not: offsets without holes become a range, timestamps in order are their own running maximum.
 """
 
 from __future__ import annotations

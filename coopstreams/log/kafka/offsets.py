@@ -1,8 +1,10 @@
-"""Offsets of partitions and of groups, asked for and set from outside any group: what a backfill is cut by and what it leaves behind.
+"""Offsets of partitions and of groups, asked for and set from outside any group: what a backfill is cut by and what it
+leaves behind.
 
-Invariant: a group's offsets are set only while it has no member: the broker refuses them otherwise, so nobody's progress is overwritten.
-Turned down: `AdminClient.alter_consumer_group_offsets` and its list (a group that is new to its coordinator is answered NOT_COORDINATOR
-for the partition, and the list crashed the process: seen in confluent-kafka 2.16).
+Invariant: a group's offsets are set only while it has no member: the broker refuses them otherwise, so nobody's
+progress is overwritten.
+Turned down: `AdminClient.alter_consumer_group_offsets` and its list (a group that is new to its coordinator is answered
+NOT_COORDINATOR for the partition, and the list crashed the process: seen in confluent-kafka 2.16).
 """
 
 from __future__ import annotations
@@ -19,7 +21,14 @@ from coopstreams.log.kafka.settings import ClientErrors, consumer_settings, make
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import GroupError
 
-_OCCUPIED = frozenset({KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS, KafkaError.FENCED_INSTANCE_ID})
+_OCCUPIED = frozenset(
+    {
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.FENCED_INSTANCE_ID,
+    }
+)
 
 T = TypeVar("T")
 
@@ -33,7 +42,9 @@ class KafkaOffsets:
     def __init__(self, settings: Mapping[str, Any], group: str, *, timeout_s: float = 30.0) -> None:
         plain = {name: value for name, value in settings.items() if not name.endswith("group.id")}
         self._errors = ClientErrors()
-        self._consumer: Consumer = make_client(Consumer, consumer_settings({**plain, "group.id": group}, committed_only=True), self._errors)
+        self._consumer: Consumer = make_client(
+            Consumer, consumer_settings({**plain, "group.id": group}, committed_only=True), self._errors
+        )
         self._servers = settings["bootstrap.servers"]
         self._group = group
         self._timeout_s = timeout_s
@@ -42,23 +53,36 @@ class KafkaOffsets:
         """Return the last stable offset: no transaction is open below it."""
         where = KafkaPartition(*partition)
         what = f"asking for the last stable offset of {partition}"
-        end: int = self._ask(lambda seconds: self._consumer.get_watermark_offsets(where, seconds, cached=False), what)[1]
+        end: int = self._ask(lambda seconds: self._consumer.get_watermark_offsets(where, seconds, cached=False), what)[
+            1
+        ]
         return end
 
     def at_time(self, partitions: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int | None]:
         """Return, for each partition, the first offset with a timestamp of this or later; None: there is none yet."""
         asked = [KafkaPartition(*partition, time_ms) for partition in partitions]
-        found = self._ask(lambda seconds: self._consumer.offsets_for_times(asked, seconds), "asking for offsets by time")
+        found = self._ask(
+            lambda seconds: self._consumer.offsets_for_times(asked, seconds), "asking for offsets by time"
+        )
         for answer in found:
             if answer.error is not None:
                 raise translated(answer.error, f"asking for an offset of {answer.topic}-{answer.partition} by time")
-        return {TopicPartition(answer.topic, answer.partition): answer.offset if answer.offset >= 0 else None for answer in found}
+        return {
+            TopicPartition(answer.topic, answer.partition): answer.offset if answer.offset >= 0 else None
+            for answer in found
+        }
 
     def committed(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, str | None]]:
         """Return the group's offsets and their metadata, of the partitions that have one."""
         asked = [KafkaPartition(*partition) for partition in partitions]
-        found = self._ask(lambda seconds: self._consumer.committed(asked, seconds), f"asking for the offsets of group {self._group}")
-        return {TopicPartition(answer.topic, answer.partition): (answer.offset, answer.metadata) for answer in found if answer.offset >= 0}
+        found = self._ask(
+            lambda seconds: self._consumer.committed(asked, seconds), f"asking for the offsets of group {self._group}"
+        )
+        return {
+            TopicPartition(answer.topic, answer.partition): (answer.offset, answer.metadata)
+            for answer in found
+            if answer.offset >= 0
+        }
 
     def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:
         """Set the group's offsets, with metadata.
@@ -66,11 +90,19 @@ class KafkaOffsets:
         Raises:
             GroupError: the group has members. Stop the application, and try again.
         """
-        told = [KafkaPartition(partition.topic, partition.partition, offset, metadata) for partition, (offset, metadata) in offsets.items()]
-        answers = self._ask(lambda _: self._consumer.commit(offsets=told, asynchronous=False), f"setting the offsets of group {self._group}")
+        told = [
+            KafkaPartition(partition.topic, partition.partition, offset, metadata)
+            for partition, (offset, metadata) in offsets.items()
+        ]
+        answers = self._ask(
+            lambda _: self._consumer.commit(offsets=told, asynchronous=False),
+            f"setting the offsets of group {self._group}",
+        )
         for answer in answers or ():
             if answer.error is not None:
-                raise translated(answer.error, f"setting the offset of {answer.topic}-{answer.partition} for group {self._group}")
+                raise translated(
+                    answer.error, f"setting the offset of {answer.topic}-{answer.partition} for group {self._group}"
+                )
 
     def close(self) -> None:
         """Let go of the client."""
@@ -84,7 +116,9 @@ class KafkaOffsets:
             except KafkaException as exception:
                 error = error_of(exception)
             if error.code() in _OCCUPIED:
-                raise GroupError(f'{what}: the group has members. Stop all instances of "{self._group}", then try again.')
+                raise GroupError(
+                    f'{what}: the group has members. Stop all instances of "{self._group}", then try again.'
+                )
             self._consumer.poll(0)  # hear why
             if self._errors.refused is not None or not heals(error):
                 raise translated(self._errors.refused or error, what)

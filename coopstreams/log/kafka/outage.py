@@ -1,7 +1,7 @@
 """Brokers that do not answer: a line when it begins, one a minute while it lasts, one when it is over.
 
-Each client of a process (readers, writers, the one that asks) meets the same trouble and its library says so again and again. They tell it here,
-to the one object of the process; whoever gets an answer tells that.
+Each client of a process (readers, writers, the one that asks) meets the same trouble and its library says so again and
+again. They tell it here, to the one object of the process; whoever gets an answer tells that.
 
 Invariant: a broker has at most one line a minute, and "answers again" is said only of what was said to be away.
 """
@@ -18,7 +18,9 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 60.0
 OVER_S = 2 * EVERY_S
-"""After so long without trouble an outage is over, also where nobody asks: clients that cannot connect say so more often."""
+"""After so long without trouble an outage is over, also where nobody asks: clients that cannot connect say so more
+often.
+"""
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[\w.-]+):\d+")
 _PREFIX = re.compile(r"^\[thrd:.*?\]: ")
 
@@ -33,7 +35,9 @@ class Outage:
     _told: bool = False
 
     def heard(self, trouble: str, now: float) -> str | None:
-        """Return what is to be said of trouble with a broker, as librdkafka words it; None: nothing, it was said lately."""
+        """Return what is to be said of trouble with a broker, as librdkafka words it; None: nothing, it was said
+        lately.
+        """
         said = _PREFIX.sub("", trouble).partition(" (after ")[0]
         address = _ADDRESS.search(said)
         broker = address.group() if address else said
@@ -68,7 +72,9 @@ def heard(trouble: str) -> None:
 
 
 def answered(asked_at: float) -> None:
-    """Take note of an answer to what was asked then (`time.monotonic()`), and log it if there was an outage. Any thread."""
+    """Take note of an answer to what was asked then (`time.monotonic()`), and log it if there was an outage. Any
+    thread.
+    """
     with _LOCK:
         said = _OUTAGE.answered(asked_at, time.monotonic())
     if said:

@@ -1,4 +1,5 @@
-"""How long a question to the cluster is asked: in attempts that grow, until a time that the user set, and not in silence.
+"""How long a question to the cluster is asked: in attempts that grow, until a time that the user set, and not in
+silence.
 
 Turned down: one attempt for the whole time (who is asked may be dead, and another one be responsible by now).
 """
@@ -22,7 +23,13 @@ log = logging.getLogger(__name__)
 class Patience:
     """How long a question is asked, in attempts that grow; who waits for longer than a moment says so, once."""
 
-    def __init__(self, what: str, timeout_s: float, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        what: str,
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._what = what
         self._timeout_s = timeout_s
         self._clock, self._sleep = clock, sleep
@@ -46,5 +53,11 @@ class Patience:
         waited = self._clock() - self._began
         if waited > SILENT_S and not self._said:
             self._said = True
-            log.warning("%s: no answer for %.0f s, the last one was: %s; asking on, for %g s at most", self._what, waited, answer, self._timeout_s)
+            log.warning(
+                "%s: no answer for %.0f s, the last one was: %s; asking on, for %g s at most",
+                self._what,
+                waited,
+                answer,
+                self._timeout_s,
+            )
         self._sleep(RETRY_S)

@@ -1,4 +1,5 @@
-"""Somebody else's transactional producer as a `Writer`: so that a consumer's commit is part of a transaction of the user's.
+"""Somebody else's transactional producer as a `Writer`: so that a consumer's commit is part of a transaction of the
+user's.
 
 The transaction is begun, committed and aborted here; what the user produces in between goes out by the same producer.
 """
@@ -28,15 +29,35 @@ class ProducerTransaction:
         """Begin the transaction."""
         self._call("beginning a transaction", self._producer.begin_transaction)
 
-    def append(self, topic: str, keys: Sequence[bytes | None], values: Sequence[bytes | None], timestamps: Sequence[int], *, partitions: int) -> None:
+    def append(
+        self,
+        topic: str,
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+        timestamps: Sequence[int],
+        *,
+        partitions: int,
+    ) -> None:
         """Take these records, in order."""
         for key, value, timestamp in zip(keys, values, timestamps, strict=True):
-            self._call(f'writing to topic "{topic}"', self._producer.produce, topic, value, key, partitions, None, None, timestamp)
+            self._call(
+                f'writing to topic "{topic}"',
+                self._producer.produce,
+                topic,
+                value,
+                key,
+                partitions,
+                None,
+                None,
+                timestamp,
+            )
 
     def flush(self, timeout_s: float) -> None:
         """Return when everything taken so far is in the log."""
         if left := self._producer.flush(timeout_s):
-            raise DeliveryError(f"{left} records are not acknowledged after {timeout_s:g} s. Is Kafka up?", retryable=True)
+            raise DeliveryError(
+                f"{left} records are not acknowledged after {timeout_s:g} s. Is Kafka up?", retryable=True
+            )
 
     def send_offsets(self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence) -> None:
         """Add group offsets to the transaction; the coordinator checks the fence now."""
@@ -52,8 +73,8 @@ class ProducerTransaction:
     def abort(self) -> None:
         """End the transaction; nothing of it counts.
 
-        What was produced goes out before: an abort that overtakes the request which adds its partition is fatal to the producer
-        (INVALID_TXN_STATE, measured: one in ten, just after `produce`).
+        What was produced goes out before: an abort that overtakes the request which adds its partition is fatal to the
+        producer (INVALID_TXN_STATE, measured: one in ten, just after `produce`).
         """
         self._call("writing", self._producer.flush, self._timeout_s)
         self._call("aborting a transaction", self._producer.abort_transaction, self._timeout_s)

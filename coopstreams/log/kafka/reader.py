@@ -1,12 +1,14 @@
 """Reading partitions of Kafka through a confluent-kafka consumer that is never a member of the group.
 
-The consumer is asked for batches; a batch is cut by partition, each piece becomes columns by comprehensions, and `make_batches` does the rest.
-End-of-partition events say where a partition ends, and move the position past transaction markers, which librdkafka's own never does.
+The consumer is asked for batches; a batch is cut by partition, each piece becomes columns by comprehensions, and
+`make_batches` does the rest. End-of-partition events say where a partition ends, and move the position past transaction
+markers, which librdkafka's own never does.
 
-Invariant: what is handed out of a partition has growing offsets from the assigned position on, each once. librdkafka discards what it
-fetched before a change of assignment; whatever lies below the next offset is dropped here besides.
-Turned down: `pause` and `resume` to hold a partition (0.3 to 1 s until records come again, measured). It is held by keeping its messages
-aside, and if they become many, by giving it back to librdkafka and taking it again where the kept messages end.
+Invariant: what is handed out of a partition has growing offsets from the assigned position on, each once. librdkafka
+discards what it fetched before a change of assignment; whatever lies below the next offset is dropped here besides.
+Turned down: `pause` and `resume` to hold a partition (0.3 to 1 s until records come again, measured). It is held by
+keeping its messages aside, and if they become many, by giving it back to librdkafka and taking it again where the kept
+messages end.
 Turned down: `seek` (it fails while a partition is only about to be read); the partition is given back and taken again.
 """
 
@@ -117,7 +119,11 @@ class KafkaReader:
                 reading.at = at
         self._take([reading for reading in self._readings.values() if not reading.taken and not reading.full])
         counts = Counter(partition.partition for partition in self._readings)
-        self._by_number = {partition.partition: reading for partition, reading in self._readings.items() if counts[partition.partition] == 1}
+        self._by_number = {
+            partition.partition: reading
+            for partition, reading in self._readings.items()
+            if counts[partition.partition] == 1
+        }
 
     def route(
         self,
@@ -190,7 +196,11 @@ class KafkaReader:
                     raise translated(error_of(exception), f'looking for topic "{topic}"') from exception
                 if found is not None and highest in found.partitions:
                     break
-                if found is not None and found.error is not None and found.error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                if (
+                    found is not None
+                    and found.error is not None
+                    and found.error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+                ):
                     raise translated(found.error, f'looking for topic "{topic}"')
                 if time.monotonic() > deadline:
                     raise unknown_topic(f'partition {highest} of topic "{topic}"')
@@ -209,7 +219,9 @@ class KafkaReader:
                 self._renew("no broker answers")
                 break
             for reading in silent:
-                if reading.partition.topic == topic and (found is None or reading.partition.partition not in found.partitions):
+                if reading.partition.topic == topic and (
+                    found is None or reading.partition.partition not in found.partitions
+                ):
                     reading.failure = unknown_topic(f"{reading.partition} any more")
         else:
             if (overlooked := next(filter(self._overlooks, silent), None)) is not None:
@@ -218,7 +230,9 @@ class KafkaReader:
             reading.looks += 1
 
     def _overlooks(self, silent: _Reading) -> bool:
-        """Whether there are records of a silent partition that the client does not fetch. Asked after two looks, four, eight, sixteen."""
+        """Whether there are records of a silent partition that the client does not fetch. Asked after two looks, four,
+        eight, sixteen.
+        """
         if not silent.taken or silent.failure is not None or silent.looks < 2 or silent.looks.bit_count() > 1:
             return False
         try:
@@ -231,8 +245,8 @@ class KafkaReader:
     def _renew(self, why: str) -> None:
         """Read on with a new client.
 
-        Mostly the brokers are away, and that heals. But a client that asked the last broker for the brokers while that shut down heard
-        of none, and never asks again (librdkafka 2.16; one client in forty, measured).
+        Mostly the brokers are away, and that heals. But a client that asked the last broker for the brokers while that
+        shut down heard of none, and never asks again (librdkafka 2.16; one client in forty, measured).
         """
         logger.debug("reading: %s; going on with a new client", why)
         taken = [reading for reading in self._readings.values() if reading.taken]
@@ -246,7 +260,9 @@ class KafkaReader:
             try:
                 self._consumer.incremental_assign([KafkaPartition(*r.partition, r.fetched_to) for r in readings])
             except KafkaException as exception:
-                raise translated(error_of(exception), "assigning " + ", ".join(str(r.partition) for r in readings)) from exception
+                raise translated(
+                    error_of(exception), "assigning " + ", ".join(str(r.partition) for r in readings)
+                ) from exception
             for reading in readings:
                 reading.taken = True
 
@@ -311,7 +327,12 @@ class KafkaReader:
             return []
         next_offset = columns.offsets[-1] + 1 if end is None else end
         runs = make_batches(
-            reading.partition, columns, self._routes.get(reading.partition), reading.at.stream_time, next_offset, at_end=end is not None
+            reading.partition,
+            columns,
+            self._routes.get(reading.partition),
+            reading.at.stream_time,
+            next_offset,
+            at_end=end is not None,
         )
         reading.at = Position(next_offset, runs[0].stream_time)
         return runs
@@ -319,7 +340,8 @@ class KafkaReader:
     def _without_events(self, reading: _Reading, messages: list[Message]) -> tuple[list[Message], int | None]:
         """Return the records, and the end of the partition if it comes after them.
 
-        librdkafka tells late, too, that a position is out of range at which it reads no more: it names the position, and that one does not count.
+        librdkafka tells late, too, that a position is out of range at which it reads no more: it names the position,
+        and that one does not count.
         """
         end: int | None = None
         at = reading.at.offset
@@ -341,7 +363,9 @@ class KafkaReader:
         return [message for message in messages if message.error() is None], end
 
     def _heed(self, events: Sequence[Message]) -> None:
-        """Raise what does not heal, once, with the next fetch. The group is never joined, so its coordinator may say what it likes."""
+        """Raise what does not heal, once, with the next fetch. The group is never joined, so its coordinator may say
+        what it likes.
+        """
         for event in events:
             error = event.error()
             if error is None or heals(error) or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:

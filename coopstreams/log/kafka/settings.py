@@ -1,9 +1,10 @@
 """Settings of the Kafka clients: given once, in librdkafka's names, with defaults chosen for speed and safety.
 
-A name with a prefix (`consumer.`, `producer.`, `admin.`) is for that client only and wins over the plain one, which wins over the
-defaults here. What correctness rests on cannot be set.
+A name with a prefix (`consumer.`, `producer.`, `admin.`) is for that client only and wins over the plain one, which
+wins over the defaults here. What correctness rests on cannot be set.
 
-Invariant: no client is a member of the group, commits by itself, chooses an offset, or partitions differently from Java.
+Invariant: no client is a member of the group, commits by itself, chooses an offset, or partitions differently from
+Java.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ _EVERYWHERE: dict[str, Any] = {
     "client.id": "coopstreams",
     "socket.nagle.disable": True,  # as the Java client: a small request is not kept back to wait for more
     "socket.keepalive.enable": True,
-    # Rebootstrapping forgets where the transaction coordinator is and never asks again: after a broker's restart, one abort in
-    # twenty hung for 30 s; without it none of fifty (measured). A client without brokers is replaced by its reader, writer or log.
+    # Rebootstrapping forgets where the transaction coordinator is and never asks again: after a broker's restart, one
+    # abort in twenty hung for 30 s; without it none of fifty (measured). A client without brokers is replaced by its
+    # reader, writer or log.
     "metadata.recovery.strategy": "none",
-    # A broker that hangs holds a request for this long; by then, its partitions have another leader (broker.session.timeout.ms: 9 s).
+    # A broker that hangs holds a request for this long; by then, its partitions have another leader
+    # (broker.session.timeout.ms: 9 s).
     "socket.timeout.ms": 10_000,
-    # Who had no request under way at a broker that is lost learns of the new leader from this alone. Of a reader's requests, a hundredth.
+    # Who had no request under way at a broker that is lost learns of the new leader from this alone. Of a reader's
+    # requests, a hundredth.
     "topic.metadata.refresh.interval.ms": 1_000,
     "reconnect.backoff.max.ms": 1_000,  # a broker that comes back is found within a second, not ten
     "log.connection.close": False,
@@ -49,10 +53,12 @@ _DEFAULTS: dict[Kind, dict[str, Any]] = {
     },
     "producer": {
         "linger.ms": 5,
-        # What a lost broker owes, metadata among it, is asked of others before its partitions have another leader, not after; and what a living
-        # leader owes until that broker is no longer in sync (9 s as well) is asked for once more, not given up just before it comes.
+        # What a lost broker owes, metadata among it, is asked of others before its partitions have another leader, not
+        # after; and what a living leader owes until that broker is no longer in sync (9 s as well) is asked for once
+        # more, not given up just before it comes.
         "socket.timeout.ms": 6_000,
-        "retry.backoff.ms": 5,  # the first request after a commit waits for it: 100, the default, costs 100 ms a transaction (measured)
+        # the first request after a commit waits for it: 100, the default, costs 100 ms a transaction (measured)
+        "retry.backoff.ms": 5,
         "queue.buffering.max.messages": 1_000_000,
         "queue.buffering.max.kbytes": 524_288,
         "topic.metadata.propagation.max.ms": 10_000,
@@ -100,13 +106,18 @@ def client_settings(settings: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
     own = {name.removeprefix(f"{kind}."): value for name, value in settings.items() if name.startswith(f"{kind}.")}
     fixed = _NEVER | _OURS["consumer"].keys() | _OURS["producer"].keys()
     if refused := sorted(fixed & (plain.keys() | own.keys())):
-        raise ConfigError(f"{', '.join(refused)}: coopstreams sets this itself, for exactly-once and for key ranges. Take it out of the settings.")
+        raise ConfigError(
+            f"{', '.join(refused)}: coopstreams sets this itself, for exactly-once and for key ranges. Take it out of "
+            "the settings."
+        )
     return _EVERYWHERE | _DEFAULTS[kind] | plain | own | _OURS[kind]
 
 
 def consumer_settings(settings: Mapping[str, Any], *, committed_only: bool) -> dict[str, Any]:
     """Return the settings of a reader."""
-    return client_settings(settings, "consumer") | {"isolation.level": "read_committed" if committed_only else "read_uncommitted"}
+    return client_settings(settings, "consumer") | {
+        "isolation.level": "read_committed" if committed_only else "read_uncommitted"
+    }
 
 
 def producer_settings(settings: Mapping[str, Any], transactional_id: str | None) -> dict[str, Any]:
@@ -117,7 +128,9 @@ def producer_settings(settings: Mapping[str, Any], transactional_id: str | None)
     if transactional_id is None:
         # Only failures are worth a call: without any, they would be dropped silently.
         return found | {"delivery.report.only.error": True}
-    found["message.timeout.ms"] = min(int(found.pop("delivery.timeout.ms", found.get("message.timeout.ms", timeout_ms))), timeout_ms)
+    found["message.timeout.ms"] = min(
+        int(found.pop("delivery.timeout.ms", found.get("message.timeout.ms", timeout_ms))), timeout_ms
+    )
     found["socket.timeout.ms"] = min(int(found["socket.timeout.ms"]), timeout_ms)  # librdkafka refuses a longer one
     return found | {"transactional.id": transactional_id, "transaction.timeout.ms": timeout_ms}
 
@@ -146,9 +159,11 @@ class ClientErrors:
             self._last = error
 
     def log(self, level: int, text: str, facility: str, client: str, said: str) -> None:
-        """Pass on a line of librdkafka's log. Of brokers that are away each client says the same: `outage` has one line for all.
+        """Pass on a line of librdkafka's log. Of brokers that are away each client says the same: `outage` has one line
+        for all.
 
-        What it repeats, what it tries again, and what the exceptions of a transaction say as well is for debugging only.
+        What it repeats, what it tries again, and what the exceptions of a transaction say as well is for debugging
+        only.
         """
         what, now = said.partition(" (after ")[0], time.monotonic()
         repeated = now - self._said.get(what, -REPEAT_S) < REPEAT_S
@@ -176,4 +191,6 @@ def make_client(make: Callable[[dict[str, Any]], Any], settings: dict[str, Any],
     try:
         return make(settings | {"error_cb": errors, "logger": errors})
     except Exception as error:  # KafkaException, ValueError or TypeError, by what is wrong with which setting
-        raise ConfigError(f"the Kafka client refuses its settings: {error}. The names are librdkafka's: see its CONFIGURATION.md") from error
+        raise ConfigError(
+            f"the Kafka client refuses its settings: {error}. The names are librdkafka's: see its CONFIGURATION.md"
+        ) from error

@@ -1,6 +1,7 @@
 """Records delivered by the broker: a share group (KIP-932), through confluent-kafka's share consumer.
 
-The broker hands each record of a partition to one member for a while; what is not acknowledged in that time it delivers again.
+The broker hands each record of a partition to one member for a while; what is not acknowledged in that time it delivers
+again.
 
 Invariant: every record of a poll is acknowledged, one way or the other, before the next poll (the client insists).
 Invariant: the settings of the group are made before anybody can be given records by other ones.
@@ -26,7 +27,9 @@ _TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class AcquiredRecord:
-    """A record that this process has, for a while, and nobody else. Units: the timestamp in ms since the epoch, -1 without one."""
+    """A record that this process has, for a while, and nobody else. Units: the timestamp in ms since the epoch, -1
+    without one.
+    """
 
     topic: str
     partition: int
@@ -105,7 +108,8 @@ class KafkaShare:
         self._client.acknowledge_offset(*record.id, AcknowledgeType.ACCEPT if done else AcknowledgeType.RELEASE)
 
     def commit(self, timeout_s: float) -> dict[TopicPartition, str]:
-        """Tell the broker what was acknowledged; return the partitions for which it refused, and why: it delivers those records again.
+        """Tell the broker what was acknowledged; return the partitions for which it refused, and why: it delivers those
+        records again.
 
         Raises:
             LogError: no answer: the records may be delivered again.
@@ -114,7 +118,11 @@ class KafkaShare:
             answers = self._client.commit_sync(timeout_s)
         except KafkaException as exception:
             raise translated(error_of(exception), f"share group {self._group}: acknowledging records") from exception
-        return {TopicPartition(at.topic, at.partition): error_of(refused).str() for at, refused in answers.items() if refused is not None}
+        return {
+            TopicPartition(at.topic, at.partition): error_of(refused).str()
+            for at, refused in answers.items()
+            if refused is not None
+        }
 
     def close(self) -> None:
         """Leave the group; what was not acknowledged is delivered to others. Idempotent."""
@@ -122,7 +130,10 @@ class KafkaShare:
 
     def _configure(self, plain: Mapping[str, Any], group_settings: Mapping[str, str]) -> None:
         admin: AdminClient = make_client(AdminClient, dict(plain), self._errors)
-        entries = [ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in group_settings.items()]
+        entries = [
+            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+            for name, value in group_settings.items()
+        ]
         resource = ConfigResource(ResourceType.GROUP, self._group, incremental_configs=entries)
         try:
             admin.incremental_alter_configs([resource], request_timeout=_TIMEOUT_S)[resource].result(_TIMEOUT_S + 5)
@@ -130,6 +141,7 @@ class KafkaShare:
             error = error_of(exception)
             raise LogError(
                 f"share group {self._group}: the brokers do not take {dict(group_settings)}: {error.str()}. "
-                "Share groups need Apache Kafka 4.2 or later, and the permission to alter the configuration of the group",
+                "Share groups need Apache Kafka 4.2 or later, and the permission to alter the configuration of the "
+                "group",
                 retryable=heals(error),
             ) from exception

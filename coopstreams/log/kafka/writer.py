@@ -1,15 +1,18 @@
 """Writing to Kafka through a confluent-kafka producer: idempotent, or transactional.
 
     at-least-once   a callback for failures only; the first one is raised by `flush`
-    transactional   a callback for the last record of each batch only: it tells where a changelog ends, or which topic is gone; what was
+    transactional   a callback for the last record of each batch only: it tells where a changelog ends, or which topic
+                    is gone; what was
                     not delivered fails the transaction besides, and `send_offsets` or `commit` raises it
 
-Invariant: records of one `append` reach each partition in order, also when the queue was full in between.
-A repeated request is recognised over a restart of the broker, too, except outside transactions when the record times are more than a day
-old: the broker forgets producers by the time of their last record (producer.id.expiration.ms). At-least-once then doubles a batch (measured).
+Invariant: records of one `append` reach each partition in order, also when the queue was full in between. A repeated
+request is recognised over a restart of the broker, too, except outside transactions when the record times are more than
+a day old: the broker forgets producers by the time of their last record (producer.id.expiration.ms). At-least-once then
+doubles a batch (measured).
 
 Invariant: after any error `abort` makes the writer usable: by ending the transaction, or else with a new producer.
-Turned down: keyword arguments of `produce` (twice the price), `produce_batch` (drops headers, refuses timestamps), a callback a record (half a microsecond).
+Turned down: keyword arguments of `produce` (twice the price), `produce_batch` (drops headers, refuses timestamps), a
+callback a record (half a microsecond).
 """
 
 from __future__ import annotations
@@ -25,7 +28,16 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from coopstreams.group.transactions import Transactions
 from coopstreams.log.kafka.bounded import Bounded
-from coopstreams.log.kafka.errors import CLIENT_ERRORS, CONSEQUENCES, FENCED, away, cause_of, error_of, not_delivered, translated
+from coopstreams.log.kafka.errors import (
+    CLIENT_ERRORS,
+    CONSEQUENCES,
+    FENCED,
+    away,
+    cause_of,
+    error_of,
+    not_delivered,
+    translated,
+)
 from coopstreams.log.kafka.settings import ClientErrors, logger, make_client, producer_settings
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import Headers, Int64s, TopicPartition
@@ -38,10 +50,14 @@ GRACE_S = 2.0
 ABORT_TIMEOUT_S = 5.0
 """After that, a new producer ends the transaction sooner than the old one."""
 OFFSETS_TIMEOUT_S = 6.0
-"""After that, the client may wait for a coordinator that is gone (see `bounded`): what was done is done again, by a new producer."""
+"""After that, the client may wait for a coordinator that is gone (see `bounded`): what was done is done again, by a new
+producer.
+"""
 CLOSE_TIMEOUT_S = 10.0
 RETRY_S = 0.02
-"""Pause before a call is made again that may succeed later: librdkafka can answer so at once, some hundred thousand times a second."""
+"""Pause before a call is made again that may succeed later: librdkafka can answer so at once, some hundred thousand
+times a second.
+"""
 
 
 class KafkaWriter:
@@ -56,7 +72,9 @@ class KafkaWriter:
         transactions: Callable[[], Transactions],
         written: Callable[[], Collection[str]],
     ) -> None:
-        """`written`: the topics that transactions of this id may have written to; `transactions` is asked for a transactional writer only."""
+        """`written`: the topics that transactions of this id may have written to; `transactions` is asked for a
+        transactional writer only.
+        """
         self._servers = settings.get("bootstrap.servers")
         self._settings = producer_settings(settings, transactional_id)
         self._id = transactional_id
@@ -134,7 +152,10 @@ class KafkaWriter:
             raise not_delivered(cause, what if cause is error else f"{what}, after: {self._errors.transaction}")
         if left:
             self._void = True
-            raise DeliveryError(f"{left} records are not acknowledged after {timeout_s:g} s. {self._errors.last or 'Is Kafka up?'}", retryable=True)
+            raise DeliveryError(
+                f"{left} records are not acknowledged after {timeout_s:g} s. {self._errors.last or 'Is Kafka up?'}",
+                retryable=True,
+            )
 
     def delivered_to(self, partition: TopicPartition) -> int:
         """Return the offset after this writer's last record there, or else the partition's end."""
@@ -146,7 +167,9 @@ class KafkaWriter:
         if self._id is None:
             raise LogError("this writer has no transactional id; make it with log.writer(transactional_id)")
         if self._closed or self._open:
-            raise LogError("this writer is closed" if self._closed else "a transaction is open already; commit or abort it first")
+            raise LogError(
+                "this writer is closed" if self._closed else "a transaction is open already; commit or abort it first"
+            )
         if self._producer is None:
             self._start()
         assert self._producer is not None
@@ -178,7 +201,8 @@ class KafkaWriter:
     def _check_coordinator(self, fence: GroupFence, what: str) -> None:
         """Do nothing if the client may know where the group's coordinator is.
 
-        It remembers the one that it found first, and waits for it if that broker has left the cluster meanwhile (librdkafka issue 5511).
+        It remembers the one that it found first, and waits for it if that broker has left the cluster meanwhile
+        (librdkafka issue 5511).
 
         Raises:
             LogError: the coordinator is another one by now: a new producer finds it.
@@ -188,7 +212,8 @@ class KafkaWriter:
         if self._coordinator not in (None, fence.coordinator):
             self._void = True
             raise LogError(
-                f"{what}: its coordinator is broker {fence.coordinator} now, no longer {self._coordinator}; going on with a new producer",
+                f"{what}: its coordinator is broker {fence.coordinator} now, no longer {self._coordinator}; going on "
+                "with a new producer",
                 retryable=True,
             )
         self._coordinator = fence.coordinator
@@ -204,13 +229,14 @@ class KafkaWriter:
         self._serve()
         fatal, void = self._errors.fatal, self._void or bool(self._errors.transaction)
         if self._id is not None and (self._fenced or (fatal is not None and fatal.code() in FENCED)):
-            # Whoever fenced us ends our transaction, and may still be at work: the next `begin` is soon enough to take over again.
+            # Whoever fenced us ends our transaction, and may still be at work: the next `begin` is soon enough to take
+            # over again.
             self._fenced = True
             self._discard()
             self._transactions().settle(self._id, (), ABORT_TIMEOUT_S)
         elif fatal is not None or void or self._producer is None or (self._id is None and len(self._producer)):
-            # Of a producer that lost a record the broker expects the sequence to go on with it: the next transaction would fail, too.
-            # A new one ends the old one's transaction, however far it got.
+            # Of a producer that lost a record the broker expects the sequence to go on with it: the next transaction
+            # would fail, too. A new one ends the old one's transaction, however far it got.
             self._discard()
             self._start()
         elif was_open:
@@ -223,7 +249,9 @@ class KafkaWriter:
                 self._start()
 
     def close(self) -> None:
-        """Flush what is outside a transaction, abort what is inside, let go. What does not succeed is logged: nothing counts on it."""
+        """Flush what is outside a transaction, abort what is inside, let go. What does not succeed is logged: nothing
+        counts on it.
+        """
         if self._closed:
             return
         self._closed = True
@@ -233,7 +261,9 @@ class KafkaWriter:
                 if self._open:
                     self._producer.abort_transaction(CLOSE_TIMEOUT_S)
                 elif self._id is None and (left := self._producer.flush(CLOSE_TIMEOUT_S)):
-                    logger.warning("closing a writer: %d records were not acknowledged within %g s", left, CLOSE_TIMEOUT_S)
+                    logger.warning(
+                        "closing a writer: %d records were not acknowledged within %g s", left, CLOSE_TIMEOUT_S
+                    )
         except CLIENT_ERRORS as exception:
             logger.warning("closing a writer: %s", self._translated(exception, "ending its transaction"))
         finally:
@@ -253,7 +283,13 @@ class KafkaWriter:
 
     def _start(self) -> None:
         """Get a new producer; a transactional one takes over its id, which ends what was open under it."""
-        self._errors, self._failure, self._void, self._fenced, self._coordinator = ClientErrors(), None, False, False, None
+        self._errors, self._failure, self._void, self._fenced, self._coordinator = (
+            ClientErrors(),
+            None,
+            False,
+            False,
+            None,
+        )
         extra: dict[str, Any] = {} if self._id is not None else {"on_delivery": self._note_failure}
         producer: Producer = make_client(Producer, self._settings | extra, self._errors)
         self._producer = producer
@@ -265,7 +301,9 @@ class KafkaWriter:
                 raise
 
     def _take_over(self, id_: str, producer: Producer) -> None:
-        """Take over the transactional id. What was committed or aborted under it is so everywhere before, and what this aborts after it."""
+        """Take over the transactional id. What was committed or aborted under it is so everywhere before, and what this
+        aborts after it.
+        """
         transactions = self._transactions()
         ongoing = transactions.settle_topics(id_, self._written(), self._timeout_s)
         self._insist(producer.init_transactions, self._timeout_s, f'taking over the transactional id "{id_}"')
@@ -273,7 +311,9 @@ class KafkaWriter:
             transactions.settle(id_, ongoing, self._timeout_s)
 
     def _end(self, call: Callable[[float], None], timeout_s: float, what: str) -> None:
-        """Commit or abort; return when every partition knows, if the coordinator may forget to tell one (see `group.hanging`)."""
+        """Commit or abort; return when every partition knows, if the coordinator may forget to tell one (see
+        `group.hanging`).
+        """
         assert self._id is not None
         transactions = self._transactions()
         partitions = transactions.open_partitions(self._id, timeout_s)
@@ -299,7 +339,9 @@ class KafkaWriter:
                 self._errors.fatal = error_of(exception)
 
     def _find_fatal(self) -> None:
-        """Hear why the producer is beyond repair: it says so once, and after that only when it is asked about a transaction."""
+        """Hear why the producer is beyond repair: it says so once, and after that only when it is asked about a
+        transaction.
+        """
         self._serve()
         if self._errors.fatal is None and self._producer is not None and self._id is not None:
             try:
@@ -326,7 +368,9 @@ class KafkaWriter:
                 time.sleep(min(RETRY_S, left))
 
     def _translated(self, exception: BaseException, what: str) -> LogError:
-        """Return our exception. A client that is beyond repair answers with the consequence; the cause is what it said before."""
+        """Return our exception. A client that is beyond repair answers with the consequence; the cause is what it said
+        before.
+        """
         error = error_of(exception)
         if error.fatal():
             self._errors.fatal = error
@@ -345,7 +389,9 @@ class KafkaWriter:
         return result
 
     def _produce_later(self, producer: Producer, row: tuple[Any, ...]) -> None:
-        """Produce a record when the queue has room again. It has when records are delivered, or when they are given up."""
+        """Produce a record when the queue has room again. It has when records are delivered, or when they are given
+        up.
+        """
         while True:
             producer.poll(ROOM_WAIT_S)
             try:
@@ -359,7 +405,9 @@ class KafkaWriter:
         if error is not None:
             self._note_failure(error, message)
         elif topic is not None and partition is not None:
-            self._delivered[TopicPartition(topic, partition)] = offset + 1 if offset is not None and offset >= 0 else None
+            self._delivered[TopicPartition(topic, partition)] = (
+                offset + 1 if offset is not None and offset >= 0 else None
+            )
 
     def _note_failure(self, error: KafkaError | None, message: Message) -> None:
         """Remember the first record that was not delivered."""
@@ -370,7 +418,8 @@ class KafkaWriter:
 def group_metadata(fence: GroupFence) -> bytes:
     """Return the identity as `send_offsets_to_transaction` takes it.
 
-    Shape: "CGMDv2:", int32 generation in native order, group, NUL, member, NUL, int8 (1: no instance; 0: instance, NUL follows).
+    Shape: "CGMDv2:", int32 generation in native order, group, NUL, member, NUL, int8 (1: no instance; 0: instance, NUL
+    follows).
 
     Raises:
         ValueError: an id that is not printable ASCII: librdkafka refuses it.
@@ -380,5 +429,7 @@ def group_metadata(fence: GroupFence) -> bytes:
     for word in (fence.group, fence.member, fence.instance or ""):
         if not (word.isascii() and word.isprintable()):
             raise ValueError(f"{word!r} cannot be a group, member or instance id: only printable ASCII can")
-    start = b"CGMDv2:" + struct.pack("=i", fence.generation) + fence.group.encode() + b"\0" + fence.member.encode() + b"\0"
+    start = (
+        b"CGMDv2:" + struct.pack("=i", fence.generation) + fence.group.encode() + b"\0" + fence.member.encode() + b"\0"
+    )
     return start + (b"\1" if fence.instance is None else b"\0" + fence.instance.encode() + b"\0")

@@ -1,9 +1,12 @@
 """A log in memory, with everything of Kafka's that the engine leans on.
 
-That is: partitions, transactions with their markers, the last stable offset, fencing, compaction, retention, group offsets. For the test driver and for simulations; nothing is kept when the process ends, and all readers and writers are in it.
-`compact`, `committed`, `commit_offsets` are what a broker does by itself or for a group; here somebody calls them.
+That is: partitions, transactions with their markers, the last stable offset, fencing, compaction, retention, group
+offsets. For the test driver and for simulations; nothing is kept when the process ends, and all readers and writers are
+in it. `compact`, `committed`, `commit_offsets` are what a broker does by itself or for a group; here somebody calls
+them.
 
-Turned down: librdkafka's mock cluster (transactions do not isolate, nothing is compacted, old records vanish: measured).
+Turned down: librdkafka's mock cluster (transactions do not isolate, nothing is compacted, old records vanish:
+measured).
 """
 
 from __future__ import annotations
@@ -32,7 +35,11 @@ class MemoryLog:
         """Return a reader of committed records only, or of all."""
         return MemoryReader(self._state, committed_only=committed_only)
 
-    def writer(self, transactional_id: str | None = None, written: Callable[[], Collection[str]] | None = None) -> MemoryWriter:  # noqa: ARG002
+    def writer(
+        self,
+        transactional_id: str | None = None,
+        written: Callable[[], Collection[str]] | None = None,  # noqa: ARG002
+    ) -> MemoryWriter:
         """Return a writer; a transactional one ends whatever transaction was open under its id."""
         return MemoryWriter(self._state, transactional_id)
 
@@ -97,7 +104,9 @@ class MemoryLog:
         """Do nothing: others may still use what is in memory."""
 
     def compact(self, topic: str) -> None:
-        """Keep the last committed record of each key, as Kafka's cleaner does for a compacted topic; offsets stay, with holes."""
+        """Keep the last committed record of each key, as Kafka's cleaner does for a compacted topic; offsets stay, with
+        holes.
+        """
         with self._state.changed:
             for partition in self._state.topic(topic).partitions:
                 partition.compact()

@@ -1,7 +1,7 @@
 """A partition of a `MemoryLog`: a few parallel lists, oldest record first.
 
-A transaction's records are in it at once, each with the span that it belongs to: what one producer wrote between two of its markers.
-A marker takes an offset and decides over the span.
+A transaction's records are in it at once, each with the span that it belongs to: what one producer wrote between two of
+its markers. A marker takes an offset and decides over the span.
 
 Invariant: offsets only grow, and no offset is given twice; what is gone (compacted, deleted, markers) leaves a hole.
 """
@@ -80,7 +80,9 @@ class Partition:
         return producer in self._open
 
     def read(self, position: int, most: int, *, committed_only: bool) -> tuple[Columns, int, bool]:
-        """Return up to `most` records from a position on, the next position, and whether that is the end of what there is to read."""
+        """Return up to `most` records from a position on, the next position, and whether that is the end of what there
+        is to read.
+        """
         limit = self.stable_end if committed_only else self.end
         stop = bisect_left(self._offsets, limit)
         while True:
@@ -121,7 +123,11 @@ class Partition:
         if committed_only and self._aborted:
             seen = [span is None or not span.aborted for span in self._spans[rows]]
             if not all(seen):
-                keys, values, headers = list(compress(keys, seen)), list(compress(values, seen)), list(compress(headers, seen))
+                keys, values, headers = (
+                    list(compress(keys, seen)),
+                    list(compress(values, seen)),
+                    list(compress(headers, seen)),
+                )
                 timestamps, offsets = list(compress(timestamps, seen)), list(compress(offsets, seen))
         return raw_columns(keys, values, timestamps, offsets, headers)
 

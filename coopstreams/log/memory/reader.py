@@ -118,12 +118,15 @@ class MemoryReader:
         stored, at = self._state.partition(partition), reading.at
         if not stored.start <= at.offset <= stored.end:
             raise OffsetOutOfRangeError(
-                f"offset {at.offset} of {partition} is gone: the log has {stored.start} to {stored.end}. Begin at one of these, or at the group's last commit."
+                f"offset {at.offset} of {partition} is gone: the log has {stored.start} to {stored.end}. Begin at one "
+                "of these, or at the group's last commit."
             )
         columns, next_offset, at_end = stored.read(at.offset, most, committed_only=self._committed_only)
         if not len(columns) and next_offset == at.offset and reading.told_end == next_offset:
             return [], 0
         reading.told_end = next_offset if at_end else None
-        batches = make_batches(partition, columns, self._routes.get(partition), at.stream_time, next_offset, at_end=at_end)
+        batches = make_batches(
+            partition, columns, self._routes.get(partition), at.stream_time, next_offset, at_end=at_end
+        )
         reading.at = Position(next_offset, batches[0].stream_time)
         return batches, len(columns)

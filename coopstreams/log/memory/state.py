@@ -1,7 +1,9 @@
-"""What a `MemoryLog` holds, and what can be asked of it: topics, partitions, transactions, group offsets. Readers and writers share it under one lock.
+"""What a `MemoryLog` holds, and what can be asked of it: topics, partitions, transactions, group offsets. Readers and
+writers share it under one lock.
 
-Each method is what a broker does with one request. Nothing waits, and nothing is asked of a clock; `tell` is the one step that a model of a
-cluster takes later: the coordinator has decided how a transaction ended, and a participant is told.
+Each method is what a broker does with one request. Nothing waits, and nothing is asked of a clock; `tell` is the one
+step that a model of a cluster takes later: the coordinator has decided how a transaction ended, and a participant is
+told.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ class MemoryState:
         """
         topic = self.topics.get(where.topic)
         if topic is None or not 0 <= where.partition < len(topic.partitions):
-            raise UnknownTopicError(f"there is no partition {where} in the in-memory log. Create the topic first, or correct the name.")
+            raise UnknownTopicError(
+                f"there is no partition {where} in the in-memory log. Create the topic first, or correct the name."
+            )
         return topic.partitions[where.partition]
 
     def topic(self, name: str) -> Topic:
@@ -68,7 +72,9 @@ class MemoryState:
         """
         topic = self.topics.get(name)
         if topic is None:
-            raise UnknownTopicError(f'there is no topic "{name}" in the in-memory log. Create it first, or correct the name.')
+            raise UnknownTopicError(
+                f'there is no topic "{name}" in the in-memory log. Create it first, or correct the name.'
+            )
         return topic
 
     def group(self, name: str) -> GroupOffsets:
@@ -78,7 +84,9 @@ class MemoryState:
     def create_topic(self, spec: TopicSpec) -> None:
         """Create a topic if there is none of that name."""
         if spec.name not in self.topics:
-            self.topics[spec.name] = Topic(spec, self.new_id(), [Partition(TopicPartition(spec.name, i)) for i in range(spec.partitions)])
+            self.topics[spec.name] = Topic(
+                spec, self.new_id(), [Partition(TopicPartition(spec.name, i)) for i in range(spec.partitions)]
+            )
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic if there is one, and what groups have committed of it."""
@@ -138,7 +146,10 @@ class MemoryState:
         """
         fence.check(offsets)
         if (reason := self.check_fence(fence)) is not None:
-            raise FencedError(f'group "{fence.group}" refuses the offsets of member "{fence.member}" in generation {fence.generation}: {reason}')
+            raise FencedError(
+                f'group "{fence.group}" refuses the offsets of member "{fence.member}" in generation '
+                f"{fence.generation}: {reason}"
+            )
         group = self.group(fence.group)
         group.send(offsets, None if session is None else self._in_transaction(session, group))
 

@@ -1,11 +1,13 @@
-"""Transactions of a `MemoryLog`, as Kafka keeps them: in the coordinator, and in each participant that a transaction left something in.
+"""Transactions of a `MemoryLog`, as Kafka keeps them: in the coordinator, and in each participant that a transaction
+left something in.
 
-The coordinator knows a transactional id, the epoch of the writer that may use it, and the participants that its open transaction has been to. A
-place (a partition, the offsets of a group) knows only which producers have something open in it, until a *marker* says how that ended.
-The coordinator tells every participant at once here; a model of a cluster may tell them late (`MemoryState.tell`).
+The coordinator knows a transactional id, the epoch of the writer that may use it, and the participants that its open
+transaction has been to. A place (a partition, the offsets of a group) knows only which producers have something open in
+it, until a *marker* says how that ended. The coordinator tells every participant at once here; a model of a cluster may
+tell them late (`MemoryState.tell`).
 
-Invariant: a participant does not tell two transactions of one producer apart. A marker ends whatever that producer has open there: so one that is
-never written makes the next transaction decide over the last (KAFKA-20734).
+Invariant: a participant does not tell two transactions of one producer apart. A marker ends whatever that producer has
+open there: so one that is never written makes the next transaction decide over the last (KAFKA-20734).
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class Producer:
     open: bool = False
     """Whether it has a transaction open."""
     committed: bool = False
-    """Whether the last one that ended was committed. Not after the id was taken over: then nobody knows, and it counts as aborted."""
+    """Whether the last one that ended was committed. Not after the id was taken over: then nobody knows, and it counts
+    as aborted.
+    """
     participants: dict[Participant, None] = field(default_factory=dict)
     """What the open transaction has been to, in that order."""
 

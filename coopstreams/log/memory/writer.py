@@ -1,4 +1,6 @@
-"""The writer of a `MemoryLog`: records are in the log at once; what a transaction holds back is only that they count."""
+"""The writer of a `MemoryLog`: records are in the log at once; what a transaction holds back is only that they
+count.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class MemoryWriter:
             session = self._ready()
             stored = self._state.topics.get(topic)
             if stored is None:
-                raise DeliveryError(f'topic "{topic}" does not exist in the in-memory log. Create it first, or correct the name.')
+                raise DeliveryError(
+                    f'topic "{topic}" does not exist in the in-memory log. Create it first, or correct the name.'
+                )
             check_records(stored, keys, values)
             if isinstance(partitions, int):
                 self._add(stored, partitions, keys, values, timestamps, headers, session)
@@ -95,7 +99,9 @@ class MemoryWriter:
         self._end(commit=True)
 
     def abort(self) -> None:
-        """End the transaction; nothing of it counts. A fenced writer takes its id over again with its next transaction."""
+        """End the transaction; nothing of it counts. A fenced writer takes its id over again with its next
+        transaction.
+        """
         with self._state.changed:
             if self._session is not None and self._session.is_fenced:
                 self._session, self._open = None, False
@@ -143,7 +149,9 @@ class MemoryWriter:
         session: ProducerSession | None,
     ) -> None:
         if not 0 <= partition < len(stored.partitions):
-            raise DeliveryError(f'topic "{stored.spec.name}" has {len(stored.partitions)} partitions, there is no partition {partition}')
+            raise DeliveryError(
+                f'topic "{stored.spec.name}" has {len(stored.partitions)} partitions, there is no partition {partition}'
+            )
         target = stored.partitions[partition]
         end = self._state.append(target, keys, values, timestamps, headers, session)
         if keys:
@@ -156,7 +164,9 @@ def check_records(stored: Topic, keys: Sequence[bytes | None], values: Sequence[
     most = int(config.get("max.message.bytes", MOST_BYTES))
     largest = max(map(len, filter(None, values)), default=0)
     if largest > most:
-        raise RefusedError(f'a value of {largest} bytes is too large for topic "{name}": its max.message.bytes is {most}')
+        raise RefusedError(
+            f'a value of {largest} bytes is too large for topic "{name}": its max.message.bytes is {most}'
+        )
     if None in keys and "compact" in config.get("cleanup.policy", ""):
         raise RefusedError(f'a record without a key cannot be written to the compacted topic "{name}"')
 

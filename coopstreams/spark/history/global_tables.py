@@ -1,9 +1,11 @@
-"""Global tables in a backfill: each task reads their topics whole, up to the cut, before its first record; as an instance does when it starts.
+"""Global tables in a backfill: each task reads their topics whole, up to the cut, before its first record; as an
+instance does when it starts.
 
-Invariant: all tasks of a run see the same rows, whenever they run: those at the cut, which is in the plan. What a processor of a global store
-takes for the clock stands at 0, as for any processor in a backfill.
-Turned down: Spark's broadcast (not there in Spark Connect; the rows would go through the driver), and a task that follows the topic while it
-works (live, the order between a global table and the records is chance, and chance gives no answer twice).
+Invariant: all tasks of a run see the same rows, whenever they run: those at the cut, which is in the plan. What a
+processor of a global store takes for the clock stands at 0, as for any processor in a backfill.
+Turned down: Spark's broadcast (not there in Spark Connect; the rows would go through the driver), and a task that
+follows the topic while it works (live, the order between a global table and the records is chance, and chance gives no
+answer twice).
 """
 
 from __future__ import annotations
@@ -31,8 +33,11 @@ def tables_of(topology: Topology, subtopology: SubTopology) -> list[GlobalTable]
     return [table for table in topology.global_tables if table.store.name in stores]
 
 
-def read_rows(settings: Mapping[str, Any], tables: Sequence[GlobalTable], cut: Cut, on_failure: OnFailure) -> dict[str, GlobalRows]:
-    """Return the rows of global tables at the cut, by store. `on_failure`: what becomes of a record that is not of its table's serde.
+def read_rows(
+    settings: Mapping[str, Any], tables: Sequence[GlobalTable], cut: Cut, on_failure: OnFailure
+) -> dict[str, GlobalRows]:
+    """Return the rows of global tables at the cut, by store. `on_failure`: what becomes of a record that is not of its
+    table's serde.
 
     Raises:
         LogError: a topic has lost records since the cut was taken, or a transaction is open below it.

@@ -1,4 +1,5 @@
-"""Where the records of a backfill come from: topics of Kafka up to a cut, or any DataFrame; and what they look like to Spark.
+"""Where the records of a backfill come from: topics of Kafka up to a cut, or any DataFrame; and what they look like to
+Spark.
 
 Invariant: each of these frames has the columns of HISTORY, and a Spark partition of it is one topic partition in order.
 """
@@ -29,8 +30,8 @@ _TYPES = {"key": "binary", "value": "binary", "timestamp": "bigint"}
 class KafkaHistory:
     """What a topic has in Kafka, from its first record to a cut.
 
-    `until`: None is now, the last stable offset of each partition; a datetime, the first record of then or later; or offsets by partition,
-    exclusive. An offset above the last stable one is waited for, but not for ever.
+    `until`: None is now, the last stable offset of each partition; a datetime, the first record of then or later; or
+    offsets by partition, exclusive. An offset above the last stable one is waited for, but not for ever.
     """
 
     until: datetime | Mapping[int, int] | None = None
@@ -38,12 +39,13 @@ class KafkaHistory:
 
 @dataclass(frozen=True, slots=True)
 class TableHistory:
-    """What a DataFrame has: columns `key` and `value` (binary, the bytes that a topic would have) and `timestamp` (ms, bigint).
+    """What a DataFrame has: columns `key` and `value` (binary, the bytes that a topic would have) and `timestamp` (ms,
+    bigint).
 
-    `partition` (int) may be a column as well: the partition of the topic; without it, it follows from the key as for any producer.
-    `order_by` names the columns that order the records of a partition, which must be a total order for each key.
-    `continues_at`: by partition, the offset of the topic at which the live application goes on, 0 where it is not said: all the topic has
-    comes after the table.
+    `partition` (int) may be a column as well: the partition of the topic; without it, it follows from the key as for
+    any producer. `order_by` names the columns that order the records of a partition, which must be a total order for
+    each key. `continues_at`: by partition, the offset of the topic at which the live application goes on, 0 where it is
+    not said: all the topic has comes after the table.
     """
 
     rows: DataFrame
@@ -60,7 +62,8 @@ class TableHistory:
         for name, wanted in _TYPES.items():
             if found.get(name) != wanted:
                 raise ConfigError(
-                    f'the history of "{topic}": column "{name}" must be {wanted}, it is {found.get(name, "not there")}. Make it in Spark, '
+                    f'the history of "{topic}": column "{name}" must be {wanted}, it is '
+                    f"{found.get(name, 'not there')}. Make it in Spark, "
                     f'for example df.select(col("...").cast("{wanted}").alias("{name}"), ...)'
                 )
         if missing := [name for name in self.order_by if name not in found]:
@@ -70,7 +73,9 @@ class TableHistory:
 History = KafkaHistory | TableHistory
 
 
-def cut_of(cluster: KafkaLog, offsets: KafkaOffsets, topic: str, history: History, partitions: int) -> dict[int, tuple[int, int]]:
+def cut_of(
+    cluster: KafkaLog, offsets: KafkaOffsets, topic: str, history: History, partitions: int
+) -> dict[int, tuple[int, int]]:
     """Return the offsets [start, end) of each partition that the backfill covers.
 
     Raises:
@@ -89,7 +94,9 @@ def cut_of(cluster: KafkaLog, offsets: KafkaOffsets, topic: str, history: Histor
         ends = {place: _reached(cluster, place, history.until.get(place.partition)) for place in places}
     for place, end in ends.items():
         if end < starts[place]:
-            raise OffsetOutOfRangeError(f"{place}: the cut {end} lies below the first record that is left, {starts[place]}")
+            raise OffsetOutOfRangeError(
+                f"{place}: the cut {end} lies below the first record that is left, {starts[place]}"
+            )
     return {place.partition: (starts[place], end) for place, end in ends.items()}
 
 
@@ -101,7 +108,9 @@ def _reached(cluster: KafkaLog, place: TopicPartition, until: int | None) -> int
     return until
 
 
-def kafka_frame(spark: SparkSession, settings: Mapping[str, Any], topic: str, bounds: Mapping[int, tuple[int, int]]) -> DataFrame:
+def kafka_frame(
+    spark: SparkSession, settings: Mapping[str, Any], topic: str, bounds: Mapping[int, tuple[int, int]]
+) -> DataFrame:
     """Return the records of a topic within these offsets."""
     spark.dataSource.register(KafkaSource)
     options = read_options(settings, {TopicPartition(topic, number): each for number, each in bounds.items()})
@@ -131,8 +140,8 @@ def partitioned(history: TableHistory, partitions: int) -> DataFrame:
 def forwarded_frame(spark: SparkSession, folders: Sequence[str], topic: str, partitions: int) -> DataFrame:
     """Return what earlier stages wrote to a repartition topic, in an order that does not depend on who wrote it when.
 
-    By the time of the task that wrote it, so that nothing is later there than it was before; then by stage, task and number. This time stands in
-    the place of an offset, which these records do not have.
+    By the time of the task that wrote it, so that nothing is later there than it was before; then by stage, task and
+    number. This time stands in the place of an offset, which these records do not have.
     """
     if not folders:  # whoever would write it reads nothing
         return spark.createDataFrame([], ddl(HISTORY))
@@ -140,12 +149,27 @@ def forwarded_frame(spark: SparkSession, folders: Sequence[str], topic: str, par
     rows = stages[0]
     for other in stages[1:]:
         rows = rows.unionByName(other)
-    return _placed(rows.where(F.col("topic") == topic), topic, partitions, ("time", "stage", "task", "number"), offset=F.col("time"))
+    return _placed(
+        rows.where(F.col("topic") == topic),
+        topic,
+        partitions,
+        ("time", "stage", "task", "number"),
+        offset=F.col("time"),
+    )
 
 
-def _placed(rows: DataFrame, topic: str, partitions: int, order_by: Sequence[str], offset: Column | None = None) -> DataFrame:
-    columns = ["partition", *(name for name in HISTORY.names if name in rows.columns and name not in ("topic", "partition", "offset"))]
-    headers = [] if "headers" in rows.columns else [F.lit(None).cast(ddl(HISTORY).rpartition("`headers` ")[2]).alias("headers")]
+def _placed(
+    rows: DataFrame, topic: str, partitions: int, order_by: Sequence[str], offset: Column | None = None
+) -> DataFrame:
+    columns = [
+        "partition",
+        *(name for name in HISTORY.names if name in rows.columns and name not in ("topic", "partition", "offset")),
+    ]
+    headers = (
+        []
+        if "headers" in rows.columns
+        else [F.lit(None).cast(ddl(HISTORY).rpartition("`headers` ")[2]).alias("headers")]
+    )
     ordered = rows.repartitionById(partitions, F.col("partition")).sortWithinPartitions(*order_by)
     given = F.lit(0).cast("bigint") if offset is None else offset
     shaped = ordered.select(F.lit(topic).alias("topic"), given.alias("offset"), *columns, *headers)

@@ -1,8 +1,10 @@
-"""The history of a topic by Spark's own connector, `spark-sql-kafka-0-10`, in place of our data source: no Python on the way in.
+"""The history of a topic by Spark's own connector, `spark-sql-kafka-0-10`, in place of our data source: no Python on
+the way in.
 
 The connector is a package of Spark that a session brings or does not; nothing is downloaded here.
 
-Invariant: the rows are those that our data source gives, in the same Spark partitions: committed records only, up to the cut, in offset order.
+Invariant: the rows are those that our data source gives, in the same Spark partitions: committed records only, up to
+the cut, in offset order.
 Turned down: as a sink (it has no transactions).
 """
 
@@ -31,7 +33,12 @@ _HEADERS = ddl(HISTORY).rpartition("`headers` ")[2]
 
 
 def jvm_frame(
-    spark: SparkSession, settings: Mapping[str, Any], topic: str, bounds: Mapping[int, tuple[int, int]], *, patience_s: float = PATIENCE_S
+    spark: SparkSession,
+    settings: Mapping[str, Any],
+    topic: str,
+    bounds: Mapping[int, tuple[int, int]],
+    *,
+    patience_s: float = PATIENCE_S,
 ) -> DataFrame:
     """Return the records of a topic within these offsets. `patience_s`: how long a task waits for the next of them.
 
@@ -56,11 +63,19 @@ def jvm_frame(
             raise
         package = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark.version}"
         raise ConfigError(
-            f"this session of Spark has no Kafka connector. Start it with --packages {package} (spark.jars.packages; for `coopstreams backfill`, "
-            f'PYSPARK_SUBMIT_ARGS="--packages {package} pyspark-shell"), or read with connector python, which needs none'
+            f"this session of Spark has no Kafka connector. Start it with --packages {package} (spark.jars.packages; "
+            "for `coopstreams backfill`, "
+            f'PYSPARK_SUBMIT_ARGS="--packages {package} pyspark-shell"), or read with connector python, which needs '
+            "none"
         ) from error
     return rows.selectExpr(
-        "topic", "partition", "offset", "unix_millis(timestamp) as timestamp", "key", "value", f"cast(headers as {_HEADERS}) as headers"
+        "topic",
+        "partition",
+        "offset",
+        "unix_millis(timestamp) as timestamp",
+        "key",
+        "value",
+        f"cast(headers as {_HEADERS}) as headers",
     )
 
 
@@ -70,14 +85,20 @@ def java_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     Raises:
         ConfigError: it cannot be said here; names the settings.
     """
-    given = {name.removeprefix("consumer."): str(value) for name, value in settings.items() if not name.startswith(("producer.", "admin."))}
+    given = {
+        name.removeprefix("consumer."): str(value)
+        for name, value in settings.items()
+        if not name.startswith(("producer.", "admin."))
+    }
     java = {name: given.pop(name) for name in _SAME if name in given}
     if (authorities := given.pop("ssl.ca.location", None)) is not None:
         java |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": authorities}
     if "sasl.username" in given:
         java |= _login(given)
     if unsaid := sorted(name for name in given if not name.startswith(_OTHERS)):
-        raise ConfigError(f"connector jvm: {', '.join(unsaid)} cannot be told to the Java client; read with connector python")
+        raise ConfigError(
+            f"connector jvm: {', '.join(unsaid)} cannot be told to the Java client; read with connector python"
+        )
     return java
 
 
@@ -85,6 +106,12 @@ def _login(given: dict[str, str]) -> dict[str, str]:
     """Take the user's name and password out of the settings; return them as Java's."""
     mechanism = given.pop("sasl.mechanism", "") or given.pop("sasl.mechanisms", "")
     if mechanism not in _LOGIN:
-        raise ConfigError(f"connector jvm: a user's name and password need sasl.mechanism {' or '.join(_LOGIN)}, not {mechanism or 'none'}")
+        raise ConfigError(
+            f"connector jvm: a user's name and password need sasl.mechanism {' or '.join(_LOGIN)}, not "
+            f"{mechanism or 'none'}"
+        )
     user, password = (json.dumps(given.pop(name, "")) for name in ("sasl.username", "sasl.password"))
-    return {"sasl.mechanism": mechanism, "sasl.jaas.config": f"{_LOGIN[mechanism]} required username={user} password={password};"}
+    return {
+        "sasl.mechanism": mechanism,
+        "sasl.jaas.config": f"{_LOGIN[mechanism]} required username={user} password={password};",
+    }

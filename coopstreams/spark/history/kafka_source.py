@@ -2,13 +2,15 @@
 
     spark.dataSource.register(KafkaSource)
     spark.read.format("coopstreams").options(**read_options(settings, {partition: (0, 1000)})).load()      HISTORY rows
-    rows.write.format("coopstreams").options(**write_options(settings, "run-7")).mode("append").save()     HISTORY rows, offsets left out of account
+    rows.write.format("coopstreams").options(**write_options(settings, "run-7")).mode("append").save()
+        HISTORY rows, offsets left out of account
 
-Reading stops exactly at the given offsets and fails if a record below them is gone; only committed records are read. Writing is a transaction
-for each Spark partition, under a transactional id that a later attempt takes over.
+Reading stops exactly at the given offsets and fails if a record below them is gone; only committed records are read.
+Writing is a transaction for each Spark partition, under a transactional id that a later attempt takes over.
 
 Invariant: without `split`, a Spark partition is one topic partition in offset order.
-Turned down: the JVM connector (jars that must fit Spark and Scala to the digit, no exact end by partition under transactions, no transactions).
+Turned down: the JVM connector (jars that must fit Spark and Scala to the digit, no exact end by partition under
+transactions, no transactions).
 """
 
 from __future__ import annotations
@@ -21,7 +23,13 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader, InputPartition, WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    InputPartition,
+    WriterCommitMessage,
+)
 from pyspark.sql.types import StructType
 
 from coopstreams.log.kafka.log import KafkaLog
@@ -39,14 +47,24 @@ _SETTINGS = "secret.settings"
 
 
 def read_options(
-    settings: Mapping[str, Any], cut: Mapping[TopicPartition, tuple[int, int]], *, split: int = 0, patience_s: float = PATIENCE_S
+    settings: Mapping[str, Any],
+    cut: Mapping[TopicPartition, tuple[int, int]],
+    *,
+    split: int = 0,
+    patience_s: float = PATIENCE_S,
 ) -> dict[str, str]:
     """Return the options to read these partitions from start up to end (exclusive).
 
-    `settings`: of the Kafka clients. `split`: at most so many offsets in a Spark partition; 0: a Spark partition for each topic partition.
+    `settings`: of the Kafka clients. `split`: at most so many offsets in a Spark partition; 0: a Spark partition for
+    each topic partition.
     """
     ranges = [[*partition, *bounds] for partition, bounds in cut.items()]
-    return {_SETTINGS: json.dumps(dict(settings)), "cut": json.dumps(ranges), "split": str(split), "patience": str(patience_s)}
+    return {
+        _SETTINGS: json.dumps(dict(settings)),
+        "cut": json.dumps(ranges),
+        "split": str(split),
+        "patience": str(patience_s),
+    }
 
 
 def write_options(settings: Mapping[str, Any], transactional_id: str) -> dict[str, str]:
@@ -126,7 +144,8 @@ class KafkaParts(DataSourceReader):
                     yield from _below(fetched, part.end)
                 if time.monotonic() - moved > self._patience_s:
                     raise LogError(
-                        f"{where}: nothing came for {self._patience_s:.0f} s at offset {at}, below the end {part.end}: a transaction is open there. "
+                        f"{where}: nothing came for {self._patience_s:.0f} s at offset {at}, below the end {part.end}: "
+                        "a transaction is open there. "
                         "End it, or choose an earlier end."
                     )
         finally:
@@ -172,7 +191,14 @@ class KafkaRows(DataSourceArrowWriter):
                 for start, end in runs_of(places):
                     columns = columns_of(rows.slice(start, end - start), ())
                     topic, partition = places[start]
-                    writer.append(topic, columns.keys, columns.values, columns.timestamps, partitions=partition, headers=columns.headers)
+                    writer.append(
+                        topic,
+                        columns.keys,
+                        columns.values,
+                        columns.timestamps,
+                        partitions=partition,
+                        headers=columns.headers,
+                    )
                     written += end - start
             writer.commit(PATIENCE_S)
         finally:

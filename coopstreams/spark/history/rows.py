@@ -1,7 +1,8 @@
 """The shapes in which records travel through Spark, as Arrow schemas, and the way from and to `Columns`.
 
     HISTORY   records of topic partitions, as a source gives them
-    ROUTED    the same with task, stream time and operator times: what a task takes, in the order in which it takes them, which is that of `time`
+    ROUTED    the same with task, stream time and operator times: what a task takes, in the order in which it takes
+              them, which is that of `time`
     RESULTS   what a task gives: records for other stages or for a table, and one row that says how it went
 
 Invariant: a Spark DataFrame of one of these has exactly these columns, in this order: mapInArrow casts nothing.
@@ -48,7 +49,13 @@ BEGIN = -1
 END = (1 << 63) - 1
 """The offset of the row behind the last record of a source: where the partition's time stands in the end."""
 
-_NAMES = {pa.int32(): "int", pa.int64(): "bigint", pa.string(): "string", pa.binary(): "binary", _HEADERS: "array<struct<name:string,value:binary>>"}
+_NAMES = {
+    pa.int32(): "int",
+    pa.int64(): "bigint",
+    pa.string(): "string",
+    pa.binary(): "binary",
+    _HEADERS: "array<struct<name:string,value:binary>>",
+}
 _NAMES[pa.list_(pa.int64())] = "array<bigint>"
 
 
@@ -59,7 +66,10 @@ def ddl(schema: pa.Schema) -> str:
 
 def batch(schema: pa.Schema, columns: Sequence[Any]) -> pa.RecordBatch:
     """Return a batch of these columns, lists or arrays, in the order of the schema."""
-    arrays = [column if isinstance(column, pa.Array) else pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    arrays = [
+        column if isinstance(column, pa.Array) else pa.array(column, field.type)
+        for column, field in zip(columns, schema, strict=True)
+    ]
     return pa.record_batch(arrays, schema=schema)
 
 
@@ -67,19 +77,28 @@ def headers_of(column: pa.Array) -> list[Headers | None] | None:
     """Return a column of headers; None if no record has any."""
     if column.null_count == len(column):
         return None
-    return [None if row is None else [(header["name"], header["value"]) for header in row] for row in column.to_pylist()]
+    return [
+        None if row is None else [(header["name"], header["value"]) for header in row] for row in column.to_pylist()
+    ]
 
 
 def headers_column(headers: Sequence[Headers | None] | None, length: int) -> pa.Array:
     """Return headers as an Arrow column."""
     if headers is None:
         return pa.nulls(length, _HEADERS)
-    return pa.array([[{"name": name, "value": value} for name, value in row] if row else None for row in headers], _HEADERS)
+    return pa.array(
+        [[{"name": name, "value": value} for name, value in row] if row else None for row in headers], _HEADERS
+    )
 
 
 def record_columns(columns: Columns) -> list[Any]:
     """Return timestamps, keys, values and headers of some records, as the schemas have them."""
-    return [list(columns.timestamps), list(columns.keys), list(columns.values), headers_column(columns.headers, len(columns))]
+    return [
+        list(columns.timestamps),
+        list(columns.keys),
+        list(columns.values),
+        headers_column(columns.headers, len(columns)),
+    ]
 
 
 def columns_of(rows: pa.RecordBatch, offsets: Sequence[int]) -> Columns:

@@ -1,12 +1,14 @@
-"""The application's own modules, sent along with its topology: a worker that does not have them imports them from what was sent.
+"""The application's own modules, sent along with its topology: a worker that does not have them imports them from what
+was sent.
 
-A function of a module travels by its name. What is installed (in `site-packages`) a worker must have; what lies in a folder of the user's, beside
-a script or in a checkout, is on no worker unless somebody puts it there. So the source of such modules goes with the topology, and it does so
-in every kind of session: local, classic on a cluster, Spark Connect.
+A function of a module travels by its name. What is installed (in `site-packages`) a worker must have; what lies in a
+folder of the user's, beside a script or in a checkout, is on no worker unless somebody puts it there. So the source of
+such modules goes with the topology, and it does so in every kind of session: local, classic on a cluster, Spark
+Connect.
 
 Invariant: a module that a worker finds by itself is never replaced.
-Turned down: `addArtifact` and `addPyFile` (they change a session that is not ours, for all that runs in it), functions by value (a module's
-globals would be copies, those that do not pickle an error).
+Turned down: `addArtifact` and `addPyFile` (they change a session that is not ours, for all that runs in it), functions
+by value (a module's globals would be copies, those that do not pickle an error).
 """
 
 from __future__ import annotations
@@ -37,7 +39,11 @@ def sources_of(pickled: bytes) -> dict[str, bytes]:
     if not roots:
         return {}
     places = {name: place for name in sorted(sys.modules) if (place := _place(name)) is not None}
-    return {name + (_INIT if path.stem == "__init__" else ""): path.read_bytes() for name, (root, path) in places.items() if root in roots}
+    return {
+        name + (_INIT if path.stem == "__init__" else ""): path.read_bytes()
+        for name, (root, path) in places.items()
+        if root in roots
+    }
 
 
 def _place(name: str) -> tuple[Path, Path] | None:
@@ -46,7 +52,12 @@ def _place(name: str) -> tuple[Path, Path] | None:
     if file is None or name.partition(".")[0] in _OURS or name == "__main__":
         return None
     path, tail = Path(file), name.split(".")
-    if path.suffix != ".py" or not path.is_file() or _INSTALLED & set(path.parts) or path.is_relative_to(sysconfig.get_path("stdlib")):
+    if (
+        path.suffix != ".py"
+        or not path.is_file()
+        or _INSTALLED & set(path.parts)
+        or path.is_relative_to(sysconfig.get_path("stdlib"))
+    ):
         return None
     tail = [*tail, "__init__"] if path.stem == "__init__" else tail
     if list(path.with_suffix("").parts[-len(tail) :]) != tail:
@@ -60,7 +71,12 @@ class Sent(MetaPathFinder, InspectLoader):
     def __init__(self, sources: Sources) -> None:
         self.sources = sources
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:  # noqa: ARG002
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,  # noqa: ARG002
+        target: ModuleType | None = None,  # noqa: ARG002
+    ) -> ModuleSpec | None:
         """Return how to load a module; None if it was not sent."""
         if fullname in self.sources or self.is_package(fullname):
             return importlib.util.spec_from_loader(fullname, self, origin=f"sent by the driver: {fullname}")
@@ -77,7 +93,9 @@ class Sent(MetaPathFinder, InspectLoader):
 
 
 def provide(sources: Sources) -> None:
-    """Make these modules known to `import`, instead of those that were sent before: a worker may have run an older program."""
+    """Make these modules known to `import`, instead of those that were sent before: a worker may have run an older
+    program.
+    """
     before = [finder for finder in sys.meta_path if isinstance(finder, Sent)]
     if any(finder.sources == sources for finder in before):
         return

@@ -3,8 +3,10 @@
     history   a partition of a topic on its way to the tasks
     task      a task: a partition's key range
 
-Invariant: whoever watches changes nothing: a report that cannot be written is a warning in the log of the task, which goes on.
-Turned down: Spark's status tracker and accumulators (not there in Spark Connect; they know of a task when it has ended, and not which it was).
+Invariant: whoever watches changes nothing: a report that cannot be written is a warning in the log of the task, which
+goes on.
+Turned down: Spark's status tracker and accumulators (not there in Spark Connect; they know of a task when it has ended,
+and not which it was).
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ EVERY_S = 1.0
 
 Kind = Literal["history", "task"]
 Bounds = tuple[int, int] | None
-"""Offsets [start, end) of a source; None: it comes from a table or from another stage, and nobody knows where it ends before it does."""
+"""Offsets [start, end) of a source; None: it comes from a table or from another stage, and nobody knows where it ends
+before it does.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """A topology as bytes, for the workers of Spark.
 
-Functions travel as cloudpickle sends them: those of `__main__` by value, those of a module by its name; the user's own modules are sent along.
+Functions travel as cloudpickle sends them: those of `__main__` by value, those of a module by its name; the user's own
+modules are sent along.
 
 Turned down: rebuilding the topology by module and name (a topology made in a notebook or by a function has none).
 """
@@ -51,7 +52,8 @@ def ship(topology: Topology) -> bytes:
     except Exception as error:
         raise TopologyError(
             f'the topology "{topology.application_id}" cannot be sent to Spark\'s workers: {error}. '
-            "A function in it refers to an object that does not pickle: make that object inside the function, or register it with copyreg."
+            "A function in it refers to an object that does not pickle: make that object inside the function, or "
+            "register it with copyreg."
         ) from error
     pickled = buffer.getvalue()
     return pickle.dumps((sources_of(pickled), pickled))

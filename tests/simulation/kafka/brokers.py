@@ -1,8 +1,8 @@
 """Brokers of a simulated cluster: who leads what, who answers, and what one that stood still believes when it wakes.
 
-Partitions, groups and transactional ids have a leader (coordinator) each, by a checksum of the name, so that it is the same in each run.
-A broker that is away stays leader until `fail_over`: until then nobody answers for what it leads. One that stood still goes on with what it
-knew then, until it learns.
+Partitions, groups and transactional ids have a leader (coordinator) each, by a checksum of the name, so that it is the
+same in each run. A broker that is away stays leader until `fail_over`: until then nobody answers for what it leads. One
+that stood still goes on with what it knew then, until it learns.
 """
 
 from __future__ import annotations
@@ -80,6 +80,10 @@ class Brokers:
 
     def fail_over(self, broker: int) -> None:
         """Have others lead what this one does, in turn, who know what is true; nobody, if there are none."""
-        others = [other for other in range(self.count) if other not in self.away and other not in self._past and other != broker]
+        others = [
+            other
+            for other in range(self.count)
+            if other not in self.away and other not in self._past and other != broker
+        ]
         for i, where in enumerate(self.led_by(broker) if others else []):
             self.move(where, others[i % len(others)])

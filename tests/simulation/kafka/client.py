@@ -16,7 +16,9 @@ T = TypeVar("T")
 
 
 class Client:
-    """A process that asks the cluster. `by`: its name, in each `Call`. `machine`: where it waits; the cluster's clock if it is not given."""
+    """A process that asks the cluster. `by`: its name, in each `Call`. `machine`: where it waits; the cluster's clock
+    if it is not given.
+    """
 
     def __init__(self, cluster: Cluster, by: str, machine: Clock | None = None) -> None:
         self.cluster = cluster
@@ -27,7 +29,8 @@ class Client:
         """Return the answer to a request.
 
         Raises:
-            LogError: retryable: no answer in time; it may have had its effect, or may have it later. Or what `effect` raises.
+            LogError: retryable: no answer in time; it may have had its effect, or may have it later. Or what `effect`
+                raises.
             Crashed: the process ends here.
         """
         call = Call(kind, where, self.by)
@@ -60,7 +63,9 @@ class Client:
         return answer
 
     def wait(self, ready: Callable[[], bool], seconds: float) -> bool:
-        """Return whether it is ready, now or within so many seconds. What becomes due in the cluster happens meanwhile."""
+        """Return whether it is ready, now or within so many seconds. What becomes due in the cluster happens
+        meanwhile.
+        """
         cluster, give_up = self.cluster, self._machine.now() + seconds
         signal = self._machine.signal()
         with cluster.woken(signal.set):

@@ -1,4 +1,6 @@
-"""What a client of the simulated cluster needs of the machine it is on: part of `coopstreams.common.host.Host`, which is given to it as it is."""
+"""What a client of the simulated cluster needs of the machine it is on: part of `coopstreams.common.host.Host`, which
+is given to it as it is.
+"""
 
 from __future__ import annotations
 

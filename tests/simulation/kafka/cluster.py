@@ -1,14 +1,17 @@
-"""A Kafka cluster with faults, over the state of a `MemoryLog`: brokers, requests that get lost, markers that come late, time that somebody moves.
+"""A Kafka cluster with faults, over the state of a `MemoryLog`: brokers, requests that get lost, markers that come
+late, time that somebody moves.
 
-The state machine is `MemoryState`, as the in-memory log has it; this puts between it and its clients what a network, brokers and time do. A
-*request* goes to the broker that leads what it is about. The *plan* says what happens to it; what befalls brokers and topics is done by name
-(`at`, `do`), by whoever drives the run. Nothing here waits, draws a number or asks the machine for the time; `Client` waits.
+The state machine is `MemoryState`, as the in-memory log has it; this puts between it and its clients what a network,
+brokers and time do. A *request* goes to the broker that leads what it is about. The *plan* says what happens to it;
+what befalls brokers and topics is done by name (`at`, `do`), by whoever drives the run. Nothing here waits, draws a
+number or asks the machine for the time; `Client` waits.
 
-A transaction ends in two steps. The coordinator decides, and each place gets its marker: at once, later, or never (`Skipped`). Until then
-committed reads of that place stop below it, and a group's offsets are unstable. The producer's own next transaction waits for its markers, as
-Kafka's does.
+A transaction ends in two steps. The coordinator decides, and each place gets its marker: at once, later, or never
+(`Skipped`). Until then committed reads of that place stop below it, and a group's offsets are unstable. The producer's
+own next transaction waits for its markers, as Kafka's does.
 
-Invariant: what a plan may do, Kafka may do. A fault loses requests, answers, time and processes; never what the cluster has acknowledged.
+Invariant: what a plan may do, Kafka may do. A fault loses requests, answers, time and processes; never what the cluster
+has acknowledged.
 Turned down: replicas, ISR and truncation (with acks=all and an ISR of two they show as lost answers).
 """
 
@@ -31,7 +34,9 @@ from tests.simulation.kafka.plan import Call, Crash, Crashed, Fault, Kind, Late,
 
 T = TypeVar("T")
 Wake: TypeAlias = Callable[[], None]
-ANYBODY: frozenset[Kind] = frozenset({"topics", "views", "create topics", "delete topics", "describe topic", "list transactions"})
+ANYBODY: frozenset[Kind] = frozenset(
+    {"topics", "views", "create topics", "delete topics", "describe topic", "list transactions"}
+)
 """What each broker answers."""
 
 
@@ -55,8 +60,9 @@ class _Marker(NamedTuple):
 class Cluster:
     """A cluster; its clients are `SimulatedLog` and `SimulatedGroup`.
 
-    `clock`: the time of the brokers. `check_fence`: the coordinator of groups. `skips`: brokers with KAFKA-20734, which may call a transaction complete that a place never
-    heard of; a writer then waits for all its markers, as `KafkaWriter` does. `note`: told of each event.
+    `clock`: the time of the brokers. `check_fence`: the coordinator of groups. `skips`: brokers with KAFKA-20734, which
+    may call a transaction complete that a place never heard of; a writer then waits for all its markers, as
+    `KafkaWriter` does. `note`: told of each event.
     """
 
     def __init__(
@@ -154,16 +160,24 @@ class Cluster:
             while self._later and self._later[0][0] <= now:
                 heappop(self._later)[2]()
                 self.state.changed.notify_all()
-            for producer in [producer for producer, deadline in self._deadlines.items() if deadline <= now and self.brokers.answers(producer.id)]:
+            for producer in [
+                producer
+                for producer, deadline in self._deadlines.items()
+                if deadline <= now and self.brokers.answers(producer.id)
+            ]:
                 self.state.fence(producer)
             if self._markers:
                 self._write_markers()
 
     def expect(self, when: float) -> None:
-        """Note that something is due then: nothing by itself, since whoever waits asks (`due_in`) and takes the `step`."""
+        """Note that something is due then: nothing by itself, since whoever waits asks (`due_in`) and takes the
+        `step`.
+        """
 
     def due_in(self) -> float | None:
-        """Return in how many seconds something is due, as far as it is known: what waits for a broker that is away is not."""
+        """Return in how many seconds something is due, as far as it is known: what waits for a broker that is away is
+        not.
+        """
         due = [at for at, _, _ in self._later[:1]]
         due += [marker.due for marker in self._markers if self.brokers.answers(marker.participant.where)]
         due += [deadline for producer, deadline in self._deadlines.items() if self.brokers.answers(producer.id)]
@@ -181,11 +195,15 @@ class Cluster:
             self.state.changed.notify_all()
 
     def pause(self, broker: int) -> None:
-        """Have a broker stand still: it leads on, and nobody answers, until `fail_over`; when it wakes, it believes what was true now."""
+        """Have a broker stand still: it leads on, and nobody answers, until `fail_over`; when it wakes, it believes
+        what was true now.
+        """
         past: dict[Where, object] = {group.where: group.committed for group in self.state.groups.values()}
         for topic in self.state.topics.values():
             past |= {partition.where: partition.end for partition in topic.partitions}
-        self._past[broker] = {where: told for where, told in past.items() if self.brokers.leader(where).broker == broker}
+        self._past[broker] = {
+            where: told for where, told in past.items() if self.brokers.leader(where).broker == broker
+        }
         self.brokers.stand_still(broker)
 
     def stop(self, broker: int) -> None:
@@ -234,14 +252,23 @@ class Cluster:
         return any(marker.producer is producer for marker in self._markers)
 
     def settle(self, producer: Producer, topics: Collection[str]) -> None:
-        """Finish what the last transaction of a producer left open in these topics and in groups' offsets, as it was decided."""
+        """Finish what the last transaction of a producer left open in these topics and in groups' offsets, as it was
+        decided.
+        """
         with self.state.changed:
             on_their_way = {id(marker.participant) for marker in self._markers if marker.producer is producer}
             participants: list[Participant] = [
-                participant for name, topic in self.state.topics.items() if name in topics for participant in topic.partitions
+                participant
+                for name, topic in self.state.topics.items()
+                if name in topics
+                for participant in topic.partitions
             ]
             for participant in [*participants, *self.state.groups.values()]:
-                if participant.is_open(producer) and participant not in producer.participants and id(participant) not in on_their_way:
+                if (
+                    participant.is_open(producer)
+                    and participant not in producer.participants
+                    and id(participant) not in on_their_way
+                ):
                     participant.mark(producer, commit=producer.committed)
 
     def tell(self, participant: Participant, producer: Producer, *, commit: bool) -> None:

@@ -35,7 +35,9 @@ class SimulatedLog:
         """Return a reader of committed records only, or of all."""
         return SimulatedReader(self._client, committed_only=committed_only)
 
-    def writer(self, transactional_id: str | None = None, written: Callable[[], Collection[str]] | None = None) -> SimulatedWriter:
+    def writer(
+        self, transactional_id: str | None = None, written: Callable[[], Collection[str]] | None = None
+    ) -> SimulatedWriter:
         """Return a writer; a transactional one takes over its id."""
         looks = (written or self.partitions) if self._settles else None
         return SimulatedWriter(self._client, transactional_id, self.end_offset, self.timeout_s, looks)
@@ -48,7 +50,9 @@ class SimulatedLog:
 
     def partitions(self, topics: Sequence[str] | None = None) -> dict[str, int]:
         """Return the partition count of each topic asked for (all: None) that exists."""
-        known = self._ask("topics", "", lambda: {name: len(topic.partitions) for name, topic in self._state.topics.items()})
+        known = self._ask(
+            "topics", "", lambda: {name: len(topic.partitions) for name, topic in self._state.topics.items()}
+        )
         return known if topics is None else {name: known[name] for name in topics if name in known}
 
     def create_topics(self, specs: Sequence[TopicSpec]) -> None:
@@ -117,15 +121,21 @@ class SimulatedGroup:
             FencedError: the fence is stale.
             LogError: retryable: it may or may not have counted.
         """
-        self._client.ask("commit offsets", self._group, lambda: self._cluster.state.send_offsets(offsets, fence), self._timeout_s)
+        self._client.ask(
+            "commit offsets", self._group, lambda: self._cluster.state.send_offsets(offsets, fence), self._timeout_s
+        )
 
     def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:
-        """Return the offsets of these partitions (all that have one: None); `stable`: none that an open transaction may still change."""
+        """Return the offsets of these partitions (all that have one: None); `stable`: none that an open transaction may
+        still change.
+        """
         group = self._cluster.state.group(self._group)
         committed = self._client.ask("fetch offsets", self._group, lambda: group.committed, self._timeout_s)
         asked = list(committed if partitions is None else partitions)
         unstable = group.unstable.intersection(asked) if stable else frozenset[TopicPartition]()
-        return FetchedOffset({partition: committed.get(partition) for partition in asked if partition not in unstable}, unstable)
+        return FetchedOffset(
+            {partition: committed.get(partition) for partition in asked if partition not in unstable}, unstable
+        )
 
     def open_transactions(self) -> frozenset[str]:
         """Return the transactional ids that have a transaction open, as far as their coordinators answer."""

@@ -1,12 +1,13 @@
 """Faults as values: which request meets which fault is decided by a *plan*, outside of the cluster that obeys it.
 
-A plan is asked about each request on its way (`Call`), in the order in which they are made, and answers with a fault or None. Nothing else
-chooses: a run with the same plan, the same seed and the same steps is the same run.
+A plan is asked about each request on its way (`Call`), in the order in which they are made, and answers with a fault or
+None. Nothing else chooses: a run with the same plan, the same seed and the same steps is the same run.
 
     Script   the n-th request of a kind, to a place, of a client
     Chance   each request, with a probability for each fault, from a seeded generator
 
-What befalls brokers and topics (`Cluster.stop`, `pause`, `move`, `remake`, ...) is no answer to a request: `Cluster.at` does it at a time.
+What befalls brokers and topics (`Cluster.stop`, `pause`, `move`, `remake`, ...) is no answer to a request: `Cluster.at`
+does it at a time.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ from coopstreams.topology.columns import TopicPartition
 Kind = Literal[
     "append", "produce", "fetch", "end offset", "start offset", "delete records",
     "take over", "send offsets", "commit", "abort", "marker", "end transaction", "list transactions",
-    "join", "sync", "heartbeat", "commit offsets", "fetch offsets", "topics", "views", "create topics", "delete topics", "describe topic",
+    "join", "sync", "heartbeat", "commit offsets", "fetch offsets", "topics", "views",
+    "create topics", "delete topics", "describe topic",
 ]  # fmt: skip
-"""What is asked. `append` is no request yet: a record is given to the client (`Early`). `marker` is the coordinator's, to a place."""
+"""What is asked. `append` is no request yet: a record is given to the client (`Early`). `marker` is the coordinator's,
+to a place.
+"""
 
 Where: TypeAlias = TopicPartition | str
 """A partition, or the name of a topic, a group or a transactional id."""
@@ -40,14 +44,18 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The request never arrives, or (`answer`) only its answer is lost, for as long as the client asks. Of a fetch: nothing comes of that partition."""
+    """The request never arrives, or (`answer`) only its answer is lost, for as long as the client asks. Of a fetch:
+    nothing comes of that partition.
+    """
 
     answer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """The request arrives so much later than the client gives up. Of a marker: it is written so much later, and nobody gives up."""
+    """The request arrives so much later than the client gives up. Of a marker: it is written so much later, and nobody
+    gives up.
+    """
 
     seconds: float
 
@@ -62,12 +70,16 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Of a marker: the coordinator takes the place for deleted, and never writes it (KAFKA-20734). Only of brokers that `skip`."""
+    """Of a marker: the coordinator takes the place for deleted, and never writes it (KAFKA-20734). Only of brokers that
+    `skip`.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """The leader or coordinator of before answers, with what it knew when it was stopped short; nothing, if there is none that woke."""
+    """The leader or coordinator of before answers, with what it knew when it was stopped short; nothing, if there is
+    none that woke.
+    """
 
 
 @dataclass(frozen=True, slots=True)

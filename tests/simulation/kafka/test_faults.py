@@ -1,4 +1,6 @@
-"""What each fault of a plan looks like from a client; where a test on real brokers shows the same, its name stands beside it."""
+"""What each fault of a plan looks like from a client; where a test on real brokers shows the same, its name stands
+beside it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ class Setting:
         self.clock = VirtualClock()
         self.generation = generation
         self.cluster = Cluster(
-            Script(rules), self.clock, skips=skips, check_fence=lambda fence: None if fence.generation == self.generation else "stale"
+            Script(rules),
+            self.clock,
+            skips=skips,
+            check_fence=lambda fence: None if fence.generation == self.generation else "stale",
         )
         self.log = SimulatedLog(Client(self.cluster, "me"), settles=settles)
         self.group = SimulatedGroup(Client(self.cluster, "me"), "g")
@@ -66,7 +71,9 @@ def offsets(batches: list[RecordBatch]) -> list[int]:
 
 
 @pytest.mark.parametrize(("fault", "counted"), [(Lost(), False), (Lost(answer=True), True)])
-def test_a_commit_without_an_answer_counted_or_did_not_and_the_next_transaction_is_another(fault: Fault, counted: bool) -> None:
+def test_a_commit_without_an_answer_counted_or_did_not_and_the_next_transaction_is_another(
+    fault: Fault, counted: bool
+) -> None:
     """`test_a_commit_that_ran_out_of_time_is_left_to_a_new_producer`."""
     setting = Setting(On("commit", fault))
     writer = setting.log.writer("tx")
@@ -144,7 +151,9 @@ def test_a_marker_that_is_never_written_lets_the_next_transaction_decide_unless_
     setting.transact(writer, "first")
     assert setting.counts()[1] == (["first"] if settles else [])
     setting.transact(writer, "second", commit=False)
-    assert setting.counts() == (["first"], ["first"] if settles else [], 5), "acknowledged, and taken back in one partition"
+    assert setting.counts() == (["first"], ["first"] if settles else [], 5), (
+        "acknowledged, and taken back in one partition"
+    )
 
 
 def test_what_hangs_of_a_dead_id_is_ended_by_others_as_it_was_decided() -> None:
@@ -200,7 +209,9 @@ def test_a_stale_generation_commits_nothing_when_its_request_arrives() -> None:
 
 
 @pytest.mark.parametrize(("arrives", "left"), [(0.5, None), (2.0, (5, ""))])
-def test_what_befalls_the_cluster_while_a_request_is_on_its_way_comes_before_it(arrives: float, left: tuple[int, str] | None) -> None:
+def test_what_befalls_the_cluster_while_a_request_is_on_its_way_comes_before_it(
+    arrives: float, left: tuple[int, str] | None
+) -> None:
     setting = Setting(On("commit offsets", Slow(arrives, answer=1.0)))
     setting.cluster.at(1.0, "expire", "g")
     setting.group.commit({SOURCE: (5, "")}, ME)
@@ -358,7 +369,9 @@ def test_a_refused_record_surfaces_when_it_is_sent_and_the_next_transaction_goes
 
 
 @pytest.mark.parametrize(("fault", "now", "later"), [(Lost(), 0, 0), (Lost(answer=True), 1, 1), (Late(5.0), 0, 1)])
-def test_records_that_are_not_acknowledged_are_there_or_not_or_come_when_others_have_taken_over(fault: Fault, now: int, later: int) -> None:
+def test_records_that_are_not_acknowledged_are_there_or_not_or_come_when_others_have_taken_over(
+    fault: Fault, now: int, later: int
+) -> None:
     setting = Setting(On("produce", fault, by="zombie"))
     zombie = SimulatedLog(Client(setting.cluster, "zombie")).writer()
     write(zombie, A, ["old"])
@@ -370,7 +383,10 @@ def test_records_that_are_not_acknowledged_are_there_or_not_or_come_when_others_
     assert values(read_all(setting.log, A)) == ["old"] * now + ["new"] + ["old"] * (later - now)
 
 
-@pytest.mark.parametrize(("rules", "there"), [((), []), ((On("append", Early(), where=B),), ["b"]), ((On("append", Early(), where=A),), ["a"])])
+@pytest.mark.parametrize(
+    ("rules", "there"),
+    [((), []), ((On("append", Early(), where=B),), ["b"]), ((On("append", Early(), where=A),), ["a"])],
+)
 def test_a_process_that_ends_before_its_flush_has_written_any_part(rules: tuple[On, ...], there: list[str]) -> None:
     setting = Setting(*rules, On("produce", Crash(), nth=1 + len(rules)))
     writer = setting.log.writer()

@@ -1,4 +1,6 @@
-"""Histories of writers, readers and faults, all from one seed: what counts is what was acknowledged, and of what is in doubt all or nothing."""
+"""Histories of writers, readers and faults, all from one seed: what counts is what was acknowledged, and of what is in
+doubt all or nothing.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,30 @@ from tests.simulation.kafka.client import Client
 from tests.simulation.kafka.clock import VirtualClock
 from tests.simulation.kafka.cluster import Cluster, Event
 from tests.simulation.kafka.log import SimulatedGroup, SimulatedLog
-from tests.simulation.kafka.plan import Chance, Crash, Crashed, Early, Fault, Kind, Late, Lost, NoFaults, Skipped, Stale, Torn
+from tests.simulation.kafka.plan import (
+    Chance,
+    Crash,
+    Crashed,
+    Early,
+    Fault,
+    Kind,
+    Late,
+    Lost,
+    NoFaults,
+    Skipped,
+    Stale,
+    Torn,
+)
 
 PARTITIONS = [TopicPartition(topic, number) for topic in ("out", "changes") for number in range(2)]
 GROUP = GroupFence("g", 1, "m")
-LOSSES: list[tuple[float, Fault]] = [(0.02, Lost()), (0.02, Lost(answer=True)), (0.02, Late(7.0)), (0.01, Crash()), (0.01, Crash(after=True))]
+LOSSES: list[tuple[float, Fault]] = [
+    (0.02, Lost()),
+    (0.02, Lost(answer=True)),
+    (0.02, Late(7.0)),
+    (0.01, Crash()),
+    (0.01, Crash(after=True)),
+]
 RATES: dict[Kind, list[tuple[float, Fault]]] = {
     "append": [(0.3, Early()), (0.01, Crash())],
     "produce": LOSSES,
@@ -34,9 +55,12 @@ RATES: dict[Kind, list[tuple[float, Fault]]] = {
     "end offset": [(0.2, Stale())],
 }
 IN_TIME: dict[Kind, list[tuple[float, Fault]]] = {
-    kind: [(rate, fault) for rate, fault in faults if kind == "marker" or not isinstance(fault, Late)] for kind, faults in RATES.items()
+    kind: [(rate, fault) for rate, fault in faults if kind == "marker" or not isinstance(fault, Late)]
+    for kind, faults in RATES.items()
 }
-"""For brokers that skip markers: if a commit arrives there between a look at the transaction and `InitProducerId`, nobody can know that it counted."""
+"""For brokers that skip markers: if a commit arrives there between a look at the transaction and `InitProducerId`,
+nobody can know that it counted.
+"""
 
 
 @dataclass
@@ -83,7 +107,13 @@ class Process:
         for partition in rng.sample(PARTITIONS, rng.randint(1, 4)):
             count = rng.randint(1, 3)
             told.wrote.add(partition)
-            writer.append(partition.topic, [told.name] * count, [b"%d" % i for i in range(count)], [1] * count, partitions=partition.partition)
+            writer.append(
+                partition.topic,
+                [told.name] * count,
+                [b"%d" % i for i in range(count)],
+                [1] * count,
+                partitions=partition.partition,
+            )
         writer.flush(1)
         writer.send_offsets({self.source: (len(self.told), "")}, GROUP)
         if rng.random() < 0.2:
@@ -106,7 +136,9 @@ class World:
         self.log = SimulatedLog(Client(self.cluster, "observer"), settles=settles)
         self.log.create_topics([TopicSpec("out", 2), TopicSpec("changes", 2), TopicSpec("source", 3)])
         self.group = SimulatedGroup(Client(self.cluster, "observer"), "g")
-        self.processes = [Process(SimulatedLog(Client(self.cluster, f"p{i}"), settles=settles), f"tx-{i}", i) for i in range(3)]
+        self.processes = [
+            Process(SimulatedLog(Client(self.cluster, f"p{i}"), settles=settles), f"tx-{i}", i) for i in range(3)
+        ]
         self.readers: dict[TopicPartition, Reader] = {}
         self.read: dict[TopicPartition, list[tuple[int, bytes | None]]] = {partition: [] for partition in PARTITIONS}
         for partition in PARTITIONS:
@@ -157,7 +189,9 @@ class World:
         return bool(runs)
 
     def finish(self) -> None:
-        """No more faults: every id is taken over once more, everything is read to its end, and compared with what the writers were told."""
+        """No more faults: every id is taken over once more, everything is read to its end, and compared with what the
+        writers were told.
+        """
         self.cluster.plan = NoFaults()
         for broker in sorted(self.cluster.brokers.away):
             self.cluster.do("start", broker)
@@ -212,7 +246,15 @@ def test_what_was_acknowledged_counts_and_what_is_in_doubt_counts_whole_or_not_a
         except AssertionError as wrong:
             raise AssertionError(f"history {seed} is wrong; again: history({seed}, skips={skips})") from wrong
     print(f"seeds {base}..: {dict(seen)}")
-    expected = ("committed, counts", "doubt, counts", "doubt, does not", "void, does not", "crashes", "errors", "hunted")
+    expected = (
+        "committed, counts",
+        "doubt, counts",
+        "doubt, does not",
+        "void, does not",
+        "crashes",
+        "errors",
+        "hunted",
+    )
     assert all(seen[what] for what in expected), seen
 
 
@@ -227,5 +269,7 @@ def test_a_writer_that_does_not_finish_what_hangs_loses_what_was_acknowledged() 
         for seed in range(50):
             history(seed, settles=False, skips=True)
 
-    with pytest.raises(AssertionError, match=r"acknowledged and is lost|hangs in|counts in|never committed and counts|the offsets say"):
+    with pytest.raises(
+        AssertionError, match=r"acknowledged and is lost|hangs in|counts in|never committed and counts|the offsets say"
+    ):
         all_agree()

@@ -1,8 +1,9 @@
-"""The writer of a simulated cluster: a client's queue, and a producer that may be void, fenced or in doubt, as `KafkaWriter` has them.
+"""The writer of a simulated cluster: a client's queue, and a producer that may be void, fenced or in doubt, as
+`KafkaWriter` has them.
 
-Records stay with the client until they are flushed (or `Early`), and go partition by partition: a process that ends in between has written
-any part of them. Whatever goes wrong makes the transaction void; `abort` then takes the id over anew, which ends what is open under it
-however far it got.
+Records stay with the client until they are flushed (or `Early`), and go partition by partition: a process that ends in
+between has written any part of them. Whatever goes wrong makes the transaction void; `abort` then takes the id over
+anew, which ends what is open under it however far it got.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class _Batch(NamedTuple):
 class SimulatedWriter:
     """Writes to a simulated cluster. One thread.
 
-    `end_offset`: asked where a partition ends in which this writer does not know its last record. `written`: the topics that are looked
-    through for what hangs; None: nobody looks, as no other client does.
+    `end_offset`: asked where a partition ends in which this writer does not know its last record. `written`: the topics
+    that are looked through for what hangs; None: nobody looks, as no other client does.
     """
 
     def __init__(
@@ -80,12 +81,18 @@ class SimulatedWriter:
         self._check_open()
         stored = self._cluster.state.topics.get(topic)
         if stored is None:
-            self._failure = self._failure or DeliveryError(f'topic "{topic}" does not exist. Create the topic first, or correct the name.')
+            self._failure = self._failure or DeliveryError(
+                f'topic "{topic}" does not exist. Create the topic first, or correct the name.'
+            )
             return
-        chosen = [partitions] * len(keys) if isinstance(partitions, int) else choose_partitions(stored, keys, partitions)
+        chosen = (
+            [partitions] * len(keys) if isinstance(partitions, int) else choose_partitions(stored, keys, partitions)
+        )
         for number, rows in by_partition(chosen).items():
             if not 0 <= number < len(stored.partitions):
-                raise DeliveryError(f'topic "{topic}" has {len(stored.partitions)} partitions, there is no partition {number}')
+                raise DeliveryError(
+                    f'topic "{topic}" has {len(stored.partitions)} partitions, there is no partition {number}'
+                )
             partition = TopicPartition(topic, number)
             batch = _Batch(
                 [keys[i] for i in rows],
@@ -122,7 +129,9 @@ class SimulatedWriter:
         if self._id is None:
             raise LogError("this writer has no transactional id; make it with log.writer(transactional_id)")
         if self._closed or self._open:
-            raise LogError("this writer is closed" if self._closed else "a transaction is open already; commit or abort it first")
+            raise LogError(
+                "this writer is closed" if self._closed else "a transaction is open already; commit or abort it first"
+            )
         if self._session is None:
             self._take_over(self._id)
         self._open, self._begun = True, False
@@ -156,7 +165,9 @@ class SimulatedWriter:
         was_open, self._open = self._open, False
         self._queue.clear()
         self._failure = None
-        if self._id is None or self._fenced:  # whoever fenced us has ended our transaction; the next `begin` takes over again
+        if (
+            self._id is None or self._fenced
+        ):  # whoever fenced us has ended our transaction; the next `begin` takes over again
             self._session, self._void = None, False
         elif self._void or self._session is None:
             self._take_over(self._id)
@@ -186,7 +197,11 @@ class SimulatedWriter:
         """Return the session of the transaction, if nothing has gone wrong in it."""
         self._check_open()
         if self._session is None or self._void:
-            raise LogError("offsets are sent in a transaction; begin one first" if self._id is None else "this transaction has failed; abort first")
+            raise LogError(
+                "offsets are sent in a transaction; begin one first"
+                if self._id is None
+                else "this transaction has failed; abort first"
+            )
         return self._session
 
     def _take_over(self, transactional_id: str) -> None:
@@ -246,7 +261,12 @@ class SimulatedWriter:
             return
         assert self._id is not None
         try:
-            self._client.ask("commit" if commit else "abort", self._id, lambda: self._cluster.state.end(session, commit=commit), timeout_s)
+            self._client.ask(
+                "commit" if commit else "abort",
+                self._id,
+                lambda: self._cluster.state.end(session, commit=commit),
+                timeout_s,
+            )
             if self._cluster.skips and self._written is not None:
                 self._client.finish(session.producer, timeout_s)
                 self._cluster.settle(session.producer, self._written())
@@ -256,5 +276,7 @@ class SimulatedWriter:
     def _void_by(self, error: LogError) -> LogError:
         """Return the error; nothing more is to be done with this producer."""
         self._void = True
-        self._fenced = self._fenced or (isinstance(error, FencedError) and self._session is not None and self._session.is_fenced)
+        self._fenced = self._fenced or (
+            isinstance(error, FencedError) and self._session is not None and self._session.is_fenced
+        )
         return error

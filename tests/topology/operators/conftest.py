@@ -17,7 +17,10 @@ Record: TypeAlias = tuple[Any, Any, int]
 
 
 def run(
-    write: Callable[[KStream[str, Any]], KStream[Any, Any] | KTable[Any, Any]], *records: Record, ranges: int = 1, caching: bool = False
+    write: Callable[[KStream[str, Any]], KStream[Any, Any] | KTable[Any, Any]],
+    *records: Record,
+    ranges: int = 1,
+    caching: bool = False,
 ) -> list[Record]:
     """Return (key, value, timestamp) of what `write` makes of these records: keys are text, values JSON."""
     builder = StreamsBuilder("app")

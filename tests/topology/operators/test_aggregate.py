@@ -20,7 +20,9 @@ class Mean:
 def test_values_are_folded_into_objects_that_survive_a_commit() -> None:
     builder = StreamsBuilder("app")
     numbers = builder.stream("in", key=serdes.text, value=serdes.float64)
-    numbers.group_by_key().aggregate(Mean, lambda _, value, mean: mean.add(value), value=serdes.json(Mean), store="means")
+    numbers.group_by_key().aggregate(
+        Mean, lambda _, value, mean: mean.add(value), value=serdes.json(Mean), store="means"
+    )
     with TopologyTestDriver(builder.build(), ranges=2) as driver:
         topic = driver.input("in", serdes.text, serdes.float64)
         topic.send("a", 1.0, 5)
@@ -34,7 +36,11 @@ def test_the_aggregator_sees_key_value_and_aggregate(flow: Any) -> None:
     def written(key: str, value: int, aggregate: str) -> str:
         return f"{aggregate}{key}{value} "
 
-    out = flow(lambda stream: stream.group_by_key().aggregate(lambda: ": ", written, value=serdes.json), ("a", 1, 0), ("a", 2, 1))
+    out = flow(
+        lambda stream: stream.group_by_key().aggregate(lambda: ": ", written, value=serdes.json),
+        ("a", 1, 0),
+        ("a", 2, 1),
+    )
     assert out == [("a", ": a1 ", 0), ("a", ": a1 a2 ", 1)]
 
 

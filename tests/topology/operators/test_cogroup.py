@@ -25,12 +25,16 @@ def balance(windows: Any = None, **more: Any) -> Topology:
     paid = builder.stream("paid", key=serdes.text, value=serdes.int64).group_by_key()
     spent = builder.stream("spent", key=serdes.text, value=serdes.int64).group_by_key()
     both: Any = paid.cogroup(earn).cogroup(spent, take)
-    table: KTable[Any, int] = (both.windowed_by(windows) if windows else both).aggregate(int, **more, value=serdes.int64, store="balance")
+    table: KTable[Any, int] = (both.windowed_by(windows) if windows else both).aggregate(
+        int, **more, value=serdes.int64, store="balance"
+    )
     table.to_stream().to("out")
     return builder.build()
 
 
-def run(topology: Topology, *records: tuple[str, str, int, int], ranges: int = 1, caching: bool = False) -> list[tuple[str, Any, int]]:
+def run(
+    topology: Topology, *records: tuple[str, str, int, int], ranges: int = 1, caching: bool = False
+) -> list[tuple[str, Any, int]]:
     with TopologyTestDriver(topology, ranges, caching=caching) as driver:
         for topic, key, value, timestamp in records:
             driver.input(topic, serdes.text, serdes.int64).send(key, value, timestamp)
@@ -46,10 +50,23 @@ def test_every_stream_updates_the_row_of_its_key() -> None:
 
 def test_it_works_in_all_windows() -> None:
     records = [("paid", "a", 5, 11), ("spent", "a", 2, 12), ("paid", "a", 1, 23)]
-    assert run(balance(TimeWindows(milliseconds=10)), *records) == [("[a@10/20]", 5, 11), ("[a@10/20]", 3, 12), ("[a@20/30]", 1, 23)]
+    assert run(balance(TimeWindows(milliseconds=10)), *records) == [
+        ("[a@10/20]", 5, 11),
+        ("[a@10/20]", 3, 12),
+        ("[a@20/30]", 1, 23),
+    ]
     sessions = balance(SessionWindows(milliseconds=5), merger=lambda _, one, other: one + other)
-    assert run(sessions, *records, ranges=3) == [("[a@11/11]", 5, 11), ("[a@11/11]", None, 11), ("[a@11/12]", 3, 12), ("[a@23/23]", 1, 23)]
-    assert run(balance(SlidingWindows(milliseconds=5)), *records[:2]) == [("[a@6/11]", 5, 11), ("[a@12/17]", -2, 12), ("[a@7/12]", 3, 12)]
+    assert run(sessions, *records, ranges=3) == [
+        ("[a@11/11]", 5, 11),
+        ("[a@11/11]", None, 11),
+        ("[a@11/12]", 3, 12),
+        ("[a@23/23]", 1, 23),
+    ]
+    assert run(balance(SlidingWindows(milliseconds=5)), *records[:2]) == [
+        ("[a@6/11]", 5, 11),
+        ("[a@12/17]", -2, 12),
+        ("[a@7/12]", 3, 12),
+    ]
 
 
 def test_keys_must_be_written_alike() -> None:

@@ -27,7 +27,10 @@ def test_records_without_key_or_value_do_not_count() -> None:
         for key, value in [("a", "x"), (None, "x"), ("a", None), ("b", ""), (None, None)]:
             topic.send(key, value, 3)
         assert driver.store("counts").all() == [Row("a", 1, 3), Row("b", 1, 3)]
-        assert sorted((reason, count) for (_, reason), count in driver.dropped.items()) == [("null key", 2), ("null value", 1)]
+        assert sorted((reason, count) for (_, reason), count in driver.dropped.items()) == [
+            ("null key", 2),
+            ("null value", 1),
+        ]
 
 
 def test_with_the_record_cache_a_commit_forwards_the_latest_count(flow: Any) -> None:

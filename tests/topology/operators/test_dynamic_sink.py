@@ -26,7 +26,11 @@ def test_a_function_of_key_and_value_names_the_topic(ranges: int) -> None:
         topic.send("b", {"kind": "y"}, 2, [("h", b"1")])
         topic.send("a", {"kind": "x"}, 3)
         seen = [(record.topic, record.value, record.timestamp, record.headers) for record in driver.outputs()]
-        assert seen == [("a-x", {"kind": "x"}, 1, []), ("b-y", {"kind": "y"}, 2, [("h", b"1")]), ("a-x", {"kind": "x"}, 3, [])]
+        assert seen == [
+            ("a-x", {"kind": "x"}, 1, []),
+            ("b-y", {"kind": "y"}, 2, [("h", b"1")]),
+            ("a-x", {"kind": "x"}, 3, []),
+        ]
         assert len(driver.output("a-x", serdes.text, serdes.json).read()) == 2
 
 

@@ -1,4 +1,6 @@
-"""Behaviours of Kafka Streams that are easily got wrong and that no other file shows; docs/semantics.md lists all of them."""
+"""Behaviours of Kafka Streams that are easily got wrong and that no other file shows; docs/semantics.md lists all of
+them.
+"""
 
 from typing import Any
 
@@ -48,7 +50,9 @@ def two_tables(joiner: Any) -> Topology:
 def test_the_clock_on_the_wall_closes_no_window_and_one_record_far_ahead_closes_all(ranges: int) -> None:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.json)
-    stream.group_by_key().windowed_by(TimeWindows(milliseconds=10)).emit_strategy("on_window_close").count().to_stream().to("out")
+    stream.group_by_key().windowed_by(TimeWindows(milliseconds=10)).emit_strategy(
+        "on_window_close"
+    ).count().to_stream().to("out")
     with TopologyTestDriver(builder.build(), ranges) as driver:
         topic = driver.input("in", serdes.text, serdes.json)
         topic.send("a", 1, 5)
@@ -64,19 +68,39 @@ def test_the_clock_on_the_wall_closes_no_window_and_one_record_far_ahead_closes_
 def test_a_late_record_of_a_stream_join_meets_what_is_still_kept(ranges: int) -> None:
     """Its window has closed long ago, and no match comes twice; only what waited without a match was told before."""
     events = [("right", "a", "r", 10), ("left", "z", 0, 100), ("right", "z", 0, 15), ("left", "a", "l", 12)]
-    assert run(two_streams("join", JoinWindows(milliseconds=5, grace=ms(50))), *events, ranges=ranges) == [("a", ["l", "r"], 12)]
+    assert run(two_streams("join", JoinWindows(milliseconds=5, grace=ms(50))), *events, ranges=ranges) == [
+        ("a", ["l", "r"], 12)
+    ]
 
 
 def test_grace_delays_what_has_no_match_and_nothing_else() -> None:
-    events = [("left", "a", 1, 0), ("right", "a", 2, 3), ("left", "b", 3, 4), ("left", "z", 0, 14), ("left", "z", 0, 15)]
+    events = [
+        ("left", "a", 1, 0),
+        ("right", "a", 2, 3),
+        ("left", "b", 3, 4),
+        ("left", "z", 0, 14),
+        ("left", "z", 0, 15),
+    ]
     out = run(two_streams("left_join", JoinWindows(milliseconds=5, grace=ms(5))), *events)
     assert out == [("a", [1, 2], 3), ("b", [3, None], 4)]
 
 
 def test_what_has_no_match_comes_by_time_side_and_key_before_the_matches_of_the_record_that_let_it_go() -> None:
-    waiting = [("left", "b", 1, 0), ("left", "a", 2, 0), ("right", "c", 3, 0), ("left", "b", 4, 2), ("right", "m", 5, 10)]
+    waiting = [
+        ("left", "b", 1, 0),
+        ("left", "a", 2, 0),
+        ("right", "c", 3, 0),
+        ("left", "b", 4, 2),
+        ("right", "m", 5, 10),
+    ]
     out = run(two_streams("outer_join", JoinWindows(milliseconds=10)), *waiting, ("left", "m", 6, 20))
-    assert out == [("c", [None, 3], 0), ("a", [2, None], 0), ("b", [1, None], 0), ("b", [4, None], 2), ("m", [6, 5], 20)]
+    assert out == [
+        ("c", [None, 3], 0),
+        ("a", [2, None], 0),
+        ("b", [1, None], 0),
+        ("b", [4, None], 2),
+        ("m", [6, 5], 20),
+    ]
 
 
 def test_a_joiner_that_returns_none_deletes_the_row() -> None:
@@ -87,14 +111,20 @@ def test_a_joiner_that_returns_none_deletes_the_row() -> None:
 def test_an_answer_of_a_foreign_key_join_is_dropped_if_the_left_row_has_changed_meanwhile() -> None:
     builder = StreamsBuilder("app")
     orders, people = (builder.table(topic, key=serdes.text, value=serdes.text) for topic in ("orders", "people"))
-    orders.join(people, pair, foreign_key=lambda order: order.split(",")[0], value=serdes.json, name="owner").to_stream().to("out")
+    orders.join(
+        people, pair, foreign_key=lambda order: order.split(",")[0], value=serdes.json, name="owner"
+    ).to_stream().to("out")
     topology = builder.build()
     asks, answers = (topic.name for topic in topology.internal_topics if topic.kind == "repartition")
-    tasks = {topic: task for part in topology.subtopologies for task in [bound(topology, part)] for topic in part.topics}
+    tasks = {
+        topic: task for part in topology.subtopologies for task in [bound(topology, part)] for topic in part.topics
+    }
 
     def process(topic: str, *records: tuple[Any, Any]) -> None:
         keys, values = [key for key, _ in records], [value for _, value in records]
-        tasks[topic].process(TopicPartition(topic, 0), Columns(keys, values, [0] * len(keys), range(len(keys)), [0] * len(keys)))
+        tasks[topic].process(
+            TopicPartition(topic, 0), Columns(keys, values, [0] * len(keys), range(len(keys)), [0] * len(keys))
+        )
 
     def taken(topic: str) -> list[tuple[Any, Any]]:
         """What travels to a topic, or what has come out."""

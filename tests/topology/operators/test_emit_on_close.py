@@ -20,12 +20,16 @@ RECORDS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 80)), max_si
 def finals(windows: Any, *, suppressed: bool = False) -> Topology:
     builder = StreamsBuilder("app")
     group = builder.stream("in", key=serdes.text, value=serdes.text).group_by_key().windowed_by(windows)
-    table = group.count().suppress(until_window_closes()) if suppressed else group.emit_strategy("on_window_close").count()
+    table = (
+        group.count().suppress(until_window_closes()) if suppressed else group.emit_strategy("on_window_close").count()
+    )
     table.to_stream().to("out")
     return builder.build()
 
 
-def run(topology: Topology, records: list[tuple[str, int]], ranges: int = 1, *, caching: bool = False) -> list[tuple[str, Any, int]]:
+def run(
+    topology: Topology, records: list[tuple[str, int]], ranges: int = 1, *, caching: bool = False
+) -> list[tuple[str, Any, int]]:
     with TopologyTestDriver(topology, ranges, caching=caching) as driver:
         for key, timestamp in records:
             driver.input("in", serdes.text, serdes.text).send(key, "", timestamp)
@@ -35,7 +39,11 @@ def run(topology: Topology, records: list[tuple[str, int]], ranges: int = 1, *, 
 
 def test_a_window_is_forwarded_when_it_is_closed_also_with_the_shortest_retention() -> None:
     records = [("b", 1), ("a", 2), ("b", 3), ("a", 12), ("a", 25)]
-    assert run(finals(TimeWindows(milliseconds=10)), records) == [("[a@0/10]", 1, 2), ("[b@0/10]", 2, 3), ("[a@10/20]", 1, 12)]
+    assert run(finals(TimeWindows(milliseconds=10)), records) == [
+        ("[a@0/10]", 1, 2),
+        ("[b@0/10]", 2, 3),
+        ("[a@10/20]", 1, 12),
+    ]
 
 
 def test_a_session_is_forwarded_when_no_record_can_extend_it() -> None:
@@ -43,7 +51,10 @@ def test_a_session_is_forwarded_when_no_record_can_extend_it() -> None:
 
 
 def test_a_sliding_window_is_closed_after_its_end() -> None:
-    assert run(finals(SlidingWindows(milliseconds=5)), [("a", 10), ("b", 15), ("b", 16)]) == [("[a@5/10]", 1, 10), ("[b@10/15]", 1, 15)]
+    assert run(finals(SlidingWindows(milliseconds=5)), [("a", 10), ("b", 15), ("b", 16)]) == [
+        ("[a@5/10]", 1, 10),
+        ("[b@10/15]", 1, 15),
+    ]
 
 
 def test_there_are_two_strategies() -> None:
@@ -53,7 +64,9 @@ def test_there_are_two_strategies() -> None:
 
 
 @given(RECORDS, st.integers(1, 10), st.integers(0, 10), st.sampled_from([1, 3]), st.booleans())
-def test_it_forwards_what_suppress_would(records: list[tuple[str, int]], advance: int, grace: int, ranges: int, caching: bool) -> None:
+def test_it_forwards_what_suppress_would(
+    records: list[tuple[str, int]], advance: int, grace: int, ranges: int, caching: bool
+) -> None:
     windows = TimeWindows(milliseconds=10, advance=ms(advance), grace=ms(grace))
     assert run(finals(windows), records) == run(finals(windows, suppressed=True), records)
     assert sorted(run(finals(windows), records)) == sorted(run(finals(windows), records, ranges, caching=caching))

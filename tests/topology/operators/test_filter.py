@@ -20,7 +20,12 @@ def test_a_filter_not_keeps_what_does_not_pass(flow: Any) -> None:
 
 
 def test_null_keys_and_values_go_through_the_predicate(flow: Any) -> None:
-    assert flow(lambda stream: stream.filter(lambda key, value: key is None or value is None), (None, 1, 0), ("a", None, 1), ("a", 1, 2)) == [
+    assert flow(
+        lambda stream: stream.filter(lambda key, value: key is None or value is None),
+        (None, 1, 0),
+        ("a", None, 1),
+        ("a", 1, 2),
+    ) == [
         (None, 1, 0),
         ("a", None, 1),
     ]
@@ -51,7 +56,9 @@ def test_a_row_that_never_passed_is_a_tombstone_where_the_row_before_is_not_know
 def test_the_row_before_is_known_below_a_mapper_and_another_filter() -> None:
     builder = StreamsBuilder("app")
     rows = builder.table("rows", key=serdes.text, value=serdes.int64, store="kept")
-    rows.filter(even).map_values(lambda value: value + 1, value=serdes.int64).filter(lambda _, value: value > 10).to_stream().to("out")
+    rows.filter(even).map_values(lambda value: value + 1, value=serdes.int64).filter(
+        lambda _, value: value > 10
+    ).to_stream().to("out")
     with TopologyTestDriver(builder.build()) as driver:
         for value in (2, 3, 10, 11, 4):
             driver.input("rows", serdes.text, serdes.int64).send("a", value)
@@ -64,7 +71,11 @@ def test_a_list_that_an_aggregator_changes_in_place_is_compared_with_what_it_was
         return total
 
     out = flow(
-        lambda stream: stream.group_by_key().aggregate(list, add, value=serdes.json(list[int])).filter(lambda _, values: len(values) == 2),
+        lambda stream: (
+            stream.group_by_key()
+            .aggregate(list, add, value=serdes.json(list[int]))
+            .filter(lambda _, values: len(values) == 2)
+        ),
         *(("a", value, 0) for value in (7, 8, 9, 10)),
     )
     assert [value for _, value, _ in out] == [[7, 8], None]

@@ -30,7 +30,9 @@ def topology_of(left: bool, store: str | None = None) -> Topology:
     return builder.build()
 
 
-def joined(*events: Event, left: bool = False, ranges: int = 1, partitions: Any = 1, caching: bool = False) -> tuple[list[Any], dict[str, Any]]:
+def joined(
+    *events: Event, left: bool = False, ranges: int = 1, partitions: Any = 1, caching: bool = False
+) -> tuple[list[Any], dict[str, Any]]:
     """Return the outputs after these events, (key, value, timestamp), and the latest value of each key."""
     with TopologyTestDriver(topology_of(left, "kept"), ranges, partitions=partitions, caching=caching) as driver:
         for timestamp, (topic, key, value) in enumerate(events):
@@ -43,19 +45,36 @@ def joined(*events: Event, left: bool = False, ranges: int = 1, partitions: Any 
 
 @pytest.mark.parametrize("ranges", [1, 4])
 def test_either_side_updates_the_row_and_the_later_timestamp_counts(ranges: int) -> None:
-    events: list[Event] = [("orders", "1", "ann,x"), ("people", "ann", "Ann"), ("orders", "2", "ann,y"), ("people", "ann", "Anna")]
+    events: list[Event] = [
+        ("orders", "1", "ann,x"),
+        ("people", "ann", "Ann"),
+        ("orders", "2", "ann,y"),
+        ("people", "ann", "Anna"),
+    ]
     out, table = joined(*events, ranges=ranges)
     assert table == {"1": ["ann,x", "Anna"], "2": ["ann,y", "Anna"]}
     assert out[:2] == [("1", ["ann,x", "Ann"], 1), ("2", ["ann,y", "Ann"], 2)]
 
 
 def test_a_row_that_names_another_leaves_the_first() -> None:
-    events: list[Event] = [("people", "ann", "Ann"), ("people", "bob", "Bob"), ("orders", "1", "ann"), ("orders", "1", "bob"), ("people", "ann", "?")]
+    events: list[Event] = [
+        ("people", "ann", "Ann"),
+        ("people", "bob", "Bob"),
+        ("orders", "1", "ann"),
+        ("orders", "1", "bob"),
+        ("people", "ann", "?"),
+    ]
     assert joined(*events)[0] == [("1", ["ann", "Ann"], 2), ("1", ["bob", "Bob"], 3)]
 
 
 def test_an_inner_join_loses_the_row_when_either_side_goes() -> None:
-    events: list[Event] = [("people", "ann", "Ann"), ("orders", "1", "ann"), ("people", "ann", None), ("people", "ann", "A"), ("orders", "1", None)]
+    events: list[Event] = [
+        ("people", "ann", "Ann"),
+        ("orders", "1", "ann"),
+        ("people", "ann", None),
+        ("people", "ann", "A"),
+        ("orders", "1", None),
+    ]
     assert [value for _, value, _ in joined(*events)[0]] == [["ann", "Ann"], None, ["ann", "A"], None]
 
 
@@ -77,12 +96,27 @@ def test_the_two_topics_follow_the_tables_they_go_to() -> None:
 
 def test_the_result_of_a_join_names_rows_of_another_table() -> None:
     builder = StreamsBuilder("app")
-    orders, people, countries = (builder.table(topic, key=serdes.text, value=serdes.json) for topic in ("orders", "people", "countries"))
-    owned = orders.join(people, lambda order, person: person, foreign_key=lambda order: order, value=serdes.json, store="owned")
-    owned.join(countries, lambda person, country: [person, country], foreign_key=lambda person: person, value=serdes.json, store="placed")
+    orders, people, countries = (
+        builder.table(topic, key=serdes.text, value=serdes.json) for topic in ("orders", "people", "countries")
+    )
+    owned = orders.join(
+        people, lambda order, person: person, foreign_key=lambda order: order, value=serdes.json, store="owned"
+    )
+    owned.join(
+        countries,
+        lambda person, country: [person, country],
+        foreign_key=lambda person: person,
+        value=serdes.json,
+        store="placed",
+    )
     owned.to_stream().filter(lambda key, _: key != "").to("owned")
     with TopologyTestDriver(builder.build()) as driver:
-        for topic, key, value in [("orders", "1", "ann"), ("people", "ann", "fr"), ("countries", "fr", "France"), ("countries", "de", "Germany")]:
+        for topic, key, value in [
+            ("orders", "1", "ann"),
+            ("people", "ann", "fr"),
+            ("countries", "fr", "France"),
+            ("countries", "de", "Germany"),
+        ]:
             driver.input(topic, serdes.text, serdes.json).send(key, value)
         assert driver.store("placed").get("1") == ["fr", "France"]
         driver.input("people", serdes.text, serdes.json).send("ann", "de")
@@ -98,7 +132,9 @@ EVENTS = st.lists(
 
 @settings(deadline=None)
 @given(EVENTS, st.booleans(), st.sampled_from([1, 3]), st.booleans())
-def test_the_table_is_the_relational_join_of_both_tables(events: list[Event], left: bool, ranges: int, caching: bool) -> None:
+def test_the_table_is_the_relational_join_of_both_tables(
+    events: list[Event], left: bool, ranges: int, caching: bool
+) -> None:
     tables: dict[str, dict[str, Any]] = {"orders": {}, "people": {}}
     for topic, key, value in events:
         tables[topic].pop(key, None)

@@ -51,11 +51,17 @@ def program(table: Callable[[Grouped], Any]) -> Topology:
 
 
 def regrouped(grouped: Grouped) -> Any:
-    return grouped.count().group_by(lambda key, count: (key[:1], count), key=serdes.text, value=serdes.int64).reduce(max, min)
+    return (
+        grouped.count()
+        .group_by(lambda key, count: (key[:1], count), key=serdes.text, value=serdes.int64)
+        .reduce(max, min)
+    )
 
 
 def joined(grouped: Grouped, store: str | None = None) -> Any:
-    return grouped.count().join(grouped.reduce(lambda _, new: new), lambda count, latest: latest, value=serdes.text, store=store)
+    return grouped.count().join(
+        grouped.reduce(lambda _, new: new), lambda count, latest: latest, value=serdes.text, store=store
+    )
 
 
 def appended(_: str, value: str, total: str) -> str:
@@ -76,7 +82,9 @@ TABLES: dict[str, Callable[[Grouped], Any]] = {
 }
 
 
-def headers_of(topology: Topology, *records: tuple[str, bytes | None], ranges: int = 1, caching: bool, commit: bool = False) -> list[Any]:
+def headers_of(
+    topology: Topology, *records: tuple[str, bytes | None], ranges: int = 1, caching: bool, commit: bool = False
+) -> list[Any]:
     """Send keys with a header (None: without any), return for each result the header it has."""
     with TopologyTestDriver(topology, ranges, caching=caching) as driver:
         for at, (key, header) in enumerate(records):
@@ -89,19 +97,27 @@ def headers_of(topology: Topology, *records: tuple[str, bytes | None], ranges: i
 
 @pytest.mark.parametrize("ranges", [1, 4])
 @pytest.mark.parametrize("table", TABLES)
-def test_an_update_that_the_record_cache_held_back_has_the_headers_of_the_last_record_of_its_row(table: str, ranges: int) -> None:
+def test_an_update_that_the_record_cache_held_back_has_the_headers_of_the_last_record_of_its_row(
+    table: str, ranges: int
+) -> None:
     records = [("a", b"1"), ("b", b"2"), ("a", b"3"), ("c", None), ("b", None)]
     found = headers_of(program(TABLES[table]), *records, ranges=ranges, caching=True)
     latest = {key[1] if key.startswith("[") else key[0]: headers for key, headers in found}
     assert latest == {"a": [("h", b"3")], "b": [], "c": []}
 
 
-@pytest.mark.parametrize("table", [table for table in TABLES if "join" not in table])  # which hear of both sides at once
+@pytest.mark.parametrize(
+    "table", [table for table in TABLES if "join" not in table]
+)  # which hear of both sides at once
 @settings(max_examples=20, deadline=None)
 @given(records=st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([None, b"1", b"2"])), max_size=8))
-def test_with_a_commit_after_each_record_headers_are_those_without_a_cache(table: str, records: list[tuple[str, bytes | None]]) -> None:
+def test_with_a_commit_after_each_record_headers_are_those_without_a_cache(
+    table: str, records: list[tuple[str, bytes | None]]
+) -> None:
     topology = program(TABLES[table])
-    assert headers_of(topology, *records, caching=True, commit=True) == headers_of(topology, *records, caching=False, commit=True)
+    assert headers_of(topology, *records, caching=True, commit=True) == headers_of(
+        topology, *records, caching=False, commit=True
+    )
 
 
 def test_headers_do_not_outlive_the_update_that_they_belong_to() -> None:

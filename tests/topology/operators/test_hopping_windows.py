@@ -1,4 +1,6 @@
-"""Hopping windows: a record counts in each window that holds it; those that are closed leave it out. Windows that never end; windows of one's own."""
+"""Hopping windows: a record counts in each window that holds it; those that are closed leave it out. Windows that never
+end; windows of one's own.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def test_a_late_record_counts_in_the_windows_that_are_still_open() -> None:
         topic = driver.input("in", serdes.text, serdes.text)
         topic.send("b", "x", 12)
         topic.send("a", "x", 8)
-        assert [(str(record.key), record.value) for record in driver.outputs() if record.key.key == "a"] == [("[a@5/15]", 1)]
+        assert [(str(record.key), record.value) for record in driver.outputs() if record.key.key == "a"] == [
+            ("[a@5/15]", 1)
+        ]
         assert [(reason, count) for (_, reason), count in driver.dropped.items()] == [("late", 1)]
 
 
@@ -68,7 +72,9 @@ def test_windows_equal_a_group_by_of_the_records_that_were_in_time(
         for start in range(0, timestamp + 1, advance):
             if start + size > timestamp and start + size + grace > stream_time:
                 expected[key, start] += 1
-    with TopologyTestDriver(counts(TimeWindows(milliseconds=size, advance=ms(advance), grace=ms(grace))), ranges) as driver:
+    with TopologyTestDriver(
+        counts(TimeWindows(milliseconds=size, advance=ms(advance), grace=ms(grace))), ranges
+    ) as driver:
         for key, timestamp in records:
             driver.input("in", serdes.text, serdes.text).send(key, "x", timestamp)
         assert {(row.key.key, row.key.start_ms): row.value for row in driver.store("counts").all()} == expected
@@ -80,7 +86,11 @@ def test_an_unlimited_window_takes_everything_from_its_start_on() -> None:
         for timestamp in (99, 100, 1 << 40, 101):
             topic.send("a", "x", timestamp)
         key = Windowed("a", 100, (1 << 63) - 1)
-        assert [(record.key, record.value, record.timestamp) for record in driver.outputs()] == [(key, 1, 100), (key, 2, 1 << 40), (key, 3, 1 << 40)]
+        assert [(record.key, record.value, record.timestamp) for record in driver.outputs()] == [
+            (key, 1, 100),
+            (key, 2, 1 << 40),
+            (key, 3, 1 << 40),
+        ]
         assert driver.store("counts").get(key) == 3
 
 
@@ -109,7 +119,11 @@ def test_days_of_a_time_zone_are_windows_of_ones_own_and_may_differ_in_length() 
         for timestamp in (midnight - 1, midnight, midnight + 23 * HOUR - 1, midnight + 23 * HOUR):
             topic.send("a", "x", timestamp)
         rows = driver.store("counts").all()
-        assert [(row.key.end_ms - row.key.start_ms, row.value) for row in rows] == [(24 * HOUR, 1), (23 * HOUR, 2), (24 * HOUR, 1)]
+        assert [(row.key.end_ms - row.key.start_ms, row.value) for row in rows] == [
+            (24 * HOUR, 1),
+            (23 * HOUR, 2),
+            (24 * HOUR, 1),
+        ]
 
 
 @pytest.mark.parametrize("wrong", [{"advance": ms(11)}, {"advance": 0}, {"grace": ms(-1)}])

@@ -8,12 +8,17 @@ from coopstreams.topology.dsl.builder import StreamsBuilder
 
 
 def test_map_makes_a_new_pair(flow: Any) -> None:
-    out = flow(lambda stream: stream.map(lambda key, value: (f"{key}{value}", value + 1), key=serdes.text, value=serdes.json), ("a", 1, 3))
+    out = flow(
+        lambda stream: stream.map(lambda key, value: (f"{key}{value}", value + 1), key=serdes.text, value=serdes.json),
+        ("a", 1, 3),
+    )
     assert out == [("a1", 2, 3)]
 
 
 def test_select_key_makes_a_new_key(flow: Any) -> None:
-    assert flow(lambda stream: stream.select_key(lambda _, value: value, key=serdes.text), ("a", "b", 3), ("a", None, 4)) == [
+    assert flow(
+        lambda stream: stream.select_key(lambda _, value: value, key=serdes.text), ("a", "b", 3), ("a", None, 4)
+    ) == [
         ("b", "b", 3),
         (None, None, 4),
     ]

@@ -1,4 +1,6 @@
-"""Late records as a stream: what windows and versioned tables drop because it comes too late, once, by the owner of its key."""
+"""Late records as a stream: what windows and versioned tables drop because it comes too late, once, by the owner of its
+key.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams import KStream, SessionWindows, SlidingWindows, StreamsBuilder, TimeWindows, UnlimitedWindows, Windows, serdes
+from coopstreams import (
+    KStream,
+    SessionWindows,
+    SlidingWindows,
+    StreamsBuilder,
+    TimeWindows,
+    UnlimitedWindows,
+    Windows,
+    serdes,
+)
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.errors import TopologyError
@@ -56,7 +67,9 @@ def late_of(topology: Topology, *records: Input, ranges: int = 1, caching: bool 
         for key, value, timestamp in records:
             driver.input("in", serdes.text, serdes.int64).send(key, value, timestamp)
         late = driver.output("late", serdes.text, serdes.int64).records()
-        return [(record.key, record.value, record.timestamp) for record in late], sum(n for (_, why), n in driver.dropped.items() if why == "late")
+        return [(record.key, record.value, record.timestamp) for record in late], sum(
+            n for (_, why), n in driver.dropped.items() if why == "late"
+        )
 
 
 @RANGES
@@ -81,10 +94,17 @@ def test_a_record_that_no_window_takes_any_more_is_late(windows: Any, emit: Any,
 @RANGES
 def test_a_record_that_one_of_its_windows_still_takes_is_not_late(ranges: int) -> None:
     late, dropped = late_of(
-        counted(TimeWindows(milliseconds=10, advance=ms(5))), ("a", 1, 19), ("a", 2, 11), ("a", 3, 9), ("b", 4, 12), ranges=ranges
+        counted(TimeWindows(milliseconds=10, advance=ms(5))),
+        ("a", 1, 19),
+        ("a", 2, 11),
+        ("a", 3, 9),
+        ("b", 4, 12),
+        ranges=ranges,
     )
     assert late == [("a", 3, 9)]
-    assert dropped == 2 + 1 + 1, "each of its windows is counted: [0, 10) and [5, 15) of 9, [5, 15) of 11, [5, 15) of 12 are closed"
+    assert dropped == 2 + 1 + 1, (
+        "each of its windows is counted: [0, 10) and [5, 15) of 9, [5, 15) of 11, [5, 15) of 12 are closed"
+    )
 
 
 def test_windows_of_ones_own_have_late_records_too_but_what_is_in_no_window_is_not_late() -> None:
@@ -115,7 +135,11 @@ def test_it_comes_as_it_was_with_its_value_and_headers_also_if_the_record_cache_
 @RANGES
 def test_behind_a_change_of_keys_it_has_the_new_key(ranges: int) -> None:
     builder = StreamsBuilder("app")
-    windowed = numbers(builder).group_by(lambda key, value: f"{key}{value % 2}", key=serdes.text).windowed_by(TimeWindows(milliseconds=10))
+    windowed = (
+        numbers(builder)
+        .group_by(lambda key, value: f"{key}{value % 2}", key=serdes.text)
+        .windowed_by(TimeWindows(milliseconds=10))
+    )
     windowed.reduce(max)
     windowed.late().map_values(lambda value: -value, value=serdes.int64).to("late")
     assert late_of(builder.build(), ("a", 1, 30), ("a", 3, 5), ranges=ranges)[0] == [("a1", -3, 5)]
@@ -127,21 +151,33 @@ def test_a_versioned_table_has_late_records_beyond_its_history(ranges: int) -> N
     table = builder.table("in", key=serdes.text, value=serdes.int64, history=ms(10))
     table.to_stream().to("updates")
     table.late().to("late")
-    assert late_of(builder.build(), ("a", 1, 30), ("b", 2, 20), ("b", 3, 19), ("c", None, 0), ranges=ranges) == ([("b", 3, 19), ("c", None, 0)], 2)
+    assert late_of(builder.build(), ("a", 1, 30), ("b", 2, 20), ("b", 3, 19), ("c", None, 0), ranges=ranges) == (
+        [("b", 3, 19), ("c", None, 0)],
+        2,
+    )
 
 
 @RANGES
 def test_each_stream_of_a_cogroup_has_late_records_of_its_own(ranges: int) -> None:
     builder = StreamsBuilder("app")
-    paid, names = numbers(builder).group_by_key(), builder.stream("names", key=serdes.text, value=serdes.text).group_by_key()
-    windowed = paid.cogroup(adding).cogroup(names, lambda _, name, total: total + len(name)).windowed_by(TimeWindows(milliseconds=10))
+    paid, names = (
+        numbers(builder).group_by_key(),
+        builder.stream("names", key=serdes.text, value=serdes.text).group_by_key(),
+    )
+    windowed = (
+        paid.cogroup(adding)
+        .cogroup(names, lambda _, name, total: total + len(name))
+        .windowed_by(TimeWindows(milliseconds=10))
+    )
     windowed.aggregate(int, value=serdes.int64)
     windowed.late(names).to("late-names")
     with TopologyTestDriver(builder.build(), ranges) as driver:
         for key, timestamp in [("a", 30), ("b", 1)]:
             driver.input("in", serdes.text, serdes.int64).send(key, 1, timestamp)
             driver.input("names", serdes.text, serdes.text).send(key, key * 3, timestamp)
-        assert [(record.key, record.value) for record in driver.output("late-names", serdes.text, serdes.text).records()] == [("b", "bbb")]
+        assert [
+            (record.key, record.value) for record in driver.output("late-names", serdes.text, serdes.text).records()
+        ] == [("b", "bbb")]
 
 
 @RANGES
@@ -149,13 +185,17 @@ def test_late_records_are_counted_in_larger_windows_behind_a_topic_of_their_own(
     builder = StreamsBuilder("app")
     minutes = numbers(builder).group_by_key().windowed_by(TimeWindows(milliseconds=10))
     minutes.count().to_stream().to("counts")
-    minutes.late().group_by_key(name="late").windowed_by(TimeWindows(milliseconds=100, grace=ms(100))).count(store="late").to_stream().to(
-        "late-counts"
-    )
+    minutes.late().group_by_key(name="late").windowed_by(TimeWindows(milliseconds=100, grace=ms(100))).count(
+        store="late"
+    ).to_stream().to("late-counts")
     with TopologyTestDriver(builder.build(), ranges) as driver:
         for key, timestamp in [("a", 199), ("a", 105), ("b", 106), ("a", 107), ("a", 5)]:
             driver.input("in", serdes.text, serdes.int64).send(key, 1, timestamp)
-        assert {str(row.key): row.value for row in driver.store("late").all()} == {"[a@0/100]": 1, "[a@100/200]": 2, "[b@100/200]": 1}
+        assert {str(row.key): row.value for row in driver.store("late").all()} == {
+            "[a@0/100]": 1,
+            "[a@100/200]": 2,
+            "[b@100/200]": 1,
+        }
 
 
 def test_a_program_that_does_not_ask_for_late_records_pays_nothing() -> None:
@@ -177,7 +217,10 @@ def test_it_is_drawn_below_what_drops_it() -> None:
         "Processor: KSTREAM-AGGREGATE-0000000002 (stores: [KSTREAM-AGGREGATE-STATE-STORE-0000000001])\n"
         in counted(TimeWindows(milliseconds=10)).describe()
     )
-    assert "      --> KTABLE-TOSTREAM-0000000003, KSTREAM-LATE-0000000005\n" in counted(TimeWindows(milliseconds=10)).describe()
+    assert (
+        "      --> KTABLE-TOSTREAM-0000000003, KSTREAM-LATE-0000000005\n"
+        in counted(TimeWindows(milliseconds=10)).describe()
+    )
 
 
 def test_what_drops_nothing_has_no_late_records() -> None:
@@ -207,13 +250,21 @@ def test_late_records_need_values_where_a_count_does_not() -> None:
         windowed.late()
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9), st.integers(0, 60)), max_size=25), st.sampled_from([2, 3, 8]))
-def test_every_record_is_either_counted_or_late_whatever_the_number_of_ranges(records: list[Input], ranges: int) -> None:
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9), st.integers(0, 60)), max_size=25),
+    st.sampled_from([2, 3, 8]),
+)
+def test_every_record_is_either_counted_or_late_whatever_the_number_of_ranges(
+    records: list[Input], ranges: int
+) -> None:
     def run(ranges: int) -> tuple[int, dict[str, list[Input]]]:
         with TopologyTestDriver(counted(TimeWindows(milliseconds=10, grace=ms(3))), ranges) as driver:
             for key, value, timestamp in records:
                 driver.input("in", serdes.text, serdes.int64).send(key, value, timestamp)
-            late = [(record.key, record.value, record.timestamp) for record in driver.output("late", serdes.text, serdes.int64).records()]
+            late = [
+                (record.key, record.value, record.timestamp)
+                for record in driver.output("late", serdes.text, serdes.int64).records()
+            ]
             updates = driver.output("counts", serdes.raw, serdes.raw).records()
             return len(updates), {key: [record for record in late if record[0] == key] for key in "abc"}
 

@@ -13,13 +13,16 @@ def test_each_value_is_replaced(flow: Any) -> None:
 
 
 def test_the_mapper_may_see_the_key(flow: Any) -> None:
-    assert flow(lambda stream: stream.map_values_with_key(lambda key, value: f"{key}{value}", value=serdes.json), ("a", 1, 7)) == [("a", "a1", 7)]
+    assert flow(
+        lambda stream: stream.map_values_with_key(lambda key, value: f"{key}{value}", value=serdes.json), ("a", 1, 7)
+    ) == [("a", "a1", 7)]
 
 
 def test_a_stream_hands_null_values_to_the_mapper(flow: Any) -> None:
-    assert flow(lambda stream: stream.map_values(lambda value: "none" if value is None else value, value=serdes.json), ("a", None, 0)) == [
-        ("a", "none", 0)
-    ]
+    assert flow(
+        lambda stream: stream.map_values(lambda value: "none" if value is None else value, value=serdes.json),
+        ("a", None, 0),
+    ) == [("a", "none", 0)]
 
 
 def test_a_value_mapped_to_none_is_a_null_value(flow: Any) -> None:

@@ -16,7 +16,10 @@ from tests.durations import ms
 Input: TypeAlias = tuple[str | None, int | None, int]
 
 INPUTS = st.lists(
-    st.tuples(st.one_of(st.none(), st.sampled_from("abcdef")), st.one_of(st.none(), st.integers(0, 5)), st.integers(0, 60)), max_size=20
+    st.tuples(
+        st.one_of(st.none(), st.sampled_from("abcdef")), st.one_of(st.none(), st.integers(0, 5)), st.integers(0, 60)
+    ),
+    max_size=20,
 )
 
 
@@ -41,14 +44,23 @@ def program() -> Topology:
         SlidingWindows(milliseconds=7),
         SessionWindows(milliseconds=4, grace=ms(2)),
     )
-    stream.group_by_key().windowed_by(hopping).count(store="all", retention=ms(1000)).suppress(until_window_closes()).to_stream().to("all")
-    filtered = stream.filter(even).group_by_key().windowed_by(TimeWindows(milliseconds=10)).count(store="filtered", retention=ms(1000))
-    filtered.suppress(until_window_closes()).to_stream().to("filtered")
-    stream.flat_map_values(halves, value=serdes.int64).group_by_key().windowed_by(session).count(store="flat", retention=ms(1000)).to_stream().to(
-        "flat"
+    stream.group_by_key().windowed_by(hopping).count(store="all", retention=ms(1000)).suppress(
+        until_window_closes()
+    ).to_stream().to("all")
+    filtered = (
+        stream.filter(even)
+        .group_by_key()
+        .windowed_by(TimeWindows(milliseconds=10))
+        .count(store="filtered", retention=ms(1000))
     )
+    filtered.suppress(until_window_closes()).to_stream().to("filtered")
+    stream.flat_map_values(halves, value=serdes.int64).group_by_key().windowed_by(session).count(
+        store="flat", retention=ms(1000)
+    ).to_stream().to("flat")
     present = stream.map_values(positive_or_none, value=serdes.int64)  # type: ignore[arg-type]
-    present.group_by_key().windowed_by(sliding).emit_strategy("on_window_close").count(store="mapped", retention=ms(1000)).to_stream().to("mapped")
+    present.group_by_key().windowed_by(sliding).emit_strategy("on_window_close").count(
+        store="mapped", retention=ms(1000)
+    ).to_stream().to("mapped")
     return builder.build()
 
 
@@ -75,5 +87,7 @@ def test_a_record_that_was_filtered_out_closes_no_window() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(INPUTS, st.sampled_from([2, 3, 8]), st.integers(0, 5))
-def test_what_comes_out_for_a_key_does_not_depend_on_the_number_of_ranges_or_on_commits(inputs: list[Input], ranges: int, commit_every: int) -> None:
+def test_what_comes_out_for_a_key_does_not_depend_on_the_number_of_ranges_or_on_commits(
+    inputs: list[Input], ranges: int, commit_every: int
+) -> None:
     assert run(inputs, ranges, commit_every) == run(inputs, 1)

@@ -32,7 +32,10 @@ def test_it_is_given_topic_key_value_and_how_many_partitions_there_are(topic: An
             driver.input("in", serdes.text, serdes.text).send(key, value)
         partitions = 3 if topic == "out" else 1
         seen = [(record.key, record.partition) for record in driver.outputs()]
-        assert seen == [(key, by_length("out", key, value, partitions)) for key, value in [("k", "a"), ("key", "a"), (None, "bc"), ("k", "a")]]
+        assert seen == [
+            (key, by_length("out", key, value, partitions))
+            for key, value in [("k", "a"), ("key", "a"), (None, "bc"), ("k", "a")]
+        ]
 
 
 def test_beside_it_another_sink_of_the_topic_leaves_the_choice_to_the_key() -> None:
@@ -56,9 +59,19 @@ def test_it_may_choose_several_partitions_or_none(topic: Any, ranges: int) -> No
     stream.filter(lambda _key, _value: False).to("out")
     with TopologyTestDriver(builder.build(), ranges, partitions={"out": 3}) as driver:
         for time, value in enumerate(wanted):
-            driver.input("in", serdes.text, serdes.text).send("k", value, timestamp=time, headers=[("h", value.encode())])
+            driver.input("in", serdes.text, serdes.text).send(
+                "k", value, timestamp=time, headers=[("h", value.encode())]
+            )
         seen = [(record.value, record.partition, record.timestamp) for record in driver.outputs()]
-        assert seen == [("one", 2, 0), ("two", 2, 1), ("two", 0, 1), ("again", 1, 2), ("all", 0, 3), ("all", 1, 3), ("all", 2, 3)]
+        assert seen == [
+            ("one", 2, 0),
+            ("two", 2, 1),
+            ("two", 0, 1),
+            ("again", 1, 2),
+            ("all", 0, 3),
+            ("all", 1, 3),
+            ("all", 2, 3),
+        ]
         assert all(record.headers == [("h", record.value.encode())] for record in driver.outputs())
         assert driver.dropped == {("the-sink", "no partition"): 1}
 
@@ -76,7 +89,10 @@ def test_what_one_sink_drops_another_still_writes() -> None:
 @pytest.mark.parametrize("partition", [3, -1, None, True, "0", "", b"\x00", [0, 3], [None], {0: "zero", "1": "one"}])
 def test_a_partition_that_the_topic_does_not_have_fails_the_record(partition: Any) -> None:
     topology = topology_of("out", lambda _topic, _key, _value, _partitions: partition)
-    with TopologyTestDriver(topology, partitions={"out": 3}) as driver, pytest.raises(ProcessingError, match=r"the-sink.*partitions 0 to 2"):
+    with (
+        TopologyTestDriver(topology, partitions={"out": 3}) as driver,
+        pytest.raises(ProcessingError, match=r"the-sink.*partitions 0 to 2"),
+    ):
         driver.input("in", serdes.text, serdes.text).send("k", "v")
 
 
@@ -112,11 +128,15 @@ def test_a_repartition_topic_gets_the_records_where_the_program_says(ranges: int
 def test_what_needs_equal_keys_together_behind_it_repartitions_by_key(ranges: int) -> None:
     builder = StreamsBuilder("app")
     people = builder.table("people", key=serdes.text, value=serdes.text, store="people")
-    spread = builder.stream("in", key=serdes.text, value=serdes.text).repartition(name="spread", partitions=3, partitioner=by_value)
+    spread = builder.stream("in", key=serdes.text, value=serdes.text).repartition(
+        name="spread", partitions=3, partitioner=by_value
+    )
     spread.group_by_key(name="by-key").count(store="counts")
     spread.join(people, lambda value, name: f"{name} {value}", value=serdes.text).to("out")
     topology = builder.build()
-    by_key = {topic.name for topic in topology.internal_topics if topic.kind == "repartition"} - {"app-spread-repartition"}
+    by_key = {topic.name for topic in topology.internal_topics if topic.kind == "repartition"} - {
+        "app-spread-repartition"
+    }
     assert by_key == {"app-by-key-repartition"}, "one for both"
     with TopologyTestDriver(topology, ranges, partitions=2) as driver:
         driver.input("people", serdes.text, serdes.text).send("ann", "Ann")
@@ -127,17 +147,25 @@ def test_what_needs_equal_keys_together_behind_it_repartitions_by_key(ranges: in
 
 
 @pytest.mark.parametrize("ranges", [1, 4])
-def test_through_a_repartition_topic_a_record_comes_as_often_as_it_was_sent_and_state_follows_its_key(ranges: int) -> None:
+def test_through_a_repartition_topic_a_record_comes_as_often_as_it_was_sent_and_state_follows_its_key(
+    ranges: int,
+) -> None:
     seen: list[int] = []
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.text)
-    spread = stream.repartition(name="spread", partitions=3, partitioner=lambda _topic, _key, value, partitions: range(partitions)[: int(value)])
+    spread = stream.repartition(
+        name="spread", partitions=3, partitioner=lambda _topic, _key, value, partitions: range(partitions)[: int(value)]
+    )
     spread.process(lambda: Seen(seen), by_key=False)
     spread.group_by_key(name="by-key").count(store="counts")
     with TopologyTestDriver(builder.build(), ranges) as driver:
         for key, value in [("all", "3"), ("two", "2"), ("none", "0"), ("two", "1")]:
             driver.input("in", serdes.text, serdes.text).send(key, value)
-        assert {key: driver.store("counts").get(key) for key in ("all", "two", "none")} == {"all": 3, "two": 3, "none": None}
+        assert {key: driver.store("counts").get(key) for key in ("all", "two", "none")} == {
+            "all": 3,
+            "two": 3,
+            "none": None,
+        }
     assert sorted(seen) == [0, 0, 0, 1, 1, 2]
 
 

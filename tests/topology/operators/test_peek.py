@@ -9,7 +9,9 @@ from coopstreams.topology.dsl.builder import StreamsBuilder
 
 def test_peek_sees_each_record_and_passes_it_on(flow: Any) -> None:
     seen: list[tuple[str, int]] = []
-    assert flow(lambda stream: stream.peek(lambda key, value: seen.append((key, value))), ("a", 1, 5), ("b", None, 6)) == [
+    assert flow(
+        lambda stream: stream.peek(lambda key, value: seen.append((key, value))), ("a", 1, 5), ("b", None, 6)
+    ) == [
         ("a", 1, 5),
         ("b", None, 6),
     ]

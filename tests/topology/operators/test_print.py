@@ -51,7 +51,9 @@ def test_the_label_is_the_node_above_if_none_is_given(capsys: pytest.CaptureFixt
 
 def test_what_is_no_unicode_is_printed_all_the_same(tmp_path: Path) -> None:
     builder = StreamsBuilder("app")
-    builder.stream("in", key=serdes.text, value=serdes.text).map_values(lambda value: value + "\ud800").print(tmp_path / "out", label="odd")
+    builder.stream("in", key=serdes.text, value=serdes.text).map_values(lambda value: value + "\ud800").print(
+        tmp_path / "out", label="odd"
+    )
     with TopologyTestDriver(builder.build()) as driver:
         driver.input("in", serdes.text, serdes.text).send("k", "v")
     assert (tmp_path / "out").read_text() == "[odd]: k, v\\ud800\n"

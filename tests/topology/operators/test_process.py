@@ -69,7 +69,9 @@ def driver_of(
     return TopologyTestDriver(builder.build(), ranges, config)
 
 
-def each(function: Callable[[Context, AnyRecord], AnyRecord | None], *records: tuple[Any, ...], **more: Any) -> list[Any]:
+def each(
+    function: Callable[[Context, AnyRecord], AnyRecord | None], *records: tuple[Any, ...], **more: Any
+) -> list[Any]:
     with driver_of(lambda: Each(function), **more) as driver:
         for record in records:
             driver.input("in", serdes.text, serdes.json).send(*record)
@@ -77,7 +79,9 @@ def each(function: Callable[[Context, AnyRecord], AnyRecord | None], *records: t
 
 
 def test_what_is_forwarded_has_the_key_value_timestamp_and_headers_that_it_was_given() -> None:
-    (made,) = each(lambda _, record: Record("k", [record.key, record.value], 7, [("a", b"1")]), ("x", 1, 3, [("b", b"2")]))
+    (made,) = each(
+        lambda _, record: Record("k", [record.key, record.value], 7, [("a", b"1")]), ("x", 1, 3, [("b", b"2")])
+    )
     assert (made.key, made.value, made.timestamp, made.headers) == ("k", ["x", 1], 7, [("a", b"1")])
 
 
@@ -110,7 +114,9 @@ def test_a_record_can_be_forwarded_to_one_operator_by_its_name(ranges: int) -> N
 
 
 def test_the_only_operator_below_has_a_name_too() -> None:
-    with driver_of(lambda: Each(lambda context, record: context.forward(record, to="KSTREAM-SINK-0000000002"))) as driver:
+    with driver_of(
+        lambda: Each(lambda context, record: context.forward(record, to="KSTREAM-SINK-0000000002"))
+    ) as driver:
         driver.input("in", serdes.text, serdes.json).send("a", 1)
         assert [record.value for record in driver.outputs()] == [1]
 
@@ -169,7 +175,9 @@ def test_a_processor_may_look_into_the_store_of_a_table() -> None:
 
     builder = StreamsBuilder("app")
     builder.table("names-topic", key=serdes.text, value=serdes.json, store="names")
-    builder.stream("in", key=serdes.text, value=serdes.json).process_values(Look, stores=["names"], value=serdes.json, by_key=False).to("out")
+    builder.stream("in", key=serdes.text, value=serdes.json).process_values(
+        Look, stores=["names"], value=serdes.json, by_key=False
+    ).to("out")
     with TopologyTestDriver(builder.build()) as driver:
         driver.input("names-topic", serdes.text, serdes.json).send("a", "Ann", 5)
         for key in "ab":
@@ -180,7 +188,9 @@ def test_a_processor_may_look_into_the_store_of_a_table() -> None:
 def test_process_values_needs_no_repartition_and_keeps_the_key() -> None:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.json)
-    same = stream.process_values(lambda: Each(lambda _, record: record.with_value(record.value + 1)), value=serdes.json, by_key=False)
+    same = stream.process_values(
+        lambda: Each(lambda _, record: record.with_value(record.value + 1)), value=serdes.json, by_key=False
+    )
     same.group_by_key().reduce(lambda total, value: total + value, store="sums").to_stream().to("out")
     topology = builder.build()
     assert [topic.kind for topic in topology.internal_topics] == ["changelog"]
@@ -193,8 +203,13 @@ def test_process_values_needs_no_repartition_and_keeps_the_key() -> None:
 def test_process_values_cannot_change_the_key() -> None:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.json)
-    stream.process_values(lambda: Each(lambda _, record: record.with_key("other")), value=serdes.json, by_key=False).to("out")
-    with TopologyTestDriver(builder.build()) as driver, pytest.raises(ProcessingError, match="cannot change the key 'a' to 'other'"):
+    stream.process_values(lambda: Each(lambda _, record: record.with_key("other")), value=serdes.json, by_key=False).to(
+        "out"
+    )
+    with (
+        TopologyTestDriver(builder.build()) as driver,
+        pytest.raises(ProcessingError, match="cannot change the key 'a' to 'other'"),
+    ):
         driver.input("in", serdes.text, serdes.json).send("a", 1)
 
 
@@ -218,9 +233,14 @@ def test_an_error_below_is_that_of_the_node_below_even_if_the_processor_catches_
                 self.context.forward(record.with_value(1))
 
     builder = StreamsBuilder("app")
-    stream = builder.stream("in", key=serdes.text, value=serdes.json).process(Careless, key=serdes.text, value=serdes.json, by_key=False)
+    stream = builder.stream("in", key=serdes.text, value=serdes.json).process(
+        Careless, key=serdes.text, value=serdes.json, by_key=False
+    )
     stream.map_values(lambda value: 1 // value, value=serdes.json, name="divide").to("out")
-    with TopologyTestDriver(builder.build()) as driver, pytest.raises(ProcessingError, match="divide: ZeroDivisionError"):
+    with (
+        TopologyTestDriver(builder.build()) as driver,
+        pytest.raises(ProcessingError, match="divide: ZeroDivisionError"),
+    ):
         driver.input("in", serdes.text, serdes.json).send("a", 0)
 
 
@@ -229,13 +249,20 @@ def test_a_window_store_forgets_what_lies_behind_its_retention() -> None:
         def process(self, record: Record[str, Any]) -> None:
             windows: WindowStore[str, Any] = self.context.store("windows")
             windows.put(record.key, record.value, record.timestamp)
-            self.context.forward(record.with_value([list(pair) for pair in windows.fetch(record.key, 0, 1000, reverse=True)]))
+            self.context.forward(
+                record.with_value([list(pair) for pair in windows.fetch(record.key, 0, 1000, reverse=True)])
+            )
 
     store = window_store("windows", key=serdes.text, value=serdes.json, size=ms(10), retention=ms(20))
     with driver_of(Windows, store) as driver:
         for value, at in ((1, 5), (2, 15), (3, 24), (4, 3)):
             driver.input("in", serdes.text, serdes.json).send("a", value, at)
-        assert [record.value for record in driver.outputs()] == [[[5, 1]], [[15, 2], [5, 1]], [[24, 3], [15, 2], [5, 1]], [[24, 3], [15, 2], [5, 1]]]
+        assert [record.value for record in driver.outputs()] == [
+            [[5, 1]],
+            [[15, 2], [5, 1]],
+            [[24, 3], [15, 2], [5, 1]],
+            [[24, 3], [15, 2], [5, 1]],
+        ]
 
 
 @pytest.mark.parametrize("ranges", [1, 3])
@@ -290,10 +317,14 @@ def test_a_versioned_store_knows_what_was(ranges: int) -> None:
 def test_a_processor_sees_the_versions_of_a_table_as_versions() -> None:
     builder = StreamsBuilder("app")
     builder.table("prices", key=serdes.text, value=serdes.int64, history=ms(100), store="prices")
-    looked = each_of(lambda context, record: record.with_value([context.store("prices").get("a"), context.store("prices").as_of("a", 1)]))
-    builder.stream("in", key=serdes.text, value=serdes.json).process(looked, stores=["prices"], key=serdes.text, value=serdes.json, by_key=False).to(
-        "out"
+    looked = each_of(
+        lambda context, record: record.with_value(
+            [context.store("prices").get("a"), context.store("prices").as_of("a", 1)]
+        )
     )
+    builder.stream("in", key=serdes.text, value=serdes.json).process(
+        looked, stores=["prices"], key=serdes.text, value=serdes.json, by_key=False
+    ).to("out")
     with TopologyTestDriver(builder.build()) as driver:
         for value, at in ((7, 0), (8, 2)):
             driver.input("prices", serdes.text, serdes.int64).send("a", value, at)
@@ -327,7 +358,9 @@ def test_mistakes_are_found_while_building_or_when_the_task_begins() -> None:
     with pytest.raises(TopologyError, match="stores= takes"):
         stream.process(Counting, stores=[3], by_key=False)  # type: ignore[list-item]
     with pytest.raises(TopologyError, match='two stores are named "counts"'):
-        stream.process(Counting, stores=[COUNTS, key_value_store("counts", key=serdes.raw, value=serdes.raw)], by_key=False)
+        stream.process(
+            Counting, stores=[COUNTS, key_value_store("counts", key=serdes.raw, value=serdes.raw)], by_key=False
+        )
     with pytest.raises(TopologyError, match='has no store "counts"'):
         driver_of(Counting)
     with pytest.raises(TopologyError, match="which is no Processor"):
@@ -338,7 +371,9 @@ def test_mistakes_are_found_while_building_or_when_the_task_begins() -> None:
 
 def counted_by_new_keys(ranges: int, *, by_key: bool, repartitioned: bool) -> list[Any]:
     builder = StreamsBuilder("app")
-    stream = builder.stream("in", key=serdes.text, value=serdes.json).select_key(lambda _, value: value, key=serdes.text)
+    stream = builder.stream("in", key=serdes.text, value=serdes.json).select_key(
+        lambda _, value: value, key=serdes.text
+    )
     (stream.repartition(name="around") if repartitioned else stream).process(Counting, stores=[COUNTS], by_key=by_key)
     with TopologyTestDriver(builder.build(), ranges) as driver:
         for at, key in enumerate("abcdefgh"):
@@ -354,7 +389,8 @@ def test_new_keys_are_treated_by_one_task_or_repartitioned(ranges: int, repartit
 
 def test_new_keys_that_were_not_repartitioned_cannot_be_treated_each_on_its_own() -> None:
     with pytest.raises(
-        TopologyError, match=r'process\(\): by_key=True needs .* and "KSTREAM-KEY-SELECT-0000000001" may .*repartition\(\) .*by_key=False'
+        TopologyError,
+        match=r'process\(\): by_key=True needs .* "KSTREAM-KEY-SELECT-0000000001" may .*repartition\(\) .*by_key=False',
     ):
         counted_by_new_keys(1, by_key=True, repartitioned=False)
 
@@ -362,5 +398,7 @@ def test_new_keys_that_were_not_repartitioned_cannot_be_treated_each_on_its_own(
 @pytest.mark.parametrize("method", ["process", "process_values"])
 def test_whether_a_processor_goes_by_key_must_be_said(method: str) -> None:
     stream = StreamsBuilder("app").stream("in", key=serdes.text, value=serdes.json)
-    with pytest.raises(TopologyError, match=rf"{method}\(\): say how its state is kept. by_key=True: .* by_key=False: "):
+    with pytest.raises(
+        TopologyError, match=rf"{method}\(\): say how its state is kept. by_key=True: .* by_key=False: "
+    ):
         getattr(stream, method)(Counting, stores=[COUNTS])

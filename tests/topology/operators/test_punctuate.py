@@ -40,16 +40,23 @@ class Tick(Processor[Any, Any, Any, Any]):
 
 
 def run(processor: Any, *steps: Any, config: dict[str, Any] | None = None) -> list[tuple[Any, Any]]:
-    """Send a record for each (timestamp, headers), let time pass for each number; return (key, timestamp) of the outputs."""
+    """Send a record for each (timestamp, headers), let time pass for each number; return (key, timestamp) of the
+    outputs.
+    """
     builder = StreamsBuilder("app")
-    builder.stream("in", key=serdes.text, value=serdes.json).process(processor, key=serdes.text, value=serdes.json, by_key=False).to("out")
+    builder.stream("in", key=serdes.text, value=serdes.json).process(
+        processor, key=serdes.text, value=serdes.json, by_key=False
+    ).to("out")
     with TopologyTestDriver(builder.build(), config=config) as driver:
         for step in steps:
             if isinstance(step, tuple):
                 driver.input("in", serdes.text, serdes.json).send("a", 0, *step)
             else:
                 driver.advance(ms(step))
-        return [(record.key, record.timestamp) if not record.headers else (record.key, record.headers) for record in driver.outputs()]
+        return [
+            (record.key, record.timestamp) if not record.headers else (record.key, record.headers)
+            for record in driver.outputs()
+        ]
 
 
 def test_stream_time_fires_with_the_first_record_and_then_on_its_grid_after_the_record_that_moved_it() -> None:
@@ -81,7 +88,9 @@ def test_a_failing_punctuation_goes_to_the_failure_handler_and_is_called_again()
 
     with pytest.raises(ProcessingError, match="ValueError: ten"):
         run(lambda: Fragile("wall_clock", 10), 10)
-    assert run(lambda: Fragile("wall_clock", 10), 10, 10, config={"processing.exception.handler": "continue"}) == [("tick", 20)]
+    assert run(lambda: Fragile("wall_clock", 10), 10, 10, config={"processing.exception.handler": "continue"}) == [
+        ("tick", 20)
+    ]
 
 
 def test_a_schedule_needs_an_interval_and_a_clock() -> None:
@@ -127,7 +136,9 @@ def test_punctuations_by_key_do_not_depend_on_the_number_of_ranges(records: list
 
 
 @given(st.integers(1, 20), st.lists(st.integers(0, 50), max_size=20))
-def test_a_schedule_stays_on_its_grid_and_fires_once_for_each_grid_point_passed_or_less(interval_ms: int, steps: list[int]) -> None:
+def test_a_schedule_stays_on_its_grid_and_fires_once_for_each_grid_point_passed_or_less(
+    interval_ms: int, steps: list[int]
+) -> None:
     fired: list[int] = []
     queue = PunctuationQueue()
     queue.add(Schedule(interval_ms, fired.append), 0)
@@ -140,7 +151,10 @@ def test_a_schedule_stays_on_its_grid_and_fires_once_for_each_grid_point_passed_
     assert fired == sorted(set(fired))
 
 
-@given(st.integers(1, 20), st.lists(st.tuples(st.integers(0, 50), st.integers(-100_000, 100_000) | st.just(0)), max_size=20))
+@given(
+    st.integers(1, 20),
+    st.lists(st.tuples(st.integers(0, 50), st.integers(-100_000, 100_000) | st.just(0)), max_size=20),
+)
 def test_whatever_the_clock_is_put_to_the_next_call_is_an_interval_away_at_most_and_none_comes_in_a_burst(
     interval_ms: int, steps: list[tuple[int, int]]
 ) -> None:

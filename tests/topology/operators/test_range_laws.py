@@ -50,11 +50,15 @@ def program() -> Topology:
     small.group_by_key().reduce(lambda total, value: total + value or None, store="totals").to_stream().to("totals")
     small.left_join(names, lambda value, name: value * 10 + (name or 0), value=serdes.int64).to("joined")
     stream.group_by_key().windowed_by(TimeWindows(milliseconds=10, grace=ms(5))).aggregate(
-        lambda: 0, lambda _, value, total: total + (value or 100), value=serdes.int64, store="windows", retention=ms(1000)
+        lambda: 0,
+        lambda _, value, total: total + (value or 100),
+        value=serdes.int64,
+        store="windows",
+        retention=ms(1000),
     ).to_stream().to("windows")
-    stream.flat_map_values(twice).group_by(lambda _, value: "even" if value % 2 == 0 else "odd", key=serdes.text, value=serdes.int64).count(
-        store="parity"
-    ).to_stream().to("parity")
+    stream.flat_map_values(twice).group_by(
+        lambda _, value: "even" if value % 2 == 0 else "odd", key=serdes.text, value=serdes.int64
+    ).count(store="parity").to_stream().to("parity")
     names.filter(lambda _, name: name > 0).to_stream().to("positive")
     return builder.build()
 
@@ -110,7 +114,10 @@ def test_windows_that_begin_with_their_records_expire_alike_for_any_number_of_ra
     def run_windows(ranges: int) -> tuple[Outputs, list[Any]]:
         builder = StreamsBuilder("app")
         stream = builder.stream("in", key=serdes.text, value=serdes.int64)
-        for store, windows in (("sliding", SlidingWindows(milliseconds=difference, grace=ms(grace))), ("own", SinceEachRecord())):
+        for store, windows in (
+            ("sliding", SlidingWindows(milliseconds=difference, grace=ms(grace))),
+            ("own", SinceEachRecord()),
+        ):
             stream.group_by_key().windowed_by(windows).aggregate(
                 list, lambda _, value, seen: [*seen, value], value=serdes.json, store=store
             ).to_stream().to(store)
@@ -140,13 +147,17 @@ class Recent(Processor[str, int, str, Any]):
 
 @settings(max_examples=60, deadline=None)
 @given(INPUTS, st.sampled_from([2, 3, 7]))
-def test_windows_that_a_processor_keeps_by_key_expire_alike_for_any_number_of_ranges(inputs: list[Input], ranges: int) -> None:
+def test_windows_that_a_processor_keeps_by_key_expire_alike_for_any_number_of_ranges(
+    inputs: list[Input], ranges: int
+) -> None:
     stores = [
         window_store("windows", key=serdes.text, value=serdes.int64, size=ms(5), retention=ms(20)),
         session_store("sessions", key=serdes.text, value=serdes.int64, retention=ms(15)),
     ]
     builder = StreamsBuilder("app")
-    numbers = builder.stream("in", key=serdes.text, value=serdes.int64).filter(lambda key, value: None not in (key, value))
+    numbers = builder.stream("in", key=serdes.text, value=serdes.int64).filter(
+        lambda key, value: None not in (key, value)
+    )
     numbers.process(Recent, stores=stores, key=serdes.text, value=serdes.json, by_key=True).to("out")
     topology = builder.build()
 
@@ -165,7 +176,9 @@ def test_windows_that_a_processor_keeps_by_key_expire_alike_for_any_number_of_ra
 
 @settings(max_examples=40, deadline=None)
 @given(INPUTS, st.integers(1, 10), st.sampled_from([1, 3]))
-def test_outputs_with_the_record_cache_are_a_subsequence_of_those_without_and_end_alike(inputs: list[Input], commit_every: int, ranges: int) -> None:
+def test_outputs_with_the_record_cache_are_a_subsequence_of_those_without_and_end_alike(
+    inputs: list[Input], commit_every: int, ranges: int
+) -> None:
     every, tables = run(inputs, ranges=1)
     cached, tables_of_cache = run(inputs, ranges, caching=True, commit_every=commit_every)
     assert tables_of_cache == tables

@@ -22,7 +22,9 @@ def test_a_row_reduced_to_none_is_deleted_and_begins_anew(flow: Any, caching: bo
     def total(aggregate: int, value: int) -> int | None:
         return aggregate + value or None
 
-    out = flow(lambda stream: stream.group_by_key().reduce(total), ("a", 2, 9), ("a", -2, 1), ("a", 5, 4), caching=caching)
+    out = flow(
+        lambda stream: stream.group_by_key().reduce(total), ("a", 2, 9), ("a", -2, 1), ("a", 5, 4), caching=caching
+    )
     assert out == ([("a", 5, 4)] if caching else [("a", 2, 9), ("a", None, 9), ("a", 5, 4)])
 
 

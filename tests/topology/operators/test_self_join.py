@@ -21,7 +21,10 @@ Results: TypeAlias = list[tuple[str | None, Any, int]]
 
 ONE_STORE = {"topology.optimization": "single.store.self.join"}
 
-EVENTS = st.lists(st.tuples(st.sampled_from(["a", "b", "c", None]), st.one_of(st.none(), st.integers(0, 9)), st.integers(0, 60)), max_size=25)
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["a", "b", "c", None]), st.one_of(st.none(), st.integers(0, 9)), st.integers(0, 60)),
+    max_size=25,
+)
 WINDOWS = st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(0, 20)).map(
     lambda b: JoinWindows(before=ms(b[0]), after=ms(b[1]), grace=ms(b[2]))
 )
@@ -40,7 +43,14 @@ def self_join(windows: JoinWindows, kind: str = "join", *, rekeyed: bool = False
     return builder.build()
 
 
-def results(topology: Topology, events: list[Event], config: dict[str, str] | None = None, *, ranges: int = 1, folder: Path | None = None) -> Results:
+def results(
+    topology: Topology,
+    events: list[Event],
+    config: dict[str, str] | None = None,
+    *,
+    ranges: int = 1,
+    folder: Path | None = None,
+) -> Results:
     """Return what came out; with a folder, from stores on RocksDB and with a commit after each record."""
     with TopologyTestDriver(topology, ranges, config, state_dir=folder) as driver:
         for key, value, timestamp in events:
@@ -52,7 +62,9 @@ def results(topology: Topology, events: list[Event], config: dict[str, str] | No
 
 @settings(max_examples=150, deadline=None)
 @given(EVENTS, WINDOWS, st.sampled_from([1, 4]))
-def test_one_store_gives_the_results_of_two_in_their_order(events: list[Event], windows: JoinWindows, ranges: int) -> None:
+def test_one_store_gives_the_results_of_two_in_their_order(
+    events: list[Event], windows: JoinWindows, ranges: int
+) -> None:
     topology = self_join(windows)
     assert results(topology, events, ONE_STORE, ranges=ranges) == results(topology, events, ranges=ranges)
 
@@ -75,12 +87,17 @@ def test_a_record_meets_itself_and_each_pair_comes_both_ways() -> None:
 def test_the_second_store_and_its_changelog_are_gone(rekeyed: bool) -> None:
     topology = self_join(JoinWindows(milliseconds=10, grace=0), rekeyed=rekeyed)
     once = topology.optimized("single.store.self.join")
-    assert [store.name for part in topology.subtopologies for store in part.stores] == ["j-this-join-store", "j-other-join-store"]
+    assert [store.name for part in topology.subtopologies for store in part.stores] == [
+        "j-this-join-store",
+        "j-other-join-store",
+    ]
     assert [store.name for part in once.subtopologies for store in part.stores] == ["j-this-join-store"]
     gone = {topic.name for topic in topology.internal_topics} - {topic.name for topic in once.internal_topics}
     assert gone == {"app-j-other-join-store-changelog"}
     assert "(stores: [j-this-join-store])" in once.describe()
-    assert [store["name"] for part in json.loads(once.describe("json"))["subtopologies"] for store in part["stores"]] == ["j-this-join-store"]
+    assert [
+        store["name"] for part in json.loads(once.describe("json"))["subtopologies"] for store in part["stores"]
+    ] == ["j-this-join-store"]
 
 
 @pytest.mark.parametrize("kind", ["left_join", "outer_join"])
@@ -92,8 +109,11 @@ def test_joins_that_tell_of_what_has_no_match_are_left_as_they_are(kind: str) ->
 def test_streams_that_only_look_alike_keep_both_stores() -> None:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.json)
-    stream.join(stream.map_values(lambda value: value, value=serdes.json), pair, windows=JoinWindows(milliseconds=5, grace=0), value=serdes.json).to(
-        "out"
-    )
+    stream.join(
+        stream.map_values(lambda value: value, value=serdes.json),
+        pair,
+        windows=JoinWindows(milliseconds=5, grace=0),
+        value=serdes.json,
+    ).to("out")
     topology = builder.build()
     assert topology.optimized("all") == topology

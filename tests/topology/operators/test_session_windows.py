@@ -16,9 +16,9 @@ from tests.durations import ms
 def counts(gap: int, grace: int = 0) -> Topology:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.text)
-    stream.group_by_key().windowed_by(SessionWindows(milliseconds=gap, grace=ms(grace))).count(store="counts", retention=ms(1 << 40)).to_stream().to(
-        "out"
-    )
+    stream.group_by_key().windowed_by(SessionWindows(milliseconds=gap, grace=ms(grace))).count(
+        store="counts", retention=ms(1 << 40)
+    ).to_stream().to("out")
     return builder.build()
 
 
@@ -31,7 +31,12 @@ def test_a_record_near_a_session_extends_it_the_old_one_is_deleted_first() -> No
         topic = driver.input("in", serdes.text, serdes.text)
         for timestamp in (10, 15, 21):
             topic.send("a", "x", timestamp)
-        assert outputs(driver) == [("[a@10/10]", 1, 10), ("[a@10/10]", None, 10), ("[a@10/15]", 2, 15), ("[a@21/21]", 1, 21)]
+        assert outputs(driver) == [
+            ("[a@10/10]", 1, 10),
+            ("[a@10/10]", None, 10),
+            ("[a@10/15]", 2, 15),
+            ("[a@21/21]", 1, 21),
+        ]
         assert driver.store("counts").all() == [Row(Windowed("a", 10, 15), 2, 15), Row(Windowed("a", 21, 21), 1, 21)]
         assert driver.store("counts").get(Windowed("a", 10, 15)) == 2
 
@@ -57,7 +62,12 @@ def test_reduce_and_aggregate_work_in_sessions(flow: Any) -> None:
     def both(stream: Any) -> Any:
         sessions = stream.group_by_key().windowed_by(SessionWindows(milliseconds=5, grace=ms(50)))
         reduced = sessions.reduce(lambda total, value: total + value).to_stream()
-        folded = sessions.aggregate(str, lambda key, value, text: f"{text}{value}", lambda key, one, other: f"({one},{other})", value=serdes.json)
+        folded = sessions.aggregate(
+            str,
+            lambda key, value, text: f"{text}{value}",
+            lambda key, one, other: f"({one},{other})",
+            value=serdes.json,
+        )
         return reduced.map(lambda at, value: (str(at), value), key=serdes.text, value=serdes.json).merge(
             folded.to_stream().map(lambda at, value: (str(at), value), key=serdes.text, value=serdes.json)
         )
@@ -72,8 +82,15 @@ def test_reduce_and_aggregate_work_in_sessions(flow: Any) -> None:
     ]
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 200)), max_size=30), st.integers(0, 20), st.sampled_from([1, 3]), st.booleans())
-def test_sessions_equal_the_offline_merge_of_intervals(records: list[tuple[str, int]], gap: int, ranges: int, commits: bool) -> None:
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 200)), max_size=30),
+    st.integers(0, 20),
+    st.sampled_from([1, 3]),
+    st.booleans(),
+)
+def test_sessions_equal_the_offline_merge_of_intervals(
+    records: list[tuple[str, int]], gap: int, ranges: int, commits: bool
+) -> None:
     expected: dict[Windowed[str], int] = {}
     for key in "abc":
         runs: list[list[int]] = []

@@ -47,11 +47,19 @@ def test_null_values_are_dropped_and_late_records_when_their_windows_are_closed(
         topic.send("a", None, 50)
         topic.send("b", 1, 20)
         topic.send("a", 1, 12)
-        assert sorted((reason, count) for (_, reason), count in driver.dropped.items()) == [("late", 1), ("null value", 1)]
+        assert sorted((reason, count) for (_, reason), count in driver.dropped.items()) == [
+            ("late", 1),
+            ("null value", 1),
+        ]
         assert {str(row.key): row.value for row in driver.store("lists").all()} == {"[b@15/20]": [1]}
 
 
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 60)), max_size=14), st.integers(1, 15), st.sampled_from([1, 3]), st.booleans())
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 60)), max_size=14),
+    st.integers(1, 15),
+    st.sampled_from([1, 3]),
+    st.booleans(),
+)
 def test_windows_hold_the_records_between_their_ends_and_there_is_one_for_each_record(
     records: list[tuple[str, int]], difference: int, ranges: int, commits: bool
 ) -> None:
@@ -60,7 +68,9 @@ def test_windows_hold_the_records_between_their_ends_and_there_is_one_for_each_r
             driver.input("in", serdes.text, serdes.int64).send(key, timestamp, timestamp)
             if commits:
                 driver.commit()
-        found: dict[tuple[str, int], Any] = {(row.key.key, row.key.start_ms): sorted(row.value) for row in driver.store("lists").all()}
+        found: dict[tuple[str, int], Any] = {
+            (row.key.key, row.key.start_ms): sorted(row.value) for row in driver.store("lists").all()
+        }
     for (key, start), values in found.items():
         assert values == sorted(at for k, at in records if k == key and start <= at <= start + difference)
     for key, timestamp in records:

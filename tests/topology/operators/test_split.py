@@ -28,7 +28,11 @@ def test_the_first_predicate_that_is_true_decides() -> None:
         topic = driver.input("in", serdes.text, serdes.json)
         for value in (50, 5, 500):
             topic.send("k", value)
-        assert [(record.topic, record.value) for record in driver.outputs()] == [("medium", 50), ("small", 5), ("large", 500)]
+        assert [(record.topic, record.value) for record in driver.outputs()] == [
+            ("medium", 50),
+            ("small", 5),
+            ("large", 500),
+        ]
     assert "size-small" in topology.describe()
 
 
@@ -41,7 +45,9 @@ def test_without_a_default_branch_what_nobody_wants_ends(flow: Any) -> None:
 
 def test_branches_without_names_are_numbered_and_the_default_is_0(flow: Any) -> None:
     def write(stream: Any) -> Any:
-        branches = stream.split().branch(lambda _, value: value == 1).branch(lambda _, value: value == 2).default_branch()
+        branches = (
+            stream.split().branch(lambda _, value: value == 1).branch(lambda _, value: value == 2).default_branch()
+        )
         assert list(branches) == ["1", "2", "0"]
         return branches["2"].map_values(str, value=serdes.json).merge(branches["0"])
 
@@ -51,7 +57,11 @@ def test_branches_without_names_are_numbered_and_the_default_is_0(flow: Any) -> 
 def test_what_a_branch_reads_of_a_value_is_not_taken_for_read_in_the_next(flow: Any) -> None:
     def write(stream: Any) -> Any:
         branches = stream.split().branch(lambda key, _: key == "a", name="a").default_branch(name="b")
-        return branches["a"].map_values(lambda value: value + 1, value=serdes.json).merge(branches["b"].filter(lambda _, value: value > 1))
+        return (
+            branches["a"]
+            .map_values(lambda value: value + 1, value=serdes.json)
+            .merge(branches["b"].filter(lambda _, value: value > 1))
+        )
 
     assert flow(write, ("a", 1, 0), ("b", 2, 1), ("b", 1, 2)) == [("a", 2, 0), ("b", 2, 1)]
 

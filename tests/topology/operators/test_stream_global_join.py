@@ -21,7 +21,9 @@ def joined(*events: Event, left: bool = False, ranges: int = 1) -> list[tuple[st
     def pair(order: Any, name: Any) -> list[Any]:
         return [order, name]
 
-    (orders.left_join if left else orders.join)(names, pair, on=lambda _, order: order["name"], value=serdes.json).to("out")
+    (orders.left_join if left else orders.join)(names, pair, on=lambda _, order: order["name"], value=serdes.json).to(
+        "out"
+    )
     with TopologyTestDriver(builder.build(), ranges) as driver:
         for timestamp, (topic, key, value) in enumerate(events):
             driver.input(topic, serdes.text, serdes.json).send(key, value, timestamp)
@@ -34,12 +36,26 @@ ANN, NOBODY, NULL = {"name": "ann"}, {"name": "nobody"}, {"name": None}
 
 @pytest.mark.parametrize("ranges", [1, 4])
 def test_a_record_meets_the_row_it_names_and_keeps_its_key_and_timestamp(ranges: int) -> None:
-    out = joined(("orders", "a", ANN), ("names", "ann", 7), ("orders", "a", ANN), ("orders", "b", NOBODY), ("orders", None, ANN), ranges=ranges)
+    out = joined(
+        ("orders", "a", ANN),
+        ("names", "ann", 7),
+        ("orders", "a", ANN),
+        ("orders", "b", NOBODY),
+        ("orders", None, ANN),
+        ranges=ranges,
+    )
     assert out == [("a", [ANN, 7], 2), (None, [ANN, 7], 4)]
 
 
 def test_a_left_join_has_none_where_there_is_no_row_and_where_no_key_is_named() -> None:
-    out = joined(("orders", "a", ANN), ("names", "ann", 7), ("orders", "a", ANN), ("names", "ann", None), ("orders", "a", ANN), left=True)
+    out = joined(
+        ("orders", "a", ANN),
+        ("names", "ann", 7),
+        ("orders", "a", ANN),
+        ("names", "ann", None),
+        ("orders", "a", ANN),
+        left=True,
+    )
     assert [value for _, value, _ in out] == [[ANN, None], [ANN, 7], [ANN, None]]
     assert joined(("orders", "a", NULL), left=True) == [("a", [NULL, None], 0)]
     assert joined(("orders", "a", NULL)) == []
@@ -52,7 +68,9 @@ def test_records_without_a_value_are_dropped() -> None:
 def test_a_global_table_needs_neither_a_changelog_nor_equal_partitions() -> None:
     builder = StreamsBuilder("app")
     names = builder.global_table("names", key=serdes.text, value=serdes.json)
-    builder.stream("orders", key=serdes.text, value=serdes.json).join(names, max, on=lambda key, _: key, value=serdes.json).to("out")
+    builder.stream("orders", key=serdes.text, value=serdes.json).join(
+        names, max, on=lambda key, _: key, value=serdes.json
+    ).to("out")
     topology = builder.build()
     assert topology.internal_topics == ()
     assert topology.source_topics == ("orders", "names")

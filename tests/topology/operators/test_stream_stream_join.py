@@ -41,25 +41,48 @@ def joined(kind: str, windows: JoinWindows, *events: Event, ranges: int = 1, com
 
 @pytest.mark.parametrize("ranges", [1, 4])
 def test_both_ends_of_the_window_are_inside_and_the_later_timestamp_counts(ranges: int) -> None:
-    events: list[Event] = [("left", "a", 1, 100), ("right", "a", 2, 90), ("right", "a", 3, 105), ("right", "a", 4, 89), ("right", "a", 5, 106)]
+    events: list[Event] = [
+        ("left", "a", 1, 100),
+        ("right", "a", 2, 90),
+        ("right", "a", 3, 105),
+        ("right", "a", 4, 89),
+        ("right", "a", 5, 106),
+    ]
     out = joined("inner", JoinWindows(before=ms(10), after=ms(5), grace=ms(50)), *events, ranges=ranges)
     assert out == [("a", [1, 2], 100), ("a", [1, 3], 105)]
 
 
 def test_records_of_one_key_and_one_moment_all_survive_in_the_order_of_arrival() -> None:
-    out = joined("inner", JoinWindows(0, grace=ms(10)), ("left", "a", 1, 5), ("left", "a", 1, 5), ("left", "a", 2, 5), ("right", "a", "x", 5))
+    out = joined(
+        "inner",
+        JoinWindows(0, grace=ms(10)),
+        ("left", "a", 1, 5),
+        ("left", "a", 1, 5),
+        ("left", "a", 2, 5),
+        ("right", "a", "x", 5),
+    )
     assert [value for _, value, _ in out] == [[1, "x"], [1, "x"], [2, "x"]]
 
 
 def test_a_left_join_tells_of_what_has_no_match_when_its_window_has_closed() -> None:
-    events: list[Event] = [("left", "a", 1, 0), ("left", "b", 2, 3), ("right", "b", 9, 4), ("right", "a", 7, 20), ("left", "c", 3, 21)]
+    events: list[Event] = [
+        ("left", "a", 1, 0),
+        ("left", "b", 2, 3),
+        ("right", "b", 9, 4),
+        ("right", "a", 7, 20),
+        ("left", "c", 3, 21),
+    ]
     assert joined("left", JoinWindows(milliseconds=5, grace=ms(5)), *events) == [("b", [2, 9], 4), ("a", [1, None], 0)]
 
 
 def test_a_late_record_takes_back_a_wait() -> None:
-    assert joined("left", JoinWindows(milliseconds=5, grace=ms(20)), ("left", "a", 1, 0), ("left", "z", 1, 20), ("right", "a", 2, 4)) == [
-        ("a", [1, 2], 4)
-    ]
+    assert joined(
+        "left",
+        JoinWindows(milliseconds=5, grace=ms(20)),
+        ("left", "a", 1, 0),
+        ("left", "z", 1, 20),
+        ("right", "a", 2, 4),
+    ) == [("a", [1, 2], 4)]
 
 
 def test_an_outer_join_tells_of_both_sides_right_before_left() -> None:
@@ -68,12 +91,17 @@ def test_an_outer_join_tells_of_both_sides_right_before_left() -> None:
 
 
 def test_what_comes_after_its_window_has_closed_is_told_of_at_once() -> None:
-    assert joined("left", JoinWindows(milliseconds=5), ("left", "z", 0, 50), ("left", "a", 1, 10)) == [("a", [1, None], 10)]
+    assert joined("left", JoinWindows(milliseconds=5), ("left", "z", 0, 50), ("left", "a", 1, 10)) == [
+        ("a", [1, None], 10)
+    ]
 
 
 def test_an_eager_join_does_not_wait() -> None:
     events: list[Event] = [("left", "a", 1, 0), ("right", "a", 2, 1)]
-    assert joined("left", JoinWindows(milliseconds=5, grace=ms(10), eager=True), *events) == [("a", [1, None], 0), ("a", [1, 2], 1)]
+    assert joined("left", JoinWindows(milliseconds=5, grace=ms(10), eager=True), *events) == [
+        ("a", [1, None], 0),
+        ("a", [1, 2], 1),
+    ]
 
 
 def test_records_without_a_key_find_no_match_and_records_without_a_value_are_dropped() -> None:
@@ -95,11 +123,17 @@ def test_a_stream_can_be_joined_with_itself() -> None:
 
 def test_changed_keys_meet_through_repartition_topics() -> None:
     builder = StreamsBuilder("app")
-    left = builder.stream("left", key=serdes.text, value=serdes.json).select_key(lambda _, value: str(value % 2), key=serdes.text)
+    left = builder.stream("left", key=serdes.text, value=serdes.json).select_key(
+        lambda _, value: str(value % 2), key=serdes.text
+    )
     right = builder.stream("right", key=serdes.text, value=serdes.json)
-    left.join_with_key(right, lambda key, a, b: [key, a, b], windows=JoinWindows(milliseconds=5), value=serdes.json, name="odd").to("out")
+    left.join_with_key(
+        right, lambda key, a, b: [key, a, b], windows=JoinWindows(milliseconds=5), value=serdes.json, name="odd"
+    ).to("out")
     topology = builder.build()
-    assert [topic.name for topic in topology.internal_topics if topic.kind == "repartition"] == ["app-odd-left-repartition"]
+    assert [topic.name for topic in topology.internal_topics if topic.kind == "repartition"] == [
+        "app-odd-left-repartition"
+    ]
     with TopologyTestDriver(topology, ranges=2) as driver:
         driver.input("left", serdes.text, serdes.json).send("x", 3, 0)
         driver.input("right", serdes.text, serdes.json).send("1", "r", 1)
@@ -117,7 +151,15 @@ def test_the_stores_are_named_as_kafka_streams_names_them() -> None:
 
 @settings(deadline=None)
 @given(
-    st.lists(st.tuples(st.sampled_from(["left", "right"]), st.sampled_from("abc"), st.none() | st.integers(0, 9), st.integers(0, 40)), max_size=25),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["left", "right"]),
+            st.sampled_from("abc"),
+            st.none() | st.integers(0, 9),
+            st.integers(0, 40),
+        ),
+        max_size=25,
+    ),
     st.sampled_from(["left", "outer"]),
     st.integers(0, 8),
     st.integers(0, 8),
@@ -132,11 +174,21 @@ def test_what_each_key_gets_and_when_does_not_depend_on_the_number_of_ranges(
         assert [result for result in four if result[0] == key] == [result for result in one if result[0] == key]
 
 
-EVENTS = st.lists(st.tuples(st.sampled_from(["left", "right"]), st.sampled_from("abc"), st.integers(0, 9), st.integers(0, 60)), max_size=25)
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["left", "right"]), st.sampled_from("abc"), st.integers(0, 9), st.integers(0, 60)),
+    max_size=25,
+)
 
 
 @settings(deadline=None)
-@given(EVENTS, st.sampled_from(["inner", "left", "outer"]), st.integers(0, 8), st.integers(0, 8), st.sampled_from([1, 3]), st.booleans())
+@given(
+    EVENTS,
+    st.sampled_from(["inner", "left", "outer"]),
+    st.integers(0, 8),
+    st.integers(0, 8),
+    st.sampled_from([1, 3]),
+    st.booleans(),
+)
 def test_once_all_windows_are_closed_the_results_are_those_of_the_relational_join(
     events: list[Event], kind: str, before: int, after: int, ranges: int, commit: bool
 ) -> None:
@@ -145,12 +197,29 @@ def test_once_all_windows_are_closed_the_results_are_those_of_the_relational_joi
         events.sort(key=lambda event: event[3])
     # Kafka Streams looks for those without a match when time moves, and not each time: the ends move it far enough.
     ends: list[Event] = [("left", f"end{n}", 0, at) for n, at in enumerate((500, 1000, 1500))]
-    out = [result for result in joined(kind, windows, *events, *ends, ranges=ranges, commit=commit) if not str(result[0]).startswith("end")]
+    out = [
+        result
+        for result in joined(kind, windows, *events, *ends, ranges=ranges, commit=commit)
+        if not str(result[0]).startswith("end")
+    ]
     lefts, rights = ([event[1:] for event in events if event[0] == side] for side in ("left", "right"))
-    near = [(one, other) for one in lefts for other in rights if one[0] == other[0] and one[2] - before <= other[2] <= one[2] + after]
+    near = [
+        (one, other)
+        for one in lefts
+        for other in rights
+        if one[0] == other[0] and one[2] - before <= other[2] <= one[2] + after
+    ]
     expected = [(one[0], [one[1], other[1]], max(one[2], other[2])) for one, other in near]
     if kind != "inner":
-        expected += [(key, [value, None], at) for key, value, at in lefts if (key, at) not in {(one[0], one[2]) for one, _ in near}]
+        expected += [
+            (key, [value, None], at)
+            for key, value, at in lefts
+            if (key, at) not in {(one[0], one[2]) for one, _ in near}
+        ]
     if kind == "outer":
-        expected += [(key, [None, value], at) for key, value, at in rights if (key, at) not in {(other[0], other[2]) for _, other in near}]
+        expected += [
+            (key, [None, value], at)
+            for key, value, at in rights
+            if (key, at) not in {(other[0], other[2]) for _, other in near}
+        ]
     assert sorted(out, key=repr) == sorted(expected, key=repr)

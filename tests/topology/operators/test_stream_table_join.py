@@ -11,7 +11,9 @@ from coopstreams.topology.dsl.builder import StreamsBuilder
 Event = tuple[str, str | None, Any]
 
 
-def joined(*events: Event, left: bool = False, ranges: int = 1, view: Any = lambda table: table) -> list[tuple[str | None, Any, int]]:
+def joined(
+    *events: Event, left: bool = False, ranges: int = 1, view: Any = lambda table: table
+) -> list[tuple[str | None, Any, int]]:
     """Return the outputs of a join after these events: (topic, key, value), each a millisecond after the one before."""
     builder = StreamsBuilder("app")
     orders = builder.stream("orders", key=serdes.text, value=serdes.json)
@@ -29,12 +31,26 @@ def joined(*events: Event, left: bool = False, ranges: int = 1, view: Any = lamb
 
 @pytest.mark.parametrize("ranges", [1, 4])
 def test_an_inner_join_drops_what_has_no_row_and_never_fires_on_the_table(ranges: int) -> None:
-    out = joined(("orders", "a", 1), ("names", "a", "Ann"), ("orders", "a", 2), ("names", "a", "Anna"), ("orders", "b", 3), ranges=ranges)
+    out = joined(
+        ("orders", "a", 1),
+        ("names", "a", "Ann"),
+        ("orders", "a", 2),
+        ("names", "a", "Anna"),
+        ("orders", "b", 3),
+        ranges=ranges,
+    )
     assert out == [("a", [2, "Ann"], 2)]
 
 
 def test_a_left_join_has_none_where_there_is_no_row() -> None:
-    out = joined(("orders", "a", 1), ("names", "a", "Ann"), ("orders", "a", 2), ("names", "a", None), ("orders", "a", 3), left=True)
+    out = joined(
+        ("orders", "a", 1),
+        ("names", "a", "Ann"),
+        ("orders", "a", 2),
+        ("names", "a", None),
+        ("orders", "a", 3),
+        left=True,
+    )
     assert out == [("a", [1, None], 0), ("a", [2, "Ann"], 2), ("a", [3, None], 4)]
 
 
@@ -59,7 +75,12 @@ def test_a_table_may_be_a_filtered_and_mapped_view() -> None:
 
     events: list[Event] = [("names", "a", "Ann"), ("names", "b", "Bea"), ("names", "c", "Bob")]
     events += [("orders", key, 1) for key in "abcd"]
-    assert joined(*events, left=True, view=view) == [("a", [1, "ANN"], 3), ("b", [1, None], 4), ("c", [1, None], 5), ("d", [1, None], 6)]
+    assert joined(*events, left=True, view=view) == [
+        ("a", [1, "ANN"], 3),
+        ("b", [1, None], 4),
+        ("c", [1, None], 5),
+        ("d", [1, None], 6),
+    ]
 
 
 def test_an_aggregate_may_be_the_table() -> None:

@@ -26,7 +26,9 @@ RECORDS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60)), max_si
 def closed(windows: Any) -> Topology:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.text)
-    stream.group_by_key().windowed_by(windows).count(store="counts", retention=ms(1 << 40)).suppress(until_window_closes()).to_stream().to("out")
+    stream.group_by_key().windowed_by(windows).count(store="counts", retention=ms(1 << 40)).suppress(
+        until_window_closes()
+    ).to_stream().to("out")
     return builder.build()
 
 
@@ -37,7 +39,9 @@ def limited(limit: int, **bounds: Any) -> Topology:
     return builder.build()
 
 
-def run(topology: Topology, *records: tuple[str, str | None, int], ranges: int = 1, caching: bool = False) -> list[tuple[str, Any, int]]:
+def run(
+    topology: Topology, *records: tuple[str, str | None, int], ranges: int = 1, caching: bool = False
+) -> list[tuple[str, Any, int]]:
     with TopologyTestDriver(topology, ranges, caching=caching) as driver:
         topic = driver.input("in", serdes.text, serdes.text)
         for key, value, timestamp in records:
@@ -67,7 +71,9 @@ def test_after_the_limit_the_latest_update_goes_and_keeps_the_place_of_the_first
 
 
 def test_more_rows_than_may_wait_push_the_earliest_out() -> None:
-    assert run(limited(1000, max_records=2), ("a", "1", 0), ("b", "1", 3), ("a", "2", 4), ("c", "1", 5)) == [("a", "2", 4)]
+    assert run(limited(1000, max_records=2), ("a", "1", 0), ("b", "1", 3), ("a", "2", 4), ("c", "1", 5)) == [
+        ("a", "2", 4)
+    ]
 
 
 def test_more_bytes_than_may_wait_push_the_earliest_out() -> None:
@@ -82,7 +88,9 @@ def test_where_nothing_may_go_before_its_time_the_application_stops(bounds: dict
     records = [("a", "1", 0), ("b", "1", 3), ("a", "2", 4), ("c", "1", 1000), ("d", "1", 1004)]
     within = run(limited(1000, when_full="shut_down", **bounds), *records, caching=caching)
     assert within == [("a", "2", 4), ("b", "1", 3)]  # what is due goes before anything is counted
-    with pytest.raises(ProcessingError, match=r"KTABLE-SUPPRESS-\d+: 3 rows with 6 bytes wait, more than suppress\(\) was told to hold"):
+    with pytest.raises(
+        ProcessingError, match=r"KTABLE-SUPPRESS-\d+: 3 rows with 6 bytes wait, more than suppress\(\) was told to hold"
+    ):
         run(limited(1000, when_full="shut_down", **bounds), *records[:3], ("c", "1", 5), caching=caching)
 
 
@@ -92,7 +100,10 @@ def test_windows_are_final_or_the_application_stops() -> None:
     counts = stream.group_by_key().windowed_by(TimeWindows(milliseconds=10)).count()
     counts.suppress(until_window_closes(max_records=2)).to_stream().to("out")
     topology = builder.build()
-    assert run(topology, ("a", "", 0), ("b", "", 1), ("a", "", 2), ("c", "", 10), ("d", "", 11)) == [("[a@0/10]", 2, 2), ("[b@0/10]", 1, 1)]
+    assert run(topology, ("a", "", 0), ("b", "", 1), ("a", "", 2), ("c", "", 10), ("d", "", 11)) == [
+        ("[a@0/10]", 2, 2),
+        ("[b@0/10]", 1, 1),
+    ]
     with pytest.raises(ProcessingError, match="3 rows"):
         run(topology, ("a", "", 0), ("b", "", 1), ("c", "", 2))
 
@@ -144,7 +155,9 @@ def test_a_table_without_windows_cannot_wait_for_them() -> None:
 
 
 @given(RECORDS, st.integers(0, 10), st.sampled_from([1, 3]), st.booleans())
-def test_each_closed_window_is_forwarded_once_with_its_last_value(records: list[tuple[str, int]], grace: int, ranges: int, caching: bool) -> None:
+def test_each_closed_window_is_forwarded_once_with_its_last_value(
+    records: list[tuple[str, int]], grace: int, ranges: int, caching: bool
+) -> None:
     windows = TimeWindows(milliseconds=10, advance=ms(5), grace=ms(grace))
     latest: dict[str, int] = {}
     stream_time = -1
@@ -153,10 +166,14 @@ def test_each_closed_window_is_forwarded_once_with_its_last_value(records: list[
         for start in windows.starts(timestamp):
             if not windows.is_closed(start, stream_time):
                 latest[f"[{key}@{start}/{start + 10}]"] = latest.get(f"[{key}@{start}/{start + 10}]", 0) + 1
-    outputs = run(closed(windows), *[(key, "", timestamp) for key, timestamp in records], ranges=ranges, caching=caching)
+    outputs = run(
+        closed(windows), *[(key, "", timestamp) for key, timestamp in records], ranges=ranges, caching=caching
+    )
     assert len({key for key, _, _ in outputs}) == len(outputs)
     assert {key: value for key, value, _ in outputs} == {
-        key: value for key, value in latest.items() if windows.is_closed(int(key[key.index("@") + 1 : key.index("/")]), stream_time)
+        key: value
+        for key, value in latest.items()
+        if windows.is_closed(int(key[key.index("@") + 1 : key.index("/")]), stream_time)
     }
 
 
@@ -164,4 +181,7 @@ def test_a_filter_above_forwards_no_deletion_of_what_never_was() -> None:
     builder = StreamsBuilder("app")
     table = builder.table("in", key=serdes.text, value=serdes.text).filter(lambda _, value: value == "x")
     table.suppress(until_time_limit(0)).to_stream().to("out")
-    assert run(builder.build(), ("a", "y", 0), ("a", "x", 1), ("a", "y", 2), ("a", "z", 3)) == [("a", "x", 1), ("a", None, 2)]
+    assert run(builder.build(), ("a", "y", 0), ("a", "x", 1), ("a", "y", 2), ("a", "z", 3)) == [
+        ("a", "x", 1),
+        ("a", None, 2),
+    ]

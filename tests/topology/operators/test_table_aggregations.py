@@ -23,12 +23,18 @@ def topology(view: Any = None, store: str | None = "groups") -> Topology:
     table: KTable[str, str] = builder.table("in", key=serdes.text, value=serdes.text)
     grouped = (view(table) if view else table).group_by(team_and_points, key=serdes.text, value=serdes.text)
     grouped.aggregate(
-        str, lambda _, value, text: f"{text}+{value}", lambda _, value, text: f"{text}-{value}", value=serdes.text, store=store
+        str,
+        lambda _, value, text: f"{text}+{value}",
+        lambda _, value, text: f"{text}-{value}",
+        value=serdes.text,
+        store=store,
     ).to_stream().to("out")
     return builder.build()
 
 
-def run(program: Topology, *records: tuple[str, str | None], ranges: int = 1, caching: bool = False) -> list[tuple[Any, Any]]:
+def run(
+    program: Topology, *records: tuple[str, str | None], ranges: int = 1, caching: bool = False
+) -> list[tuple[Any, Any]]:
     with TopologyTestDriver(program, ranges, caching=caching) as driver:
         for timestamp, (key, value) in enumerate(records):
             driver.input("in", serdes.text, serdes.text).send(key, value, timestamp)
@@ -53,14 +59,20 @@ def test_a_view_says_what_it_said_before() -> None:
     def view(table: KTable[str, str]) -> KTable[str, str]:
         return table.filter(lambda _, value: not value.endswith("0")).map_values(str.upper, value=serdes.text)
 
-    assert run(topology(view), ("a", "red:1"), ("a", "red:0"), ("a", "red:3")) == [("RED", "+1"), ("RED", "+1-1"), ("RED", "+1-1+3")]
+    assert run(topology(view), ("a", "red:1"), ("a", "red:0"), ("a", "red:3")) == [
+        ("RED", "+1"),
+        ("RED", "+1-1"),
+        ("RED", "+1-1+3"),
+    ]
 
 
 def test_reduce_begins_with_the_first_value_and_none_deletes_the_row() -> None:
     builder = StreamsBuilder("app")
     table = builder.table("in", key=serdes.text, value=serdes.int64)
     grouped = table.group_by(lambda _, value: ("all", value), key=serdes.text, value=serdes.int64)
-    grouped.reduce(lambda total, value: total + value, lambda total, value: total - value or None, store="sum").to_stream().to("out")
+    grouped.reduce(
+        lambda total, value: total + value, lambda total, value: total - value or None, store="sum"
+    ).to_stream().to("out")
     with TopologyTestDriver(builder.build()) as driver:
         topic = driver.input("in", serdes.text, serdes.int64)
         for key, value in [("a", 1), ("b", 2), ("a", None), ("b", None)]:
@@ -74,21 +86,36 @@ def test_a_windowed_table_is_grouped_like_any_other(flow: Any) -> None:
         from coopstreams import TimeWindows
 
         counts = stream.group_by_key().windowed_by(TimeWindows(milliseconds=10)).count()
-        return counts.group_by(lambda window, count: (str(window.start_ms), window.key), key=serdes.text, value=serdes.text).count()
+        return counts.group_by(
+            lambda window, count: (str(window.start_ms), window.key), key=serdes.text, value=serdes.text
+        ).count()
 
-    assert flow(windows_with_counts, ("a", 1, 1), ("b", 1, 2), ("a", 1, 3), ("a", 1, 12)) == [("0", 1, 1), ("0", 2, 2), ("0", 2, 3), ("10", 1, 12)]
+    assert flow(windows_with_counts, ("a", 1, 1), ("b", 1, 2), ("a", 1, 3), ("a", 1, 12)) == [
+        ("0", 1, 1),
+        ("0", 2, 2),
+        ("0", 2, 3),
+        ("10", 1, 12),
+    ]
 
 
 CHANGES = st.lists(st.tuples(st.sampled_from("abcd"), st.one_of(st.none(), st.integers(0, 9))), max_size=25)
 
 
 @given(CHANGES, st.sampled_from([1, 3]), st.booleans())
-def test_groups_equal_a_group_by_of_the_table_as_it_is(changes: list[tuple[str, int | None]], ranges: int, caching: bool) -> None:
+def test_groups_equal_a_group_by_of_the_table_as_it_is(
+    changes: list[tuple[str, int | None]], ranges: int, caching: bool
+) -> None:
     builder = StreamsBuilder("app")
     table = builder.table("in", key=serdes.text, value=serdes.int64)
     grouped = table.group_by(lambda _, value: (value % 3, value), key=serdes.int64, value=serdes.int64)
     grouped.count(store="counts")
-    grouped.aggregate(int, lambda _, value, total: total + value, lambda _, value, total: total - value, value=serdes.int64, store="sums")
+    grouped.aggregate(
+        int,
+        lambda _, value, total: total + value,
+        lambda _, value, total: total - value,
+        value=serdes.int64,
+        store="sums",
+    )
     live: dict[str, int] = {}
     with TopologyTestDriver(builder.build(), ranges, caching=caching) as driver:
         topic = driver.input("in", serdes.text, serdes.int64)

@@ -1,4 +1,6 @@
-"""A table and the stream of its updates are two views of one thing: at any moment, the updates so far fold to the table."""
+"""A table and the stream of its updates are two views of one thing: at any moment, the updates so far fold to the
+table.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ Change: TypeAlias = tuple[str, str, int | None, int]
 Write: TypeAlias = Callable[[KTable[str, int], KTable[str, int]], KTable[Any, Any]]
 
 CHANGES = st.lists(
-    st.tuples(st.sampled_from(["left", "right"]), st.sampled_from("ab"), st.one_of(st.none(), st.integers(0, 9)), st.integers(0, 40)), max_size=16
+    st.tuples(
+        st.sampled_from(["left", "right"]),
+        st.sampled_from("ab"),
+        st.one_of(st.none(), st.integers(0, 9)),
+        st.integers(0, 40),
+    ),
+    max_size=16,
 )
 RANGES = st.sampled_from([1, 3])
 YEAR = 10**10
@@ -43,11 +51,28 @@ TABLES: dict[str, Write] = {
         right, pair, foreign_key=lambda value: "ab"[value % 2], value=serdes.json, store="table"
     ),
     "count": lambda left, _: left.to_stream().group_by_key().count(store="table"),
-    "tumbling": lambda left, _: left.to_stream().group_by_key().windowed_by(TimeWindows(milliseconds=10, grace=ms(99))).count(store="table", retention=ms(YEAR)),
-    "sliding": lambda left, _: left.to_stream().group_by_key().windowed_by(SlidingWindows(milliseconds=9, grace=ms(99))).count(store="table", retention=ms(YEAR)),
-    "sessions": lambda left, _: left.to_stream().group_by_key().windowed_by(SessionWindows(milliseconds=5, grace=ms(99))).count(store="table", retention=ms(YEAR)),
-    "of a table": lambda left, right: total(left.outer_join(right, lambda one, other: (one or 0) + (other or 0), value=serdes.int64)),
-}  # fmt: skip
+    "tumbling": lambda left, _: (
+        left.to_stream()
+        .group_by_key()
+        .windowed_by(TimeWindows(milliseconds=10, grace=ms(99)))
+        .count(store="table", retention=ms(YEAR))
+    ),
+    "sliding": lambda left, _: (
+        left.to_stream()
+        .group_by_key()
+        .windowed_by(SlidingWindows(milliseconds=9, grace=ms(99)))
+        .count(store="table", retention=ms(YEAR))
+    ),
+    "sessions": lambda left, _: (
+        left.to_stream()
+        .group_by_key()
+        .windowed_by(SessionWindows(milliseconds=5, grace=ms(99)))
+        .count(store="table", retention=ms(YEAR))
+    ),
+    "of a table": lambda left, right: total(
+        left.outer_join(right, lambda one, other: (one or 0) + (other or 0), value=serdes.int64)
+    ),
+}
 
 
 def topology_of(write: Write) -> Any:

@@ -19,7 +19,11 @@ def test_the_latest_record_of_a_key_is_its_row_even_if_it_is_older() -> None:
         rows.send("a", 2, 20)
         rows.send("b", 3, 5)
         assert driver.store("kept").all() == [Row("a", 2, 20), Row("b", 3, 5)]
-        assert [(record.key, record.value, record.timestamp) for record in driver.outputs()] == [("b", 1, 10), ("a", 2, 20), ("b", 3, 5)]
+        assert [(record.key, record.value, record.timestamp) for record in driver.outputs()] == [
+            ("b", 1, 10),
+            ("a", 2, 20),
+            ("b", 3, 5),
+        ]
 
 
 def test_a_null_value_deletes_the_row_and_is_forwarded_also_where_there_was_none() -> None:

@@ -17,7 +17,9 @@ def pair(left: Any, right: Any) -> list[Any]:
     return [left, right]
 
 
-def joined(kind: str, *events: Event, ranges: int = 1, store: str | None = None, caching: bool = False) -> tuple[list[Any], dict[str, Any]]:
+def joined(
+    kind: str, *events: Event, ranges: int = 1, store: str | None = None, caching: bool = False
+) -> tuple[list[Any], dict[str, Any]]:
     """Return the outputs of a join after these events, (key, value, timestamp), and the latest value of each key."""
     builder = StreamsBuilder("app")
     left, right = (builder.table(topic, key=serdes.text, value=serdes.json) for topic in ("left", "right"))
@@ -35,12 +37,22 @@ def joined(kind: str, *events: Event, ranges: int = 1, store: str | None = None,
 
 @pytest.mark.parametrize("ranges", [1, 4])
 def test_an_inner_join_has_a_row_while_both_sides_have_one(ranges: int) -> None:
-    out, _ = joined("inner", ("left", "a", 1), ("right", "a", "x"), ("left", "a", 2), ("right", "a", None), ("left", "a", 3), ranges=ranges)
+    out, _ = joined(
+        "inner",
+        ("left", "a", 1),
+        ("right", "a", "x"),
+        ("left", "a", 2),
+        ("right", "a", None),
+        ("left", "a", 3),
+        ranges=ranges,
+    )
     assert out == [("a", [1, "x"], 1), ("a", [2, "x"], 2), ("a", None, 3)]
 
 
 def test_a_left_join_has_a_row_while_the_left_side_has_one() -> None:
-    out, _ = joined("left", ("right", "a", "x"), ("left", "a", 1), ("right", "a", None), ("left", "a", None), ("right", "a", "y"))
+    out, _ = joined(
+        "left", ("right", "a", "x"), ("left", "a", 1), ("right", "a", None), ("left", "a", None), ("right", "a", "y")
+    )
     assert out == [("a", [1, "x"], 1), ("a", [1, None], 2), ("a", None, 3)]
 
 
@@ -95,7 +107,9 @@ def test_under_the_record_cache_a_join_without_a_store_says_what_it_said_at_the_
     left, right = (builder.table(topic, key=serdes.text, value=serdes.int64) for topic in ("left", "right"))
     joined = left.join(right, lambda one, other: one * 10 + other, value=serdes.int64)
     groups = joined.group_by(lambda _, value: ("all", value), key=serdes.text, value=serdes.int64)
-    groups.aggregate(list, lambda _, value, seen: [*seen, value], lambda _, value, seen: [*seen, -value], value=serdes.json).to_stream().to("out")
+    groups.aggregate(
+        list, lambda _, value, seen: [*seen, value], lambda _, value, seen: [*seen, -value], value=serdes.json
+    ).to_stream().to("out")
     with TopologyTestDriver(builder.build(), caching=True) as driver:
         for value in (1, 2, 3):
             for topic in ("left", "right"):
@@ -104,12 +118,16 @@ def test_under_the_record_cache_a_join_without_a_store_says_what_it_said_at_the_
         assert [record.value for record in driver.outputs()] == [[11], [11, -11, 22], [11, -11, 22, -22, 33]]
 
 
-EVENTS = st.lists(st.tuples(st.sampled_from(["left", "right"]), st.sampled_from("abc"), st.none() | st.integers(0, 3)), max_size=30)
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["left", "right"]), st.sampled_from("abc"), st.none() | st.integers(0, 3)), max_size=30
+)
 
 
 @settings(deadline=None)
 @given(EVENTS, st.sampled_from(["inner", "left", "outer"]), st.sampled_from([1, 3]), st.booleans(), st.booleans())
-def test_the_table_is_the_relational_join_of_both_tables(events: list[Event], kind: str, ranges: int, kept: bool, caching: bool) -> None:
+def test_the_table_is_the_relational_join_of_both_tables(
+    events: list[Event], kind: str, ranges: int, kept: bool, caching: bool
+) -> None:
     sides: dict[str, dict[str, Any]] = {"left": {}, "right": {}}
     for topic, key, value in events:
         sides[topic].pop(key, None)

@@ -16,7 +16,9 @@ from coopstreams.topology.windows import TimeWindows
 RECORDS: list[tuple[str, Any]] = [("a", 1), ("a", 2), ("b", 1), ("a", 3), ("b", None), ("a", None)]
 
 
-def run(write: Callable[[Any], Any], *, source: str | None = None, ranges: int = 1, caching: bool = False) -> tuple[list[Any], TopologyTestDriver]:
+def run(
+    write: Callable[[Any], Any], *, source: str | None = None, ranges: int = 1, caching: bool = False
+) -> tuple[list[Any], TopologyTestDriver]:
     builder = StreamsBuilder("app")
     write(builder.table("in", key=serdes.text, value=serdes.json, store=source)).to_stream().to("out")
     driver = TopologyTestDriver(builder.build(), ranges, caching=caching)
@@ -61,7 +63,9 @@ def test_with_a_store_above_a_row_that_never_passed_is_no_news() -> None:
 
 def test_a_mapper_with_a_store_keeps_what_it_makes_and_its_timestamp() -> None:
     builder = StreamsBuilder("app")
-    builder.table("in", key=serdes.text, value=serdes.json).map_values(lambda value: value * 10, value=serdes.int64, store="tens")
+    builder.table("in", key=serdes.text, value=serdes.json).map_values(
+        lambda value: value * 10, value=serdes.int64, store="tens"
+    )
     with TopologyTestDriver(builder.build()) as driver:
         driver.input("in", serdes.text, serdes.json).send("a", 4, 123)
         row = driver.store("tens").row("a")
@@ -70,12 +74,16 @@ def test_a_mapper_with_a_store_keeps_what_it_makes_and_its_timestamp() -> None:
 
 
 def test_a_filter_below_a_kept_view_hears_what_the_view_said_before() -> None:
-    outputs, _ = run(lambda table: table.map_values(lambda value: value + 1, value=serdes.json, store="more").filter(even))
+    outputs, _ = run(
+        lambda table: table.map_values(lambda value: value + 1, value=serdes.json, store="more").filter(even)
+    )
     assert outputs == [("a", 2, 0), ("a", None, 1), ("b", 2, 2), ("a", 4, 3), ("b", None, 4), ("a", None, 5)]
 
 
 def test_with_the_record_cache_a_kept_view_tells_its_latest_row_once() -> None:
-    outputs, driver = run(lambda table: table.filter(lambda _, value: value < 3, store="small"), source="all", caching=True)
+    outputs, driver = run(
+        lambda table: table.filter(lambda _, value: value < 3, store="small"), source="all", caching=True
+    )
     assert outputs == []  # every row came and went between two commits
     assert rows(driver, "small") == []
 
@@ -83,7 +91,9 @@ def test_with_the_record_cache_a_kept_view_tells_its_latest_row_once() -> None:
 def test_a_stream_joins_a_kept_view() -> None:
     builder = StreamsBuilder("app")
     view = builder.table("in", key=serdes.text, value=serdes.json).filter(even, store="even")
-    builder.stream("s", key=serdes.text, value=serdes.json).join(view, lambda left, right: [left, right], value=serdes.json).to("out")
+    builder.stream("s", key=serdes.text, value=serdes.json).join(
+        view, lambda left, right: [left, right], value=serdes.json
+    ).to("out")
     with TopologyTestDriver(builder.build()) as driver:
         for key, value in (("a", 1), ("b", 2)):
             driver.input("in", serdes.text, serdes.json).send(key, value)
@@ -94,7 +104,9 @@ def test_a_stream_joins_a_kept_view() -> None:
 def test_a_view_of_windows_is_kept_by_window() -> None:
     builder = StreamsBuilder("app")
     grouped = builder.stream("in", key=serdes.text, value=serdes.text).group_by_key()
-    grouped.windowed_by(TimeWindows(milliseconds=10)).count().filter(lambda key, count: count > 1 and key.start_ms > 0, store="many")
+    grouped.windowed_by(TimeWindows(milliseconds=10)).count().filter(
+        lambda key, count: count > 1 and key.start_ms > 0, store="many"
+    )
     with TopologyTestDriver(builder.build()) as driver:
         topic = driver.input("in", serdes.text, serdes.text)
         for at in (1, 2, 13, 14, 15):

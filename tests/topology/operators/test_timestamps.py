@@ -60,7 +60,12 @@ def test_stream_time_is_that_of_the_extracted_timestamps_of_all_key_ranges(range
         topic = driver.input("in", serdes.text, serdes.int64)
         for key, timestamp in [("a", 3), ("b", 4), ("c", 12), ("a", 5), ("b", 6), ("d", 7), ("a", 13)]:
             topic.send(key, timestamp, 1_000_000)
-        assert {str(row.key): row.value for row in driver.store("counts").all()} == {"[a@0/10]": 1, "[b@0/10]": 1, "[c@10/20]": 1, "[a@10/20]": 1}
+        assert {str(row.key): row.value for row in driver.store("counts").all()} == {
+            "[a@0/10]": 1,
+            "[b@0/10]": 1,
+            "[c@10/20]": 1,
+            "[a@10/20]": 1,
+        }
 
 
 def test_an_extractor_that_raises_fails_its_record_in_the_task_that_owns_it() -> None:
@@ -73,7 +78,12 @@ def test_an_extractor_that_raises_fails_its_record_in_the_task_that_owns_it() ->
         topic.send("a", 1)
         assert [record.value for record in driver.outputs()] == [1]
         (failure,) = driver.failures
-        assert (failure.phase, failure.node, failure.offset, type(failure.error)) == ("processing", "KSTREAM-SOURCE-0000000000", 0, ZeroDivisionError)
+        assert (failure.phase, failure.node, failure.offset, type(failure.error)) == (
+            "processing",
+            "KSTREAM-SOURCE-0000000000",
+            0,
+            ZeroDivisionError,
+        )
 
 
 def test_a_record_that_cannot_be_read_fails_in_deserialization() -> None:

@@ -13,7 +13,10 @@ from coopstreams.topology.dsl.builder import StreamsBuilder
 
 def test_a_null_value_deletes_and_a_record_without_a_key_is_dropped(flow: Any) -> None:
     records = [("a", 1, 0), (None, 2, 1), ("a", None, 2)]
-    assert flow(lambda stream: stream.to_table().map_values(lambda value: value + 1, value=serdes.json), *records) == [("a", 2, 0), ("a", None, 2)]
+    assert flow(lambda stream: stream.to_table().map_values(lambda value: value + 1, value=serdes.json), *records) == [
+        ("a", 2, 0),
+        ("a", None, 2),
+    ]
 
 
 @pytest.mark.parametrize("ranges", [1, 4])
@@ -33,7 +36,9 @@ def test_changed_keys_go_through_a_repartition_topic_into_a_store(ranges: int) -
 def test_a_stream_joins_the_table_of_another_stream() -> None:
     builder = StreamsBuilder("app")
     table = builder.stream("rates", key=serdes.text, value=serdes.json).to_table()
-    builder.stream("in", key=serdes.text, value=serdes.json).join(table, lambda value, rate: value * rate, value=serdes.json).to("out")
+    builder.stream("in", key=serdes.text, value=serdes.json).join(
+        table, lambda value, rate: value * rate, value=serdes.json
+    ).to("out")
     with TopologyTestDriver(builder.build()) as driver:
         driver.input("rates", serdes.text, serdes.json).send("a", 3, 0)
         driver.input("in", serdes.text, serdes.json).send("a", 2, 1)

@@ -59,7 +59,10 @@ def test_internal_topics_never_match() -> None:
     builder = StreamsBuilder("app")
     changed = orders(builder, re.compile(".*")).select_key(lambda _, value: str(value), key=serdes.text)
     changed.group_by_key(name="by-value").count(store="counts")
-    topology = matched(builder.build(), ["a", "__consumer_offsets", "app-by-value-repartition", "app-counts-changelog", "app-old-changelog", "app-b"])
+    topology = matched(
+        builder.build(),
+        ["a", "__consumer_offsets", "app-by-value-repartition", "app-counts-changelog", "app-old-changelog", "app-b"],
+    )
     assert topology.source_topics == ("a", "app-b")
 
 
@@ -90,7 +93,9 @@ def test_topics_of_a_table_or_join_must_have_equally_many_partitions() -> None:
     builder = StreamsBuilder("app")
     rates = builder.table("rates", key=serdes.text, value=serdes.int64)
     orders(builder).join(rates, lambda order, rate: order * rate)
-    with pytest.raises(TopologyError, match='join at "orders-eu → join\\(rates\\)": "orders-eu" has 2 partitions, "rates" has 1'):
+    with pytest.raises(
+        TopologyError, match='join at "orders-eu → join\\(rates\\)": "orders-eu" has 2 partitions, "rates" has 1'
+    ):
         check_partitions(matched(builder.build(), ["orders-eu", "rates"]), {"orders-eu": 2, "rates": 1})
 
 
@@ -102,7 +107,10 @@ def test_while_nothing_matches_nothing_is_made() -> None:
     waiting = check_partitions(matched(topology, ["out"]), {"out": 1})
     assert (waiting.tasks, waiting.internal, unmatched(matched(topology, ["out"]))) == ((0, 0), (), ["orders-.*"])
     found = check_partitions(matched(topology, ["orders-eu"]), {"orders-eu": 2, "out": 1})
-    assert (found.tasks, [plan.name for plan in found.missing]) == ((2, 2), ["app-by-value-repartition", "app-counts-changelog"])
+    assert (found.tasks, [plan.name for plan in found.missing]) == (
+        (2, 2),
+        ["app-by-value-repartition", "app-counts-changelog"],
+    )
     with TopologyTestDriver(topology) as driver:
         assert driver.store("counts").all() == []
         send(driver, "orders-eu", ("a", 7, 1))
@@ -142,7 +150,9 @@ def test_a_pattern_of_bytes_is_no_pattern_of_names() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.sampled_from("abc")), max_size=15), st.sampled_from([1, 3]))
-def test_topics_that_come_one_after_the_other_make_the_same_table_as_one_topic(records: list[tuple[str, str]], ranges: int) -> None:
+def test_topics_that_come_one_after_the_other_make_the_same_table_as_one_topic(
+    records: list[tuple[str, str]], ranges: int
+) -> None:
     with TopologyTestDriver(counting(), ranges) as driver:
         for at, (topic, key) in enumerate(records):
             send(driver, f"orders-{topic}", (key, 1, at))

@@ -18,9 +18,9 @@ from tests.durations import ms
 def counts(size: int, grace: int = 0) -> Topology:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.text)
-    stream.group_by_key().windowed_by(TimeWindows(milliseconds=size, grace=ms(grace))).count(store="counts", retention=ms(1 << 40)).to_stream().to(
-        "out"
-    )
+    stream.group_by_key().windowed_by(TimeWindows(milliseconds=size, grace=ms(grace))).count(
+        store="counts", retention=ms(1 << 40)
+    ).to_stream().to("out")
     return builder.build()
 
 
@@ -45,7 +45,12 @@ def test_a_window_takes_late_records_until_its_end_and_grace_are_reached_by_any_
         topic = driver.input("in", serdes.text, serdes.text)
         for key, timestamp in [("a", 3), ("b", 14), ("a", 4), ("c", 15), ("a", 5), ("a", 11)]:
             topic.send(key, "x", timestamp)
-        assert {str(row.key): row.value for row in driver.store("counts").all()} == {"[a@0/10]": 2, "[a@10/20]": 1, "[b@10/20]": 1, "[c@10/20]": 1}
+        assert {str(row.key): row.value for row in driver.store("counts").all()} == {
+            "[a@0/10]": 2,
+            "[a@10/20]": 1,
+            "[b@10/20]": 1,
+            "[c@10/20]": 1,
+        }
         assert [(reason, count) for (_, reason), count in driver.dropped.items()] == [("late", 1)]
 
 
@@ -68,7 +73,9 @@ def test_reduce_and_aggregate_work_in_windows(flow: Any) -> None:
     def both(stream: Any) -> Any:
         windowed = stream.group_by_key().windowed_by(TimeWindows(milliseconds=10))
         reduced = windowed.reduce(lambda old, new: old + new).to_stream()
-        folded = windowed.aggregate(lambda: "", lambda key, value, total: f"{total}{key}{value}", value=serdes.json).to_stream()
+        folded = windowed.aggregate(
+            lambda: "", lambda key, value, total: f"{total}{key}{value}", value=serdes.json
+        ).to_stream()
         return reduced.map(lambda window, value: (str(window), value), key=serdes.text, value=serdes.json).merge(
             folded.map(lambda window, value: (str(window), value), key=serdes.text, value=serdes.json)
         )
@@ -85,9 +92,9 @@ def test_reduce_and_aggregate_work_in_windows(flow: Any) -> None:
 
 def test_a_window_expires_from_the_store_when_its_retention_is_over() -> None:
     builder = StreamsBuilder("app")
-    builder.stream("in", key=serdes.text, value=serdes.text).group_by_key().windowed_by(TimeWindows(milliseconds=10)).count(
-        store="counts", retention=ms(20)
-    )
+    builder.stream("in", key=serdes.text, value=serdes.text).group_by_key().windowed_by(
+        TimeWindows(milliseconds=10)
+    ).count(store="counts", retention=ms(20))
     with TopologyTestDriver(builder.build(), ranges=2) as driver:
         topic = driver.input("in", serdes.text, serdes.text)
         for timestamp in (5, 15, 25):
@@ -95,8 +102,14 @@ def test_a_window_expires_from_the_store_when_its_retention_is_over() -> None:
         assert [row.key.start_ms for row in driver.store("counts").all()] == [10, 20]
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 100)), max_size=30), st.integers(1, 40), st.sampled_from([1, 2, 3, 8]))
-def test_windows_equal_a_group_by_of_the_records_that_were_in_time(records: list[tuple[str, int]], size: int, ranges: int) -> None:
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 100)), max_size=30),
+    st.integers(1, 40),
+    st.sampled_from([1, 2, 3, 8]),
+)
+def test_windows_equal_a_group_by_of_the_records_that_were_in_time(
+    records: list[tuple[str, int]], size: int, ranges: int
+) -> None:
     expected: Counter[tuple[str, int]] = Counter()
     stream_time = -1
     for key, timestamp in records:

@@ -16,7 +16,9 @@ from tests.durations import ms
 Event = tuple[str, str | None, Any, int]
 
 
-def joined(*events: Event, grace: int | None = None, left: bool = False, ranges: int = 1, history: int = 100) -> list[tuple[Any, Any, int]]:
+def joined(
+    *events: Event, grace: int | None = None, left: bool = False, ranges: int = 1, history: int = 100
+) -> list[tuple[Any, Any, int]]:
     """Return the outputs of a stream-table join after these events: (topic, key, value, timestamp)."""
     builder = StreamsBuilder("app")
     orders = builder.stream("orders", key=serdes.text, value=serdes.json)
@@ -58,7 +60,13 @@ def test_what_lies_before_the_history_is_forgotten() -> None:
 
 @pytest.mark.parametrize("ranges", [1, 4])
 def test_with_grace_a_record_waits_for_late_rows(ranges: int) -> None:
-    events: list[Event] = [("orders", "a", "x", 10), ("prices", "a", 1, 9), ("orders", "b", "w", 14), ("orders", "b", "y", 15), ("prices", "b", 2, 1)]
+    events: list[Event] = [
+        ("orders", "a", "x", 10),
+        ("prices", "a", 1, 9),
+        ("orders", "b", "w", 14),
+        ("orders", "b", "y", 15),
+        ("prices", "b", 2, 1),
+    ]
     assert joined(*events, grace=5, ranges=ranges) == [("a", ["x", 1], 10)]
 
 
@@ -95,7 +103,9 @@ def test_streams_see_the_past_change_and_tables_do_not() -> None:
 
 @pytest.mark.parametrize("ranges", [1, 4])
 @pytest.mark.parametrize("store", [None, "even"])
-def test_a_filter_tells_of_each_record_that_does_not_pass_also_of_a_row_that_never_was(store: str | None, ranges: int) -> None:
+def test_a_filter_tells_of_each_record_that_does_not_pass_also_of_a_row_that_never_was(
+    store: str | None, ranges: int
+) -> None:
     builder = StreamsBuilder("app")
     table = builder.table("in", key=serdes.text, value=serdes.int64, history=ms(100))
     table.filter(lambda _, value: value % 2 == 0, store=store).to_stream().to("out")
@@ -103,14 +113,25 @@ def test_a_filter_tells_of_each_record_that_does_not_pass_also_of_a_row_that_nev
         for value, timestamp in ((1, 50), (3, 40), (None, 45), (2, 60), (5, 55)):
             driver.input("in", serdes.text, serdes.int64).send("a", value, timestamp)
         found = driver.output("out", serdes.text, serdes.int64).records()
-        assert [(record.value, record.timestamp) for record in found] == [(None, 50), (None, 40), (None, 45), (2, 60), (None, 55)]
+        assert [(record.value, record.timestamp) for record in found] == [
+            (None, 50),
+            (None, 40),
+            (None, 45),
+            (2, 60),
+            (None, 55),
+        ]
 
 
 def test_a_view_in_a_store_of_its_own_has_no_versions_and_so_no_past() -> None:
-    """What stands below takes each row as the latest, as the store does; below the table itself it would leave this one out."""
+    """What stands below takes each row as the latest, as the store does; below the table itself it would leave this one
+    out.
+    """
     builder = StreamsBuilder("app")
     table = builder.table("in", key=serdes.text, value=serdes.int64, store="rows", history=ms(100))
-    for name, view in (("kept", table.filter(lambda _, value: value > 0, store="view")), ("seen", table.filter(lambda _, value: value > 0))):
+    for name, view in (
+        ("kept", table.filter(lambda _, value: value > 0, store="view")),
+        ("seen", table.filter(lambda _, value: value > 0)),
+    ):
         view.group_by(lambda _, value: ("all", value), key=serdes.text, value=serdes.int64).reduce(
             lambda total, value: total + value, lambda total, value: total - value, store=name
         )
@@ -141,7 +162,9 @@ def test_a_history_in_any_order_is_the_history_in_order(puts: list[tuple[int, in
     st.integers(0, 32),
     st.integers(0, 32),
 )
-def test_versions_of_a_time_are_those_that_any_moment_of_it_shows(puts: dict[int, int | None], first: int, last: int, oldest: int) -> None:
+def test_versions_of_a_time_are_those_that_any_moment_of_it_shows(
+    puts: dict[int, int | None], first: int, last: int, oldest: int
+) -> None:
     versions: list[tuple[int, Any]] = sorted(puts.items())
     found = versions_within(versions, min(first, last), max(first, last), oldest)
     moments = [at for at in range(min(first, last), max(first, last) + 1) if at >= oldest or at >= max(puts, default=0)]
