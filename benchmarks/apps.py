@@ -1,6 +1,7 @@
 """The topologies that are measured. Input: about 48 bytes of JSON, 100 000 keys."""
 
 import os
+from datetime import timedelta
 
 from coopstreams import SessionWindows, StreamsBuilder, serdes
 
@@ -26,7 +27,8 @@ _sessions = StreamsBuilder(NAME)
     .group_by_key()
     .windowed_by(
         SessionWindows(
-            gap=int(os.environ.get("BENCH_GAP_MS", "600000")), grace=int(os.environ.get("BENCH_GRACE_MS", "0"))
+            milliseconds=int(os.environ.get("BENCH_GAP_MS", "600000")),
+            grace=timedelta(milliseconds=int(os.environ.get("BENCH_GRACE_MS", "0"))),
         )
     )
     .count(store="sessions")

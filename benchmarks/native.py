@@ -19,6 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -49,13 +50,13 @@ def filtered(orders: KStream[str, object]) -> object:
 
 
 def by_day(orders: KStream[str, object]) -> object:
-    windows = TimeWindows(days=1, grace=DAY_MS)
-    return orders.group_by_key().windowed_by(windows).count(store="kept", retention=400 * DAY_MS)
+    windows = TimeWindows(days=1, grace=timedelta(days=1))
+    return orders.group_by_key().windowed_by(windows).count(store="kept", retention=timedelta(days=400))
 
 
 def by_month(orders: KStream[str, object]) -> object:
-    windows = TimeWindows(days=30, advance=10 * DAY_MS)
-    return orders.group_by_key().windowed_by(windows).count(store="kept", retention=400 * DAY_MS)
+    windows = TimeWindows(days=30, advance=timedelta(days=10))
+    return orders.group_by_key().windowed_by(windows).count(store="kept", retention=timedelta(days=400))
 
 
 CASES: dict[str, Callable[[KStream[str, object]], object]] = {

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from coopstreams.instance.app import CoopStreams
     from coopstreams.query.client import QueryClient
     from coopstreams.state.engine import Change, Engine
-    from coopstreams.tasks.lifecycle import RestoreListener, StreamsState
+    from coopstreams.tasks.lifecycle import RestoreListener, StreamsState, StreamThreadExceptionResponse
     from coopstreams.topology import errors, serdes
     from coopstreams.topology.compile.processor_stores import KeyValueStore, SessionStore, VersionedStore, WindowStore
     from coopstreams.topology.dsl.branches import BranchedKStream
@@ -64,6 +64,7 @@ __all__ = [
     "SessionStore",
     "SessionWindows",
     "SlidingWindows",
+    "StreamThreadExceptionResponse",
     "StreamsBuilder",
     "StreamsState",
     "TimeWindows",
@@ -98,7 +99,7 @@ _HOME = {
         "use_partition_time_on_invalid_timestamp wallclock_timestamp",
         "coopstreams.instance.app": "CoopStreams",
         "coopstreams.state.engine": "Change Engine",
-        "coopstreams.tasks.lifecycle": "RestoreListener StreamsState",
+        "coopstreams.tasks.lifecycle": "RestoreListener StreamThreadExceptionResponse StreamsState",
         "coopstreams.topology.compile.processor_stores": "KeyValueStore SessionStore VersionedStore WindowStore",
         "coopstreams.topology.dsl.branches": "BranchedKStream",
         "coopstreams.topology.dsl.builder": "StreamsBuilder",

@@ -10,22 +10,21 @@ Turned down: Kafka Streams' default grace of 24 hours (see `windows`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
+from typing import Unpack
 
+from coopstreams.topology.durations import Duration, Units, checked_ms, duration_ms, length_ms
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.windows import duration_ms
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class JoinWindows:
-    """`JoinWindows(timedelta(minutes=5), grace=timedelta(minutes=1))`; `before=` or `after=` gives one side a length of
-    its own.
+    """`JoinWindows(minutes=5, grace=timedelta(minutes=1))`; `before=` or `after=` gives one side a length of its own.
 
     Either may be negative: `before=timedelta(seconds=-3)` takes right records from three seconds after the left one.
     With `eager`, left and outer joins tell of a record without a match at once, and of its matches later: Kafka
     Streams' deprecated `JoinWindows.of`.
 
-    Units: durations are timedeltas or whole milliseconds.
+    Units: durations are timedeltas; `difference=` is the length when it is not given in `minutes=` and the like.
     Source: Kafka Streams `JoinWindows.ofTimeDifferenceAndGrace`, `before`, `after`.
     """
 
@@ -37,29 +36,28 @@ class JoinWindows:
 
     def __init__(
         self,
-        difference: timedelta | int | None = None,
+        difference: Duration | None = None,
         *,
-        before: timedelta | int | None = None,
-        after: timedelta | int | None = None,
-        grace: timedelta | int = 0,
+        before: Duration | None = None,
+        after: Duration | None = None,
+        grace: Duration = 0,
         eager: bool = False,
+        **units: Unpack[Units],
     ) -> None:
-        if difference is None and (before is None or after is None):
-            raise TopologyError(
-                "JoinWindows: how far apart may two records be? Write JoinWindows(timedelta(minutes=5)), or both "
-                "before= and after=."
-            )
-        far = 0 if difference is None else duration_ms(difference, "JoinWindows: the difference")
+        both = before is not None and after is not None
+        far = (
+            0
+            if both and difference is None and not units
+            else length_ms("JoinWindows", "difference", difference, **units)
+        )
         before_ms = far if before is None else duration_ms(before, "JoinWindows: before")
         after_ms = far if after is None else duration_ms(after, "JoinWindows: after")
-        grace_ms = duration_ms(grace, "JoinWindows: grace")
+        grace_ms = checked_ms(grace, "JoinWindows: grace")
         if before_ms + after_ms < 0:
             raise TopologyError(
                 f"JoinWindows: it ends {after_ms} ms after a record and begins {-before_ms} ms after it, so nothing is "
                 "in it"
             )
-        if grace_ms < 0:
-            raise TopologyError(f"JoinWindows: grace must not be negative, it is {grace_ms} ms")
         object.__setattr__(self, "before_ms", before_ms)
         object.__setattr__(self, "after_ms", after_ms)
         object.__setattr__(self, "grace_ms", grace_ms)

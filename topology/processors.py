@@ -14,7 +14,8 @@
             for key, value in self.worst.all():
                 self.context.forward(Record(key, f"{value} at worst", now_ms))
 
-    builder.stream("in", ...).process(Alarm, stores=[key_value_store("worst", key=..., value=...)], key=..., value=...)
+    worst = key_value_store("worst", key=..., value=...)
+    builder.stream("in", ...).process(Alarm, stores=[worst], key=..., value=..., by_key=True)
 
 Invariant: a processor belongs to one task, and to its thread.
 Source: Kafka Streams `org.apache.kafka.streams.processor.api` (KIP-478, KIP-820).
@@ -24,16 +25,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
+from coopstreams.topology.durations import Duration, checked_ms, duration_ms
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.records import Record
 from coopstreams.topology.serdes import Serde, session_windowed, windowed
 from coopstreams.topology.stores import StoreSpec, check_store_type
 from coopstreams.topology.versions import versions_of
-from coopstreams.topology.windows import duration_ms
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -80,9 +80,7 @@ class ProcessorContext(Protocol[K2, V2]):
             TopologyError: the processor has no such store.
         """
 
-    def schedule(
-        self, interval: timedelta | int, type_: PunctuationType, function: Callable[[int], object]
-    ) -> Punctuation:
+    def schedule(self, interval: Duration, type_: PunctuationType, function: Callable[[int], object]) -> Punctuation:
         """Call `function(now_ms)` each time the interval is over, from now on.
 
         Shape: on a grid from 0 (stream time) or from now (wall clock); grid points that were jumped over are one call.
@@ -139,8 +137,8 @@ def window_store(
     *,
     key: Serde[Any],
     value: Serde[Any],
-    size: timedelta | int,
-    retention: timedelta | int,
+    size: Duration,
+    retention: Duration,
     logged: bool = True,
     store_type: str | None = None,
 ) -> StoreSpec:
@@ -170,7 +168,7 @@ def session_store(
     *,
     key: Serde[Any],
     value: Serde[Any],
-    retention: timedelta | int,
+    retention: Duration,
     logged: bool = True,
     store_type: str | None = None,
 ) -> StoreSpec:
@@ -179,7 +177,7 @@ def session_store(
     A session can be read until one has been put that ends `retention` later.
     """
     _check(name, store_type)
-    retention_ms = _positive_ms(retention, name, "retention")
+    retention_ms = checked_ms(retention, f'store "{name}": the retention', 1)
     row_key = session_windowed(key)
     return StoreSpec(
         name, "session", key, value, retention_ms=retention_ms, row_key=row_key, logged=logged, store_type=store_type
@@ -191,7 +189,7 @@ def versioned_store(
     *,
     key: Serde[Any],
     value: Serde[Any],
-    history: timedelta | int,
+    history: Duration,
     logged: bool = True,
     store_type: str | None = None,
 ) -> StoreSpec:
@@ -199,7 +197,7 @@ def versioned_store(
     it knows, in stream time.
     """
     _check(name, store_type)
-    history_ms = _positive_ms(history, name, "history")
+    history_ms = checked_ms(history, f'store "{name}": the history', 1)
     return StoreSpec(
         name, "key_value", key, versions_of(value), history_ms=history_ms, logged=logged, store_type=store_type
     )
@@ -208,10 +206,3 @@ def versioned_store(
 def _check(name: str, store_type: str | None) -> None:
     check_name(name, "the store name")
     check_store_type(name, store_type)
-
-
-def _positive_ms(duration: timedelta | int, store: str, what: str) -> int:
-    duration_in_ms = duration_ms(duration, f'store "{store}": {what}')
-    if duration_in_ms < 1:
-        raise TopologyError(f'store "{store}": the {what} must be at least 1 ms, not {duration_in_ms} ms')
-    return duration_in_ms

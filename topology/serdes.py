@@ -17,6 +17,7 @@ from functools import cache
 from struct import Struct
 from types import NoneType, UnionType
 from typing import (
+    TYPE_CHECKING,
     Annotated,
     Any,
     Generic,
@@ -100,6 +101,17 @@ class Windowed(Generic[K]):
     def __str__(self) -> str:
         """As Kafka Streams prints it."""
         return f"[{self.key}@{self.start_ms}/{self.end_ms}]"
+
+    if not TYPE_CHECKING:  # a checker would believe that there is every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Name the attributes for those of Kafka Streams' `Windowed`."""
+            hint = (
+                ": a window is key, start_ms and end_ms, without a window() in between"
+                if name in ("window", "start", "end")
+                else ""
+            )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

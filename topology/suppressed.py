@@ -6,15 +6,14 @@ Source: Kafka Streams `Suppressed` (KIP-328).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
 from coopstreams.topology.columns import Headers
+from coopstreams.topology.durations import Duration, checked_ms
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.serdes import Serde
-from coopstreams.topology.windows import checked_ms
 
 WhenFull = Literal["emit_early", "shut_down"]
 
@@ -43,11 +42,7 @@ def until_window_closes(*, max_records: int | None = None, max_bytes: int | None
 
 
 def until_time_limit(
-    limit: timedelta | int,
-    *,
-    max_records: int | None = None,
-    max_bytes: int | None = None,
-    when_full: WhenFull = "emit_early",
+    limit: Duration, *, max_records: int | None = None, max_bytes: int | None = None, when_full: WhenFull = "emit_early"
 ) -> Suppressed:
     """Forward the latest update of a row when `limit` has passed in stream time since the first that was held.
 
@@ -63,8 +58,8 @@ def _suppressed(
     wait_ms: int | None, max_records: int | None, max_bytes: int | None, when_full: WhenFull, where: str
 ) -> Suppressed:
     for what, most in (("max_records", max_records), ("max_bytes", max_bytes)):
-        if most is not None:
-            checked_ms(most, f"{where}: {what}", 1)
+        if most is not None and (type(most) is not int or most < 1):
+            raise TopologyError(f"{where}: {what} must be a whole number from 1 on, not {most!r}")
     if when_full not in get_args(WhenFull):
         raise TopologyError(f"{where}: when_full must be one of {', '.join(get_args(WhenFull))}, not {when_full!r}")
     return Suppressed(wait_ms, max_records, max_bytes, when_full)

@@ -13,46 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import TypeAlias
+from typing import TypeAlias, Unpack
 
+from coopstreams.topology.durations import Duration, Units, checked_ms, length_ms
 from coopstreams.topology.errors import TopologyError
-
-MILLISECOND = timedelta(milliseconds=1)
 
 FOREVER_MS = (1 << 63) - 1
 """The end of a window that does not end."""
-
-
-def duration_ms(duration: timedelta | int, what: str) -> int:
-    """Return a duration in milliseconds; whole numbers already are.
-
-    Raises:
-        TopologyError: neither a timedelta nor an int, or finer than a millisecond; `what` names the argument.
-    """
-    if isinstance(duration, timedelta):
-        if duration % MILLISECOND:
-            raise TopologyError(f"{what} is {duration}: nothing finer than a millisecond exists in Kafka. Round it.")
-        return duration // MILLISECOND
-    if type(duration) is int:  # True is no duration
-        return duration
-    raise TopologyError(f"{what} must be a timedelta or whole milliseconds, not {duration!r}")
-
-
-def checked_ms(duration: timedelta | int, what: str, least: int = 0) -> int:
-    """Return a duration in milliseconds that is not below `least`.
-
-    Raises:
-        TopologyError: it is, or it is no duration.
-    """
-    ms = duration_ms(duration, what)
-    if ms < least:
-        raise TopologyError(
-            f"{what} must be at least {least} ms, not {ms} ms"
-            if least
-            else f"{what} must not be negative, it is {ms} ms"
-        )
-    return ms
 
 
 class Windows:
@@ -84,12 +51,12 @@ class Windows:
 
 @dataclass(frozen=True, slots=True, init=False)
 class TimeWindows(Windows):
-    """Windows of a fixed size: `TimeWindows(hours=1, grace=timedelta(hours=6))`, or `size=`.
+    """Windows of a fixed size: `TimeWindows(hours=1, grace=timedelta(hours=6))`, or `size=timedelta(...)`.
 
     Tumbling (no gaps, no overlap), or hopping if they advance by less than their size: `TimeWindows(hours=1,
     advance=timedelta(minutes=5))`. They are aligned to the epoch.
 
-    Units: durations are timedeltas or whole milliseconds; timestamps are milliseconds since the epoch.
+    Units: durations are timedeltas, timestamps milliseconds since the epoch.
     Source: Kafka Streams `TimeWindows`.
     """
 
@@ -101,27 +68,12 @@ class TimeWindows(Windows):
     def __init__(
         self,
         *,
-        size: timedelta | int | None = None,
-        days: float = 0,
-        hours: float = 0,
-        minutes: float = 0,
-        seconds: float = 0,
-        milliseconds: float = 0,
-        advance: timedelta | int | None = None,
-        grace: timedelta | int = 0,
+        size: Duration | None = None,
+        advance: Duration | None = None,
+        grace: Duration = 0,
+        **units: Unpack[Units],
     ) -> None:
-        parts = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds)
-        if size is not None and parts:
-            raise TopologyError(
-                "TimeWindows: give the size either as size= or in days=, hours=, minutes=, seconds=, milliseconds=, "
-                "not both"
-            )
-        size_ms = duration_ms(parts if size is None else size, "TimeWindows: the size")
-        if size_ms <= 0:
-            raise TopologyError(
-                f"TimeWindows: the size must be at least 1 ms, not {size_ms} ms. Write TimeWindows(hours=1), for "
-                "example."
-            )
+        size_ms = length_ms("TimeWindows", "size", size, 1, **units)
         advance_ms = size_ms if advance is None else checked_ms(advance, "TimeWindows: advance", 1)
         if advance_ms > size_ms:
             raise TopologyError(
@@ -149,15 +101,19 @@ class TimeWindows(Windows):
 
 @dataclass(frozen=True, slots=True, init=False)
 class UnlimitedWindows(Windows):
-    """One window, from `start` (milliseconds since the epoch) on, that never ends. Records before it are in none.
+    """One window, from `start_ms` (since the epoch) on, that never ends. Records before it are in none.
 
     Source: Kafka Streams `UnlimitedWindows`.
     """
 
     start_ms: int
 
-    def __init__(self, start: int = 0) -> None:
-        object.__setattr__(self, "start_ms", checked_ms(start, "UnlimitedWindows: start"))
+    def __init__(self, *, start_ms: int = 0) -> None:
+        if type(start_ms) is not int or start_ms < 0:
+            raise TopologyError(
+                f"UnlimitedWindows: start_ms is a timestamp, milliseconds since the epoch, not {start_ms!r}"
+            )
+        object.__setattr__(self, "start_ms", start_ms)
 
     @property
     def size_ms(self) -> int:  # type: ignore[override]
@@ -180,7 +136,8 @@ class UnlimitedWindows(Windows):
 
 @dataclass(frozen=True, slots=True, init=False)
 class SlidingWindows:
-    """A window for each set of records of a key that lie at most `difference` apart. Both its ends are inside.
+    """A window for each set of records of a key that lie at most `difference` apart: `SlidingWindows(minutes=5)`. Both
+    its ends are inside.
 
     Source: Kafka Streams `SlidingWindows`.
     """
@@ -188,8 +145,8 @@ class SlidingWindows:
     difference_ms: int
     grace_ms: int
 
-    def __init__(self, *, difference: timedelta | int, grace: timedelta | int = 0) -> None:
-        object.__setattr__(self, "difference_ms", checked_ms(difference, "SlidingWindows: the difference", 1))
+    def __init__(self, *, difference: Duration | None = None, grace: Duration = 0, **units: Unpack[Units]) -> None:
+        object.__setattr__(self, "difference_ms", length_ms("SlidingWindows", "difference", difference, 1, **units))
         object.__setattr__(self, "grace_ms", checked_ms(grace, "SlidingWindows: grace"))
 
     def end(self, start_ms: int) -> int:
@@ -199,7 +156,8 @@ class SlidingWindows:
 
 @dataclass(frozen=True, slots=True, init=False)
 class SessionWindows:
-    """A window for each run of records of a key without a pause longer than `gap`. Both its ends are inside.
+    """A window for each run of records of a key without a pause longer than `gap`: `SessionWindows(minutes=30)`. Both
+    its ends are inside.
 
     Source: Kafka Streams `SessionWindows`.
     """
@@ -207,8 +165,8 @@ class SessionWindows:
     gap_ms: int
     grace_ms: int
 
-    def __init__(self, *, gap: timedelta | int, grace: timedelta | int = 0) -> None:
-        object.__setattr__(self, "gap_ms", checked_ms(gap, "SessionWindows: the gap"))
+    def __init__(self, *, gap: Duration | None = None, grace: Duration = 0, **units: Unpack[Units]) -> None:
+        object.__setattr__(self, "gap_ms", length_ms("SessionWindows", "gap", gap, **units))
         object.__setattr__(self, "grace_ms", checked_ms(grace, "SessionWindows: grace"))
 
 

@@ -36,13 +36,25 @@ class CoopStreams:
     `run()` blocks until `stop()`, Ctrl-C or SIGTERM; as a context manager it runs on a thread of its own, which suits
     notebooks and tests.
 
+    `on_state(new, old)` is called at each change of `state`, by the thread that changes it. `on_error(error)` is called
+    when an error ends a stream thread, and answers with a `StreamThreadExceptionResponse`; without it this instance
+    ends. The methods of `restore_listener` are called while stores are restored, by the threads that restore them.
+
     Raises (`run`):
         ConfigError, TopologyError: found before anything is contacted, or when the topics do not fit the topology.
         LogError: Kafka cannot be reached, or refused something.
         ProcessingError: a record failed and its handler says `fail`.
     """
 
-    def __init__(self, topology: Topology, config: Config | Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        config: Config | Mapping[str, Any],
+        *,
+        on_state: StateListener | None = None,
+        on_error: UncaughtExceptionHandler | None = None,
+        restore_listener: RestoreListener | None = None,
+    ) -> None:
         self.topology = topology
         self.config = Config.of(config, topology.application_id)
         self.url: str | None = None
@@ -56,42 +68,12 @@ class CoopStreams:
         self._started = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._lifecycle = Lifecycle()
+        self._lifecycle = Lifecycle(on_state, on_error, restore_listener)
 
     @property
     def state(self) -> StreamsState:
         """What this instance is doing. Any thread."""
         return self._lifecycle.state
-
-    def set_state_listener(self, listener: StateListener) -> None:
-        """Call `listener(new, old)` at each change of `state`, on the thread that changes it.
-
-        Raises:
-            ConfigError: the instance has run already. Set listeners before `run`.
-        """
-        self._lifecycle.check_created()
-        self._lifecycle.state_listener = listener
-
-    def set_restore_listener(self, listener: RestoreListener) -> None:
-        """Call the methods of `listener` while stores are restored, on the threads that restore them.
-
-        Raises:
-            ConfigError: the instance has run already. Set listeners before `run`.
-        """
-        self._lifecycle.check_created()
-        self._lifecycle.restore_listener = listener
-
-    def set_uncaught_exception_handler(self, handler: UncaughtExceptionHandler) -> None:
-        """Call `handler(error)` when an error ends a stream thread; its answer says what ends with it.
-
-        `replace-thread`: nothing else; its tasks go on from their last commit on another thread. `shutdown-client` (the
-        default): this instance. `shutdown-application`: all instances.
-
-        Raises:
-            ConfigError: the instance has run already. Set the handler before `run`.
-        """
-        self._lifecycle.check_created()
-        self._lifecycle.handler = handler
 
     def run(self) -> None:
         """Run until `stop`, Ctrl-C or SIGTERM; then drain, commit and leave the group."""

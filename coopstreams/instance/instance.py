@@ -23,7 +23,7 @@ from coopstreams.instance.dispatch import Dispatcher
 from coopstreams.instance.task_registry import Action, Do, State, TaskRegistry
 from coopstreams.tasks.doubt import Doubts
 from coopstreams.tasks.events import Aborted, Cancelled, Closed, Event, Failed, Matched, Opened, Stopping
-from coopstreams.tasks.lifecycle import Lifecycle, Response, StreamsState
+from coopstreams.tasks.lifecycle import Lifecycle, StreamsState, StreamThreadExceptionResponse
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.tasks.thread import StreamThread
 from coopstreams.topology.errors import ApplicationStoppedError, CoopStreamsError
@@ -103,17 +103,17 @@ class Instance:
         self._watcher.start()
         self._subscription.start()
         failure: Failed | None = None
-        response: Response | None = None
+        response: StreamThreadExceptionResponse | None = None
         try:
             while not self._stop.is_set() and failure is None:
                 failure = self._turn()
                 if failure is not None:
                     response = self._lifecycle.response(failure)
-                    if response == "replace-thread":
+                    if response is StreamThreadExceptionResponse.REPLACE_THREAD:
                         self._replace(failure)
                         failure = None
             self._lifecycle.to(StreamsState.PENDING_SHUTDOWN if failure is None else StreamsState.PENDING_ERROR)
-            if failure is not None and response == "shutdown-application":
+            if failure is not None and response is StreamThreadExceptionResponse.SHUTDOWN_APPLICATION:
                 self._end_application(failure.error)
         finally:
             self._close(clean=failure is None)

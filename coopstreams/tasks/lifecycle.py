@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from enum import Enum
-from typing import Literal, TypeAlias, get_args
+from typing import TypeAlias
 
 from coopstreams.tasks.events import Failed
 from coopstreams.topology.columns import TopicPartition
@@ -60,55 +60,56 @@ class RestoreListener:
         """The tasks that needed it were given up before it was restored."""
 
 
+class StreamThreadExceptionResponse(Enum):
+    """What ends because of an error: a stream thread, which a new one replaces; this instance; or all instances."""
+
+    REPLACE_THREAD = "replace-thread"
+    SHUTDOWN_CLIENT = "shutdown-client"
+    SHUTDOWN_APPLICATION = "shutdown-application"
+
+
 StateListener: TypeAlias = Callable[[StreamsState, StreamsState], None]
 """Called with the new state and the old one."""
-Response: TypeAlias = Literal["replace-thread", "shutdown-client", "shutdown-application"]
-"""What ends because of an error: a stream thread, which a new one replaces; this instance; or all instances."""
-UncaughtExceptionHandler: TypeAlias = Callable[[BaseException], Response]
+UncaughtExceptionHandler: TypeAlias = Callable[[BaseException], StreamThreadExceptionResponse]
+"""Called with an error that nothing cures."""
 
 
 class Lifecycle:
     """The state of one instance, and its listeners. `to` and `response` belong to whoever runs the instance."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        on_state: StateListener | None = None,
+        on_error: UncaughtExceptionHandler | None = None,
+        restore_listener: RestoreListener | None = None,
+    ) -> None:
         self.state = StreamsState.CREATED
-        self.state_listener: StateListener = lambda *_: None
-        self.restore_listener = RestoreListener()
-        self.handler: UncaughtExceptionHandler = lambda _: "shutdown-client"
-
-    def check_created(self) -> None:
-        """Do nothing if the instance has not run.
-
-        Raises:
-            ConfigError: it has; listeners are set before.
-        """
-        if self.state is not StreamsState.CREATED:
-            raise ConfigError(f"the instance is {self.state.value}: set listeners and handlers before it runs")
+        self.restore_listener = restore_listener or RestoreListener()
+        self._on_state, self._on_error = on_state, on_error
 
     def to(self, state: StreamsState) -> None:
         """Be in this state; whoever listens is told if that is another one."""
         if state is not self.state:
             before, self.state = self.state, state
             log.debug("%s -> %s", before.value, state.value)
-            self.state_listener(state, before)
+            if self._on_state is not None:
+                self._on_state(state, before)
 
-    def response(self, failure: Failed) -> Response:
-        """Return what the handler makes of an error; of one that came from another instance, it is not asked.
+    def response(self, failure: Failed) -> StreamThreadExceptionResponse:
+        """Return what `on_error` makes of an error; of one that came from another instance, it is not asked.
 
         Raises:
-            ConfigError: the handler returns something else.
+            ConfigError: it returns something else.
         """
-        if isinstance(failure.error, ApplicationStoppedError):
-            return "shutdown-client"
-        answer = self.handler(failure.error)
-        if answer not in get_args(Response):
-            words = ", ".join(get_args(Response))
-            raise ConfigError(
-                f"the uncaught exception handler returned {answer!r}: it must be one of {words}"
-            ) from failure.error
-        if answer == "replace-thread" and failure.thread is None:
+        if self._on_error is None or isinstance(failure.error, ApplicationStoppedError):
+            return StreamThreadExceptionResponse.SHUTDOWN_CLIENT
+        answer = self._on_error(failure.error)
+        if not isinstance(answer, StreamThreadExceptionResponse):
+            members = ", ".join(str(member) for member in StreamThreadExceptionResponse)
+            raise ConfigError(f"on_error returned {answer!r}: it must be one of {members}") from failure.error
+        if answer is StreamThreadExceptionResponse.REPLACE_THREAD and failure.thread is None:
             log.error(
                 "only a stream thread can be replaced, but it was the %s that failed: the instance ends", failure.where
             )
-            return "shutdown-client"
+            return StreamThreadExceptionResponse.SHUTDOWN_CLIENT
         return answer

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -45,6 +44,7 @@ from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.compile.outputs import ANY_PARTITION, Output
 from coopstreams.topology.compile.program import Program
+from coopstreams.topology.durations import Duration, duration_ms
 from coopstreams.topology.failures import Failure, OnFailure
 from coopstreams.topology.graph.nodes import Sink, SubTopology
 from coopstreams.topology.graph.partitions import check_partitions
@@ -54,7 +54,6 @@ from coopstreams.topology.keys import WHOLE, KeyRange, partition_of
 from coopstreams.topology.naming import changelog_topic, internal_topic
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.task_id import TaskId
-from coopstreams.topology.windows import duration_ms
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -131,10 +130,8 @@ class TopologyTestDriver:
         for rows in self._globals.values():
             rows.close()
 
-    def advance(self, time: timedelta | int) -> None:
-        """Move the driver's clock on, by a timedelta or milliseconds; what is due by it is done. Stream time moves with
-        records only.
-        """
+    def advance(self, time: Duration) -> None:
+        """Move the driver's clock on; what is due by it is done. Stream time moves with records only."""
         self.now_ms += duration_ms(time, "advance: the time")
         for task in self._all_tasks():
             try:

@@ -54,8 +54,8 @@ class Counting:
         """The topic behind the store."""
         return f"{self.application}-counts-changelog"
 
-    def app(self, folder: Path, number: int = 0, **settings: Any) -> CoopStreams:
-        """Return an instance, not yet running; settings by name, dots written as underscores."""
+    def app(self, folder: Path, number: int = 0, heard: Any = None, **settings: Any) -> CoopStreams:
+        """Return an instance, not yet running; `heard`: listeners; settings by name, dots written as underscores."""
         given = {name.replace("_", "."): value for name, value in settings.items()}
         shared = {
             "bootstrap.servers": self.kafka.bootstrap,
@@ -64,7 +64,7 @@ class Counting:
             "commit.interval.ms": 100,
             **PATIENT,
         }
-        return CoopStreams(self.topology, shared | given)
+        return CoopStreams(self.topology, shared | given, **(heard or {}))
 
     def write(self, keys: Iterable[str], timeout_s: float = 90) -> Counter[str]:
         """Write a record for each key; return how often each was written."""

@@ -25,6 +25,7 @@ from coopstreams.query.client import QueryClient
 from coopstreams.topology.graph.nodes import InternalTopic
 from coopstreams.topology.keys import partition_of
 from tests.broker.reading import Record, latest
+from tests.durations import ms
 
 WINDOW_MS = 1000
 GRACE_MS = 500
@@ -55,7 +56,7 @@ def law_topology(topics: Topics) -> Topology:
     customers = builder.table(topics.customers, key=serdes.text, value=serdes.text, store="customers")
     orders = builder.stream(topics.orders, key=serdes.text, value=serdes.json)
     orders.group_by_key().count(store="running").to_stream().to(topics.running)
-    narrow = TimeWindows(milliseconds=WINDOW_MS, grace=GRACE_MS)
+    narrow = TimeWindows(milliseconds=WINDOW_MS, grace=ms(GRACE_MS))
     kept = timedelta(days=3650)
     orders.group_by_key().windowed_by(narrow).count(store="windows", retention=kept).to_stream().to(topics.windows)
     (

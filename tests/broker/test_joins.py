@@ -28,7 +28,11 @@ def topology_of(application: str, topics: dict[str, str]) -> Topology:
     accounts = builder.table(topics["accounts"], key=serdes.text, value=serdes.json)
     people = builder.table(topics["people"], key=serdes.text, value=serdes.json)
     paid = orders.left_join(
-        payments, lambda order, payment: [order, payment], windows=JoinWindows(1000), value=serdes.json, name="paid"
+        payments,
+        lambda order, payment: [order, payment],
+        windows=JoinWindows(milliseconds=1000),
+        value=serdes.json,
+        name="paid",
     )
     paid.join(countries, lambda both, country: [*both, country], on=lambda _, both: both[0], value=serdes.json).to(
         topics["out"]
@@ -111,9 +115,9 @@ def test_what_has_no_match_goes_by_records_that_another_process_takes(kafka: Any
     orders, payments, out = (kafka.topic(name) for name in ("orders", "payments", "out"))
     builder = StreamsBuilder(kafka.unique("unmatched"))
     left, right = (builder.stream(topic, key=serdes.text, value=serdes.json) for topic in (orders, payments))
-    left.outer_join(right, lambda order, payment: [order, payment], windows=JoinWindows(1000), value=serdes.json).to(
-        out
-    )
+    left.outer_join(
+        right, lambda order, payment: [order, payment], windows=JoinWindows(milliseconds=1000), value=serdes.json
+    ).to(out)
     topology = builder.build()
     keys = [f"key-{number}" for number in range(40)]
     ours = [key for key in keys if key_hash(key.encode()) in KeyRange.split(2)[0]]

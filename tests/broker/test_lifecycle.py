@@ -6,12 +6,19 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
-from coopstreams import CoopStreams, RestoreListener, StreamsBuilder, StreamsState, serdes
-from coopstreams.tasks.lifecycle import Response
+from coopstreams import (
+    CoopStreams,
+    RestoreListener,
+    StreamsBuilder,
+    StreamsState,
+    StreamThreadExceptionResponse,
+    serdes,
+)
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ApplicationStoppedError, ConfigError, ProcessingError
 from tests.broker.counting import PATIENT, Counting, await_table, failure_of, metric
@@ -48,14 +55,13 @@ def test_listeners_hear_of_states_and_restores(kafka: Kafka, tmp_path: Path) -> 
     written = counting.write(f"key-{number}" for number in range(500))
     with counting.app(tmp_path / "first") as app:
         await_table(app, written)
-    app, heard, states = counting.app(tmp_path / "second"), Heard(), [CREATED]
-    app.set_restore_listener(heard)
+    heard, states = Heard(), [CREATED]
 
     def listen(new: StreamsState, old: StreamsState) -> None:
         assert old == states[-1]
         states.append(new)
 
-    app.set_state_listener(listen)
+    app = counting.app(tmp_path / "second", heard={"on_state": listen, "restore_listener": heard})
     assert app.state == CREATED
     with app:
         await_table(app, written)
@@ -66,8 +72,6 @@ def test_listeners_hear_of_states_and_restores(kafka: Kafka, tmp_path: Path) -> 
         eventually(
             lambda: metric(app, "coopstreams_record_e2e_latency_seconds_count") == 1, 120, lambda: "it was not measured"
         )
-        with pytest.raises(ConfigError, match="before it runs"):
-            app.set_state_listener(listen)
     assert states[:2] == [CREATED, REBALANCING]
     assert set(states[1:-2]) == {REBALANCING, RUNNING}
     assert states[-3:] == [RUNNING, *STOPPED]
@@ -79,18 +83,16 @@ def test_listeners_hear_of_states_and_restores(kafka: Kafka, tmp_path: Path) -> 
 
 
 def test_an_error_in_a_listener_ends_the_instance(kafka: Kafka, tmp_path: Path) -> None:
-    app = Counting.make(kafka).app(tmp_path)
-
     def refuse(new: StreamsState, _: StreamsState) -> None:
         if new is RUNNING:
             raise ZeroDivisionError("in the listener")
 
-    app.set_state_listener(refuse)
+    app = Counting.make(kafka).app(tmp_path, heard={"on_state": refuse})
     assert isinstance(failure_of(app), ZeroDivisionError)
     assert app.state is StreamsState.ERROR
 
 
-def dividing(kafka: Kafka) -> tuple[str, Callable[[Path, int], CoopStreams]]:
+def dividing(kafka: Kafka, **heard: Any) -> tuple[str, Callable[[Path, int], CoopStreams]]:
     """Return a topic of two partitions, and a function that makes instances which fail on an empty value."""
     topic = kafka.topic("in", 2)
     builder = StreamsBuilder(kafka.unique("dividing"))
@@ -106,22 +108,20 @@ def dividing(kafka: Kafka) -> tuple[str, Callable[[Path, int], CoopStreams]]:
             "instance": number,
             "commit.interval.ms": 100,
         }
-        return CoopStreams(topology, shared | PATIENT)
+        return CoopStreams(topology, shared | PATIENT, **heard)
 
     return topic, instance
 
 
 def test_an_error_that_ends_the_application_ends_every_instance(kafka: Kafka, tmp_path: Path) -> None:
-    topic, instance = dividing(kafka)
-    apps, asked, states = [instance(tmp_path, number) for number in (0, 1)], list[BaseException](), list[StreamsState]()
+    asked, states = list[BaseException](), list[StreamsState]()
 
-    def end_all(error: BaseException) -> Response:
+    def end_all(error: BaseException) -> StreamThreadExceptionResponse:
         asked.append(error)
-        return "shutdown-application"
+        return StreamThreadExceptionResponse.SHUTDOWN_APPLICATION
 
-    for app in apps:
-        app.set_uncaught_exception_handler(end_all)
-        app.set_state_listener(lambda new, _: states.append(new))
+    topic, instance = dividing(kafka, on_error=end_all, on_state=lambda new, _: states.append(new))
+    apps = [instance(tmp_path, number) for number in (0, 1)]
     with ThreadPoolExecutor(2) as threads:
         failures = [threads.submit(failure_of, app) for app in apps]
         eventually(
@@ -150,7 +150,6 @@ def test_what_fails_while_it_drains_is_raised(kafka: Kafka, tmp_path: Path) -> N
         raise ValueError("while it drained")
 
     builder.stream(topic, key=serdes.raw, value=serdes.raw).foreach(fail_late)
-    app = CoopStreams(builder.build(), {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path)} | PATIENT)
     states: list[StreamsState] = []
 
     def listen(new: StreamsState, _: StreamsState) -> None:
@@ -158,7 +157,9 @@ def test_what_fails_while_it_drains_is_raised(kafka: Kafka, tmp_path: Path) -> N
         if new is StreamsState.PENDING_SHUTDOWN:
             go_on.set()
 
-    app.set_state_listener(listen)
+    app = CoopStreams(
+        builder.build(), {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path)} | PATIENT, on_state=listen
+    )
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     producer.produce(topic, b"", b"k", partition=0)
     assert producer.flush(60) == 0
@@ -174,15 +175,14 @@ def test_what_fails_while_it_drains_is_raised(kafka: Kafka, tmp_path: Path) -> N
 
 
 def test_an_answer_that_is_none_is_an_error_with_the_words_that_are(kafka: Kafka, tmp_path: Path) -> None:
-    topic, instance = dividing(kafka)
+    topic, instance = dividing(kafka, on_error=lambda _: "replace-thread")
     app = instance(tmp_path, 0)
-    app.set_uncaught_exception_handler(lambda _: "replace-everything")  # type: ignore[arg-type, return-value]
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     producer.produce(topic, b"", b"k", partition=0)
     assert producer.flush(60) == 0
     failure = failure_of(app)
     assert isinstance(failure, ConfigError)
-    assert "replace-thread, shutdown-client, shutdown-application" in str(failure)
+    assert "on_error returned 'replace-thread': it must be one of StreamThreadExceptionResponse.REP" in str(failure)
     assert isinstance(failure.__cause__, ProcessingError)
 
 

@@ -74,14 +74,9 @@ def test_each_store_is_restored_as_its_engine_needs_and_all_count_each_record_on
     with app.app(tmp_path, 0, **settings) as first:
         await_tables(first, written)
     written += app.write(KEYS[:500])
-    again, comes, starts, elsewhere = (
-        app.app(tmp_path, 0, **settings),
-        app.app(tmp_path, 1, **settings),
-        Starts(),
-        Starts(),
-    )
-    again.set_restore_listener(starts)
-    comes.set_restore_listener(elsewhere)
+    starts, elsewhere = Starts(), Starts()
+    again = app.app(tmp_path, 0, {"restore_listener": starts}, **settings)
+    comes = app.app(tmp_path, 1, {"restore_listener": elsewhere}, **settings)
     with again:
         await_tables(again, written)
         assert min(starts.of["heap"]) == 0, "memory begins at the beginning"

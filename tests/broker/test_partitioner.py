@@ -43,7 +43,7 @@ def test_records_lie_in_the_partitions_that_the_program_chooses(kafka: Any, tmp_
     stream.to(lambda _key, _value: spread, partitioner=by_value)
     stream.to(everywhere, partitioner=lambda _topic, _key, value, partitions: range(partitions) if value != "3" else [])
     behind = stream.repartition(name="spread", partitions=3, partitioner=by_value).process(
-        Where, key=serdes.text, value=serdes.text
+        Where, key=serdes.text, value=serdes.text, by_key=False
     )
     behind.to(found_in)
     producer = Producer({"bootstrap.servers": kafka.bootstrap})

@@ -27,6 +27,7 @@ from coopstreams import (
 from tests.broker.counting import PATIENT
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
+from tests.durations import ms
 
 
 class Told(Processor[str, str, str, int]):
@@ -36,7 +37,7 @@ class Told(Processor[str, str, str, int]):
         super().init(context)
         self.counts: KeyValueStore[str, int] = context.store("counts")
         self.changed: set[str] = set()
-        context.schedule(100, "wall_clock", self.tell)
+        context.schedule(ms(100), "wall_clock", self.tell)
 
     def process(self, record: Record[str, str]) -> None:
         self.counts.put(record.key, (self.counts.get(record.key) or 0) + 1)

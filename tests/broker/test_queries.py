@@ -36,6 +36,7 @@ from coopstreams.topology.errors import QueryError
 from tests.broker.counting import PATIENT, await_running
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
+from tests.durations import ms
 
 KEYS = [f"key-{number}" for number in range(24)]
 STEP = 1000
@@ -81,7 +82,7 @@ class Remembering(Processor[str, str, str, str]):
 def topology_of(application: str, topics: dict[str, str]) -> Topology:
     builder = StreamsBuilder(application)
     events = builder.stream(topics["events"], key=serdes.text, value=serdes.text)
-    prices = builder.table(topics["prices"], key=serdes.text, value=serdes.text, store="prices", history=HISTORY)
+    prices = builder.table(topics["prices"], key=serdes.text, value=serdes.text, store="prices", history=ms(HISTORY))
     names = builder.global_table(topics["names"], key=serdes.text, value=serdes.text, store="names")
     events.join(prices, lambda event, price: event + price, value=serdes.text).join(
         names, lambda event, name: event + name, on=lambda key, _: key, value=serdes.text
@@ -92,12 +93,12 @@ def topology_of(application: str, topics: dict[str, str]) -> Topology:
     group.windowed_by(UnlimitedWindows()).count(store="ever")
     events.process(
         Marking,
-        stores=[window_store("marks", key=serdes.text, value=serdes.text, size=7 * STEP, retention=HISTORY)],
+        stores=[window_store("marks", key=serdes.text, value=serdes.text, size=ms(7 * STEP), retention=ms(HISTORY))],
         by_key=True,
     )
     events.process(
         Remembering,
-        stores=[versioned_store("past", key=serdes.text, value=serdes.text, history=10 * HISTORY)],
+        stores=[versioned_store("past", key=serdes.text, value=serdes.text, history=ms(10 * HISTORY))],
         by_key=True,
     )
     return builder.build()

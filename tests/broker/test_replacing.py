@@ -1,4 +1,4 @@
-"""`replace-thread`: a function fails, its stream thread dies, another takes its place; every record counts, and under
+"""`REPLACE_THREAD`: a function fails, its stream thread dies, another takes its place; every record counts, and under
 exactly-once once.
 """
 
@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
-from coopstreams import CoopStreams, StreamsBuilder, StreamsState, serdes
-from coopstreams.tasks.lifecycle import Response
+from coopstreams import CoopStreams, StreamsBuilder, StreamsState, StreamThreadExceptionResponse, serdes
 from coopstreams.topology.errors import ProcessingError
 from tests.broker.chaos import examine
 from tests.broker.counting import await_table, failure_of, metric
@@ -23,7 +23,7 @@ from tests.conftest import Kafka
 pytestmark = pytest.mark.broker
 
 PARTITIONS, RECORDS = 2, 1000
-REPLACE: Response = "replace-thread"
+REPLACE, END = StreamThreadExceptionResponse.REPLACE_THREAD, StreamThreadExceptionResponse.SHUTDOWN_CLIENT
 KEYS = [f"key-{number}" for number in range(50)]
 
 
@@ -43,16 +43,20 @@ class Failing:
         stream.filter(check).group_by_key().count(store="counts").to_stream().to(self.sink)
         self.topology = builder.build()
 
-    def app(self, folder: Path, guarantee: str) -> CoopStreams:
-        settings = {
+    def app(
+        self,
+        folder: Path,
+        guarantee: str,
+        on_error: Callable[[BaseException], StreamThreadExceptionResponse] | None = None,
+    ) -> CoopStreams:
+        settings: dict[str, Any] = {
             "bootstrap.servers": self.kafka.bootstrap,
             "state.dir": str(folder),
             "num.stream.threads": 2,
             "commit.interval.ms": 100,
         }
-        return CoopStreams(
-            self.topology, {**settings, "processing.guarantee": guarantee, "statestore.cache.max.bytes": 0}
-        )
+        settings |= {"processing.guarantee": guarantee, "statestore.cache.max.bytes": 0}
+        return CoopStreams(self.topology, settings, on_error=on_error)
 
     def write(self) -> Counter[str]:
         """Write records whose values are their numbers, to one partition after the other; return how often each key was
@@ -81,14 +85,13 @@ def test_a_function_that_fails_at_first_sight_loses_and_doubles_nothing(
         bad.discard(value)
         return found
 
-    def replace(error: BaseException) -> Response:
+    def replace(error: BaseException) -> StreamThreadExceptionResponse:
         errors.append(error)
-        return "replace-thread"
+        return REPLACE
 
     failing = Failing(kafka, refuses)
     written = failing.write()
-    app = failing.app(tmp_path, guarantee)
-    app.set_uncaught_exception_handler(replace)
+    app = failing.app(tmp_path, guarantee, replace)
     with app:
         await_table(app, written)
         assert not bad
@@ -106,11 +109,10 @@ def test_a_function_that_fails_for_ever_is_asked_about_each_time_and_spins_less_
     kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad = {b"501"}
-    left: list[Response] = [*repeat(REPLACE, 4), "shutdown-client"]
+    left = [*repeat(REPLACE, 4), END]
     failing = Failing(kafka, lambda value: value in bad)
     written = failing.write()
-    app = failing.app(tmp_path, "exactly_once_v2")
-    app.set_uncaught_exception_handler(lambda _: left.pop(0))
+    app = failing.app(tmp_path, "exactly_once_v2", lambda _: left.pop(0))
     with caplog.at_level(logging.ERROR):
         failure = failure_of(app)
     assert isinstance(failure, ProcessingError)

@@ -18,6 +18,7 @@ from coopstreams import (
 )
 from tests.conformance import vocab
 from tests.conformance.world import KEY, VALUE, NotSupportedError, Op, Translators, World, require
+from tests.durations import ms
 
 
 def group_by_key(world: World, op: Op) -> Any:
@@ -84,7 +85,7 @@ def suppress(world: World, op: Op) -> Any:
     world.keeps_window(op)
     if op["until"] == "window_close":
         return world.nodes[op["in"]].suppress(until_window_closes())
-    return world.nodes[op["in"]].suppress(until_time_limit(op["limit_ms"], max_records=op.get("max_records")))
+    return world.nodes[op["in"]].suppress(until_time_limit(ms(op["limit_ms"]), max_records=op.get("max_records")))
 
 
 def _reducer(name: Any) -> Callable[[Any, Any], Any]:
@@ -111,7 +112,7 @@ def _cut(world: World, op: Op, grouped: Any) -> tuple[Any, dict[str, Any]]:
     if "window" not in op:
         return grouped, {}
     world.windowed.add(op["id"])
-    more: dict[str, Any] = {"retention": op["retention_ms"]} if "retention_ms" in op else {}
+    more: dict[str, Any] = {"retention": ms(op["retention_ms"])} if "retention_ms" in op else {}
     if op["window"]["type"] == "session":
         world.untimed.add(op.get("store", ""))
         if "merger" in op:
@@ -122,15 +123,15 @@ def _cut(world: World, op: Op, grouped: Any) -> tuple[Any, dict[str, Any]]:
 def _windows(window: dict[str, Any]) -> Any:
     kind, grace = window["type"], window.get("grace_ms", 0)
     if kind == "tumbling":
-        return TimeWindows(size=window["size_ms"], grace=grace)
+        return TimeWindows(milliseconds=window["size_ms"], grace=ms(grace))
     if kind == "hopping":
-        return TimeWindows(size=window["size_ms"], advance=window["advance_ms"], grace=grace)
+        return TimeWindows(milliseconds=window["size_ms"], advance=ms(window["advance_ms"]), grace=ms(grace))
     if kind == "sliding":
-        return SlidingWindows(difference=window["diff_ms"], grace=grace)
+        return SlidingWindows(milliseconds=window["diff_ms"], grace=ms(grace))
     if kind == "session":
-        return SessionWindows(gap=window["gap_ms"], grace=grace)
+        return SessionWindows(milliseconds=window["gap_ms"], grace=ms(grace))
     if kind == "unlimited":
-        return UnlimitedWindows(window.get("start_ms", 0))
+        return UnlimitedWindows(start_ms=window.get("start_ms", 0))
     raise NotSupportedError(f"{kind} windows")
 
 

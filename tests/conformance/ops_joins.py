@@ -7,6 +7,7 @@ from typing import Any
 from coopstreams.topology.join_windows import JoinWindows
 from tests.conformance import vocab
 from tests.conformance.world import VALUE, Op, Translators, World, require
+from tests.durations import ms
 
 LEGACY_GRACE_MS = 24 * 60 * 60 * 1000
 
@@ -20,7 +21,7 @@ def join_st(world: World, op: Op) -> Any:
         world.nodes[right],
         lambda key, a, b: vocab.joined(op["joiner"], key, a, b),
         value=VALUE,
-        grace=op.get("grace_ms"),
+        grace=ms(op["grace_ms"]) if "grace_ms" in op else None,
         name=op.get("name"),
     )
 
@@ -43,9 +44,9 @@ def join_ss(world: World, op: Op) -> Any:
     left, right = (world.stream(side) for side in op["in"])
     eager = op.get("mode") == "legacy"
     windows = JoinWindows(
-        before=op["before_ms"],
-        after=op["after_ms"],
-        grace=op.get("grace_ms", LEGACY_GRACE_MS if eager else 0),
+        before=ms(op["before_ms"]),
+        after=ms(op["after_ms"]),
+        grace=ms(op.get("grace_ms", LEGACY_GRACE_MS if eager else 0)),
         eager=eager,
     )
     method: Any = {"inner": left.join_with_key, "left": left.left_join_with_key, "outer": left.outer_join_with_key}[

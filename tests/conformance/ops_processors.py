@@ -9,6 +9,7 @@ from coopstreams import KeyValueStore, Processor, ProcessorContext, Record, Wind
 from coopstreams.topology.stores import StoreSpec
 from tests.conformance import vocab
 from tests.conformance.world import KEY, VALUE, NotSupportedError, Op, Translators, World, require
+from tests.durations import ms
 
 AnyRecord: TypeAlias = Record[Any, Any]
 Context: TypeAlias = ProcessorContext[Any, Any]
@@ -109,7 +110,7 @@ class PunctuateFlush(Step):
     def init(self, context: Context) -> None:
         super().init(context)
         self.counts: KeyValueStore[str, int] = context.store(self.op["store"])
-        context.schedule(self.op["interval_ms"], self.op["type"], self.flush)
+        context.schedule(ms(self.op["interval_ms"]), self.op["type"], self.flush)
 
     def process(self, record: AnyRecord) -> None:
         if record.key is not None:
@@ -126,7 +127,7 @@ class PunctuateTick(Step):
     def init(self, context: Context) -> None:
         super().init(context)
         self.fired = 0
-        self.punctuation = context.schedule(self.op["interval_ms"], self.op["type"], self.tick)
+        self.punctuation = context.schedule(ms(self.op["interval_ms"]), self.op["type"], self.tick)
 
     def process(self, record: AnyRecord) -> None:
         """Records only move the time."""
@@ -175,13 +176,16 @@ def process(world: World, op: Op) -> Any:
     if "store" in op:
         world.untimed.add(op["store"])
     stores = [_store(op)] if "store" in op else []
-    by_key = op["processor"] not in LOOKS_AT_SEVERAL_KEYS
-    return world.stream(op["in"]).process(lambda: make(op), stores=stores, key=KEY, value=VALUE, by_key=by_key)
+    stream = world.stream(op["in"])
+    by_key = op["processor"] not in LOOKS_AT_SEVERAL_KEYS and not stream._flow.rekeyed
+    return stream.process(lambda: make(op), stores=stores, key=KEY, value=VALUE, by_key=by_key)
 
 
 def _store(op: Op) -> StoreSpec:
     if op["processor"] == "dedup":
-        return window_store(op["store"], key=KEY, value=VALUE, size=op["window_ms"], retention=op["retention_ms"])
+        return window_store(
+            op["store"], key=KEY, value=VALUE, size=ms(op["window_ms"]), retention=ms(op["retention_ms"])
+        )
     return key_value_store(op["store"], key=KEY, value=VALUE)
 
 

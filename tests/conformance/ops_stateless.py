@@ -11,6 +11,7 @@ from coopstreams import KTable
 from coopstreams.topology.records import TimestampedRecord
 from tests.conformance import vocab
 from tests.conformance.world import KEY, VALUE, Op, Translators, World, require
+from tests.durations import ms
 
 NOT_NEGATIVE = re.compile("[0-9]{1,15}")
 
@@ -39,7 +40,13 @@ def _extractor(asked: dict[str, Any]) -> Callable[[TimestampedRecord[Any, Any]],
 
 def table(world: World, op: Op) -> Any:
     require(op, "topic", "store", "versioned_ms")
-    return world.builder.table(op["topic"], key=KEY, value=VALUE, store=op.get("store"), history=op.get("versioned_ms"))
+    return world.builder.table(
+        op["topic"],
+        key=KEY,
+        value=VALUE,
+        store=op.get("store"),
+        history=ms(op["versioned_ms"]) if "versioned_ms" in op else None,
+    )
 
 
 def global_table(world: World, op: Op) -> Any:

@@ -22,6 +22,7 @@ from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.serdes import Windowed
 from tests.conformance import ops_aggregations, ops_joins, ops_processors, ops_stateless, tables
 from tests.conformance.world import KEY, VALUE, NotSupportedError, World
+from tests.durations import ms
 
 Case: TypeAlias = dict[str, Any]
 Row: TypeAlias = dict[str, Any]
@@ -139,7 +140,7 @@ def _feed(driver: TopologyTestDriver, inputs: list[Row], *, commit: bool) -> tup
     for index, given in enumerate(inputs):
         try:
             if "advance_wall_clock_ms" in given:
-                driver.advance(given["advance_wall_clock_ms"])
+                driver.advance(ms(given["advance_wall_clock_ms"]))
             else:
                 headers = [(name, text.encode()) for name, text in given.get("headers", [])]
                 driver.input(given["topic"], KEY, VALUE).send(

@@ -41,9 +41,9 @@ PROGRAMS: dict[str, Callable[[StreamsBuilder], Any]] = {
     "`filter`": lambda builder: stream(builder).filter(lambda _key, _value: True),
     "`table`": table,
     "`count`": lambda builder: stream(builder).group_by_key().count(),
-    "the same, in `TimeWindows`": counted(TimeWindows(size=10)),
-    "the same, in `SlidingWindows`": counted(SlidingWindows(difference=10)),
-    "the same, in `SessionWindows`": counted(SessionWindows(gap=10)),
+    "the same, in `TimeWindows`": counted(TimeWindows(milliseconds=10)),
+    "the same, in `SlidingWindows`": counted(SlidingWindows(milliseconds=10)),
+    "the same, in `SessionWindows`": counted(SessionWindows(milliseconds=10)),
     "stream with table": lambda builder: stream(builder).join(table(builder, "other"), pair, value=serdes.json),
     "stream with global table": lambda builder: stream(builder).join(
         builder.global_table("other", key=serdes.text, value=serdes.int64),
@@ -52,7 +52,7 @@ PROGRAMS: dict[str, Callable[[StreamsBuilder], Any]] = {
         value=serdes.json,
     ),
     "stream with stream": lambda builder: stream(builder).join(
-        stream(builder, "other"), pair, windows=JoinWindows(5), value=serdes.json
+        stream(builder, "other"), pair, windows=JoinWindows(milliseconds=5), value=serdes.json
     ),
     "table with table": lambda builder: table(builder).join(table(builder, "other"), pair, value=serdes.json),
     "`foreign_key=`": lambda builder: table(builder).join(

@@ -9,6 +9,7 @@ import queue
 from coopstreams import Processor, ProcessorContext, Record, StreamsBuilder, serdes
 from coopstreams.common.host import System
 from coopstreams.topology.keys import WHOLE
+from tests.durations import ms
 from tests.tasks.engine import PATIENCE_S, Engine
 
 HOUR_MS = 3_600_000
@@ -29,13 +30,13 @@ def test_punctuations_go_on_when_the_clock_is_put_back() -> None:
 
     class Ticking(Processor[bytes, bytes, bytes, bytes]):
         def init(self, context: ProcessorContext[bytes, bytes]) -> None:
-            context.schedule(20, "wall_clock", ticks.put)
+            context.schedule(ms(20), "wall_clock", ticks.put)
 
         def process(self, record: Record[bytes, bytes]) -> None:
             pass
 
     builder = StreamsBuilder("app")
-    builder.stream("in", key=serdes.raw, value=serdes.raw).process(Ticking)
+    builder.stream("in", key=serdes.raw, value=serdes.raw).process(Ticking, by_key=False)
     made = Engine(builder.build(), {"in": 1}, host=host)
     made.open(WHOLE)
     made.start()

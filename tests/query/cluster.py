@@ -64,7 +64,7 @@ STORES = {
         serdes.text,
         serdes.int64,
         retention_ms=1 << 62,
-        row_key=windowed_by(serdes.text, UnlimitedWindows(5)),
+        row_key=windowed_by(serdes.text, UnlimitedWindows(start_ms=5)),
     ),
     "visits": StoreSpec(
         "visits",

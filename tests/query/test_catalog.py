@@ -14,6 +14,7 @@ from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.serdes import session_windowed, windowed, windowed_by
 from coopstreams.topology.suppressed import until_window_closes
 from coopstreams.topology.windows import SessionWindows, TimeWindows, UnlimitedWindows
+from tests.durations import ms
 
 TEXT: dict[str, Any] = {"key": serdes.text, "value": serdes.text}
 
@@ -29,10 +30,12 @@ def stores() -> dict[str, StoreInfo]:
         until_window_closes(), name="final"
     ).to_stream().to("final")
     group.windowed_by(UnlimitedWindows()).count(store="ever")
-    group.windowed_by(SessionWindows(gap=5)).count(store="visits")
-    clicks.join(clicks, lambda a, b: a + b, windows=JoinWindows(5), value=serdes.text).to("pairs")
+    group.windowed_by(SessionWindows(milliseconds=5)).count(store="visits")
+    clicks.join(clicks, lambda a, b: a + b, windows=JoinWindows(milliseconds=5), value=serdes.text).to("pairs")
     processor = TopologyBuilder(builder).add_source("left", "lefts", **TEXT).add_source("right", "rights", **TEXT)
-    processor.add_processor("remember", Ignore, "left", "right", stores=[versioned_store("past", history=5, **TEXT)])
+    processor.add_processor(
+        "remember", Ignore, "left", "right", stores=[versioned_store("past", history=ms(5), **TEXT)], by_key=False
+    )
     topology = processor.build()
     return stores_of(topology, [4] * len(topology.subtopologies), {"clicks": 4, "prices": 4, "names": 3})
 

@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 from coopstreams import JoinWindows, SessionWindows, StreamsBuilder, TimeWindows, Topology, serdes, until_window_closes
+from tests.durations import ms
 from tests.simulation.answers import Answer, Counted, Matched, Ordered, Paired, Written
 
 APPLICATION = "sim"
@@ -55,16 +56,18 @@ def _recounted() -> Topology:
 def _windows() -> Topology:
     builder = _builder()
     grouped = builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key()
-    grouped.windowed_by(TimeWindows(size=10_000, grace=5_000)).count(store="counts", retention=DAY_MS).to_stream().to(
-        "out"
-    )
+    grouped.windowed_by(TimeWindows(milliseconds=10_000, grace=ms(5_000))).count(
+        store="counts", retention=ms(DAY_MS)
+    ).to_stream().to("out")
     return builder.build()
 
 
 def _finals() -> Topology:
     builder = _builder()
     grouped = builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key()
-    counts = grouped.windowed_by(TimeWindows(size=4_000, grace=3_000)).count(store="counts", retention=DAY_MS)
+    counts = grouped.windowed_by(TimeWindows(milliseconds=4_000, grace=ms(3_000))).count(
+        store="counts", retention=ms(DAY_MS)
+    )
     counts.suppress(until_window_closes()).to_stream().to("out")
     return builder.build()
 
@@ -72,9 +75,9 @@ def _finals() -> Topology:
 def _sessions() -> Topology:
     builder = _builder()
     grouped = builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key()
-    grouped.windowed_by(SessionWindows(gap=4_000, grace=4_000)).count(store="counts", retention=DAY_MS).to_stream().to(
-        "out"
-    )
+    grouped.windowed_by(SessionWindows(milliseconds=4_000, grace=ms(4_000))).count(
+        store="counts", retention=ms(DAY_MS)
+    ).to_stream().to("out")
     return builder.build()
 
 
@@ -82,7 +85,7 @@ def _pairs() -> Topology:
     builder = _builder()
     left = builder.stream("left", key=serdes.text, value=serdes.text)
     right = builder.stream("right", key=serdes.text, value=serdes.text)
-    windows = JoinWindows(6_000, grace=DAY_MS)
+    windows = JoinWindows(milliseconds=6_000, grace=ms(DAY_MS))
     left.join(right, lambda one, other: f"{one}:{other}", windows=windows, value=serdes.text, store="pairs").to("out")
     return builder.build()
 

@@ -6,6 +6,7 @@ import json
 import random
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ Row = tuple[bytes | None, bytes | None, int, int]
 """Key, value, timestamp, partition."""
 
 GOES_ON = "goes on in Python"
-GRACE = 700
+GRACE = timedelta(milliseconds=700)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from tests.broker.counting import PATIENT
 from tests.broker.reading import latest, read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
+from tests.durations import ms
 
 PARTITIONS = 2
 WINDOW_MS, GRACE_MS = 1000, 500
@@ -60,7 +61,7 @@ class Shop:
         table = builder.table(customers, key=serdes.text, value=serdes.text, store="customers")
         stream = builder.stream(orders, key=serdes.text, value=serdes.json)
         stream.group_by_key().count(store="running")
-        windowed = stream.group_by_key().windowed_by(TimeWindows(milliseconds=WINDOW_MS, grace=GRACE_MS))
+        windowed = stream.group_by_key().windowed_by(TimeWindows(milliseconds=WINDOW_MS, grace=ms(GRACE_MS)))
         counted = windowed.count(store="windows", retention=timedelta(days=3650))
         counted.suppress(until_window_closes(), name="last").to_stream().to(final)
         stream.join(table, lambda _, city: city, value=serdes.text).group_by_key().aggregate(

@@ -27,6 +27,7 @@ from tests.broker.counting import PATIENT, instance_of
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
+from tests.durations import ms
 
 pytestmark = pytest.mark.broker
 
@@ -52,7 +53,10 @@ class Shop:
         orders = builder.stream(self.orders, key=serdes.text, value=serdes.text)
         orders.join(people, lambda order, name: f"{order} of {name}", value=serdes.text).to(self.sink)
         pair = orders.join(
-            orders, lambda one, other: f"{one} {other}", windows=JoinWindows(2000, grace=1000), value=serdes.text
+            orders,
+            lambda one, other: f"{one} {other}",
+            windows=JoinWindows(milliseconds=2000, grace=ms(1000)),
+            value=serdes.text,
         )
         pair.group_by_key().count(store="pairs").to_stream().map_values(str, value=serdes.text).to(self.pairs)
         self.topology = builder.build()

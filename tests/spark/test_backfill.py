@@ -22,6 +22,7 @@ from coopstreams.topology.errors import ConfigError, ProcessingError
 from coopstreams.topology.graph.partitions import check_partitions
 from coopstreams.topology.keys import partition_of
 from tests.broker import law
+from tests.durations import ms
 from tests.spark.slices import changelogs_of
 
 
@@ -139,10 +140,10 @@ def closing() -> Topology:
         .filter(lambda _, value: value != "skip")
         .group_by_key()
     )
-    group.windowed_by(SessionWindows(gap=300, grace=200)).count(store="sessions", retention=5000).to_stream().to(
-        "sessions"
-    )
-    seconds = group.windowed_by(TimeWindows(milliseconds=1000, grace=500)).count(store="seconds")
+    group.windowed_by(SessionWindows(milliseconds=300, grace=ms(200))).count(
+        store="sessions", retention=ms(5000)
+    ).to_stream().to("sessions")
+    seconds = group.windowed_by(TimeWindows(milliseconds=1000, grace=ms(500))).count(store="seconds")
     seconds.suppress(until_window_closes(), name="final").to_stream().to("seconds")
     return builder.build()
 

@@ -30,6 +30,7 @@ from coopstreams.topology.keys import partition_of
 from tests.broker.counting import PATIENT
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
+from tests.durations import ms
 from tests.spark.slices import changelogs_of
 from tests.spark.test_backfill import plan_of
 
@@ -184,7 +185,7 @@ class Hourly(Processor[str, Any, str, Any]):
 
     def init(self, context: ProcessorContext[str, Any]) -> None:
         super().init(context)
-        context.schedule(3_600_000, "stream_time", lambda _: None)
+        context.schedule(ms(3_600_000), "stream_time", lambda _: None)
 
     def process(self, record: Record[str, Any]) -> None:
         self.context.forward(record)
@@ -194,7 +195,7 @@ def test_questions_that_depend_on_the_time_are_refused(spark: SparkSession, tmp_
     builder = StreamsBuilder("foreign")
     orders = (
         builder.stream("orders", key=serdes.text, value=serdes.json)
-        .process_values(Hourly, value=serdes.json)
+        .process_values(Hourly, value=serdes.json, by_key=False)
         .to_table()
     )
     people = builder.table("people", key=serdes.text, value=serdes.json)

@@ -41,6 +41,7 @@ from tests.broker.counting import PATIENT, Counting
 from tests.broker.reading import by_key, read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
+from tests.durations import ms
 
 pytestmark = pytest.mark.broker
 
@@ -112,7 +113,7 @@ class Ticks(Processor[str, str, str, int]):
     def init(self, context: ProcessorContext[str, int]) -> None:
         super().init(context)
         self.seen: KeyValueStore[str, int] = context.store("seen")
-        context.schedule(10_000, "stream_time", self.tell)
+        context.schedule(ms(10_000), "stream_time", self.tell)
 
     def process(self, record: Record[str, str]) -> None:
         self.seen.put("records", (self.seen.get("records") or 0) + 1)

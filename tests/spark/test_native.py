@@ -15,6 +15,7 @@ from coopstreams import StreamsBuilder, TimeWindows, Topology, field, serdes
 from coopstreams.spark.native import Aggregation, translated
 from coopstreams.spark.native_values import numbers, token
 from coopstreams.topology.errors import ProcessingError, SerdeError
+from tests.durations import ms
 from tests.spark.native_runs import GOES_ON, GRACE, Row, backfilled, both, flights, same_state, was_native
 
 
@@ -37,7 +38,7 @@ def counted_by_second_and_added() -> Topology:
     builder = StreamsBuilder("native")
     records = builder.stream("flights", key=serdes.text, value=serdes.json)
     records.group_by_key().windowed_by(TimeWindows(milliseconds=1000, grace=GRACE)).count(
-        store="per-second", retention=9000
+        store="per-second", retention=ms(9000)
     )
     delays = records.map_values(field("delay"), value=serdes.int64).group_by_key()
     delays.reduce(operator.add, store="total")

@@ -20,6 +20,7 @@ from coopstreams.spark.native import fields_of, translated, unreadable
 from coopstreams.spark.native_values import judged, token
 from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.fields import Condition
+from tests.durations import ms
 from tests.spark.native_runs import GOES_ON, GRACE, Row, backfilled, both, same_state, was_native
 
 COMPARE: list[Any] = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]
@@ -151,10 +152,12 @@ def filtered_and_hopping() -> Topology:
     """Filters before folds of all time, and before windows that overlap, unevenly; one lets nothing through."""
     builder = StreamsBuilder("native")
     records = builder.stream("orders", key=serdes.text, value=serdes.json)
-    hopping = TimeWindows(milliseconds=1000, advance=300, grace=GRACE)
+    hopping = TimeWindows(milliseconds=1000, advance=ms(300), grace=GRACE)
     orders = records.filter(ORDERS)
     orders.group_by_key().count(store="orders")
-    orders.group_by_key().windowed_by(hopping).count(store="per-second", retention=9000).to_stream().to("per-second")
+    orders.group_by_key().windowed_by(hopping).count(store="per-second", retention=ms(9000)).to_stream().to(
+        "per-second"
+    )
     amounts = (
         records.filter_not(~ABROAD)
         .filter(field("price") <= 7.25)
@@ -164,7 +167,9 @@ def filtered_and_hopping() -> Topology:
     amounts.reduce(operator.add, store="abroad", value=serdes.json)
     amounts.windowed_by(hopping).reduce(max, store="largest")
     records.filter(field("kind") == "refund").group_by_key().windowed_by(hopping).count(store="refunds")
-    records.group_by_key().windowed_by(TimeWindows(milliseconds=40, advance=20)).count(store="all", retention=20_000)
+    records.group_by_key().windowed_by(TimeWindows(milliseconds=40, advance=ms(20))).count(
+        store="all", retention=ms(20_000)
+    )
     return builder.build()
 
 

@@ -63,7 +63,7 @@ class Spread:
         stream.to(chosen, partitioner=some)
         stream.to(lambda _key, _value: named, partitioner=by_value)
         spread = stream.repartition(name="spread", partitions=3, partitioner=some)
-        spread.process(Where, key=serdes.text, value=serdes.text).to(found)
+        spread.process(Where, key=serdes.text, value=serdes.text, by_key=False).to(found)
         spread.group_by_key().count(store="counts").to_stream().map_values(str, value=serdes.text).to(counts)
         self.topology = builder.build()
         self.settings = {"bootstrap.servers": kafka.bootstrap, "statestore.cache.max.bytes": 0}

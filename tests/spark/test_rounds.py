@@ -132,7 +132,7 @@ def test_what_shares_a_store_with_a_question_must_be_there_when_it_is_asked() ->
     builder = StreamsBuilder("app")
     memory = key_value_store("memory", key=serdes.text, value=serdes.text)
     lines, others = (builder.stream(topic, **TEXT) for topic in ("lines", "others"))
-    orders = lines.process_values(Remembering, stores=[memory], value=serdes.text).to_table()
+    orders = lines.process_values(Remembering, stores=[memory], value=serdes.text, by_key=False).to_table()
     others.process(Remembering, stores=[memory], by_key=False, **TEXT).to("told")
     (people,) = tables_of(builder, 1)
     joined(orders, people, "owned")
@@ -148,7 +148,7 @@ def test_a_topic_that_is_written_because_of_its_own_records_is_refused() -> None
     builder = StreamsBuilder("app")
     memory = key_value_store("memory", key=serdes.text, value=serdes.text)
     lines = builder.stream("lines", **TEXT)
-    orders = lines.process_values(Remembering, stores=[memory], value=serdes.text).to_table()
+    orders = lines.process_values(Remembering, stores=[memory], value=serdes.text, by_key=False).to_table()
     (people,) = tables_of(builder, 1)
     joined(orders, people, "owned").to_stream().process(Remembering, stores=[memory], by_key=False, **TEXT).to("told")
     with pytest.raises(TopologyError, match="wait for records that come of their own: start the application live"):

@@ -21,6 +21,7 @@ from coopstreams.spark.routing import Routing
 from coopstreams.spark.task import TaskWork
 from coopstreams.spark.workers.shipping import ship
 from coopstreams.testing import TopologyTestDriver
+from tests.durations import ms
 
 TOPICS = ["left", "right"]
 SETTINGS = {"statestore.cache.max.bytes": 0, "processing.exception.handler": "continue"}
@@ -37,7 +38,9 @@ def _streams(builder: StreamsBuilder) -> list[KStream[bytes, bytes]]:
 def final_counts() -> Topology:
     builder = StreamsBuilder("app")
     left, right = _streams(builder)
-    windows = left.merge(right).group_by_key().windowed_by(TimeWindows(size=5, grace=3)).count(store="counts")
+    windows = (
+        left.merge(right).group_by_key().windowed_by(TimeWindows(milliseconds=5, grace=ms(3))).count(store="counts")
+    )
     windows.suppress(until_window_closes()).to_stream().to("out")
     return builder.build()
 
@@ -45,7 +48,7 @@ def final_counts() -> Topology:
 def joined() -> Topology:
     builder = StreamsBuilder("app")
     left, right = _streams(builder)
-    windows = JoinWindows(4, grace=3)
+    windows = JoinWindows(milliseconds=4, grace=ms(3))
     left.outer_join(
         right, lambda one, other: b"%s+%s" % (one or b"", other or b""), windows=windows, value=serdes.raw
     ).to("out")

@@ -31,6 +31,7 @@ from coopstreams.topology.dsl.kstream import KStream
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange
+from tests.durations import ms
 from tests.state.bounds import bounds
 
 Written: TypeAlias = list[tuple[bytes | None, bytes | None, int]]
@@ -40,28 +41,33 @@ SOURCE = TopicPartition("in", 0)
 INPUTS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60)), max_size=16)
 
 PROGRAMS: dict[str, Callable[[KStream[str, str]], Any]] = {
-    "sessions": lambda stream: stream.group_by_key().windowed_by(SessionWindows(gap=5, grace=3)).count(store="s"),
+    "sessions": lambda stream: (
+        stream.group_by_key().windowed_by(SessionWindows(milliseconds=5, grace=ms(3))).count(store="s")
+    ),
     "sliding": lambda stream: (
         stream.group_by_key()
-        .windowed_by(SlidingWindows(difference=6, grace=9))
+        .windowed_by(SlidingWindows(milliseconds=6, grace=ms(9)))
         .reduce(lambda one, other: one + other, store="s")
     ),
     "emit on close": lambda stream: (
         stream.group_by_key()
-        .windowed_by(TimeWindows(size=10, advance=5, grace=4))
+        .windowed_by(TimeWindows(milliseconds=10, advance=ms(5), grace=ms(4)))
         .emit_strategy("on_window_close")
         .count(store="s")
     ),
     "sessions on close": lambda stream: (
-        stream.group_by_key().windowed_by(SessionWindows(gap=5)).emit_strategy("on_window_close").count(store="s")
+        stream.group_by_key()
+        .windowed_by(SessionWindows(milliseconds=5))
+        .emit_strategy("on_window_close")
+        .count(store="s")
     ),
     "suppress": lambda stream: (
         stream.group_by_key()
-        .windowed_by(TimeWindows(size=10, grace=4))
+        .windowed_by(TimeWindows(milliseconds=10, grace=ms(4)))
         .count(store="s")
         .suppress(until_window_closes())
     ),
-    "time limit": lambda stream: stream.group_by_key().count(store="s").suppress(until_time_limit(15)),
+    "time limit": lambda stream: stream.group_by_key().count(store="s").suppress(until_time_limit(ms(15))),
 }
 
 

@@ -16,6 +16,7 @@ from coopstreams.state.memory import Memory
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import KeyRange, key_hash
+from tests.durations import ms
 from tests.tasks.engine import EXACTLY, PATIENCE_S, Engine
 
 KEYS = [b"key-%d" % number for number in range(12)]
@@ -27,7 +28,7 @@ Results = Counter[tuple[bytes | None, bytes | None]]
 def joined() -> Topology:
     builder = StreamsBuilder("joined")
     left, right = (builder.stream(topic, key=serdes.raw, value=serdes.raw) for topic in ("left", "right"))
-    windows = JoinWindows(REACH_MS, grace=GRACE_MS)
+    windows = JoinWindows(milliseconds=REACH_MS, grace=ms(GRACE_MS))
     left.outer_join(right, lambda one, other: b"%r, %r" % (one, other), windows=windows, value=serdes.raw).to("out")
     return builder.build()
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coopstreams.common.backoff import FIRST_S, FORGOTTEN_AFTER_S, MOST_S, BackOff
 from coopstreams.tasks.events import Closed, Failed
-from coopstreams.tasks.lifecycle import Lifecycle
+from coopstreams.tasks.lifecycle import Lifecycle, StreamThreadExceptionResponse
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import ApplicationStoppedError, ProcessingError
@@ -144,9 +144,9 @@ def test_who_dies_again_soon_rests_and_longer_each_time(pauses: list[float]) -> 
 
 
 def test_only_a_stream_thread_can_be_replaced(caplog: pytest.LogCaptureFixture) -> None:
-    lifecycle = Lifecycle()
-    lifecycle.handler = lambda _: "replace-thread"
-    assert lifecycle.response(Failed(ValueError(), "stream thread 3", 3)) == "replace-thread"
-    assert lifecycle.response(Failed(ValueError(), "opener")) == "shutdown-client"
+    replace, end = StreamThreadExceptionResponse.REPLACE_THREAD, StreamThreadExceptionResponse.SHUTDOWN_CLIENT
+    lifecycle = Lifecycle(on_error=lambda _: replace)
+    assert lifecycle.response(Failed(ValueError(), "stream thread 3", 3)) is replace
+    assert lifecycle.response(Failed(ValueError(), "opener")) is end
     assert "it was the opener that failed" in caplog.text
-    assert lifecycle.response(Failed(ApplicationStoppedError("by another"), "group")) == "shutdown-client"
+    assert lifecycle.response(Failed(ApplicationStoppedError("by another"), "group")) is end

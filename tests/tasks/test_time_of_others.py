@@ -25,6 +25,7 @@ from coopstreams import (
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import KeyRange, key_hash
+from tests.durations import ms
 from tests.tasks.engine import AT_LEAST, EXACTLY, PATIENCE_S, Engine
 
 PIECES = KeyRange.split(4)
@@ -47,9 +48,9 @@ def joined(kind: Literal["left", "outer"], windows: JoinWindows) -> Topology:
 
 def joined_with_grace() -> Topology:
     builder = StreamsBuilder("graceful")
-    rows = builder.table("right", key=serdes.raw, value=serdes.raw, store="rows", history=HOUR_MS)
+    rows = builder.table("right", key=serdes.raw, value=serdes.raw, store="rows", history=ms(HOUR_MS))
     left = builder.stream("left", key=serdes.raw, value=serdes.raw)
-    left.left_join(rows, lambda one, other: b"%r, %r" % (one, other), grace=60_000, value=serdes.raw).to("out")
+    left.left_join(rows, lambda one, other: b"%r, %r" % (one, other), grace=ms(60_000), value=serdes.raw).to("out")
     return builder.build()
 
 
@@ -61,7 +62,7 @@ def closed(windows: Any) -> Topology:
         .group_by_key()
         .windowed_by(windows)
         .emit_strategy("on_window_close")
-        .count(retention=24 * HOUR_MS)
+        .count(retention=ms(24 * HOUR_MS))
     )
     _tell(counts.to_stream())
     return builder.build()
@@ -86,7 +87,7 @@ class Reminder(Processor[bytes, bytes, bytes, bytes]):
     def init(self, context: ProcessorContext[bytes, bytes]) -> None:
         super().init(context)
         self.kept: Any = context.store("kept")
-        context.schedule(HOUR_MS, "stream_time", self.remind)
+        context.schedule(ms(HOUR_MS), "stream_time", self.remind)
 
     def process(self, record: Record[bytes, bytes]) -> None:
         self.kept.put(record.key, record.value)
@@ -107,16 +108,16 @@ def reminded() -> Topology:
 
 
 MADE: dict[str, Callable[[], Topology]] = {
-    "left join": lambda: joined("left", JoinWindows(4000)),
-    "left join with grace": lambda: joined("left", JoinWindows(4000, grace=60_000)),
-    "outer join": lambda: joined("outer", JoinWindows(4000)),
-    "outer join, later only": lambda: joined("outer", JoinWindows(before=0, after=10_000, grace=1000)),
+    "left join": lambda: joined("left", JoinWindows(milliseconds=4000)),
+    "left join with grace": lambda: joined("left", JoinWindows(milliseconds=4000, grace=ms(60_000))),
+    "outer join": lambda: joined("outer", JoinWindows(milliseconds=4000)),
+    "outer join, later only": lambda: joined("outer", JoinWindows(before=0, after=ms(10_000), grace=ms(1000))),
     "join with a table, with grace": joined_with_grace,
     "windows emitted when they close": lambda: closed(TimeWindows(minutes=1)),
-    "sliding windows emitted when they close": lambda: closed(SlidingWindows(difference=60_000)),
-    "sessions emitted when they close": lambda: closed(SessionWindows(gap=60_000)),
+    "sliding windows emitted when they close": lambda: closed(SlidingWindows(milliseconds=60_000)),
+    "sessions emitted when they close": lambda: closed(SessionWindows(milliseconds=60_000)),
     "suppressed windows": lambda: suppressed(TimeWindows(minutes=1)),
-    "suppressed sessions": lambda: suppressed(SessionWindows(gap=60_000)),
+    "suppressed sessions": lambda: suppressed(SessionWindows(milliseconds=60_000)),
     "punctuation by stream time": reminded,
 }
 

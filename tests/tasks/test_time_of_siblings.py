@@ -13,6 +13,7 @@ from coopstreams import JoinWindows, StreamsBuilder, TimeWindows, serdes
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
+from tests.durations import ms
 from tests.tasks.engine import EXACTLY, Engine
 
 FIRST = KeyRange.split(4)[0]
@@ -56,7 +57,10 @@ def joined() -> Topology:
     builder = StreamsBuilder("joined")
     left, right = (builder.stream(topic, key=serdes.raw, value=serdes.raw) for topic in ("left", "right"))
     both = left.outer_join(
-        right, lambda one, other: b"%r, %r" % (one, other), windows=JoinWindows(4000, grace=1000), value=serdes.raw
+        right,
+        lambda one, other: b"%r, %r" % (one, other),
+        windows=JoinWindows(milliseconds=4000, grace=ms(1000)),
+        value=serdes.raw,
     )
     both.to("out")
     return builder.build()

@@ -10,6 +10,7 @@ from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import ConfigError, ProcessingError, TopologyError
 from coopstreams.topology.graph.topology import Topology
+from tests.durations import ms
 
 
 def word_count() -> Topology:
@@ -56,7 +57,7 @@ def test_time_stands_still_until_it_is_moved() -> None:
     with TopologyTestDriver(word_count()) as driver:
         lines = driver.input("lines")
         lines.send(b"", "a")
-        driver.advance(50)
+        driver.advance(ms(50))
         lines.send(b"", "b")
         lines.send(b"", "c", 7)
         assert [record.timestamp for record in driver.outputs()] == [0, 50, 7]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from coopstreams import Processor, ProcessorContext, Record, StreamsBuilder, Topology, serdes
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.keys import KeyRange
+from tests.durations import ms
 from tests.simulation.fibers import Machine, Scheduler
 from tests.tasks.engine import EXACTLY, Engine
 
@@ -38,7 +39,7 @@ def driven(arriving: list[Written], ranges: int) -> list[tuple[bytes, bytes]]:
     with TopologyTestDriver(merged(), ranges, {"max.task.idle.ms": IDLE_MS}) as driver:
         for topic, key, value, timestamp in arriving:
             driver.input(topic, serdes.raw, serdes.raw).send(key, value, timestamp)
-        driver.advance(IDLE_MS)
+        driver.advance(ms(IDLE_MS))
         return [(record.key, record.value) for record in driver.output("out", serdes.raw, serdes.raw).records()]
 
 
@@ -120,7 +121,9 @@ class Scattering(Processor[bytes, bytes, bytes, bytes]):
 def test_records_of_two_repartition_topics_are_taken_by_stream_time() -> None:
     """The last record of the left is late: its own timestamp would bring it to the front."""
     builder = StreamsBuilder("scattered")
-    words = builder.stream("in", key=serdes.raw, value=serdes.raw).process(Scattering, key=serdes.raw, value=serdes.raw)
+    words = builder.stream("in", key=serdes.raw, value=serdes.raw).process(
+        Scattering, key=serdes.raw, value=serdes.raw, by_key=False
+    )
     left = words.filter(lambda _, word: word.startswith(b"left")).repartition(name="left")
     right = words.filter(lambda _, word: word.startswith(b"right")).repartition(name="right")
     left.merge(right).to("out")

@@ -23,33 +23,47 @@ from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.suppressed import until_time_limit, until_window_closes
 from coopstreams.topology.windows import SessionWindows, SlidingWindows, TimeWindows
+from tests.durations import ms
 
 IN = TopicPartition("in", 0)
 Build = Callable[[Any], Any]
 
 FLOWS: dict[str, Build] = {
-    "sessions": lambda stream: stream.group_by_key().windowed_by(SessionWindows(gap=20)).count(),
-    "sessions with grace": lambda stream: stream.group_by_key().windowed_by(SessionWindows(gap=20, grace=15)).count(),
+    "sessions": lambda stream: stream.group_by_key().windowed_by(SessionWindows(milliseconds=20)).count(),
+    "sessions with grace": lambda stream: (
+        stream.group_by_key().windowed_by(SessionWindows(milliseconds=20, grace=ms(15))).count()
+    ),
     "sessions on close": lambda stream: (
-        stream.group_by_key().windowed_by(SessionWindows(gap=20, grace=5)).emit_strategy("on_window_close").count()
+        stream.group_by_key()
+        .windowed_by(SessionWindows(milliseconds=20, grace=ms(5)))
+        .emit_strategy("on_window_close")
+        .count()
     ),
     "sessions suppressed": lambda stream: (
-        stream.group_by_key().windowed_by(SessionWindows(gap=20, grace=5)).count().suppress(until_window_closes())
+        stream.group_by_key()
+        .windowed_by(SessionWindows(milliseconds=20, grace=ms(5)))
+        .count()
+        .suppress(until_window_closes())
     ),
-    "sliding": lambda stream: stream.group_by_key().windowed_by(SlidingWindows(difference=20)).count(),
+    "sliding": lambda stream: stream.group_by_key().windowed_by(SlidingWindows(milliseconds=20)).count(),
     "sliding with grace": lambda stream: (
-        stream.group_by_key().windowed_by(SlidingWindows(difference=20, grace=15)).count()
+        stream.group_by_key().windowed_by(SlidingWindows(milliseconds=20, grace=ms(15))).count()
     ),
-    "hopping": lambda stream: stream.group_by_key().windowed_by(TimeWindows(size=30, advance=10)).count(),
-    "tumbling with grace": lambda stream: stream.group_by_key().windowed_by(TimeWindows(size=30, grace=15)).count(),
+    "hopping": lambda stream: stream.group_by_key().windowed_by(TimeWindows(milliseconds=30, advance=ms(10))).count(),
+    "tumbling with grace": lambda stream: (
+        stream.group_by_key().windowed_by(TimeWindows(milliseconds=30, grace=ms(15))).count()
+    ),
     "on close": lambda stream: (
-        stream.group_by_key().windowed_by(TimeWindows(size=30, grace=15)).emit_strategy("on_window_close").count()
+        stream.group_by_key()
+        .windowed_by(TimeWindows(milliseconds=30, grace=ms(15)))
+        .emit_strategy("on_window_close")
+        .count()
     ),
-    "time limit": lambda stream: stream.group_by_key().count().suppress(until_time_limit(25)),
+    "time limit": lambda stream: stream.group_by_key().count().suppress(until_time_limit(ms(25))),
     "self-join": lambda stream: stream.left_join(
         stream.map_values(str, value=serdes.text),
         lambda left, right: f"{left}{right}",
-        windows=JoinWindows(15, grace=10),
+        windows=JoinWindows(milliseconds=15, grace=ms(10)),
         value=serdes.text,
     ),
 }

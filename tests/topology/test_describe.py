@@ -9,11 +9,20 @@ import pytest
 
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.dsl.topology_builder import TopologyBuilder
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.join_windows import JoinWindows
+from coopstreams.topology.processors import Processor
+from coopstreams.topology.records import Record
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.windows import TimeWindows
+from tests.durations import ms
+
+
+class Ignore(Processor[Any, Any, Any, Any]):
+    def process(self, record: Record[Any, Any]) -> None:
+        """Never called: a topology is drawn without one."""
 
 
 def words(
@@ -100,6 +109,20 @@ Topologies:
       <-- named
 """
     )
+
+
+def test_every_drawing_says_where_key_ranges_cannot_be_tasks_and_why() -> None:
+    builder = TopologyBuilder("app").add_source("lines", "in", key=serdes.text, value=serdes.text)
+    builder.add_processor("look", Ignore, "lines", by_key=False).add_processor("keep", Ignore, "lines", by_key=True)
+    whole = builder.build()
+    why = "(one task a partition: by_key=False at look)"
+    assert f"   Sub-topology: 0 {why}\n" in whole.describe("text")
+    assert f'["Sub-topology 0 {why}"]' in whole.describe("mermaid")
+    assert f'label="Sub-topology 0 {why}"' in whole.describe("dot")
+    assert [orjson.loads(drawn.describe("json"))["subtopologies"][0]["divisible"] for drawn in (whole, words())] == [
+        False,
+        True,
+    ]
 
 
 def test_mermaid_shows_topics_and_stores() -> None:
@@ -228,7 +251,11 @@ def test_joins_show_what_they_keep_and_look_into() -> None:
     other = builder.stream("other", key=serdes.text, value=serdes.text)
     everywhere = builder.global_table("global", key=serdes.text, value=serdes.text, store="all-rows")
     both = stream.left_join(
-        other, lambda a, b: a + (b or ""), windows=JoinWindows(5, grace=3), value=serdes.text, store="pair"
+        other,
+        lambda a, b: a + (b or ""),
+        windows=JoinWindows(milliseconds=5, grace=ms(3)),
+        value=serdes.text,
+        store="pair",
     )
     both.join(everywhere, max, on=lambda key, _: key, value=serdes.text).to("out")
     topology = builder.build()

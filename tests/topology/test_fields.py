@@ -16,6 +16,7 @@ from coopstreams import StreamsBuilder, TimeWindows, field, serdes
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.fields import Condition
+from tests.durations import ms
 
 Function = Callable[[dict[str, Any]], Any]
 
@@ -145,7 +146,7 @@ def test_conditions_filter_live_and_nobody_reads_the_key_for_them(ranges: int) -
     builder = StreamsBuilder("app")
     orders = builder.stream("in", key=key, value=serdes.json)
     kept = orders.filter(field("amount") > 10).filter_not(field("country") == "DE")
-    kept.group_by_key().windowed_by(TimeWindows(size=10)).count(store="counts", retention=1000)
+    kept.group_by_key().windowed_by(TimeWindows(milliseconds=10)).count(store="counts", retention=ms(1000))
     kept.map_values(field("amount"), value=serdes.int64).to("out")
     with TopologyTestDriver(builder.build(), ranges) as driver:
         topic = driver.input("in", serdes.raw, serdes.json)

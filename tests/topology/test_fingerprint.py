@@ -138,7 +138,7 @@ DIFFERENT: dict[str, Callable[[StreamsBuilder], object]] = {
     "a table": lambda b: b.table("in", key=serdes.text, value=serdes.text, store="rows"),
     "a versioned table": lambda b: b.table("in", key=serdes.text, value=serdes.text, store="rows", history=MINUTE),
     "a longer history": lambda b: b.table("in", key=serdes.text, value=serdes.text, store="rows", history=2 * MINUTE),
-    "a processor": lambda b: text(b).process(Passing, key=serdes.text, value=serdes.text).to("out"),
+    "a processor": lambda b: text(b).process(Passing, key=serdes.text, value=serdes.text, by_key=False).to("out"),
     "a processor by key": lambda b: text(b).process(Passing, key=serdes.text, value=serdes.text, by_key=True).to("out"),
     "a global table": lambda b: looking_up(b, "rows"),
     "another global table": lambda b: looking_up(b, "other-rows"),

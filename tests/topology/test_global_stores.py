@@ -12,6 +12,7 @@ from coopstreams import KeyValueStore, Processor, Record, key_value_store
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.errors import ProcessingError
+from tests.durations import ms
 from tests.topology.test_named_nodes import TEXT, outputs, text_source
 
 
@@ -94,7 +95,10 @@ def test_a_processor_may_make_the_rows_of_a_global_store(ranges: int) -> None:
     ("act", "message"),
     [
         (lambda context, record: context.forward(record), r"cannot forward\(\), nothing comes after it"),
-        (lambda context, _: context.schedule(5, "stream_time", print), r"cannot schedule\(\), only records call it"),
+        (
+            lambda context, _: context.schedule(ms(5), "stream_time", print),
+            r"cannot schedule\(\), only records call it",
+        ),
         (lambda context, _: context.store("other"), 'has no store "other"; stores= names names'),
     ],
     ids=["forward", "schedule", "store"],
@@ -123,7 +127,7 @@ def test_a_global_store_that_a_processor_writes_to_stays_as_its_topic_says() -> 
     builder = (
         text_source()
         .add_global_store(key_value_store("names", **TEXT), "names-topic")
-        .add_processor("write", Write, "lines", stores=["names"])
+        .add_processor("write", Write, "lines", stores=["names"], by_key=False)
     )
     topology = builder.add_sink("out", "out", "write", **TEXT).build()
     records = [("names-topic", "a", "Ann"), ("in", "a", "write"), ("in", "b", "write"), ("in", "a", "read")]

@@ -11,6 +11,7 @@ from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.windows import TimeWindows
+from tests.durations import ms
 
 
 async def later(value: Any) -> Any:
@@ -128,14 +129,14 @@ MISTAKES: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
         "a stream is joined with a table or a stream, not with a str",
     ),
     "join a table with windows=": (
-        lambda b: text(b).join(table(b), max, windows=JoinWindows(1)),
+        lambda b: text(b).join(table(b), max, windows=JoinWindows(milliseconds=1)),
         "windows= is for two streams",
     ),
     "join windows without a length": (
         lambda b: text(b).join(text(b), max, windows=JoinWindows()),
-        "how far apart may two records be",
+        "JoinWindows: give the difference either in",
     ),
-    "join windows that are empty": (lambda b: JoinWindows(before=-2, after=1), "nothing is in it"),
+    "join windows that are empty": (lambda b: JoinWindows(before=ms(-2), after=ms(1)), "nothing is in it"),
     "a joiner of the wrong arity": (
         lambda b: text(b).join(table(b), lambda k, v, t: v),
         r"join calls \(value, table_value\)",

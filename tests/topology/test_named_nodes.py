@@ -23,6 +23,7 @@ from coopstreams.topology.errors import ProcessingError, TopologyError
 from coopstreams.topology.graph.nodes import Processing, Sink, Source
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.stores import StoreSpec
+from tests.durations import ms
 
 AnyRecord: TypeAlias = Record[Any, Any]
 COUNTS = key_value_store("counts", key=serdes.text, value=serdes.int64)
@@ -76,12 +77,16 @@ def outputs(
 
 
 def test_records_go_from_source_to_processor_to_sink() -> None:
-    topology = text_source().add_processor("pass", Pass, "lines").add_sink("copy", "out", "pass", **TEXT).build()
+    topology = (
+        text_source().add_processor("pass", Pass, "lines", by_key=False).add_sink("copy", "out", "pass", **TEXT).build()
+    )
     assert outputs(topology, ("in", "a", "x"), ("in", "b", "y")) == [("out", "a", "x"), ("out", "b", "y")]
 
 
 def test_the_nodes_are_those_of_the_operators() -> None:
-    topology = text_source().add_processor("pass", Pass, "lines").add_sink("copy", "out", "pass", **TEXT).build()
+    topology = (
+        text_source().add_processor("pass", Pass, "lines", by_key=False).add_sink("copy", "out", "pass", **TEXT).build()
+    )
     (part,) = topology.subtopologies
     assert [(type(node), node.name, node.parents) for node in part.nodes] == [
         (Source, "lines", ()),
@@ -110,10 +115,10 @@ def test_state_kept_by_key_is_cut_into_key_ranges(ranges: int) -> None:
         assert {row.key: row.value for row in driver.store("counts").all()} == {"a": 3, "b": 2, "c": 1, "d": 1, "e": 1}
 
 
-def test_a_processor_that_does_not_say_by_key_has_its_partition_to_itself() -> None:
+def test_a_processor_that_does_not_go_by_key_has_its_partition_to_itself() -> None:
     topology = (
         text_source()
-        .add_processor("count", Count, "lines", stores=[COUNTS])
+        .add_processor("count", Count, "lines", stores=[COUNTS], by_key=False)
         .add_sink("numbers", "out", "count", **NUMBERS)
         .build()
     )
@@ -132,7 +137,7 @@ def test_forward_finds_processors_and_sinks_by_name(ranges: int) -> None:
         text_source()
         .add_processor("sort", Sort, "lines", by_key=True)
         .add_sink("loud", "shouts", "sort", **TEXT)
-        .add_processor("again", Pass, "sort")
+        .add_processor("again", Pass, "sort", by_key=False)
         .add_sink("quiet", "whispers", "again", **TEXT)
         .build()
     )
@@ -145,7 +150,12 @@ def test_forward_finds_processors_and_sinks_by_name(ranges: int) -> None:
 
 
 def test_forward_to_a_name_that_is_no_child_says_which_there_are() -> None:
-    topology = text_source().add_processor("sort", Sort, "lines").add_sink("loud", "shouts", "sort", **TEXT).build()
+    topology = (
+        text_source()
+        .add_processor("sort", Sort, "lines", by_key=False)
+        .add_sink("loud", "shouts", "sort", **TEXT)
+        .build()
+    )
     with pytest.raises(ProcessingError, match=r'to="again".*there are loud'):
         outputs(topology, ("in", "a", "psst"))
 
@@ -188,7 +198,7 @@ def test_processors_that_leave_keys_alone_stand_before_others_that_go_by_key(ran
 def test_a_processor_with_fixed_keys_that_changes_one_fails() -> None:
     topology = (
         text_source()
-        .add_processor("rekey", Rekey, "lines", fixed_key=True)
+        .add_processor("rekey", Rekey, "lines", fixed_key=True, by_key=False)
         .add_sink("copy", "out", "rekey", **TEXT)
         .build()
     )
@@ -304,27 +314,31 @@ def test_all_pictures_show_the_names() -> None:
 
 
 def hourly(name: str, key: Any = serdes.int64) -> StoreSpec:
-    return window_store(name, key=key, value=serdes.int64, size=60, retention=60)
+    return window_store(name, key=key, value=serdes.int64, size=ms(60), retention=ms(60))
 
 
 MISTAKES: dict[str, tuple[Any, str]] = {
     "a parent that is not there": (
-        lambda b: b.add_processor("p", Pass, "line"),
+        lambda b: b.add_processor("p", Pass, "line", by_key=False),
         r'add_processor\("p"\): there is no node "line"; did you mean "lines"',
     ),
     "a child before its parent": (
         lambda b: b.add_sink("s", "out", "later", **TEXT),
         "Nodes are added after their parents",
     ),
-    "no parent": (lambda b: b.add_processor("p", Pass), "name at least one parent"),
-    "a parent twice": (lambda b: b.add_processor("p", Pass, "lines", "lines"), "a parent is named twice"),
+    "no parent": (lambda b: b.add_processor("p", Pass, by_key=False), "name at least one parent"),
+    "nothing said of keys": (
+        lambda b: b.add_processor("p", Pass, "lines"),
+        r'add_processor\("p"\): say how its state is kept',
+    ),
+    "a parent twice": (lambda b: b.add_processor("p", Pass, "lines", "lines", by_key=False), "a parent is named twice"),
     "a sink as parent": (
-        lambda b: b.add_sink("s", "out", "lines", **TEXT).add_processor("p", Pass, "s"),
+        lambda b: b.add_sink("s", "out", "lines", **TEXT).add_processor("p", Pass, "s", by_key=False),
         '"s" is a sink: nothing comes out of it',
     ),
-    "a name twice": (lambda b: b.add_processor("lines", Pass, "lines"), 'two nodes are named "lines"'),
+    "a name twice": (lambda b: b.add_processor("lines", Pass, "lines", by_key=False), 'two nodes are named "lines"'),
     "a name that is not legal": (
-        lambda b: b.add_processor("my processor", Pass, "lines"),
+        lambda b: b.add_processor("my processor", Pass, "lines", by_key=False),
         "the node name 'my processor' is not a legal name",
     ),
     "no topic": (lambda b: b.add_source("empty", **TEXT), r"add_source\(\): name at least one topic"),
@@ -353,18 +367,20 @@ MISTAKES: dict[str, tuple[Any, str]] = {
         "how do values become bytes",
     ),
     "a supplier that takes arguments": (
-        lambda b: b.add_processor("p", lambda x: x, "lines"),
+        lambda b: b.add_processor("p", lambda x: x, "lines", by_key=False),
         r'add_processor\("p"\) calls \(\)',
     ),
-    "no store": (lambda b: b.add_processor("p", Pass, "lines", stores=[3]), "stores= takes stores"),
+    "no store": (lambda b: b.add_processor("p", Pass, "lines", stores=[3], by_key=False), "stores= takes stores"),
     "no store to add": (lambda b: b.add_state_store("counts"), "takes a store such as key_value_store"),
     "a store that nobody keeps": (
-        lambda b: b.add_processor("p", Pass, "lines", stores=["nope"]),
+        lambda b: b.add_processor("p", Pass, "lines", stores=["nope"], by_key=False),
         '"p" uses a store "nope" that nobody keeps',
     ),
     "a store that nobody uses": (lambda b: b.add_state_store(COUNTS), 'no processor uses the store "counts"'),
     "two stores of one name": (
-        lambda b: b.add_processor("p", Pass, "lines", stores=[COUNTS]).add_state_store(hourly("counts"), "p"),
+        lambda b: b.add_processor("p", Pass, "lines", stores=[COUNTS], by_key=False).add_state_store(
+            hourly("counts"), "p"
+        ),
         'two stores are named "counts"',
     ),
     "a store for a processor that is not there": (
@@ -376,7 +392,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
         '"lines" is a Source; only processors use stores by name',
     ),
     "nothing to connect": (
-        lambda b: b.add_processor("p", Pass, "lines").connect_processor_and_state_stores("p"),
+        lambda b: b.add_processor("p", Pass, "lines", by_key=False).connect_processor_and_state_stores("p"),
         "name at least one store",
     ),
     "a global store of windows": (lambda b: b.add_global_store(hourly("w"), "x"), r'"w" must be a key_value_store'),
@@ -393,7 +409,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
         'two nodes are named "lines"',
     ),
     "by_key behind new keys": (
-        lambda b: b.add_processor("rekey", Rekey, "lines").add_processor("p", Pass, "rekey", by_key=True),
+        lambda b: b.add_processor("rekey", Rekey, "lines", by_key=False).add_processor("p", Pass, "rekey", by_key=True),
         r'by_key=True needs .* but out of "rekey" other keys may come. Say fixed_key=True .* add_sink and add_source',
     ),
     "by_key with keys written in two ways": (
@@ -405,7 +421,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "by_key with state under other bytes": (
         lambda b: b.add_processor("p", Pass, "lines", by_key=True).add_state_store(hourly("w"), "p"),
         r'store "w" writes keys as int64, and its records come with keys written as text.*Make the store with '
-        r"key=serdes.text, or leave out by_key",
+        r"key=serdes.text, or say by_key=False",
     ),
 }
 
@@ -422,11 +438,11 @@ def test_tables_and_splits_of_a_program_of_operators_are_no_parents() -> None:
     lines = builder.stream("in", name="lines", **TEXT)
     lines.group_by_key().count(name="counted").filter(lambda _, n: n > 1, name="many")
     lines.split(name="split").branch(lambda _, value: value == "", name="-empty").no_default_branch()
-    low = TopologyBuilder(builder).add_processor("p", Pass, "split-empty")
+    low = TopologyBuilder(builder).add_processor("p", Pass, "split-empty", by_key=False)
     for table in ("counted", "many"):
         with pytest.raises(
             TopologyError, match=rf'updates of a table come out of "{table}". Write \.to_stream\(name=…\)'
         ):
             low.add_sink("s", "out", table, **NUMBERS)
     with pytest.raises(TopologyError, match='out of "split" come branches'):
-        low.add_processor("q", Pass, "split")
+        low.add_processor("q", Pass, "split", by_key=False)

@@ -14,6 +14,7 @@ from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.optimizing import OPTIMIZATIONS
 from coopstreams.topology.graph.patterns import matched
 from coopstreams.topology.graph.topology import Topology
+from tests.durations import ms
 
 Write = Callable[[StreamsBuilder], object]
 
@@ -64,7 +65,7 @@ def test_a_stream_that_nobody_changed_is_as_good_as_a_table() -> None:
     "write",
     [
         lambda b: b.table("t", key=serdes.text, value=serdes.json, store="s", timestamp=lambda record: record.value),
-        lambda b: b.table("t", key=serdes.text, value=serdes.json, store="s", history=1000),
+        lambda b: b.table("t", key=serdes.text, value=serdes.json, store="s", history=ms(1000)),
         lambda b: b.table("t", key=serdes.text, value=serdes.json).filter(lambda key, value: value, store="s"),
         lambda b: b.stream(["t", "u"], key=serdes.text, value=serdes.json).to_table(store="s"),
         lambda b: b.stream(re.compile("t+"), key=serdes.text, value=serdes.json).to_table(store="s"),

@@ -1,5 +1,7 @@
 """Values become bytes and come back; what does not fit is an error that says what."""
 
+import copy
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -192,3 +194,15 @@ def test_serdes_of_one_name_and_two_types_differ() -> None:
 
 def test_null_in_json_is_none_and_no_tombstone() -> None:
     assert serdes.json.deserialize(b"null") is None
+
+
+@pytest.mark.parametrize("name", ["window", "start", "end"])
+def test_a_windowed_key_names_what_is_there_instead_of_kafka_streams_window(name: str) -> None:
+    with pytest.raises(
+        AttributeError, match=f"'Windowed' object has no attribute '{name}': a window is key, start_ms and end_ms"
+    ):
+        getattr(Windowed("a", 0, 10), name)
+    assert (
+        copy.deepcopy(Windowed("a", 0, 10)) == pickle.loads(pickle.dumps(Windowed("a", 0, 10))) == Windowed("a", 0, 10)
+    )
+    assert not hasattr(Windowed("a", 0, 10), "other")

@@ -22,6 +22,7 @@ from coopstreams.topology.graph.nodes import (
 )
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.windows import TimeWindows
+from tests.durations import ms
 
 Stream = KStream[str, str]
 
@@ -207,7 +208,7 @@ def test_a_table_that_nobody_looks_into_keeps_nothing() -> None:
 
 def test_a_window_store_keeps_size_and_grace_or_what_was_asked_for() -> None:
     def hourly(**more: Any) -> Any:
-        windows = TimeWindows(size=1000, grace=500)
+        windows = TimeWindows(milliseconds=1000, grace=ms(500))
         topology = built(
             lambda builder: text(builder, "a").group_by_key().windowed_by(windows).count(store="n", **more)
         )
@@ -216,7 +217,7 @@ def test_a_window_store_keeps_size_and_grace_or_what_was_asked_for() -> None:
         return store
 
     assert (hourly().kind, hourly().window_ms, hourly().retention_ms) == ("window", 1000, 1500)
-    assert hourly(retention=5000).retention_ms == 5000
+    assert hourly(retention=ms(5000)).retention_ms == 5000
 
 
 def test_aggregations_of_topics_read_together_need_them_copartitioned() -> None:

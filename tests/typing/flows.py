@@ -17,6 +17,7 @@ from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.records import TimestampedRecord
 from coopstreams.topology.serdes import Serde, Windowed
 from coopstreams.topology.windows import SessionWindows, TimeWindows
+from tests.durations import ms
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ hours = by_carrier.windowed_by(TimeWindows(hours=1, grace=timedelta(hours=6)))
 assert_type(hours, TimeWindowedKStream[str, Flight])
 assert_type(hours.count(retention=timedelta(days=1)), KTable[Windowed[str], int])
 assert_type(hours.late(), KStream[str, Flight])
-assert_type(by_carrier.windowed_by(SessionWindows(gap=5)).late(name="late"), KStream[str, Flight])
+assert_type(by_carrier.windowed_by(SessionWindows(milliseconds=5)).late(name="late"), KStream[str, Flight])
 
 
 def add_time(_: str, flight: Flight, total: int) -> int:
@@ -112,7 +113,8 @@ def add_time(_: str, flight: Flight, total: int) -> int:
 cogrouped = by_carrier.cogroup(add_time).cogroup(airlines.to_stream().group_by_key(), lambda _, a, n: n + len(a.name))
 assert_type(cogrouped.windowed_by(TimeWindows(hours=1)).late(by_carrier), KStream[str, Flight])
 assert_type(
-    builder.table("old-airlines", key=serdes.text, value=serdes.json(Airline), history=5).late(), KStream[str, Airline]
+    builder.table("old-airlines", key=serdes.text, value=serdes.json(Airline), history=ms(5)).late(),
+    KStream[str, Airline],
 )
 assert_type(hours.reduce(lambda old, new: new), KTable[Windowed[str], Flight])
 assert_type(

@@ -41,10 +41,17 @@ by_amount.join(customers, lambda order, name: name)  # type: ignore[arg-type]
 orders.join(by_hour, lambda order, count: count)  # type: ignore[arg-type]
 orders.merge(by_amount)  # type: ignore[arg-type]
 
-orders.join(by_amount, lambda order, other: other, windows=JoinWindows(5))  # type: ignore[arg-type]
+orders.join(by_amount, lambda order, other: other, windows=JoinWindows(milliseconds=5))  # type: ignore[arg-type]
 customers.join(numbers, lambda name, number: number)  # type: ignore[arg-type]
 customers.join(numbers, lambda name, number: number, foreign_key=lambda name: name, value=serdes.text)  # type: ignore[arg-type, return-value]
 orders.join(everywhere, lambda order, text: text, on=lambda _, order: order.customer)  # type: ignore[arg-type, return-value]
+
+# a number without a unit
+TimeWindows(size=10)  # type: ignore[arg-type]
+JoinWindows(10)  # type: ignore[arg-type]
+TimeWindows(hours=1, grace=5)  # type: ignore[arg-type]
+orders.group_by_key().windowed_by(TimeWindows(hours=1)).count(retention=10)  # type: ignore[arg-type]
+TimeWindows(weeks=1)  # type: ignore[call-arg]
 
 # what a join of two streams needs
 orders.join(orders, lambda order, other: other)  # type: ignore[call-overload]
@@ -83,7 +90,7 @@ named.add_source(
     timestamp=lambda record: record.value.price,  # type: ignore[attr-defined]
 )
 named.add_source("orders", "orders", key=serdes.text)  # type: ignore[call-arg]
-named.add_processor("p", Order, "orders")  # type: ignore[arg-type]
+named.add_processor("p", Order, "orders", by_key=False)  # type: ignore[arg-type]
 named.add_sink("copy", lambda key, order: order.amount, "orders", key=serdes.text, value=serdes.json(Order))  # type: ignore[arg-type, return-value]
 named.add_sink("copy", "copy", "orders", key=serdes.text, value=str)  # type: ignore[arg-type]
 named.add_state_store("counts", "p")  # type: ignore[arg-type]

@@ -9,18 +9,17 @@ whatever it catches.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from typing import Any, Protocol, TypeAlias
 
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.compile.processor_stores import KeyValueStore, SessionStore, VersionedStore, WindowStore
 from coopstreams.topology.compile.punctuations import PunctuationQueue, Schedule
+from coopstreams.topology.durations import Duration, duration_ms
 from coopstreams.topology.errors import ProcessingError, TopologyError
 from coopstreams.topology.graph.nodes import Processing
 from coopstreams.topology.processors import Processor, Punctuation, PunctuationType, RecordMetadata
 from coopstreams.topology.records import Record
 from coopstreams.topology.stores import TableStore
-from coopstreams.topology.windows import duration_ms
 
 Children: TypeAlias = Callable[[bytes | None, Any, Any, int], object]
 """`(key bytes, key, value, timestamp)`: what the nodes below do with a record. Without `Processing.key` the bytes are
@@ -133,9 +132,7 @@ class Work:
             )
         return kinds[table.spec.kind](table)
 
-    def schedule(
-        self, interval: timedelta | int, type_: PunctuationType, function: Callable[[int], object]
-    ) -> Punctuation:
+    def schedule(self, interval: Duration, type_: PunctuationType, function: Callable[[int], object]) -> Punctuation:
         """Call a function at intervals."""
         interval_ms = duration_ms(interval, f'"{self._node.name}": the interval')
         if interval_ms < 1 or type_ not in self._around.punctuations:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -15,13 +14,14 @@ from coopstreams.topology.dsl.attach import Grouped, TableFlow
 from coopstreams.topology.dsl.attach_views import ask_for_old_values
 from coopstreams.topology.dsl.materialized import StoreOption, kept_as, name_of
 from coopstreams.topology.dsl.repartition import keyed
+from coopstreams.topology.durations import Duration, duration_ms
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.aggregate_nodes import CogroupMerge, TableAggregate, TableGroup
 from coopstreams.topology.graph.graph import Flow, serde_or_none
 from coopstreams.topology.graph.nodes import Aggregate
 from coopstreams.topology.serdes import Serde, changed, session_windowed, windowed, windowed_by
 from coopstreams.topology.stores import StoreSpec
-from coopstreams.topology.windows import AnyWindows, SessionWindows, SlidingWindows, TimeWindows, duration_ms
+from coopstreams.topology.windows import AnyWindows, SessionWindows, SlidingWindows, TimeWindows
 
 Function = Callable[..., Any]
 
@@ -48,7 +48,7 @@ class Kept:
     value: Serde[Any] | None = None
     store: StoreOption = None
     name: str | None = None
-    retention: timedelta | int | None = None
+    retention: Duration | None = None
 
 
 def aggregate(group: Grouped, fold: Fold, kept: Kept) -> TableFlow:
@@ -189,12 +189,7 @@ def aggregate_table(group: Grouped, fold: Fold, kept: Kept) -> TableFlow:
 
 
 def _spec(
-    name: str,
-    key: Serde[Any],
-    value: Serde[Any],
-    windows: AnyWindows | None,
-    retention: timedelta | int | None,
-    where: str,
+    name: str, key: Serde[Any], value: Serde[Any], windows: AnyWindows | None, retention: Duration | None, where: str
 ) -> StoreSpec:
     """Return the store of an aggregation, in windows or not."""
     spec = StoreSpec(name, "key_value", key, value)
@@ -223,7 +218,7 @@ def _least_retention_ms(windows: AnyWindows) -> int:
     return min(windows.size_ms + windows.grace_ms, _AGES_MS)
 
 
-def _retention_ms(least: int, retention: timedelta | int | None, where: str) -> int:
+def _retention_ms(least: int, retention: Duration | None, where: str) -> int:
     if retention is None:
         return least
     retention_ms = duration_ms(retention, f"{where}: retention")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from functools import cache, partial
 from struct import Struct
 from typing import Any
@@ -21,6 +20,7 @@ from coopstreams.topology.dsl.attach_views import ask_for_old_values, materializ
 from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.dsl.materialized import StoreOption, kept_as, name_of
 from coopstreams.topology.dsl.repartition import keyed
+from coopstreams.topology.durations import Duration, duration_ms
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Flow, serde_or_none
 from coopstreams.topology.graph.join_nodes import (
@@ -34,7 +34,6 @@ from coopstreams.topology.graph.nodes import GlobalTable, StreamTableJoin
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
-from coopstreams.topology.windows import duration_ms
 
 Function = Callable[..., Any]
 
@@ -50,7 +49,7 @@ def joined(
     with_key: bool = False,
     on: Function | None = None,
     windows: JoinWindows | None = None,
-    grace: timedelta | int | None = None,
+    grace: Duration | None = None,
     value: Serde[Any] | None = None,
     store: str | None = None,
     name: str | None = None,
@@ -90,7 +89,7 @@ def join_table(
     table: TableFlow,
     joiner: Function,
     value: Serde[Any] | None,
-    grace: timedelta | int | None,
+    grace: Duration | None,
     name: str | None,
     *,
     left: bool,
@@ -267,7 +266,7 @@ def join_streams(
     function = _joiner(method, joiner, "other_value", with_key=with_key)
     if not isinstance(windows, JoinWindows):
         raise TopologyError(
-            f"{where}: two streams are joined within windows such as JoinWindows(timedelta(minutes=5)), not {windows!r}"
+            f"{where}: two streams are joined within windows such as JoinWindows(minutes=5), not {windows!r}"
         )
     if not isinstance(left.key, Serde):
         left = replace(left, key=right.key)

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any, TypeAlias
 
-from coopstreams.topology.dsl.attach_processors import take_store, using
+from coopstreams.topology.dsl.attach_processors import by_key_of, take_store, using
 from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Graph, Part, serde_or_none
@@ -93,17 +93,17 @@ def processor(
     parents: tuple[str, ...],
     stores: Sequence[StoreSpec | str],
     *,
-    by_key: bool,
+    by_key: bool | None,
     fixed_key: bool,
 ) -> None:
     """Attach a processor.
 
     Raises:
-        TopologyError: the name is taken, a parent cannot be one, a store is none, or `by_key` where keys may not be
-            those of the topic.
+        TopologyError: the name is taken, a parent cannot be one, a store is none, `by_key` is left out, or True where
+            keys may not be those of the topic.
     """
     where = f'add_processor("{name}")'
-    function = checked(where, supplier)
+    function, by_key = checked(where, supplier), by_key_of(by_key, where)
     _check_parents(graph, parents, where)
     keys = keys_as_read(graph.nodes.values())
     key = common_key(keys[parent] for parent in parents)

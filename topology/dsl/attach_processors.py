@@ -20,15 +20,23 @@ def process(
     stores: Sequence[StoreSpec | str],
     name: str | None,
     *,
-    by_key: bool,
+    by_key: bool | None,
     fixed_key: bool = False,
 ) -> Flow:
     """Return the flow of what a processor forwards; keys and values are known as before.
 
     Raises:
-        TopologyError: no function, something else than stores, or a name that another store has.
+        TopologyError: no function, something else than stores, a name that another store has, `by_key` left out or True
+            behind new keys.
     """
     method = "process_values" if fixed_key else "process"
+    by_key = by_key_of(by_key, f"{method}()")
+    if by_key and flow.rekeyed:
+        raise TopologyError(
+            f'{method}(): by_key=True needs the keys that the records have in their topic, and "{flow.node}" may give '
+            "them other ones. Write .repartition() before it, so that equal keys meet, or by_key=False: each partition "
+            "is one task."
+        )
     make = partial(
         Processing,
         supplier=checked(method, supplier),
@@ -36,11 +44,27 @@ def process(
         store_names=(),
         key=flow.key if fixed_key and isinstance(flow.key, Serde) else None,
         fixed_key=fixed_key,
-        by_key=by_key and not flow.rekeyed,  # new keys are not yet where they belong
+        by_key=by_key,
     )
     prefix = "KSTREAM-PROCESSVALUES-" if fixed_key else "KSTREAM-PROCESSOR-"
     after = flow.then(prefix, name, lambda **node: using(flow.graph, make(**node), stores, f"{method}()"))
     return after if fixed_key else replace(after, rekeyed=True)
+
+
+def by_key_of(by_key: bool | None, where: str) -> bool:
+    """Return `by_key`. It has no default: False would silently lose the sharing of partitions, True the results of a
+    processor that looks at several keys.
+
+    Raises:
+        TopologyError: it is left out.
+    """
+    if by_key is None:
+        raise TopologyError(
+            f"{where}: say how its state is kept. by_key=True: it treats each key on its own, and key ranges of a "
+            "partition can be tasks. by_key=False: it may look at several keys at a time, and each partition is one "
+            "task, as in Kafka Streams."
+        )
+    return by_key
 
 
 def using(graph: Graph, node: Processing, stores: Sequence[StoreSpec | str], where: str) -> Processing:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from re import Pattern
 from typing import TypeVar
@@ -20,7 +19,7 @@ from coopstreams.topology.dsl.kstream import KStream
 from coopstreams.topology.dsl.ktable import KTable
 from coopstreams.topology.dsl.materialized import Materialized, kept_as, name_of
 from coopstreams.topology.dsl.sources import described
-from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.durations import Duration, checked_ms
 from coopstreams.topology.graph.graph import Flow, Graph
 from coopstreams.topology.graph.nodes import TableSource
 from coopstreams.topology.graph.subtopologies import cut
@@ -30,7 +29,6 @@ from coopstreams.topology.records import TimestampedRecord
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.versions import versions_of
-from coopstreams.topology.windows import duration_ms
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -69,7 +67,7 @@ class StreamsBuilder:
         key: Serde[K],
         value: Serde[V],
         store: str | Materialized | None = None,
-        history: timedelta | int | None = None,
+        history: Duration | None = None,
         timestamp: Callable[[TimestampedRecord[K, V]], int | None] | None = None,
         name: str | None = None,
     ) -> KTable[K, V]:
@@ -83,7 +81,9 @@ class StreamsBuilder:
         source = self._graph.source(name, described("table", (topic,), key, value, timestamp), suffix="-source")
         spec = kept_as(store, StoreSpec(store_name, "key_value", source.key, source.value))
         if history is not None:
-            spec = replace(spec, value=versions_of(source.value), history_ms=_history_ms(history, topic))
+            spec = replace(
+                spec, value=versions_of(source.value), history_ms=checked_ms(history, f'table("{topic}"): the history')
+            )
         if store is not None or history is not None:
             self._graph.needed_stores.add(store_name)
         flow = Flow(self._graph, source.name, source.key, source.value)
@@ -108,10 +108,3 @@ class StreamsBuilder:
             TopologyError: there is nothing in it, or a topic is used in two ways.
         """
         return cut(self._graph)
-
-
-def _history_ms(history: timedelta | int, topic: str) -> int:
-    history_ms = duration_ms(history, f'table("{topic}"): the history')
-    if history_ms < 0:
-        raise TopologyError(f'table("{topic}"): the history must not be negative, it is {history_ms} ms')
-    return history_ms

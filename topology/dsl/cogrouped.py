@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from coopstreams.topology.dsl.attach import Grouped
@@ -12,6 +11,7 @@ from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.dsl.ktable import KTable
 from coopstreams.topology.dsl.materialized import Materialized
 from coopstreams.topology.dsl.windowed import checked_windows, late_stream
+from coopstreams.topology.durations import Duration
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Flow
 from coopstreams.topology.serdes import Serde, Windowed
@@ -79,7 +79,7 @@ class TimeWindowedCogroupedKStream(Generic[K, A]):
         *,
         value: Serde[A],
         store: str | Materialized | None = None,
-        retention: timedelta | int | None = None,
+        retention: Duration | None = None,
         name: str | None = None,
     ) -> KTable[Windowed[K], A]:
         """Fold the values of each key and window, of all streams, beginning with `initializer()`. None deletes the
@@ -116,7 +116,7 @@ class SessionWindowedCogroupedKStream(Generic[K, A]):
         *,
         value: Serde[A],
         store: str | Materialized | None = None,
-        retention: timedelta | int | None = None,
+        retention: Duration | None = None,
         name: str | None = None,
     ) -> KTable[Windowed[K], A]:
         """Fold the values of each key and session, of all streams; sessions that meet become `merger(key, one,

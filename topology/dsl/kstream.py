@@ -191,15 +191,18 @@ class KStream(StreamJoins[K, V]):
         stores: Sequence[StoreSpec | str] = (),
         key: Serde[K2] | None = None,
         value: Serde[V2] | None = None,
-        by_key: bool = False,
+        by_key: bool | None = None,
         name: str | None = None,
     ) -> KStream[K2, V2]:
         """Give the records to a processor, one that `supplier()` makes for each task; what it forwards comes next.
 
-        `stores`: those of its own, and by name those of tables and other processors. `by_key=True`: it treats each key
-        on its own (state under the record's key, nothing kept for several keys together), so that key ranges can be
-        tasks; else its partition is one task.
-        Records are taken as they come: after a change of keys, `repartition()` first if equal keys are to meet.
+        `stores`: those of its own, and by name those of tables and other processors. `by_key` must be said. True: it
+        treats each key on its own (state under the record's key, nothing kept for several keys together), so that key
+        ranges can be tasks. False: it may look at several keys, so each partition is one task. Records are taken as
+        they come: after a change of keys, `repartition()` first if equal keys are to meet.
+
+        Raises:
+            TopologyError: `by_key` is left out, or True behind a change of keys.
         """
         return KStream(
             process(self._flow, supplier, stores, name, by_key=by_key)
@@ -213,7 +216,7 @@ class KStream(StreamJoins[K, V]):
         *,
         stores: Sequence[StoreSpec | str] = (),
         value: Serde[V2] | None = None,
-        by_key: bool = False,
+        by_key: bool | None = None,
         name: str | None = None,
     ) -> KStream[K, V2]:
         """Give the records to a processor that leaves keys as they are: no operator below needs a repartition for it.

@@ -8,13 +8,13 @@ for it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from coopstreams.topology.dsl.attach import TableFlow
 from coopstreams.topology.dsl.attach_joins import joined
 from coopstreams.topology.dsl.global_tables import GlobalKTable
 from coopstreams.topology.dsl.ktable import KTable
+from coopstreams.topology.durations import Duration
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Flow
 from coopstreams.topology.graph.join_nodes import JoinKind
@@ -47,7 +47,7 @@ class StreamJoins(Generic[K, V]):
         joiner: Callable[[V, VT], V2],
         *,
         value: Serde[V2] | None = None,
-        grace: timedelta | int | None = None,
+        grace: Duration | None = None,
         name: str | None = None,
     ) -> KStream[K, V2]: ...
     @overload
@@ -92,7 +92,7 @@ class StreamJoins(Generic[K, V]):
         joiner: Callable[[K, V, VT], V2],
         *,
         value: Serde[V2] | None = None,
-        grace: timedelta | int | None = None,
+        grace: Duration | None = None,
         name: str | None = None,
     ) -> KStream[K, V2]: ...
     @overload
@@ -127,7 +127,7 @@ class StreamJoins(Generic[K, V]):
         joiner: Callable[[V, VT | None], V2],
         *,
         value: Serde[V2] | None = None,
-        grace: timedelta | int | None = None,
+        grace: Duration | None = None,
         name: str | None = None,
     ) -> KStream[K, V2]: ...
     @overload
@@ -165,7 +165,7 @@ class StreamJoins(Generic[K, V]):
         joiner: Callable[[K, V, VT | None], V2],
         *,
         value: Serde[V2] | None = None,
-        grace: timedelta | int | None = None,
+        grace: Duration | None = None,
         name: str | None = None,
     ) -> KStream[K, V2]: ...
     @overload

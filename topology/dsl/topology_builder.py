@@ -81,15 +81,15 @@ class TopologyBuilder:
         supplier: Callable[[], Processor[Any, Any, Any, Any]],
         *parents: str,
         stores: Sequence[StoreSpec | str] = (),
-        by_key: bool = False,
+        by_key: bool | None = None,
         fixed_key: bool = False,
     ) -> TopologyBuilder:
         """Give the records of the parents to a processor, one that `supplier()` makes for each task.
 
-        `stores`: those of its own, and by name those of tables, of other processors and of `add_state_store`.
-        `by_key=True`: it treats each key on its own, with state under the record's key, so that key ranges can be
-        tasks; else its partition is one task. `fixed_key=True`: it leaves keys as they are, so that processors below it
-        can be `by_key`, too; to forward another one is an error.
+        `stores`: those of its own, and by name those of tables, of other processors and of `add_state_store`. `by_key`
+        must be said. True: it treats each key on its own, with state under the record's key, so that key ranges can be
+        tasks. False: each partition is one task. `fixed_key=True`: it leaves keys as they are, so that processors below
+        it can be `by_key`, too; to forward another one is an error.
         """
         attach_named.processor(self._graph, name, supplier, parents, stores, by_key=by_key, fixed_key=fixed_key)
         return self

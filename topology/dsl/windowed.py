@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from coopstreams.topology import serdes
@@ -13,6 +12,7 @@ from coopstreams.topology.dsl.attach_aggregates import Fold, Kept, aggregate
 from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.dsl.ktable import KTable
 from coopstreams.topology.dsl.materialized import Materialized
+from coopstreams.topology.durations import Duration
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Flow
 from coopstreams.topology.serdes import Serde, Windowed
@@ -73,11 +73,7 @@ class TimeWindowedKStream(_WindowedKStream[K, V]):
         return TimeWindowedKStream(_emitting(self._group, strategy))
 
     def count(
-        self,
-        *,
-        store: str | Materialized | None = None,
-        retention: timedelta | int | None = None,
-        name: str | None = None,
+        self, *, store: str | Materialized | None = None, retention: Duration | None = None, name: str | None = None
     ) -> KTable[Windowed[K], int]:
         """Count the records of each key and window, as `serdes.int64`."""
         return KTable(self._kept(Fold("count"), Kept(serdes.int64, store, name, retention)))
@@ -88,7 +84,7 @@ class TimeWindowedKStream(_WindowedKStream[K, V]):
         *,
         value: Serde[V] | None = None,
         store: str | Materialized | None = None,
-        retention: timedelta | int | None = None,
+        retention: Duration | None = None,
         name: str | None = None,
     ) -> KTable[Windowed[K], V]:
         """Combine the values of each key and window: the first is kept, then `reducer(aggregate, value)`. None deletes
@@ -104,7 +100,7 @@ class TimeWindowedKStream(_WindowedKStream[K, V]):
         *,
         value: Serde[A],
         store: str | Materialized | None = None,
-        retention: timedelta | int | None = None,
+        retention: Duration | None = None,
         name: str | None = None,
     ) -> KTable[Windowed[K], A]:
         """Fold the values of each key and window: `aggregator(key, value, aggregate)`, beginning with `initializer()`.
@@ -133,11 +129,7 @@ class SessionWindowedKStream(_WindowedKStream[K, V]):
         return SessionWindowedKStream(_emitting(self._group, strategy))
 
     def count(
-        self,
-        *,
-        store: str | Materialized | None = None,
-        retention: timedelta | int | None = None,
-        name: str | None = None,
+        self, *, store: str | Materialized | None = None, retention: Duration | None = None, name: str | None = None
     ) -> KTable[Windowed[K], int]:
         """Count the records of each key and session, as `serdes.int64`."""
         return KTable(self._kept(Fold("count"), Kept(serdes.int64, store, name, retention)))
@@ -148,7 +140,7 @@ class SessionWindowedKStream(_WindowedKStream[K, V]):
         *,
         value: Serde[V] | None = None,
         store: str | Materialized | None = None,
-        retention: timedelta | int | None = None,
+        retention: Duration | None = None,
         name: str | None = None,
     ) -> KTable[Windowed[K], V]:
         """Combine the values of each key and session by `reducer(aggregate, value)`; so are sessions that meet. None
@@ -165,7 +157,7 @@ class SessionWindowedKStream(_WindowedKStream[K, V]):
         *,
         value: Serde[A],
         store: str | Materialized | None = None,
-        retention: timedelta | int | None = None,
+        retention: Duration | None = None,
         name: str | None = None,
     ) -> KTable[Windowed[K], A]:
         """Fold the values of each key and session: `aggregator(key, value, aggregate)`, beginning with `initializer()`.

@@ -19,6 +19,7 @@ from coopstreams.topology.graph.nodes import (
     Aggregate,
     DynamicSink,
     Node,
+    Processing,
     Sink,
     Source,
     StreamTableJoin,
@@ -63,12 +64,18 @@ def _children(subtopology: SubTopology) -> dict[str, list[str]]:
     return children
 
 
+def _whole(subtopology: SubTopology) -> str:
+    """Return why key ranges of a partition cannot be tasks, for the end of a title; empty if they can."""
+    whole = [node.name for node in subtopology.nodes if isinstance(node, Processing) and not node.by_key]
+    return f" (one task a partition: by_key=False at {', '.join(whole)})" if whole else ""
+
+
 def _text(topology: Structure) -> str:
     """As Kafka Streams' `TopologyDescription`, whose viewers read it."""
     pieces = []
     for subtopology in topology.subtopologies:
         children = _children(subtopology)
-        lines = [f"Sub-topology: {subtopology.id}"]
+        lines = [f"Sub-topology: {subtopology.id}{_whole(subtopology)}"]
         for node in subtopology.nodes:
             down = [f"      --> {', '.join(children[node.name]) or 'none'}"]
             up = [f"      <-- {', '.join(node.parents)}"]
@@ -94,6 +101,7 @@ def _json(topology: Structure) -> str:
         "subtopologies": [
             {
                 "id": subtopology.id,
+                "divisible": subtopology.divisible,
                 "topics": subtopology.topics,
                 "nodes": list(_json_nodes(topology, subtopology, above)),
                 "stores": list(_json_stores(topology, subtopology, above)),
@@ -192,7 +200,7 @@ def _mermaid(topology: Structure) -> str:
     }
     lines = ["flowchart TD"]
     for subtopology in topology.subtopologies:
-        lines.append(f'  subgraph sub{subtopology.id}["Sub-topology {subtopology.id}"]')
+        lines.append(f'  subgraph sub{subtopology.id}["Sub-topology {subtopology.id}{_whole(subtopology)}"]')
         lines += [f'    {ids[f"node:{node.name}"]}["{node.name}"]' for node in subtopology.nodes]
         lines += [f'    {ids[f"store:{store.name}"]}[("{store.name}")]' for store in subtopology.stores]
         lines.append("  end")
@@ -205,7 +213,10 @@ def _dot(topology: Structure) -> str:
     edges = list(_edges(topology))
     lines = [f'digraph "{topology.application_id}" {{', "  node [shape=box];"]
     for subtopology in topology.subtopologies:
-        lines += [f"  subgraph cluster_{subtopology.id} {{", f'    label="Sub-topology {subtopology.id}";']
+        lines += [
+            f"  subgraph cluster_{subtopology.id} {{",
+            f'    label="Sub-topology {subtopology.id}{_whole(subtopology)}";',
+        ]
         lines += [f'    "node:{node.name}" [label="{node.name}"];' for node in subtopology.nodes]
         lines += [f'    "store:{store.name}" [label="{store.name}", shape=cylinder];' for store in subtopology.stores]
         lines.append("  }")

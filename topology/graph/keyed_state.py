@@ -114,7 +114,7 @@ def _check_state_by_key(node: Processing, key: Serde[Any] | None) -> None:
                 f'"{node.name}" keeps state by_key, but its store "{store.name}" writes keys as {store.key}, and its '
                 "records come with keys written as "
                 f"{key}: state would lie in other key ranges than its records. Make the store with key=serdes.{key}, "
-                "or leave out by_key=True."
+                "or say by_key=False."
             )
 
 

@@ -50,19 +50,19 @@ def test_every_stream_updates_the_row_of_its_key() -> None:
 
 def test_it_works_in_all_windows() -> None:
     records = [("paid", "a", 5, 11), ("spent", "a", 2, 12), ("paid", "a", 1, 23)]
-    assert run(balance(TimeWindows(size=10)), *records) == [
+    assert run(balance(TimeWindows(milliseconds=10)), *records) == [
         ("[a@10/20]", 5, 11),
         ("[a@10/20]", 3, 12),
         ("[a@20/30]", 1, 23),
     ]
-    sessions = balance(SessionWindows(gap=5), merger=lambda _, one, other: one + other)
+    sessions = balance(SessionWindows(milliseconds=5), merger=lambda _, one, other: one + other)
     assert run(sessions, *records, ranges=3) == [
         ("[a@11/11]", 5, 11),
         ("[a@11/11]", None, 11),
         ("[a@11/12]", 3, 12),
         ("[a@23/23]", 1, 23),
     ]
-    assert run(balance(SlidingWindows(difference=5)), *records[:2]) == [
+    assert run(balance(SlidingWindows(milliseconds=5)), *records[:2]) == [
         ("[a@6/11]", 5, 11),
         ("[a@12/17]", -2, 12),
         ("[a@7/12]", 3, 12),

@@ -17,6 +17,7 @@ from coopstreams.topology.compile.program import BoundProgram
 from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE
+from tests.durations import ms
 
 
 def pair(left: Any, right: Any) -> list[Any]:
@@ -49,13 +50,13 @@ def two_tables(joiner: Any) -> Topology:
 def test_the_clock_on_the_wall_closes_no_window_and_one_record_far_ahead_closes_all(ranges: int) -> None:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.json)
-    stream.group_by_key().windowed_by(TimeWindows(size=10)).emit_strategy("on_window_close").count().to_stream().to(
-        "out"
-    )
+    stream.group_by_key().windowed_by(TimeWindows(milliseconds=10)).emit_strategy(
+        "on_window_close"
+    ).count().to_stream().to("out")
     with TopologyTestDriver(builder.build(), ranges) as driver:
         topic = driver.input("in", serdes.text, serdes.json)
         topic.send("a", 1, 5)
-        driver.advance(1_000_000)
+        driver.advance(ms(1_000_000))
         assert driver.outputs() == []
         topic.send("far", 1, 500_000)
         assert [(str(record.key), record.value) for record in driver.outputs()] == [("[a@0/10]", 1)]
@@ -67,7 +68,9 @@ def test_the_clock_on_the_wall_closes_no_window_and_one_record_far_ahead_closes_
 def test_a_late_record_of_a_stream_join_meets_what_is_still_kept(ranges: int) -> None:
     """Its window has closed long ago, and no match comes twice; only what waited without a match was told before."""
     events = [("right", "a", "r", 10), ("left", "z", 0, 100), ("right", "z", 0, 15), ("left", "a", "l", 12)]
-    assert run(two_streams("join", JoinWindows(5, grace=50)), *events, ranges=ranges) == [("a", ["l", "r"], 12)]
+    assert run(two_streams("join", JoinWindows(milliseconds=5, grace=ms(50))), *events, ranges=ranges) == [
+        ("a", ["l", "r"], 12)
+    ]
 
 
 def test_grace_delays_what_has_no_match_and_nothing_else() -> None:
@@ -78,7 +81,7 @@ def test_grace_delays_what_has_no_match_and_nothing_else() -> None:
         ("left", "z", 0, 14),
         ("left", "z", 0, 15),
     ]
-    out = run(two_streams("left_join", JoinWindows(5, grace=5)), *events)
+    out = run(two_streams("left_join", JoinWindows(milliseconds=5, grace=ms(5))), *events)
     assert out == [("a", [1, 2], 3), ("b", [3, None], 4)]
 
 
@@ -90,7 +93,7 @@ def test_what_has_no_match_comes_by_time_side_and_key_before_the_matches_of_the_
         ("left", "b", 4, 2),
         ("right", "m", 5, 10),
     ]
-    out = run(two_streams("outer_join", JoinWindows(10)), *waiting, ("left", "m", 6, 20))
+    out = run(two_streams("outer_join", JoinWindows(milliseconds=10)), *waiting, ("left", "m", 6, 20))
     assert out == [
         ("c", [None, 3], 0),
         ("a", [2, None], 0),

@@ -12,6 +12,7 @@ from coopstreams import SessionWindows, SlidingWindows, StreamsBuilder, TimeWind
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.topology import Topology
+from tests.durations import ms
 
 RECORDS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 80)), max_size=20)
 
@@ -38,15 +39,19 @@ def run(
 
 def test_a_window_is_forwarded_when_it_is_closed_also_with_the_shortest_retention() -> None:
     records = [("b", 1), ("a", 2), ("b", 3), ("a", 12), ("a", 25)]
-    assert run(finals(TimeWindows(size=10)), records) == [("[a@0/10]", 1, 2), ("[b@0/10]", 2, 3), ("[a@10/20]", 1, 12)]
+    assert run(finals(TimeWindows(milliseconds=10)), records) == [
+        ("[a@0/10]", 1, 2),
+        ("[b@0/10]", 2, 3),
+        ("[a@10/20]", 1, 12),
+    ]
 
 
 def test_a_session_is_forwarded_when_no_record_can_extend_it() -> None:
-    assert run(finals(SessionWindows(gap=5)), [("a", 1), ("a", 4), ("b", 9), ("b", 10)]) == [("[a@1/4]", 2, 4)]
+    assert run(finals(SessionWindows(milliseconds=5)), [("a", 1), ("a", 4), ("b", 9), ("b", 10)]) == [("[a@1/4]", 2, 4)]
 
 
 def test_a_sliding_window_is_closed_after_its_end() -> None:
-    assert run(finals(SlidingWindows(difference=5)), [("a", 10), ("b", 15), ("b", 16)]) == [
+    assert run(finals(SlidingWindows(milliseconds=5)), [("a", 10), ("b", 15), ("b", 16)]) == [
         ("[a@5/10]", 1, 10),
         ("[b@10/15]", 1, 15),
     ]
@@ -55,13 +60,13 @@ def test_a_sliding_window_is_closed_after_its_end() -> None:
 def test_there_are_two_strategies() -> None:
     stream = StreamsBuilder("app").stream("in", key=serdes.text, value=serdes.text)
     with pytest.raises(TopologyError, match="on_window_close"):
-        stream.group_by_key().windowed_by(TimeWindows(size=1)).emit_strategy("sometimes")  # type: ignore[arg-type]
+        stream.group_by_key().windowed_by(TimeWindows(milliseconds=1)).emit_strategy("sometimes")  # type: ignore[arg-type]
 
 
 @given(RECORDS, st.integers(1, 10), st.integers(0, 10), st.sampled_from([1, 3]), st.booleans())
 def test_it_forwards_what_suppress_would(
     records: list[tuple[str, int]], advance: int, grace: int, ranges: int, caching: bool
 ) -> None:
-    windows = TimeWindows(size=10, advance=advance, grace=grace)
+    windows = TimeWindows(milliseconds=10, advance=ms(advance), grace=ms(grace))
     assert run(finals(windows), records) == run(finals(windows, suppressed=True), records)
     assert sorted(run(finals(windows), records)) == sorted(run(finals(windows), records, ranges, caching=caching))

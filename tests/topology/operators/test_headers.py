@@ -75,8 +75,8 @@ TABLES: dict[str, Callable[[Grouped], Any]] = {
     "of a table": regrouped,
     "join": partial(joined, store="joined"),
     "join without a store": joined,
-    "tumbling": lambda grouped: grouped.windowed_by(TimeWindows(size=100)).count(),
-    "sliding": lambda grouped: grouped.windowed_by(SlidingWindows(difference=100)).reduce(lambda _, new: new),
+    "tumbling": lambda grouped: grouped.windowed_by(TimeWindows(milliseconds=100)).count(),
+    "sliding": lambda grouped: grouped.windowed_by(SlidingWindows(milliseconds=100)).reduce(lambda _, new: new),
     "cogroup": lambda grouped: grouped.cogroup(appended).aggregate(str, value=serdes.text),
     "suppressed": lambda grouped: grouped.count().suppress(until_time_limit(0)),
 }
@@ -132,7 +132,7 @@ def test_headers_do_not_outlive_the_update_that_they_belong_to() -> None:
 
 
 def test_updates_of_sessions_have_headers_only_where_the_record_cache_holds_them_back_as_in_kafka_streams() -> None:
-    sessions = program(lambda grouped: grouped.windowed_by(SessionWindows(gap=10)).count())
+    sessions = program(lambda grouped: grouped.windowed_by(SessionWindows(milliseconds=10)).count())
     records = [("a", b"1"), ("a", b"2")]
     assert [headers for _, headers in headers_of(sessions, *records, caching=False)] == [[], [], []]
     assert headers_of(sessions, *records, caching=True) == [("[a@0/1]", [("h", b"2")])]

@@ -18,11 +18,12 @@ from coopstreams import StreamsBuilder, TimeWindows, UnlimitedWindows, Windowed,
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.topology import Topology
+from tests.durations import ms
 
 HOUR = 3_600_000
 
 
-def counts(windows: Windows, retention: int | None = 1 << 41) -> Topology:
+def counts(windows: Windows, retention: timedelta | None = ms(1 << 41)) -> Topology:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.text)
     stream.group_by_key().windowed_by(windows).count(store="counts", retention=retention).to_stream().to("out")
@@ -30,7 +31,7 @@ def counts(windows: Windows, retention: int | None = 1 << 41) -> Topology:
 
 
 def test_a_record_counts_in_every_window_that_holds_it_in_the_order_of_their_starts() -> None:
-    with TopologyTestDriver(counts(TimeWindows(size=10, advance=4))) as driver:
+    with TopologyTestDriver(counts(TimeWindows(milliseconds=10, advance=ms(4)))) as driver:
         topic = driver.input("in", serdes.text, serdes.text)
         topic.send("a", "x", 3)
         topic.send("a", "x", 13)
@@ -43,7 +44,7 @@ def test_a_record_counts_in_every_window_that_holds_it_in_the_order_of_their_sta
 
 
 def test_a_late_record_counts_in_the_windows_that_are_still_open() -> None:
-    with TopologyTestDriver(counts(TimeWindows(size=10, advance=5))) as driver:
+    with TopologyTestDriver(counts(TimeWindows(milliseconds=10, advance=ms(5)))) as driver:
         topic = driver.input("in", serdes.text, serdes.text)
         topic.send("b", "x", 12)
         topic.send("a", "x", 8)
@@ -71,14 +72,16 @@ def test_windows_equal_a_group_by_of_the_records_that_were_in_time(
         for start in range(0, timestamp + 1, advance):
             if start + size > timestamp and start + size + grace > stream_time:
                 expected[key, start] += 1
-    with TopologyTestDriver(counts(TimeWindows(size=size, advance=advance, grace=grace)), ranges) as driver:
+    with TopologyTestDriver(
+        counts(TimeWindows(milliseconds=size, advance=ms(advance), grace=ms(grace))), ranges
+    ) as driver:
         for key, timestamp in records:
             driver.input("in", serdes.text, serdes.text).send(key, "x", timestamp)
         assert {(row.key.key, row.key.start_ms): row.value for row in driver.store("counts").all()} == expected
 
 
 def test_an_unlimited_window_takes_everything_from_its_start_on() -> None:
-    with TopologyTestDriver(counts(UnlimitedWindows(100), retention=None)) as driver:
+    with TopologyTestDriver(counts(UnlimitedWindows(start_ms=100), retention=None)) as driver:
         topic = driver.input("in", serdes.text, serdes.text)
         for timestamp in (99, 100, 1 << 40, 101):
             topic.send("a", "x", timestamp)
@@ -123,7 +126,7 @@ def test_days_of_a_time_zone_are_windows_of_ones_own_and_may_differ_in_length() 
         ]
 
 
-@pytest.mark.parametrize("wrong", [{"size": 10, "advance": 11}, {"size": 10, "advance": 0}, {"size": 10, "grace": -1}])
+@pytest.mark.parametrize("wrong", [{"advance": ms(11)}, {"advance": 0}, {"grace": ms(-1)}])
 def test_windows_with_gaps_or_without_progress_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(TopologyError, match="TimeWindows"):
-        TimeWindows(**wrong)
+    with pytest.raises(TopologyError, match=r"TimeWindows: .* (leave gaps|at least 1 ms|not be negative)"):
+        TimeWindows(milliseconds=10, **wrong)

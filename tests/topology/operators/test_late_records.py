@@ -25,6 +25,7 @@ from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.topology import Topology
+from tests.durations import ms
 
 Input: TypeAlias = tuple[str, int | None, int]
 
@@ -76,10 +77,10 @@ def late_of(topology: Topology, *records: Input, ranges: int = 1, caching: bool 
 @pytest.mark.parametrize(
     "windows",
     [
-        TimeWindows(size=10, grace=5),
-        TimeWindows(size=10, advance=4, grace=5),
-        SlidingWindows(difference=10, grace=4),
-        SessionWindows(gap=5, grace=9),
+        TimeWindows(milliseconds=10, grace=ms(5)),
+        TimeWindows(milliseconds=10, advance=ms(4), grace=ms(5)),
+        SlidingWindows(milliseconds=10, grace=ms(4)),
+        SessionWindows(milliseconds=5, grace=ms(9)),
     ],
     ids=["tumbling", "hopping", "sliding", "sessions"],
 )
@@ -93,7 +94,12 @@ def test_a_record_that_no_window_takes_any_more_is_late(windows: Any, emit: Any,
 @RANGES
 def test_a_record_that_one_of_its_windows_still_takes_is_not_late(ranges: int) -> None:
     late, dropped = late_of(
-        counted(TimeWindows(size=10, advance=5)), ("a", 1, 19), ("a", 2, 11), ("a", 3, 9), ("b", 4, 12), ranges=ranges
+        counted(TimeWindows(milliseconds=10, advance=ms(5))),
+        ("a", 1, 19),
+        ("a", 2, 11),
+        ("a", 3, 9),
+        ("b", 4, 12),
+        ranges=ranges,
     )
     assert late == [("a", 3, 9)]
     assert dropped == 2 + 1 + 1, (
@@ -111,12 +117,12 @@ def test_windows_without_an_end_are_never_late_for() -> None:
 
 def test_a_record_that_comes_near_to_an_open_session_is_in_time() -> None:
     records = [("a", 1, 12), ("b", 1, 16), ("a", 2, 8), ("c", 3, 8)]
-    assert late_of(counted(SessionWindows(gap=5)), *records, ranges=3) == ([("c", 3, 8)], 1)
+    assert late_of(counted(SessionWindows(milliseconds=5)), *records, ranges=3) == ([("c", 3, 8)], 1)
 
 
 @RANGES
 def test_it_comes_as_it_was_with_its_value_and_headers_also_if_the_record_cache_is_on(ranges: int) -> None:
-    with TopologyTestDriver(counted(TimeWindows(size=10)), ranges, caching=True) as driver:
+    with TopologyTestDriver(counted(TimeWindows(milliseconds=10)), ranges, caching=True) as driver:
         topic = driver.input("in", serdes.text, serdes.int64)
         topic.send("a", 1, 30)
         topic.send("b", 2, 5, headers=[("trace", b"7")])
@@ -132,7 +138,7 @@ def test_behind_a_change_of_keys_it_has_the_new_key(ranges: int) -> None:
     windowed = (
         numbers(builder)
         .group_by(lambda key, value: f"{key}{value % 2}", key=serdes.text)
-        .windowed_by(TimeWindows(size=10))
+        .windowed_by(TimeWindows(milliseconds=10))
     )
     windowed.reduce(max)
     windowed.late().map_values(lambda value: -value, value=serdes.int64).to("late")
@@ -142,7 +148,7 @@ def test_behind_a_change_of_keys_it_has_the_new_key(ranges: int) -> None:
 @RANGES
 def test_a_versioned_table_has_late_records_beyond_its_history(ranges: int) -> None:
     builder = StreamsBuilder("app")
-    table = builder.table("in", key=serdes.text, value=serdes.int64, history=10)
+    table = builder.table("in", key=serdes.text, value=serdes.int64, history=ms(10))
     table.to_stream().to("updates")
     table.late().to("late")
     assert late_of(builder.build(), ("a", 1, 30), ("b", 2, 20), ("b", 3, 19), ("c", None, 0), ranges=ranges) == (
@@ -159,7 +165,9 @@ def test_each_stream_of_a_cogroup_has_late_records_of_its_own(ranges: int) -> No
         builder.stream("names", key=serdes.text, value=serdes.text).group_by_key(),
     )
     windowed = (
-        paid.cogroup(adding).cogroup(names, lambda _, name, total: total + len(name)).windowed_by(TimeWindows(size=10))
+        paid.cogroup(adding)
+        .cogroup(names, lambda _, name, total: total + len(name))
+        .windowed_by(TimeWindows(milliseconds=10))
     )
     windowed.aggregate(int, value=serdes.int64)
     windowed.late(names).to("late-names")
@@ -175,9 +183,9 @@ def test_each_stream_of_a_cogroup_has_late_records_of_its_own(ranges: int) -> No
 @RANGES
 def test_late_records_are_counted_in_larger_windows_behind_a_topic_of_their_own(ranges: int) -> None:
     builder = StreamsBuilder("app")
-    minutes = numbers(builder).group_by_key().windowed_by(TimeWindows(size=10))
+    minutes = numbers(builder).group_by_key().windowed_by(TimeWindows(milliseconds=10))
     minutes.count().to_stream().to("counts")
-    minutes.late().group_by_key(name="late").windowed_by(TimeWindows(size=100, grace=100)).count(
+    minutes.late().group_by_key(name="late").windowed_by(TimeWindows(milliseconds=100, grace=ms(100))).count(
         store="late"
     ).to_stream().to("late-counts")
     with TopologyTestDriver(builder.build(), ranges) as driver:
@@ -193,7 +201,7 @@ def test_late_records_are_counted_in_larger_windows_behind_a_topic_of_their_own(
 def test_a_program_that_does_not_ask_for_late_records_pays_nothing() -> None:
     def code(*, asks: bool) -> str:
         builder = StreamsBuilder("app")
-        windowed = numbers(builder).group_by_key().windowed_by(TimeWindows(size=10, advance=5))
+        windowed = numbers(builder).group_by_key().windowed_by(TimeWindows(milliseconds=10, advance=ms(5)))
         windowed.count(name="count", store="counts")
         if asks:
             windowed.late(name="late").to("late")
@@ -207,23 +215,26 @@ def test_a_program_that_does_not_ask_for_late_records_pays_nothing() -> None:
 def test_it_is_drawn_below_what_drops_it() -> None:
     assert (
         "Processor: KSTREAM-AGGREGATE-0000000002 (stores: [KSTREAM-AGGREGATE-STATE-STORE-0000000001])\n"
-        in counted(TimeWindows(size=10)).describe()
+        in counted(TimeWindows(milliseconds=10)).describe()
     )
-    assert "      --> KTABLE-TOSTREAM-0000000003, KSTREAM-LATE-0000000005\n" in counted(TimeWindows(size=10)).describe()
+    assert (
+        "      --> KTABLE-TOSTREAM-0000000003, KSTREAM-LATE-0000000005\n"
+        in counted(TimeWindows(milliseconds=10)).describe()
+    )
 
 
 def test_what_drops_nothing_has_no_late_records() -> None:
     builder = StreamsBuilder("app")
     grouped = numbers(builder).group_by_key()
     with pytest.raises(TopologyError, match="on these windows first"):
-        grouped.windowed_by(TimeWindows(size=10)).late()
+        grouped.windowed_by(TimeWindows(milliseconds=10)).late()
     with pytest.raises(TopologyError, match="on these windows first"):
-        grouped.cogroup(adding).windowed_by(TimeWindows(size=10)).late(grouped)
+        grouped.cogroup(adding).windowed_by(TimeWindows(milliseconds=10)).late(grouped)
     with pytest.raises(TopologyError, match="one of the grouped streams"):
-        grouped.cogroup(adding).windowed_by(TimeWindows(size=10)).late(numbers(builder, "other").group_by_key())
+        grouped.cogroup(adding).windowed_by(TimeWindows(milliseconds=10)).late(numbers(builder, "other").group_by_key())
     for table in (
         grouped.count(),
-        grouped.windowed_by(TimeWindows(size=10)).count(),
+        grouped.windowed_by(TimeWindows(milliseconds=10)).count(),
         builder.table("rows", key=serdes.text, value=serdes.text),
     ):
         with pytest.raises(TopologyError, match="not a table with history="):
@@ -233,7 +244,7 @@ def test_what_drops_nothing_has_no_late_records() -> None:
 def test_late_records_need_values_where_a_count_does_not() -> None:
     builder = StreamsBuilder("app")
     changed = numbers(builder).map_values(lambda value: [value]).group_by(lambda key, _: key, key=serdes.text)
-    windowed = changed.windowed_by(TimeWindows(size=10))
+    windowed = changed.windowed_by(TimeWindows(milliseconds=10))
     windowed.count()
     with pytest.raises(TopologyError, match="Write value=serdes"):
         windowed.late()
@@ -247,7 +258,7 @@ def test_every_record_is_either_counted_or_late_whatever_the_number_of_ranges(
     records: list[Input], ranges: int
 ) -> None:
     def run(ranges: int) -> tuple[int, dict[str, list[Input]]]:
-        with TopologyTestDriver(counted(TimeWindows(size=10, grace=3)), ranges) as driver:
+        with TopologyTestDriver(counted(TimeWindows(milliseconds=10, grace=ms(3))), ranges) as driver:
             for key, value, timestamp in records:
                 driver.input("in", serdes.text, serdes.int64).send(key, value, timestamp)
             late = [

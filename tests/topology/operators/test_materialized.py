@@ -26,6 +26,7 @@ from coopstreams import (
 )
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import TopologyError
+from tests.durations import ms
 
 Tables: TypeAlias = tuple[KTable[str, int], KTable[str, int]]
 Write: TypeAlias = Callable[[KTable[str, int], KTable[str, int], Materialized], KTable[Any, Any]]
@@ -62,10 +63,10 @@ TABLES: dict[str, Write] = {
         left.to_stream().group_by_key().aggregate(int, added, value=serdes.int64, store=store)
     ),
     "windows": lambda left, _, store: (
-        left.to_stream().group_by_key().windowed_by(TimeWindows(size=3)).count(store=store)
+        left.to_stream().group_by_key().windowed_by(TimeWindows(milliseconds=3)).count(store=store)
     ),
     "sessions": lambda left, _, store: (
-        left.to_stream().group_by_key().windowed_by(SessionWindows(gap=2)).count(store=store)
+        left.to_stream().group_by_key().windowed_by(SessionWindows(milliseconds=2)).count(store=store)
     ),
     "cogroup": lambda left, right, store: (
         left.to_stream()
@@ -165,7 +166,7 @@ JOINS: dict[str, Callable[[int | None, int | None], int | None]] = {
 }
 SIDES: dict[str, dict[str, Any]] = {
     "not cached": {"store": Materialized("left", cached=False)},
-    "versioned": {"history": 1000},
+    "versioned": {"history": ms(1000)},
 }
 UPDATES = st.lists(
     st.tuples(st.sampled_from(["left", "right"]), st.sampled_from("ab"), st.one_of(st.none(), st.integers(0, 9))),
@@ -236,9 +237,9 @@ def test_a_store_type_that_can_be_none_is_refused_where_it_is_written(store_type
         Materialized("kept", store_type=store_type)
     for make in (
         key_value_store,
-        partial(window_store, size=1, retention=1),
-        partial(session_store, retention=1),
-        partial(versioned_store, history=1),
+        partial(window_store, size=ms(1), retention=ms(1)),
+        partial(session_store, retention=ms(1)),
+        partial(versioned_store, history=ms(1)),
     ):
         with pytest.raises(TopologyError, match=r'store "kept": store_type='):
             make("kept", key=serdes.text, value=serdes.text, store_type=store_type)

@@ -38,7 +38,7 @@ def windows_of_two_topics(ranges: int) -> tuple[list[tuple[str, int]], int]:
     builder = StreamsBuilder("app")
     left = builder.stream("left", key=serdes.text, value=serdes.text)
     both = left.merge(builder.stream("right", key=serdes.text, value=serdes.text))
-    both.group_by_key().windowed_by(TimeWindows(size=10)).count(store="counts")
+    both.group_by_key().windowed_by(TimeWindows(milliseconds=10)).count(store="counts")
     with TopologyTestDriver(builder.build(), ranges) as driver:
         left_topic, right_topic = (driver.input(topic, serdes.text, serdes.text) for topic in ("left", "right"))
         left_topic.send("a", "x", 5)

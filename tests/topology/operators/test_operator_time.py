@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from coopstreams import SessionWindows, SlidingWindows, StreamsBuilder, TimeWindows, serdes, until_window_closes
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.graph.topology import Topology
+from tests.durations import ms
 
 Input: TypeAlias = tuple[str | None, int | None, int]
 
@@ -39,23 +40,26 @@ def program() -> Topology:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.int64)
     hopping, sliding, session = (
-        TimeWindows(size=10, advance=5, grace=3),
-        SlidingWindows(difference=7),
-        SessionWindows(gap=4, grace=2),
+        TimeWindows(milliseconds=10, advance=ms(5), grace=ms(3)),
+        SlidingWindows(milliseconds=7),
+        SessionWindows(milliseconds=4, grace=ms(2)),
     )
-    stream.group_by_key().windowed_by(hopping).count(store="all", retention=1000).suppress(
+    stream.group_by_key().windowed_by(hopping).count(store="all", retention=ms(1000)).suppress(
         until_window_closes()
     ).to_stream().to("all")
     filtered = (
-        stream.filter(even).group_by_key().windowed_by(TimeWindows(size=10)).count(store="filtered", retention=1000)
+        stream.filter(even)
+        .group_by_key()
+        .windowed_by(TimeWindows(milliseconds=10))
+        .count(store="filtered", retention=ms(1000))
     )
     filtered.suppress(until_window_closes()).to_stream().to("filtered")
     stream.flat_map_values(halves, value=serdes.int64).group_by_key().windowed_by(session).count(
-        store="flat", retention=1000
+        store="flat", retention=ms(1000)
     ).to_stream().to("flat")
     present = stream.map_values(positive_or_none, value=serdes.int64)  # type: ignore[arg-type]
     present.group_by_key().windowed_by(sliding).emit_strategy("on_window_close").count(
-        store="mapped", retention=1000
+        store="mapped", retention=ms(1000)
     ).to_stream().to("mapped")
     return builder.build()
 

@@ -117,7 +117,7 @@ def test_a_repartition_topic_gets_the_records_where_the_program_says(ranges: int
 
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.text)
-    stream.repartition(name="spread", partitions=3, partitioner=by_value).process(Where)
+    stream.repartition(name="spread", partitions=3, partitioner=by_value).process(Where, by_key=False)
     with TopologyTestDriver(builder.build(), ranges) as driver:
         for value in ("0", "1", "2", "3", "4"):
             driver.input("in", serdes.text, serdes.text).send("one key", value)
@@ -156,7 +156,7 @@ def test_through_a_repartition_topic_a_record_comes_as_often_as_it_was_sent_and_
     spread = stream.repartition(
         name="spread", partitions=3, partitioner=lambda _topic, _key, value, partitions: range(partitions)[: int(value)]
     )
-    spread.process(lambda: Seen(seen))
+    spread.process(lambda: Seen(seen), by_key=False)
     spread.group_by_key(name="by-key").count(store="counts")
     with TopologyTestDriver(builder.build(), ranges) as driver:
         for key, value in [("all", "3"), ("two", "2"), ("none", "0"), ("two", "1")]:

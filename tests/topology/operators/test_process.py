@@ -25,6 +25,7 @@ from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import ProcessingError, TopologyError
 from coopstreams.topology.stores import StoreSpec
+from tests.durations import ms
 
 AnyRecord: TypeAlias = Record[Any, Any]
 Context: TypeAlias = ProcessorContext[Any, Any]
@@ -156,7 +157,7 @@ def test_two_processors_may_share_a_store() -> None:
     builder = StreamsBuilder("app")
     for topic in ("left", "right"):
         builder.stream(topic, key=serdes.text, value=serdes.json).process(
-            Counting, stores=[COUNTS], key=serdes.text, value=serdes.json
+            Counting, stores=[COUNTS], key=serdes.text, value=serdes.json, by_key=False
         ).to("out")
     topology = builder.build()
     assert len(topology.subtopologies) == 1
@@ -175,7 +176,7 @@ def test_a_processor_may_look_into_the_store_of_a_table() -> None:
     builder = StreamsBuilder("app")
     builder.table("names-topic", key=serdes.text, value=serdes.json, store="names")
     builder.stream("in", key=serdes.text, value=serdes.json).process_values(
-        Look, stores=["names"], value=serdes.json
+        Look, stores=["names"], value=serdes.json, by_key=False
     ).to("out")
     with TopologyTestDriver(builder.build()) as driver:
         driver.input("names-topic", serdes.text, serdes.json).send("a", "Ann", 5)
@@ -187,7 +188,9 @@ def test_a_processor_may_look_into_the_store_of_a_table() -> None:
 def test_process_values_needs_no_repartition_and_keeps_the_key() -> None:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.json)
-    same = stream.process_values(lambda: Each(lambda _, record: record.with_value(record.value + 1)), value=serdes.json)
+    same = stream.process_values(
+        lambda: Each(lambda _, record: record.with_value(record.value + 1)), value=serdes.json, by_key=False
+    )
     same.group_by_key().reduce(lambda total, value: total + value, store="sums").to_stream().to("out")
     topology = builder.build()
     assert [topic.kind for topic in topology.internal_topics] == ["changelog"]
@@ -200,7 +203,9 @@ def test_process_values_needs_no_repartition_and_keeps_the_key() -> None:
 def test_process_values_cannot_change_the_key() -> None:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.json)
-    stream.process_values(lambda: Each(lambda _, record: record.with_key("other")), value=serdes.json).to("out")
+    stream.process_values(lambda: Each(lambda _, record: record.with_key("other")), value=serdes.json, by_key=False).to(
+        "out"
+    )
     with (
         TopologyTestDriver(builder.build()) as driver,
         pytest.raises(ProcessingError, match="cannot change the key 'a' to 'other'"),
@@ -229,7 +234,7 @@ def test_an_error_below_is_that_of_the_node_below_even_if_the_processor_catches_
 
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.json).process(
-        Careless, key=serdes.text, value=serdes.json
+        Careless, key=serdes.text, value=serdes.json, by_key=False
     )
     stream.map_values(lambda value: 1 // value, value=serdes.json, name="divide").to("out")
     with (
@@ -248,7 +253,7 @@ def test_a_window_store_forgets_what_lies_behind_its_retention() -> None:
                 record.with_value([list(pair) for pair in windows.fetch(record.key, 0, 1000, reverse=True)])
             )
 
-    store = window_store("windows", key=serdes.text, value=serdes.json, size=10, retention=20)
+    store = window_store("windows", key=serdes.text, value=serdes.json, size=ms(10), retention=ms(20))
     with driver_of(Windows, store) as driver:
         for value, at in ((1, 5), (2, 15), (3, 24), (4, 3)):
             driver.input("in", serdes.text, serdes.json).send("a", value, at)
@@ -275,7 +280,7 @@ def test_a_session_store_finds_the_sessions_that_a_record_would_meet(ranges: int
             assert sessions.get(record.key, start, end) == count
             self.context.forward(record.with_value([[*at, n] for at, n in sessions.sessions(record.key)]))
 
-    store = session_store("runs", key=serdes.text, value=serdes.int64, retention=100)
+    store = session_store("runs", key=serdes.text, value=serdes.int64, retention=ms(100))
     with driver_of(Runs, store, ranges=ranges, by_key=True) as driver:
         for at in (10, 14, 30, 19, 22, 26, 131):
             driver.input("in", serdes.text, serdes.json).send("a", 1, at)
@@ -294,7 +299,7 @@ def test_a_versioned_store_knows_what_was(ranges: int) -> None:
             past = [prices.as_of(record.key, at) for at in (5, 10, 15, 25)]
             self.context.forward(record.with_value([kept, prices.get(record.key), past]))
 
-    store = versioned_store("prices", key=serdes.text, value=serdes.int64, history=20)
+    store = versioned_store("prices", key=serdes.text, value=serdes.int64, history=ms(20))
     with driver_of(Prices, store, ranges=ranges, by_key=True) as driver:
         for value, at in ((1, 10), (3, 20), (2, 15), (None, 25), (9, 4), (4, 50)):
             driver.input("in", serdes.text, serdes.json).send("a", value, at)
@@ -311,14 +316,14 @@ def test_a_versioned_store_knows_what_was(ranges: int) -> None:
 
 def test_a_processor_sees_the_versions_of_a_table_as_versions() -> None:
     builder = StreamsBuilder("app")
-    builder.table("prices", key=serdes.text, value=serdes.int64, history=100, store="prices")
+    builder.table("prices", key=serdes.text, value=serdes.int64, history=ms(100), store="prices")
     looked = each_of(
         lambda context, record: record.with_value(
             [context.store("prices").get("a"), context.store("prices").as_of("a", 1)]
         )
     )
     builder.stream("in", key=serdes.text, value=serdes.json).process(
-        looked, stores=["prices"], key=serdes.text, value=serdes.json
+        looked, stores=["prices"], key=serdes.text, value=serdes.json, by_key=False
     ).to("out")
     with TopologyTestDriver(builder.build()) as driver:
         for value, at in ((7, 0), (8, 2)):
@@ -351,27 +356,49 @@ def test_a_processor_that_looks_at_several_keys_has_its_partition_to_itself() ->
 def test_mistakes_are_found_while_building_or_when_the_task_begins() -> None:
     stream = StreamsBuilder("app").stream("in", key=serdes.text, value=serdes.json)
     with pytest.raises(TopologyError, match="stores= takes"):
-        stream.process(Counting, stores=[3])  # type: ignore[list-item]
+        stream.process(Counting, stores=[3], by_key=False)  # type: ignore[list-item]
     with pytest.raises(TopologyError, match='two stores are named "counts"'):
-        stream.process(Counting, stores=[COUNTS, key_value_store("counts", key=serdes.raw, value=serdes.raw)])
+        stream.process(
+            Counting, stores=[COUNTS, key_value_store("counts", key=serdes.raw, value=serdes.raw)], by_key=False
+        )
     with pytest.raises(TopologyError, match='has no store "counts"'):
         driver_of(Counting)
     with pytest.raises(TopologyError, match="which is no Processor"):
         driver_of(lambda: 3)  # type: ignore[arg-type, return-value]
     with pytest.raises(TopologyError, match="retention at least the size"):
-        window_store("w", key=serdes.text, value=serdes.text, size=10, retention=5)
+        window_store("w", key=serdes.text, value=serdes.text, size=ms(10), retention=ms(5))
 
 
-def test_new_keys_that_were_not_repartitioned_are_treated_by_one_task() -> None:
-    def rows(ranges: int) -> list[Any]:
-        builder = StreamsBuilder("app")
-        stream = builder.stream("in", key=serdes.text, value=serdes.json).select_key(
-            lambda _, value: value, key=serdes.text
-        )
-        stream.process(Counting, stores=[COUNTS], by_key=True)
-        with TopologyTestDriver(builder.build(), ranges) as driver:
-            for at, key in enumerate("abcdefgh"):
-                driver.input("in", serdes.text, serdes.json).send(key, "xy"[at % 2])
-            return [(row.key, row.value) for row in driver.store("counts").all()]
+def counted_by_new_keys(ranges: int, *, by_key: bool, repartitioned: bool) -> list[Any]:
+    builder = StreamsBuilder("app")
+    stream = builder.stream("in", key=serdes.text, value=serdes.json).select_key(
+        lambda _, value: value, key=serdes.text
+    )
+    (stream.repartition(name="around") if repartitioned else stream).process(Counting, stores=[COUNTS], by_key=by_key)
+    with TopologyTestDriver(builder.build(), ranges) as driver:
+        for at, key in enumerate("abcdefgh"):
+            driver.input("in").send(key, "xy"[at % 2])
+        return [(row.key, row.value) for row in driver.store("counts").all()]
 
-    assert rows(4) == rows(1) == [("x", 4), ("y", 4)]
+
+@pytest.mark.parametrize("ranges", [1, 4])
+@pytest.mark.parametrize("repartitioned", [False, True])
+def test_new_keys_are_treated_by_one_task_or_repartitioned(ranges: int, repartitioned: bool) -> None:
+    assert counted_by_new_keys(ranges, by_key=repartitioned, repartitioned=repartitioned) == [("x", 4), ("y", 4)]
+
+
+def test_new_keys_that_were_not_repartitioned_cannot_be_treated_each_on_its_own() -> None:
+    with pytest.raises(
+        TopologyError,
+        match=r'process\(\): by_key=True needs .* "KSTREAM-KEY-SELECT-0000000001" may .*repartition\(\) .*by_key=False',
+    ):
+        counted_by_new_keys(1, by_key=True, repartitioned=False)
+
+
+@pytest.mark.parametrize("method", ["process", "process_values"])
+def test_whether_a_processor_goes_by_key_must_be_said(method: str) -> None:
+    stream = StreamsBuilder("app").stream("in", key=serdes.text, value=serdes.json)
+    with pytest.raises(
+        TopologyError, match=rf"{method}\(\): say how its state is kept. by_key=True: .* by_key=False: "
+    ):
+        getattr(stream, method)(Counting, stores=[COUNTS])

@@ -14,6 +14,7 @@ from coopstreams.topology import serdes
 from coopstreams.topology.compile.punctuations import PunctuationQueue, Schedule
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import ProcessingError, TopologyError
+from tests.durations import ms
 
 AnyContext = ProcessorContext[Any, Any]
 
@@ -26,7 +27,7 @@ class Tick(Processor[Any, Any, Any, Any]):
 
     def init(self, context: AnyContext) -> None:
         super().init(context)
-        self.punctuation = context.schedule(self._interval_ms, self._type, self.tick)
+        self.punctuation = context.schedule(ms(self._interval_ms), self._type, self.tick)
 
     def process(self, record: Record[Any, Any]) -> None:
         self.context.forward(record)
@@ -43,15 +44,15 @@ def run(processor: Any, *steps: Any, config: dict[str, Any] | None = None) -> li
     outputs.
     """
     builder = StreamsBuilder("app")
-    builder.stream("in", key=serdes.text, value=serdes.json).process(processor, key=serdes.text, value=serdes.json).to(
-        "out"
-    )
+    builder.stream("in", key=serdes.text, value=serdes.json).process(
+        processor, key=serdes.text, value=serdes.json, by_key=False
+    ).to("out")
     with TopologyTestDriver(builder.build(), config=config) as driver:
         for step in steps:
             if isinstance(step, tuple):
                 driver.input("in", serdes.text, serdes.json).send("a", 0, *step)
             else:
-                driver.advance(step)
+                driver.advance(ms(step))
         return [
             (record.key, record.timestamp) if not record.headers else (record.key, record.headers)
             for record in driver.outputs()
@@ -105,7 +106,7 @@ class Totals(Processor[str, int, str, int]):
     def init(self, context: AnyContext) -> None:
         super().init(context)
         self.totals: KeyValueStore[str, int] = context.store("totals")
-        context.schedule(10, "stream_time", self.tell)
+        context.schedule(ms(10), "stream_time", self.tell)
 
     def process(self, record: Record[str, int]) -> None:
         self.totals.put(record.key, (self.totals.get(record.key) or 0) + 1)

@@ -13,6 +13,7 @@ from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.windows import SlidingWindows, TimeWindows, Windows
+from tests.durations import ms
 
 Input: TypeAlias = tuple[str, str | None, int | None, int]
 Outputs: TypeAlias = dict[tuple[str, str], list[tuple[Any, int]]]
@@ -48,8 +49,12 @@ def program() -> Topology:
     small = stream.filter(below_four)
     small.group_by_key().reduce(lambda total, value: total + value or None, store="totals").to_stream().to("totals")
     small.left_join(names, lambda value, name: value * 10 + (name or 0), value=serdes.int64).to("joined")
-    stream.group_by_key().windowed_by(TimeWindows(size=10, grace=5)).aggregate(
-        lambda: 0, lambda _, value, total: total + (value or 100), value=serdes.int64, store="windows", retention=1000
+    stream.group_by_key().windowed_by(TimeWindows(milliseconds=10, grace=ms(5))).aggregate(
+        lambda: 0,
+        lambda _, value, total: total + (value or 100),
+        value=serdes.int64,
+        store="windows",
+        retention=ms(1000),
     ).to_stream().to("windows")
     stream.flat_map_values(twice).group_by(
         lambda _, value: "even" if value % 2 == 0 else "odd", key=serdes.text, value=serdes.int64
@@ -110,7 +115,7 @@ def test_windows_that_begin_with_their_records_expire_alike_for_any_number_of_ra
         builder = StreamsBuilder("app")
         stream = builder.stream("in", key=serdes.text, value=serdes.int64)
         for store, windows in (
-            ("sliding", SlidingWindows(difference=difference, grace=grace)),
+            ("sliding", SlidingWindows(milliseconds=difference, grace=ms(grace))),
             ("own", SinceEachRecord()),
         ):
             stream.group_by_key().windowed_by(windows).aggregate(
@@ -146,8 +151,8 @@ def test_windows_that_a_processor_keeps_by_key_expire_alike_for_any_number_of_ra
     inputs: list[Input], ranges: int
 ) -> None:
     stores = [
-        window_store("windows", key=serdes.text, value=serdes.int64, size=5, retention=20),
-        session_store("sessions", key=serdes.text, value=serdes.int64, retention=15),
+        window_store("windows", key=serdes.text, value=serdes.int64, size=ms(5), retention=ms(20)),
+        session_store("sessions", key=serdes.text, value=serdes.int64, retention=ms(15)),
     ]
     builder = StreamsBuilder("app")
     numbers = builder.stream("in", key=serdes.text, value=serdes.int64).filter(

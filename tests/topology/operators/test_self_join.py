@@ -14,6 +14,7 @@ from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.join_windows import JoinWindows
+from tests.durations import ms
 
 Event: TypeAlias = tuple[str | None, Any, int]
 Results: TypeAlias = list[tuple[str | None, Any, int]]
@@ -25,7 +26,7 @@ EVENTS = st.lists(
     max_size=25,
 )
 WINDOWS = st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(0, 20)).map(
-    lambda b: JoinWindows(before=b[0], after=b[1], grace=b[2])
+    lambda b: JoinWindows(before=ms(b[0]), after=ms(b[1]), grace=ms(b[2]))
 )
 
 
@@ -79,12 +80,12 @@ def test_the_same_on_rocksdb_with_commits_between(events: list[Event], windows: 
 def test_a_record_meets_itself_and_each_pair_comes_both_ways() -> None:
     events: list[Event] = [("a", 1, 0), ("a", 2, 5), ("b", 3, 5)]
     expected = [("a", [1, 1], 0), ("a", [2, 1], 5), ("a", [1, 2], 5), ("a", [2, 2], 5), ("b", [3, 3], 5)]
-    assert results(self_join(JoinWindows(10, grace=0)), events, ONE_STORE) == expected
+    assert results(self_join(JoinWindows(milliseconds=10, grace=0)), events, ONE_STORE) == expected
 
 
 @pytest.mark.parametrize("rekeyed", [False, True])
 def test_the_second_store_and_its_changelog_are_gone(rekeyed: bool) -> None:
-    topology = self_join(JoinWindows(10, grace=0), rekeyed=rekeyed)
+    topology = self_join(JoinWindows(milliseconds=10, grace=0), rekeyed=rekeyed)
     once = topology.optimized("single.store.self.join")
     assert [store.name for part in topology.subtopologies for store in part.stores] == [
         "j-this-join-store",
@@ -101,7 +102,7 @@ def test_the_second_store_and_its_changelog_are_gone(rekeyed: bool) -> None:
 
 @pytest.mark.parametrize("kind", ["left_join", "outer_join"])
 def test_joins_that_tell_of_what_has_no_match_are_left_as_they_are(kind: str) -> None:
-    topology = self_join(JoinWindows(10, grace=0), kind)
+    topology = self_join(JoinWindows(milliseconds=10, grace=0), kind)
     assert topology.optimized("all") == topology
 
 
@@ -111,7 +112,7 @@ def test_streams_that_only_look_alike_keep_both_stores() -> None:
     stream.join(
         stream.map_values(lambda value: value, value=serdes.json),
         pair,
-        windows=JoinWindows(5, grace=0),
+        windows=JoinWindows(milliseconds=5, grace=0),
         value=serdes.json,
     ).to("out")
     topology = builder.build()

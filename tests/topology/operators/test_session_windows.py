@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from coopstreams import SessionWindows, StreamsBuilder, Windowed, serdes
 from coopstreams.testing import Row, TopologyTestDriver
 from coopstreams.topology.graph.topology import Topology
+from tests.durations import ms
 
 
 def counts(gap: int, grace: int = 0) -> Topology:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.text)
-    stream.group_by_key().windowed_by(SessionWindows(gap=gap, grace=grace)).count(
-        store="counts", retention=1 << 40
+    stream.group_by_key().windowed_by(SessionWindows(milliseconds=gap, grace=ms(grace))).count(
+        store="counts", retention=ms(1 << 40)
     ).to_stream().to("out")
     return builder.build()
 
@@ -59,7 +60,7 @@ def test_a_session_is_closed_when_gap_and_grace_have_passed_since_its_end_by_any
 
 def test_reduce_and_aggregate_work_in_sessions(flow: Any) -> None:
     def both(stream: Any) -> Any:
-        sessions = stream.group_by_key().windowed_by(SessionWindows(gap=5, grace=50))
+        sessions = stream.group_by_key().windowed_by(SessionWindows(milliseconds=5, grace=ms(50)))
         reduced = sessions.reduce(lambda total, value: total + value).to_stream()
         folded = sessions.aggregate(
             str,

@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 from coopstreams import SlidingWindows, StreamsBuilder, serdes
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.graph.topology import Topology
+from tests.durations import ms
 
 
 def lists(difference: int, grace: int = 0) -> Topology:
     """Each window as the list of its values; the aggregator changes its aggregate in place."""
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.int64)
-    windows = stream.group_by_key().windowed_by(SlidingWindows(difference=difference, grace=grace))
-    windows.aggregate(list, appended, value=serdes.json, store="lists", retention=1 << 40).to_stream().to("out")
+    windows = stream.group_by_key().windowed_by(SlidingWindows(milliseconds=difference, grace=ms(grace)))
+    windows.aggregate(list, appended, value=serdes.json, store="lists", retention=ms(1 << 40)).to_stream().to("out")
     return builder.build()
 
 

@@ -11,6 +11,7 @@ from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.join_windows import JoinWindows
+from tests.durations import ms
 
 Event = tuple[str, str | None, Any, int]
 Result = tuple[str | None, Any, int]
@@ -47,14 +48,14 @@ def test_both_ends_of_the_window_are_inside_and_the_later_timestamp_counts(range
         ("right", "a", 4, 89),
         ("right", "a", 5, 106),
     ]
-    out = joined("inner", JoinWindows(before=10, after=5, grace=50), *events, ranges=ranges)
+    out = joined("inner", JoinWindows(before=ms(10), after=ms(5), grace=ms(50)), *events, ranges=ranges)
     assert out == [("a", [1, 2], 100), ("a", [1, 3], 105)]
 
 
 def test_records_of_one_key_and_one_moment_all_survive_in_the_order_of_arrival() -> None:
     out = joined(
         "inner",
-        JoinWindows(0, grace=10),
+        JoinWindows(0, grace=ms(10)),
         ("left", "a", 1, 5),
         ("left", "a", 1, 5),
         ("left", "a", 2, 5),
@@ -71,40 +72,49 @@ def test_a_left_join_tells_of_what_has_no_match_when_its_window_has_closed() -> 
         ("right", "a", 7, 20),
         ("left", "c", 3, 21),
     ]
-    assert joined("left", JoinWindows(5, grace=5), *events) == [("b", [2, 9], 4), ("a", [1, None], 0)]
+    assert joined("left", JoinWindows(milliseconds=5, grace=ms(5)), *events) == [("b", [2, 9], 4), ("a", [1, None], 0)]
 
 
 def test_a_late_record_takes_back_a_wait() -> None:
     assert joined(
-        "left", JoinWindows(5, grace=20), ("left", "a", 1, 0), ("left", "z", 1, 20), ("right", "a", 2, 4)
+        "left",
+        JoinWindows(milliseconds=5, grace=ms(20)),
+        ("left", "a", 1, 0),
+        ("left", "z", 1, 20),
+        ("right", "a", 2, 4),
     ) == [("a", [1, 2], 4)]
 
 
 def test_an_outer_join_tells_of_both_sides_right_before_left() -> None:
     events: list[Event] = [("left", "a", 1, 0), ("right", "b", 2, 0), ("right", "z", 0, 50)]
-    assert joined("outer", JoinWindows(5), *events) == [("b", [None, 2], 0), ("a", [1, None], 0)]
+    assert joined("outer", JoinWindows(milliseconds=5), *events) == [("b", [None, 2], 0), ("a", [1, None], 0)]
 
 
 def test_what_comes_after_its_window_has_closed_is_told_of_at_once() -> None:
-    assert joined("left", JoinWindows(5), ("left", "z", 0, 50), ("left", "a", 1, 10)) == [("a", [1, None], 10)]
+    assert joined("left", JoinWindows(milliseconds=5), ("left", "z", 0, 50), ("left", "a", 1, 10)) == [
+        ("a", [1, None], 10)
+    ]
 
 
 def test_an_eager_join_does_not_wait() -> None:
     events: list[Event] = [("left", "a", 1, 0), ("right", "a", 2, 1)]
-    assert joined("left", JoinWindows(5, grace=10, eager=True), *events) == [("a", [1, None], 0), ("a", [1, 2], 1)]
+    assert joined("left", JoinWindows(milliseconds=5, grace=ms(10), eager=True), *events) == [
+        ("a", [1, None], 0),
+        ("a", [1, 2], 1),
+    ]
 
 
 def test_records_without_a_key_find_no_match_and_records_without_a_value_are_dropped() -> None:
     events: list[Event] = [("left", None, 1, 0), ("right", None, 2, 0), ("left", "a", None, 0), ("right", "a", None, 0)]
-    assert joined("inner", JoinWindows(5), *events) == []
-    assert joined("left", JoinWindows(5), *events) == [(None, [1, None], 0)]
-    assert joined("outer", JoinWindows(5), *events) == [(None, [1, None], 0), (None, [None, 2], 0)]
+    assert joined("inner", JoinWindows(milliseconds=5), *events) == []
+    assert joined("left", JoinWindows(milliseconds=5), *events) == [(None, [1, None], 0)]
+    assert joined("outer", JoinWindows(milliseconds=5), *events) == [(None, [1, None], 0), (None, [None, 2], 0)]
 
 
 def test_a_stream_can_be_joined_with_itself() -> None:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.json)
-    stream.join(stream, pair, windows=JoinWindows(before=5, after=0), value=serdes.json).to("out")
+    stream.join(stream, pair, windows=JoinWindows(before=ms(5), after=0), value=serdes.json).to("out")
     with TopologyTestDriver(builder.build()) as driver:
         driver.input("in", serdes.text, serdes.json).send("a", 1, 0)
         driver.input("in", serdes.text, serdes.json).send("a", 2, 3)
@@ -117,9 +127,9 @@ def test_changed_keys_meet_through_repartition_topics() -> None:
         lambda _, value: str(value % 2), key=serdes.text
     )
     right = builder.stream("right", key=serdes.text, value=serdes.json)
-    left.join_with_key(right, lambda key, a, b: [key, a, b], windows=JoinWindows(5), value=serdes.json, name="odd").to(
-        "out"
-    )
+    left.join_with_key(
+        right, lambda key, a, b: [key, a, b], windows=JoinWindows(milliseconds=5), value=serdes.json, name="odd"
+    ).to("out")
     topology = builder.build()
     assert [topic.name for topic in topology.internal_topics if topic.kind == "repartition"] == [
         "app-odd-left-repartition"
@@ -131,12 +141,12 @@ def test_changed_keys_meet_through_repartition_topics() -> None:
 
 
 def test_the_stores_are_named_as_kafka_streams_names_them() -> None:
-    assert [store.name for store in join_of("inner", JoinWindows(1)).subtopologies[0].stores] == [
+    assert [store.name for store in join_of("inner", JoinWindows(milliseconds=1)).subtopologies[0].stores] == [
         "j-this-join-store",
         "j-other-join-store",
     ]
     outer = ["j-outer-this-join-store", "j-outer-other-join-store", "j-outer-shared-join-store"]
-    assert [store.name for store in join_of("outer", JoinWindows(1)).subtopologies[0].stores] == outer
+    assert [store.name for store in join_of("outer", JoinWindows(milliseconds=1)).subtopologies[0].stores] == outer
 
 
 @settings(deadline=None)
@@ -158,7 +168,7 @@ def test_the_stores_are_named_as_kafka_streams_names_them() -> None:
 def test_what_each_key_gets_and_when_does_not_depend_on_the_number_of_ranges(
     events: list[Event], kind: str, before: int, after: int, grace: int
 ) -> None:
-    windows = JoinWindows(before=before, after=after, grace=grace)
+    windows = JoinWindows(before=ms(before), after=ms(after), grace=ms(grace))
     one, four = joined(kind, windows, *events), joined(kind, windows, *events, ranges=4)
     for key in "abc":
         assert [result for result in four if result[0] == key] == [result for result in one if result[0] == key]
@@ -182,7 +192,7 @@ EVENTS = st.lists(
 def test_once_all_windows_are_closed_the_results_are_those_of_the_relational_join(
     events: list[Event], kind: str, before: int, after: int, ranges: int, commit: bool
 ) -> None:
-    windows = JoinWindows(before=before, after=after, grace=60)
+    windows = JoinWindows(before=ms(before), after=ms(after), grace=ms(60))
     if kind != "inner":  # what comes after its window has closed is told of at once, and again when a match comes
         events.sort(key=lambda event: event[3])
     # Kafka Streams looks for those without a match when time moves, and not each time: the ends move it far enough.

@@ -18,6 +18,7 @@ from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.errors import ProcessingError, TopologyError
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE
+from tests.durations import ms
 
 RECORDS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60)), max_size=20)
 
@@ -25,7 +26,7 @@ RECORDS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60)), max_si
 def closed(windows: Any) -> Topology:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.text)
-    stream.group_by_key().windowed_by(windows).count(store="counts", retention=1 << 40).suppress(
+    stream.group_by_key().windowed_by(windows).count(store="counts", retention=ms(1 << 40)).suppress(
         until_window_closes()
     ).to_stream().to("out")
     return builder.build()
@@ -34,7 +35,7 @@ def closed(windows: Any) -> Topology:
 def limited(limit: int, **bounds: Any) -> Topology:
     builder = StreamsBuilder("app")
     table = builder.table("in", key=serdes.text, value=serdes.text)
-    table.suppress(until_time_limit(limit, **bounds)).to_stream().to("out")
+    table.suppress(until_time_limit(ms(limit), **bounds)).to_stream().to("out")
     return builder.build()
 
 
@@ -51,17 +52,17 @@ def run(
 
 def test_a_window_is_forwarded_once_when_it_is_closed_in_the_order_of_ends_and_keys() -> None:
     records = [("b", "", 1), ("a", "", 2), ("b", "", 3), ("a", "", 12), ("c", "", 14), ("a", "", 4), ("c", "", 15)]
-    assert run(closed(TimeWindows(size=10, grace=5)), *records) == [("[a@0/10]", 2, 4), ("[b@0/10]", 2, 3)]
+    assert run(closed(TimeWindows(milliseconds=10, grace=ms(5))), *records) == [("[a@0/10]", 2, 4), ("[b@0/10]", 2, 3)]
 
 
 def test_with_ranges_a_window_closes_by_records_of_other_keys() -> None:
-    outputs = run(closed(TimeWindows(size=10)), *[(key, "", 1) for key in "abcdefgh"], ("z", "", 10), ranges=4)
+    outputs = run(closed(TimeWindows(milliseconds=10)), *[(key, "", 1) for key in "abcdefgh"], ("z", "", 10), ranges=4)
     assert sorted(outputs) == [(f"[{key}@0/10]", 1, 1) for key in "abcdefgh"]
 
 
 def test_a_session_is_forwarded_once_and_what_it_absorbed_never() -> None:
     records = [("a", "", 1), ("a", "", 4), ("b", "", 11), ("b", "", 12)]
-    assert run(closed(SessionWindows(gap=5)), *records) == [("[a@1/4]", 2, 4)]
+    assert run(closed(SessionWindows(milliseconds=5)), *records) == [("[a@1/4]", 2, 4)]
 
 
 def test_after_the_limit_the_latest_update_goes_and_keeps_the_place_of_the_first() -> None:
@@ -96,7 +97,7 @@ def test_where_nothing_may_go_before_its_time_the_application_stops(bounds: dict
 def test_windows_are_final_or_the_application_stops() -> None:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.text)
-    counts = stream.group_by_key().windowed_by(TimeWindows(size=10)).count()
+    counts = stream.group_by_key().windowed_by(TimeWindows(milliseconds=10)).count()
     counts.suppress(until_window_closes(max_records=2)).to_stream().to("out")
     topology = builder.build()
     assert run(topology, ("a", "", 0), ("b", "", 1), ("a", "", 2), ("c", "", 10), ("d", "", 11)) == [
@@ -124,7 +125,7 @@ def test_how_much_waits_is_known_after_a_restart() -> None:
 @pytest.mark.parametrize("bounds", [{"max_records": 0}, {"max_bytes": 0}, {"when_full": "wait"}])
 def test_bounds_that_cannot_be_are_an_error(bounds: dict[str, Any]) -> None:
     with pytest.raises(TopologyError, match=r"until_time_limit: (max|when_full)"):
-        until_time_limit(10, **bounds)
+        until_time_limit(ms(10), **bounds)
 
 
 def test_what_goes_has_the_headers_of_its_update() -> None:
@@ -137,7 +138,7 @@ def test_what_goes_has_the_headers_of_its_update() -> None:
 
 def test_below_it_the_old_value_is_what_was_forwarded_before() -> None:
     builder = StreamsBuilder("app")
-    table = builder.table("in", key=serdes.text, value=serdes.int64).suppress(until_time_limit(10))
+    table = builder.table("in", key=serdes.text, value=serdes.int64).suppress(until_time_limit(ms(10)))
     sums = table.group_by(lambda key, value: ("all", value), key=serdes.text, value=serdes.int64)
     sums.reduce(lambda total, value: total + value, lambda total, value: total - value).to_stream().to("out")
     with TopologyTestDriver(builder.build()) as driver:
@@ -157,7 +158,7 @@ def test_a_table_without_windows_cannot_wait_for_them() -> None:
 def test_each_closed_window_is_forwarded_once_with_its_last_value(
     records: list[tuple[str, int]], grace: int, ranges: int, caching: bool
 ) -> None:
-    windows = TimeWindows(size=10, advance=5, grace=grace)
+    windows = TimeWindows(milliseconds=10, advance=ms(5), grace=ms(grace))
     latest: dict[str, int] = {}
     stream_time = -1
     for key, timestamp in records:

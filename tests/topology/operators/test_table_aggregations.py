@@ -85,7 +85,7 @@ def test_a_windowed_table_is_grouped_like_any_other(flow: Any) -> None:
     def windows_with_counts(stream: Any) -> Any:
         from coopstreams import TimeWindows
 
-        counts = stream.group_by_key().windowed_by(TimeWindows(size=10)).count()
+        counts = stream.group_by_key().windowed_by(TimeWindows(milliseconds=10)).count()
         return counts.group_by(
             lambda window, count: (str(window.start_ms), window.key), key=serdes.text, value=serdes.text
         ).count()

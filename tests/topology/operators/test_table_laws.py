@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from coopstreams import KTable, SessionWindows, SlidingWindows, StreamsBuilder, TimeWindows, serdes
 from coopstreams.testing import TopologyTestDriver
+from tests.durations import ms
 
 Change: TypeAlias = tuple[str, str, int | None, int]
 """Topic, key, value, timestamp."""
@@ -51,19 +52,22 @@ TABLES: dict[str, Write] = {
     ),
     "count": lambda left, _: left.to_stream().group_by_key().count(store="table"),
     "tumbling": lambda left, _: (
-        left.to_stream().group_by_key().windowed_by(TimeWindows(size=10, grace=99)).count(store="table", retention=YEAR)
+        left.to_stream()
+        .group_by_key()
+        .windowed_by(TimeWindows(milliseconds=10, grace=ms(99)))
+        .count(store="table", retention=ms(YEAR))
     ),
     "sliding": lambda left, _: (
         left.to_stream()
         .group_by_key()
-        .windowed_by(SlidingWindows(difference=9, grace=99))
-        .count(store="table", retention=YEAR)
+        .windowed_by(SlidingWindows(milliseconds=9, grace=ms(99)))
+        .count(store="table", retention=ms(YEAR))
     ),
     "sessions": lambda left, _: (
         left.to_stream()
         .group_by_key()
-        .windowed_by(SessionWindows(gap=5, grace=99))
-        .count(store="table", retention=YEAR)
+        .windowed_by(SessionWindows(milliseconds=5, grace=ms(99)))
+        .count(store="table", retention=ms(YEAR))
     ),
     "of a table": lambda left, right: total(
         left.outer_join(right, lambda one, other: (one or 0) + (other or 0), value=serdes.int64)

@@ -104,7 +104,7 @@ def test_a_stream_joins_a_kept_view() -> None:
 def test_a_view_of_windows_is_kept_by_window() -> None:
     builder = StreamsBuilder("app")
     grouped = builder.stream("in", key=serdes.text, value=serdes.text).group_by_key()
-    grouped.windowed_by(TimeWindows(size=10)).count().filter(
+    grouped.windowed_by(TimeWindows(milliseconds=10)).count().filter(
         lambda key, count: count > 1 and key.start_ms > 0, store="many"
     )
     with TopologyTestDriver(builder.build()) as driver:
@@ -124,7 +124,7 @@ def test_a_kept_view_needs_a_serde_for_its_values() -> None:
 def test_kept_windows_expire_with_those_that_they_show(ranges: int) -> None:
     builder = StreamsBuilder("app")
     grouped = builder.stream("in", key=serdes.text, value=serdes.text).group_by_key()
-    counts = grouped.windowed_by(TimeWindows(size=10)).count(store="counts")
+    counts = grouped.windowed_by(TimeWindows(milliseconds=10)).count(store="counts")
     counts.map_values(lambda count: count, value=serdes.int64, store="same")
     with TopologyTestDriver(builder.build(), ranges) as driver:
         topic = driver.input("in", serdes.text, serdes.text)

@@ -11,6 +11,7 @@ from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.records import TimestampedRecord
 from coopstreams.topology.windows import TimeWindows
+from tests.durations import ms
 
 
 def copying(extract: Any, value: Any = serdes.json) -> Topology:
@@ -54,7 +55,7 @@ def test_the_extractor_sees_everything_about_the_record() -> None:
 def test_stream_time_is_that_of_the_extracted_timestamps_of_all_key_ranges(ranges: int) -> None:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.int64, timestamp=lambda record: record.value)
-    stream.group_by_key().windowed_by(TimeWindows(size=10)).count(store="counts", retention=1000)
+    stream.group_by_key().windowed_by(TimeWindows(milliseconds=10)).count(store="counts", retention=ms(1000))
     with TopologyTestDriver(builder.build(), ranges) as driver:
         topic = driver.input("in", serdes.text, serdes.int64)
         for key, timestamp in [("a", 3), ("b", 4), ("c", 12), ("a", 5), ("b", 6), ("d", 7), ("a", 13)]:

@@ -16,6 +16,7 @@ from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.partitions import check_partitions
 from coopstreams.topology.graph.patterns import matched, unmatched
 from coopstreams.topology.graph.topology import Topology
+from tests.durations import ms
 
 ORDERS = re.compile("orders-.*")
 
@@ -67,7 +68,7 @@ def test_internal_topics_never_match() -> None:
 
 def test_new_topics_share_the_stream_time_of_their_task() -> None:
     builder = StreamsBuilder("app")
-    orders(builder).group_by_key().windowed_by(TimeWindows(size=10)).count(store="counts", retention=100)
+    orders(builder).group_by_key().windowed_by(TimeWindows(milliseconds=10)).count(store="counts", retention=ms(100))
     with TopologyTestDriver(builder.build()) as driver:
         send(driver, "orders-eu", ("a", 1, 5), ("a", 1, 25))
         send(driver, "orders-us", ("a", 1, 26), ("a", 1, 6))

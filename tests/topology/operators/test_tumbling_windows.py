@@ -12,13 +12,14 @@ from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.serdes import Windowed
 from coopstreams.topology.windows import TimeWindows
+from tests.durations import ms
 
 
 def counts(size: int, grace: int = 0) -> Topology:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.text)
-    stream.group_by_key().windowed_by(TimeWindows(size=size, grace=grace)).count(
-        store="counts", retention=1 << 40
+    stream.group_by_key().windowed_by(TimeWindows(milliseconds=size, grace=ms(grace))).count(
+        store="counts", retention=ms(1 << 40)
     ).to_stream().to("out")
     return builder.build()
 
@@ -70,7 +71,7 @@ def test_the_key_of_a_window_is_the_keys_bytes_and_its_start() -> None:
 
 def test_reduce_and_aggregate_work_in_windows(flow: Any) -> None:
     def both(stream: Any) -> Any:
-        windowed = stream.group_by_key().windowed_by(TimeWindows(size=10))
+        windowed = stream.group_by_key().windowed_by(TimeWindows(milliseconds=10))
         reduced = windowed.reduce(lambda old, new: old + new).to_stream()
         folded = windowed.aggregate(
             lambda: "", lambda key, value, total: f"{total}{key}{value}", value=serdes.json
@@ -91,9 +92,9 @@ def test_reduce_and_aggregate_work_in_windows(flow: Any) -> None:
 
 def test_a_window_expires_from_the_store_when_its_retention_is_over() -> None:
     builder = StreamsBuilder("app")
-    builder.stream("in", key=serdes.text, value=serdes.text).group_by_key().windowed_by(TimeWindows(size=10)).count(
-        store="counts", retention=20
-    )
+    builder.stream("in", key=serdes.text, value=serdes.text).group_by_key().windowed_by(
+        TimeWindows(milliseconds=10)
+    ).count(store="counts", retention=ms(20))
     with TopologyTestDriver(builder.build(), ranges=2) as driver:
         topic = driver.input("in", serdes.text, serdes.text)
         for timestamp in (5, 15, 25):

@@ -11,6 +11,7 @@ from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.versions import Held, latest_value, put_version, value_at, versions_of, versions_within
+from tests.durations import ms
 
 Event = tuple[str, str | None, Any, int]
 
@@ -21,13 +22,13 @@ def joined(
     """Return the outputs of a stream-table join after these events: (topic, key, value, timestamp)."""
     builder = StreamsBuilder("app")
     orders = builder.stream("orders", key=serdes.text, value=serdes.json)
-    prices = builder.table("prices", key=serdes.text, value=serdes.json, history=history)
+    prices = builder.table("prices", key=serdes.text, value=serdes.json, history=ms(history))
 
     def pair(order: Any, price: Any) -> list[Any]:
         return [order, price]
 
     method: Any = orders.left_join if left else orders.join
-    method(prices, pair, value=serdes.json, grace=grace, name="priced").to("out")
+    method(prices, pair, value=serdes.json, grace=None if grace is None else ms(grace), name="priced").to("out")
     with TopologyTestDriver(builder.build(), ranges) as driver:
         for topic, key, value, timestamp in events:
             driver.input(topic, serdes.text, serdes.json).send(key, value, timestamp)
@@ -79,14 +80,14 @@ def test_grace_needs_a_history() -> None:
     builder = StreamsBuilder("app")
     orders = builder.stream("orders", key=serdes.text, value=serdes.json)
     with pytest.raises(TopologyError, match="a table without history does not know"):
-        orders.join(builder.table("prices", key=serdes.text, value=serdes.json), max, grace=5)
+        orders.join(builder.table("prices", key=serdes.text, value=serdes.json), max, grace=ms(5))
     with pytest.raises(TopologyError, match="nor longer than the table's history of 10 ms"):
-        orders.join(builder.table("old", key=serdes.text, value=serdes.json, history=10), max, grace=11)
+        orders.join(builder.table("old", key=serdes.text, value=serdes.json, history=ms(10)), max, grace=ms(11))
 
 
 def test_streams_see_the_past_change_and_tables_do_not() -> None:
     builder = StreamsBuilder("app")
-    table = builder.table("in", key=serdes.text, value=serdes.int64, store="kept", history=100)
+    table = builder.table("in", key=serdes.text, value=serdes.int64, store="kept", history=ms(100))
     table.to_stream().to("updates")
     table.group_by(lambda _, value: ("all", value), key=serdes.text, value=serdes.int64).count().to_stream().to("count")
     with TopologyTestDriver(builder.build(), ranges=2) as driver:
@@ -106,7 +107,7 @@ def test_a_filter_tells_of_each_record_that_does_not_pass_also_of_a_row_that_nev
     store: str | None, ranges: int
 ) -> None:
     builder = StreamsBuilder("app")
-    table = builder.table("in", key=serdes.text, value=serdes.int64, history=100)
+    table = builder.table("in", key=serdes.text, value=serdes.int64, history=ms(100))
     table.filter(lambda _, value: value % 2 == 0, store=store).to_stream().to("out")
     with TopologyTestDriver(builder.build(), ranges) as driver:
         for value, timestamp in ((1, 50), (3, 40), (None, 45), (2, 60), (5, 55)):
@@ -126,7 +127,7 @@ def test_a_view_in_a_store_of_its_own_has_no_versions_and_so_no_past() -> None:
     out.
     """
     builder = StreamsBuilder("app")
-    table = builder.table("in", key=serdes.text, value=serdes.int64, store="rows", history=100)
+    table = builder.table("in", key=serdes.text, value=serdes.int64, store="rows", history=ms(100))
     for name, view in (
         ("kept", table.filter(lambda _, value: value > 0, store="view")),
         ("seen", table.filter(lambda _, value: value > 0)),

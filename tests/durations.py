@@ -1,0 +1,8 @@
+"""Short durations for tests, whose timestamps are small numbers."""
+
+from datetime import timedelta
+
+
+def ms(milliseconds: int) -> timedelta:
+    """Return so many milliseconds."""
+    return timedelta(milliseconds=milliseconds)
