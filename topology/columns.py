@@ -49,7 +49,7 @@ class Columns:
     """None, the usual and cheap case: no record of this batch has headers."""
     operator_times: Sequence[Int64s] = ()
     """Where tasks share the partition: one column for each operator time of the program, with its value before each
-    record; see `operator_times`.
+    record; see `operator_time`.
     """
 
     def __len__(self) -> int:
