@@ -1,9 +1,10 @@
-"""Waiting until everything that earlier owners of a range can still commit is decided and known.
+"""The barrier: an offset of the commit topic below which every commit of an earlier owner lies.
 
-The barrier is the true end of the commit topic, taken after the generation is known: whoever was fenced out has nothing
-above it. Transactions of members that are gone would hold it for their time-out, so they are ended at once.
+The barrier is the true end of the group's partition, taken after this member knows its generation. The group
+coordinator has fenced all earlier owners by then, so none of them commits anything above it. Open transactions of
+members that have left would hold the barrier until their time-out, so this module ends them at once.
 
-Invariant: nothing an earlier owner can still commit is missed: it lies below the barrier, or its fence is refused.
+Invariant: no commit of an earlier owner is missed: it lies below the barrier, or brokers refuse its fence.
 """
 
 from __future__ import annotations
@@ -20,21 +21,20 @@ from coopstreams.topology.errors import LogError
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 0.3
-"""How long a barrier may hold before open transactions of members that are gone are looked for again."""
+"""How long a task waits at the barrier before open transactions of members that have left are listed again."""
 
 
 END_MS = 3000
-"""How long ending one transaction may take (10 to 20 ms as a rule): the thread that asks opens tasks as well."""
-
-
-HANGING_S = 5.0
-"""How long somebody waits before transactions are looked for that have ended and still hold a partition: three requests
-to each broker.
+"""Time limit for ending one transaction (10 to 20 ms as a rule): the opener thread calls, and it opens tasks as well.
 """
 
 
+HANGING_S = 5.0
+"""How long a task waits before hanging transactions are searched for, which takes three requests to each broker."""
+
+
 class Group(Protocol):
-    """What a hunt needs of the group: `membership.GroupMember`."""
+    """What `Barrier` needs of the group: `membership.GroupMember`."""
 
     def sure(self, epoch: int, generation: int | None = None) -> bool:
         """See `GroupMember.sure`."""
@@ -49,7 +49,7 @@ class Group(Protocol):
 
 
 class Waiter(Protocol):
-    """Somebody who waits. `barrier` is None until it is taken."""
+    """An opening that waits at the barrier. `barrier` is None until it is taken."""
 
     barrier: int | None
 
@@ -68,10 +68,10 @@ class Barrier:
         settle: Callable[[Callable[[str], bool]], None],
         host: Host = SYSTEM,
     ) -> None:
-        """`member` None: nobody tells who is alive, so nothing is ended.
+        """`member` None: the living members are unknown, so no transaction is ended.
 
-        `ours`: whether a transactional id belongs to some member, present or past, of this group. `settle`: ends what
-        hangs of dead ones.
+        `ours`: whether a transactional id belongs to a member, present or past, of this group. `settle`: ends the
+        hanging transactions whose ids pass the given predicate.
         """
         self._host = host
         self._member = member
@@ -81,19 +81,19 @@ class Barrier:
         self._settle_at: float | None = None
         self._living: frozenset[str] = frozenset()
         self.epoch = -1
-        """The one that the last assignment belongs to."""
+        """The epoch of the last assignment."""
         self._hunt_at: float | None = None
         self.generation = -1
-        """The one that the last assignment belongs to."""
+        """The generation of the last assignment."""
 
     def follow_generation(self, assigned: Assigned) -> None:
-        """Learn who is in the group now: transactions of anybody else are ended."""
+        """Learn the members of a new generation; `hunt` then ends the transactions of all other members."""
         self._living = assigned.cluster.transactional_ids
         self.generation, self.epoch = assigned.generation, assigned.epoch
         self._hunt_at = self._host.now()
 
     def passed(self, waiting: Sequence[W]) -> list[W]:
-        """Return those who need not wait any longer; take the barrier for those who have none yet."""
+        """Return the openings whose barrier is passed; take the barrier for those that have none yet."""
         if any(one.barrier is None for one in waiting):
             end = self._follower.barrier()
             for one in waiting:
@@ -102,22 +102,21 @@ class Barrier:
 
     @property
     def hunting(self) -> bool:
-        """Whether transactions of members that are gone are to be ended."""
+        """Whether transactions of members that have left are still to be ended."""
         return self._hunt_at is not None and bool(self._living)
 
     def hunt_later(self) -> None:
-        """Somebody still waits: look for dead members' transactions again in a moment."""
+        """Schedule another search for transactions of members that have left, because a task still waits."""
         if self._hunt_at is None:
             self._hunt_at = self._host.now() + PATIENCE_S
         if self._settle_at is None:
             self._settle_at = self._host.now() + HANGING_S
 
     def hunt(self) -> None:
-        """End transactions of members that are gone, if it is time. Only while nobody can have joined whom this process
-        does not know of.
+        """End open transactions of members that have left, if it is time and the list of members is certainly current.
 
-        That is asked again before each ending: a generation may have begun during the listing, or the ending before
-        this one.
+        The membership is checked again before each ending: a generation may have begun during the listing or the ending
+        before.
         """
         if self._member is None or self._hunt_at is None or self._host.now() < self._hunt_at or not self._living:
             return
@@ -135,8 +134,9 @@ class Barrier:
         self._end_hanging()
 
     def _end_hanging(self) -> None:
-        """End what hangs of members that are gone, if somebody has waited for long: the brokers do not count it among
-        the open ones.
+        """End hanging transactions of members that have left, once a task has waited for `HANGING_S`.
+
+        Coordinators do not list hanging transactions among the open ones.
         """
         if (
             self._settle_at is None

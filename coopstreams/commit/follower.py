@@ -1,20 +1,19 @@
-"""What this process knows of its group's progress: tails the group's partition of `__individual_commit_offsets`.
+"""The follower: reads the group's partition of `__individual_commit_offsets` and knows the positions of the group.
 
 The opener thread polls; stream threads ask (`mirror`, `garbage`, `open`) at any time. A barrier is the partition's high
-watermark, taken after the own generation is known: whoever was fenced out before has nothing above it. When `tail` has
-passed it, reading committed records only, every transaction below it is decided and known.
+watermark, taken after this member knows its generation: members fenced earlier have written nothing above it. When
+`tail` has passed it, reading committed records only, every transaction below it is decided and known.
 
-A record of the group that cannot be read (a newer version wrote it, or it is damaged) is never skipped: its key is set
-aside, and as long as one is, no barrier counts as passed, and nothing is derived from the view: no mirror, no
-tombstone. So no task opens, while those that run go on, since they need only what they know of themselves. The last
-record of a key speaks for it, in this topic: one that can be read, or a tombstone, of the same key, later in the log,
-takes it back, and so does the cleaner. Records of other groups are not looked into.
+A record of the group may be unreadable: damaged, or written by a newer version. The follower never skips it but sets
+its key aside. As long as a key is set aside, no barrier counts as passed, and the view yields no mirror and no
+tombstone. So no task opens, while running tasks go on, since they need only what they know themselves. A later record
+of the same key, readable or a tombstone, takes the key back, because the last record of a key counts; so does log
+compaction. Records of other groups are not decoded.
 
 Invariant: everything of the group that counts below `tail` is in the view, or its key is set aside; `tail` never goes
 back.
-Turned down: a follower per stream thread (the topic would be read and kept several times over). Standing still at a
-record that cannot be read (tombstoned, it would have to be compacted away first: an hour, and never in the last
-segment).
+Turned down: a follower per stream thread (the topic would be read and kept several times over). Stopping at an
+unreadable record (even after a tombstone it has to be compacted away first: an hour, and never in the last segment).
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ log = logging.getLogger(__name__)
 
 _BATCH = 2000
 _TRIES = 30
-"""Fetches, of a tenth of a second at most, in which the writers of open transactions are looked for."""
+"""Fetches, of a tenth of a second at most, in which `blockers` looks for the writers of open transactions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +56,17 @@ class Unreadable:
     offset: int
     why: str
     newer: bool
-    """A version of the future wrote it, as far as its first bytes tell; else it is damaged."""
+    """Whether a newer version wrote it, as far as its first bytes tell; otherwise it is damaged."""
 
 
 class Follower:
-    """The individual commits of one group as a process knows them.
+    """The individual commits of one group, as far as this process has read them.
 
-    `poll`, `barrier`, `blockers` and `close` belong to the opener thread; everything else may be called from any.
+    `poll`, `barrier`, `blockers` and `close` belong to the opener thread; any thread may call everything else.
     """
 
     def __init__(self, log: Log, group: str, *, partitions: int = PARTITIONS, replication: int = -1) -> None:
-        """Find the group's partition, and create the topic with so many partitions if there is none; read nothing
+        """Find the group's partition; create the topic with `partitions` partitions if it does not exist. Read nothing
         yet.
         """
         self._log = log
@@ -86,10 +85,10 @@ class Follower:
         self._reader.assign({self.partition: Position(self._tail)})
 
     def check_policy(self) -> None:
-        """Do nothing if the topic keeps the last record of each key for ever.
+        """Do nothing if the topic is compacted: it keeps the last record of each key for ever.
 
         Raises:
-            ConfigError: it deletes what is old: somebody else made it, or changed it.
+            ConfigError: its `cleanup.policy` is not `compact`: another program created it, or the setting was changed.
         """
         try:
             policy = self._log.topic_config(COMMIT_TOPIC).get("cleanup.policy", "")
@@ -105,8 +104,9 @@ class Follower:
             )
 
     def check(self, rows: Mapping[TopicPartition, tuple[int, str] | None]) -> None:
-        """Do nothing if the group has always been in this partition, as far as the offsets tell that its fences have
-        left there (`rows`).
+        """Do nothing if the group has always used this partition of the commit topic.
+
+        The group's fences leave a plain offset in the partition they used; `rows` are these offsets.
 
         Raises:
             ConfigError: the topic's partition count was changed, so the group's progress is in another partition now;
@@ -133,9 +133,7 @@ class Follower:
             )
 
     def rows(self) -> list[TopicPartition]:
-        """Return all partitions of the commit topic: where the group may have left an offset of its own when it
-        fenced.
-        """
+        """Return all partitions of the commit topic: any of them may have an offset that a fence of the group left."""
         return [TopicPartition(COMMIT_TOPIC, number) for number in range(max(self.partitions, PARTITIONS))]
 
     @property
@@ -149,7 +147,7 @@ class Follower:
         return self._tail
 
     def poll(self, timeout_s: float) -> bool:
-        """Read on; wait at most so long for the first record. Return whether the tail moved.
+        """Read on; wait at most `timeout_s` for the first record. Return whether the tail moved.
 
         Raises:
             LogError: the partition cannot be read.
@@ -165,7 +163,7 @@ class Follower:
         return self._tail > before
 
     def wake(self) -> None:
-        """Have `poll` wait for records no longer. Any thread."""
+        """End the wait of a `poll` that runs. Any thread."""
         self._reader.wake()
 
     @property
@@ -176,9 +174,7 @@ class Follower:
 
     @property
     def trouble(self) -> str:
-        """Why no barrier is passed although everything was read, with the cure; empty: there is no such reason. Any
-        thread.
-        """
+        """Why no barrier passes although everything was read, with the cure; empty: no such reason. Any thread."""
         records = self.unreadable
         if not records:
             return ""
@@ -199,7 +195,7 @@ class Follower:
         """Do nothing if all records of this group so far could be read.
 
         Raises:
-            LogError: one could not; says which, and what to do.
+            LogError: one could not; the message names it and the cure.
         """
         if trouble := self.trouble:
             raise LogError(trouble)
@@ -268,12 +264,12 @@ class Follower:
             return self._view.resolve(partition, covered)
 
     def mirror(self, partition: TopicPartition, committed: Committed | None) -> Committed | None:
-        """See `CommitView.mirror`; None as well while a record cannot be read."""
+        """See `CommitView.mirror`; also None while a record is unreadable."""
         with self._lock:
             return None if self._unreadable else self._view.mirror(partition, committed)
 
     def garbage(self, partition: TopicPartition, mine: Sequence[KeyRange]) -> list[bytes]:
-        """See `CommitView.garbage`; nothing while a record cannot be read."""
+        """See `CommitView.garbage`; empty while a record is unreadable."""
         with self._lock:
             return [] if self._unreadable else self._view.garbage(partition, mine)
 
@@ -302,11 +298,11 @@ class Follower:
         self._reader.close()
 
     def _take(self, key: bytes, value: bytes | None, offset: int) -> None:
-        """Have the view know a record, or set its key aside. With the lock held."""
+        """Apply a record to the view, or set its key aside. The caller holds the lock."""
         try:
             self._view.apply(key, value)
         except LogError as error:
-            if value is None:  # what nobody could read is taken back
+            if value is None:  # a tombstone takes the unreadable record back
                 self._unreadable.pop(key, None)
                 return
             newer = max(key[:1], value[:1]) > bytes([VERSION])
@@ -325,7 +321,9 @@ class Follower:
 
 
 def _writer(key: bytes, value: bytes) -> set[str]:
-    """Return the transactional id in a record; nothing if it cannot be read, which is said when it is committed."""
+    """Return the transactional id in a record; nothing if it is unreadable: `_take` reports that once it is
+    committed.
+    """
     try:
         return {decode_value(value, decode_key(key).range).transactional_id}
     except LogError:

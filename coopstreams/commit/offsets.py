@@ -1,14 +1,14 @@
-"""How far a group is, for people and programs that are not in it: stable offsets, what is done above them, key ranges.
+"""The progress of a group, for tools that are not members of it: stable offsets, done offsets above them, key ranges.
 
-A group's progress is two things: plain committed offsets in `__consumer_offsets`, and individual commits of key ranges
-in `__individual_commit_offsets`. `commit/view.py` says which of them speaks for which hash; here both are read, up to
-now, and put together.
+A group's progress is in two places: plain offsets in `__consumer_offsets`, and individual commits of key ranges in
+`__individual_commit_offsets`. `commit/view.py` decides which of them counts for which hash; this module reads both up
+to now and combines them.
 
-Nobody can tell the key of an offset without reading it. So an offset above the stable one counts as done here if it is
-done in *every* key range: what the proposal's coordinator would hold as individual commits. What each key range has
-done for itself stands beside it.
+The key of an offset is unknown without reading the record. So an offset above the stable one counts as done here if it
+is done in *every* key range, which is what the proposal's coordinator would hold as individual commits. The progress of
+each key range stands beside it.
 
-Invariant: what is returned was committed before, and contains every commit that was finished before the question (the
+Invariant: what is returned was committed before, and contains every commit that was finished before the call (the
 barrier).
 Turned down: asking a member over HTTP (there may be none).
 """
@@ -41,8 +41,8 @@ _TIMEOUT_S = 30.0
 class OffsetAndRanges:
     """What a group has committed of one partition. Source: the proposal's `OffsetAndMetadata` with `rangeOffsets`.
 
-    Shape: everything below `offset` is done; `ranges` above it, too: inclusive, ascending. `key_ranges` tile the hash
-    space.
+    Shape: everything below `offset` is done, and the offsets in `ranges` above it: inclusive, ascending. `key_ranges`
+    tile the hash space.
     """
 
     offset: int
@@ -54,13 +54,14 @@ class OffsetAndRanges:
 def list_consumer_group_offsets(
     settings: Mapping[str, Any], group: str, partitions: Iterable[TopicPartition] | None = None
 ) -> dict[TopicPartition, OffsetAndRanges | None]:
-    """Return what a group has committed of these partitions (of all: None); None for one of which some key range has
-    committed nothing.
+    """Return what a group has committed of these partitions, or of all (`partitions` None).
 
-    Shape: `settings` in librdkafka's names: how to reach the brokers. The group may have members or none.
+    A partition of which some key range has never committed gets None. The group may have members or none.
+
+    Shape: `settings` in librdkafka's names: how to reach the brokers.
 
     Raises:
-        LogError: refused, or an open transaction keeps the answer back for too long; says which.
+        LogError: refused, or an open transaction keeps the answer back for too long; the message names it.
         GroupError: no brokers.
     """
     log = KafkaLog(settings)
@@ -73,10 +74,10 @@ def list_consumer_group_offsets(
 
 @contextmanager
 def individual_commits(log: Log, group: str, timeout_s: float = _TIMEOUT_S) -> Iterator[Follower | None]:
-    """Have the individual commits of a group, up to now; None where the cluster has none of any group.
+    """Open the individual commits of a group, read up to now; None if the cluster has no commit topic.
 
     Raises:
-        LogError: retryable: an open transaction keeps them back; says which.
+        LogError: retryable: an open transaction keeps them back; the message names it.
     """
     if COMMIT_TOPIC not in log.partitions([COMMIT_TOPIC]):
         yield None
@@ -90,10 +91,10 @@ def individual_commits(log: Log, group: str, timeout_s: float = _TIMEOUT_S) -> I
 
 
 def catch_up(follower: Follower, timeout_s: float = _TIMEOUT_S, *, check: bool = True) -> None:
-    """Read everything that was committed before now. Without `check`, also if some of it cannot be read.
+    """Read everything that was committed before now. `check` False: tolerate unreadable records.
 
     Raises:
-        LogError: a record cannot be read; or, retryable, an open transaction keeps the rest back: says which.
+        LogError: a record cannot be read; or, retryable, an open transaction keeps the rest back and is named.
     """
     barrier, give_up = follower.barrier(), time.monotonic() + timeout_s
     while follower.tail < barrier:
@@ -112,7 +113,7 @@ def catch_up(follower: Follower, timeout_s: float = _TIMEOUT_S, *, check: bool =
 def group_offsets(
     coordinator: GroupAdmin, follower: Follower | None, partitions: Iterable[TopicPartition] | None = None
 ) -> dict[TopicPartition, OffsetAndRanges | None]:
-    """Return what a group has committed, from individual commits up to some barrier and the plain offsets of now.
+    """Return what a group has committed, from the individual commits read so far and the plain offsets of now.
 
     Raises:
         LogError: refused, or a transaction stayed open, or no answer in time.
@@ -143,9 +144,7 @@ def offset_and_ranges(
 
 
 def done_by_all(segments: Iterable[Segment]) -> tuple[int, Runs]:
-    """Return the stable offset of key ranges that stand like this, and the offsets above it that all of them have
-    done.
-    """
+    """Return the stable offset of these segments, and the offsets above it that are done in all of them."""
     stands = list(segments)
     lowest = min(segment.position for segment in stands)
     done = [

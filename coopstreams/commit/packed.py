@@ -1,7 +1,7 @@
-"""A sorted map from keys of one length to bytes that costs a few bytes an entry beside what it holds.
+"""A sorted map from keys of one length to bytes, with an overhead of a few bytes an entry.
 
 Neighbouring entries lie one behind the other in one `bytes` object, a leaf of about 2 KiB; a list has the first key of
-each leaf. Finding an entry is a bisection and a walk through a leaf, changing it makes one leaf anew.
+each leaf. Finding an entry is a bisection and a scan of one leaf; changing it copies one leaf.
 
     leaf    n x (key | u32 length | value)
 
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from struct import Struct
 
 LEAF_BYTES = 2048
-"""A leaf that grows beyond it is cut in two, unless it has one entry only."""
+"""A larger leaf is cut in two, unless it has one entry only."""
 _LENGTH = Struct(">I")
 
 
@@ -35,7 +35,7 @@ class Packed:
         return self._size
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the value of a key, None without one."""
+        """Return the value of a key, or None if the key is absent."""
         if not self._leaves:
             return None
         leaf = self._leaves[self._leaf_of(key)]
@@ -56,7 +56,7 @@ class Packed:
         return start == end
 
     def remove(self, key: bytes) -> bool:
-        """Take a key out; return whether it was there."""
+        """Remove a key; return whether it was there."""
         if not self._leaves:
             return False
         i = self._leaf_of(key)
@@ -69,7 +69,7 @@ class Packed:
         return True
 
     def items(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Yield keys that begin like this with their values, ascending. Change nothing meanwhile."""
+        """Yield the keys with this prefix and their values, ascending. Do not change the map meanwhile."""
         for i in range(self._leaf_of(prefix), len(self._leaves)):
             leaf = self._leaves[i]
             for start, end in self._entries(leaf):
@@ -80,11 +80,11 @@ class Packed:
                     return
 
     def _leaf_of(self, key: bytes) -> int:
-        """The index of the leaf that has the key, or gets it."""
+        """Return the index of the leaf that has the key, or into which it belongs."""
         return max(0, bisect_right(self._firsts, key) - 1)
 
     def _entries(self, leaf: bytes) -> Iterator[tuple[int, int]]:
-        """Where each entry of a leaf starts and ends."""
+        """Yield where each entry of a leaf starts and ends."""
         start, head = 0, self._key_bytes + 4
         while start < len(leaf):
             end = start + head + _LENGTH.unpack_from(leaf, start + self._key_bytes)[0]
@@ -92,7 +92,7 @@ class Packed:
             start = end
 
     def _find(self, leaf: bytes, key: bytes) -> tuple[int, int]:
-        """Where the entry of a key starts and ends; both are where it belongs if it is not there."""
+        """Return where the entry of a key starts and ends; both are the insertion point if the key is absent."""
         for start, end in self._entries(leaf):
             found = leaf[start : start + self._key_bytes]
             if found >= key:
@@ -100,7 +100,7 @@ class Packed:
         return len(leaf), len(leaf)
 
     def _replace(self, i: int, leaf: bytes) -> None:
-        """Put another leaf in the place of one: two if it is too large, none if it is empty."""
+        """Replace a leaf: by two if the new one is too large, by none if it is empty."""
         pieces = [leaf] if leaf else []
         if len(leaf) > LEAF_BYTES:
             starts = [start for start, _ in self._entries(leaf)]

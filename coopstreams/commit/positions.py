@@ -1,10 +1,10 @@
-"""Where a task begins: what the group's individual commits and plain offsets say about its range, behind the barrier.
+"""The positions with which a task opens, from the individual commits and the plain offsets, behind the barrier.
 
 A consumer's task has one source: its topic takes the place of a sub-topology.
 
-A plain offset that an open transaction may still change is asked for again; what is certain is kept with the task that
-asked, since behind its barrier no earlier owner can change it any more. So a task waits for its own partitions only,
-and no question fails as a whole: under exactly-once somebody's transaction is always open.
+A plain offset that an open transaction may still change is fetched again. A certain one is kept with the opening:
+behind its barrier no earlier owner can change it any more. So a task waits for its own partitions only, and a fetch
+never fails as a whole, although under exactly-once some transaction is always open.
 """
 
 from __future__ import annotations
@@ -24,15 +24,13 @@ from coopstreams.topology.errors import ConfigError, LogError, OffsetOutOfRangeE
 from coopstreams.topology.task_id import TaskId
 
 DOUBT_S = 10.0
-"""How long commits may be missing before it is believed that they went away: their topic was made anew, or its records
-were deleted.
-"""
+"""How long commits may be missing before they count as lost: their topic was recreated, or its records were deleted."""
 
 Sources: TypeAlias = Callable[[TaskId], tuple[TopicPartition, ...]]
 
 
 class OffsetStore(Protocol):
-    """Who keeps the plain offsets: a member of the group, or an administrator."""
+    """Fetches plain offsets: a member of the group, or an administrator."""
 
     def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:
         """See `GroupMember.fetch_offsets`."""
@@ -40,7 +38,7 @@ class OffsetStore(Protocol):
 
 
 class Asking(Protocol):
-    """A task that has passed its barrier and asks where it begins."""
+    """A task that has passed its barrier and asks for its positions."""
 
     @property
     def id(self) -> TaskId:
@@ -49,17 +47,17 @@ class Asking(Protocol):
 
     @property
     def plain(self) -> dict[TopicPartition, Committed | None]:
-        """The plain offsets that it has learned; kept here, and thrown away with the opening."""
+        """The plain offsets it has learned so far; discarded with the opening."""
         ...
 
     barrier: int | None
-    """None: it is to be taken, or taken again."""
+    """None: to be taken, or to be taken again."""
     doubted_at: float | None
-    """Since when (`Host.now`) its plain offsets name commits that are not known."""
+    """Since when (`Host.now`) its plain offsets name commits that are not known; None: they do not."""
 
 
 class Begun(Protocol):
-    """Who knows whether a task has ever begun: `tasks.begun.Begun`."""
+    """Checks whether a task without a position has ever begun: `opening.begun.Begun`."""
 
     def check(
         self,
@@ -67,14 +65,14 @@ class Begun(Protocol):
         openings: Mapping[TopicPartition, PartitionStart],
         individual: Callable[[], Iterable[TopicPartition]],
     ) -> None:
-        """See `tasks.begun.Begun.check`."""
+        """See `opening.begun.Begun.check`."""
 
 
 def check_beside(follower: Follower, committed: Mapping[TopicPartition, Committed | None]) -> None:
-    """Do nothing if the individual commits are there on which these plain offsets rest.
+    """Do nothing if the individual commits that these plain offsets name are known.
 
     Raises:
-        ConfigError: they went away; says what to do.
+        ConfigError: they are gone; the message has the cure.
     """
     for partition, plain in committed.items():
         if plain is not None and follower.lacks(partition, plain):
@@ -92,11 +90,10 @@ def check_beside(follower: Follower, committed: Mapping[TopicPartition, Committe
 
 
 def check_named(group: str, openings: Mapping[TopicPartition, PartitionStart], ids: Mapping[str, str]) -> None:
-    """Do nothing if the individual commits are of the topics that have these ids now. Commits of older versions name
-    none.
+    """Do nothing if the individual commits name the current topic ids (`ids`). Commits of older versions name none.
 
     Raises:
-        ConfigError: a topic was made anew since.
+        ConfigError: a topic was recreated since.
     """
     for partition, opening in openings.items():
         if ids[partition.topic] and opening.named - {ids[partition.topic]}:
@@ -104,7 +101,7 @@ def check_named(group: str, openings: Mapping[TopicPartition, PartitionStart], i
 
 
 def made_anew(group: str, partition: TopicPartition, offset: int) -> ConfigError:
-    """Return what is said of a source that is another topic than the one in which the group stands; with the cure."""
+    """Return the error for a source topic that was recreated since the group committed in it, with the cure."""
     return ConfigError(
         f"{partition}: the topic was deleted and made anew since group {group!r} was at offset {offset} of it. What "
         "the new "
@@ -116,7 +113,7 @@ def made_anew(group: str, partition: TopicPartition, offset: int) -> ConfigError
 
 
 class Positions:
-    """Answers for one instance. One thread."""
+    """Resolves the positions of one instance's tasks. Belongs to one thread."""
 
     def __init__(
         self,
@@ -131,33 +128,35 @@ class Positions:
         begun: Begun | None = None,
         host: Host = SYSTEM,
     ) -> None:
-        """`begun`: of an application. It is asked about each task that finds no position; commits name their topics.
+        """`begun`: given for an application only. It checks each task that finds no position; commits name their
+        topics' ids.
 
-        Without, such a task begins at `auto.offset.reset`, whatever there may have been; metadata are the user's.
+        Without it, such a task begins at `auto.offset.reset` in any case, and the commits' metadata are the user's.
         """
         self._host = host
         self._log = log
         self._coordinator = coordinator
         self._follower = follower
         self.sources = sources
-        """The partitions a task reads; none, if this process does not know the task yet."""
+        """Returns the source partitions of a task; none if this process does not know the task yet."""
         self._from_start = reset == "earliest"
         self._author = author
         self._alone = alone
         self._begun = begun
         self.unstable: dict[TopicPartition, float] = {}
-        """Since when (`Host.now`) an open transaction has kept a plain offset back that some task waits for. Any thread
-        may look.
+        """Since when (`Host.now`) an open transaction has kept back a plain offset that some task waits for. Any
+        thread.
         """
         self._checked = False
         self._doubted_at: float | None = None
 
     def resolve(self, asking: Sequence[Asking], generation: int) -> dict[TaskId, Progress]:
-        """Return how far those tasks are that can be known now; the others ask again. Only when the barrier is passed.
+        """Return the progress of the tasks whose positions are known now; the others ask again. Only behind the
+        barrier.
 
         Raises:
-            ConfigError: the group's progress is not where it should be; says why and what to do.
-            LogError: a position that the log no longer has; names it and says what to do.
+            ConfigError: the group's progress is not where it should be; the message has the reason and the cure.
+            LogError: a position that the log no longer has; the message names it and the cure.
         """
         self._learn(asking)
         ready = [one for one in asking if one.plain.keys() >= set(self.sources(one.id))]
@@ -185,15 +184,14 @@ class Positions:
         return progress
 
     def _trusted(self, one: Asking) -> bool:
-        """Return whether all commits are known on which a task's plain offsets rest; if not, its barrier is taken
-        again.
+        """Return whether all commits that a task's plain offsets name are known; if not, have its barrier taken again.
 
-        A sibling that opens at the same time may have committed between the barrier and the question for the offsets;
-        and a broker that stood still may have told an end of before. Each commit is in the log before the offset that
-        names it, so a barrier taken now lies above it.
+        A sibling that opens at the same time may have committed between the barrier and the fetch of the offsets; and a
+        lagging broker may have answered with an old end. Each commit is in the log before the offset that names it, so
+        a barrier taken now lies above it.
 
         Raises:
-            ConfigError: they are missing behind each barrier for `DOUBT_S`: they went away.
+            ConfigError: they have been missing behind every barrier for `DOUBT_S`: they are gone.
         """
         try:
             check_beside(self._follower, {source: one.plain[source] for source in self.sources(one.id)})
@@ -206,7 +204,7 @@ class Positions:
         return True
 
     def waits_for(self, task: TaskId) -> str:
-        """Return what keeps a task that is behind its barrier from knowing its positions, in words. Any thread."""
+        """Return, in words, what a task behind its barrier waits for before its positions are known. Any thread."""
         unstable = dict(self.unstable)
         now = self._host.now()
         kept = [f"{source} for {now - unstable[source]:.0f} s" for source in self.sources(task) if source in unstable]
@@ -215,7 +213,7 @@ class Positions:
         )
 
     def _learn(self, asking: Sequence[Asking]) -> None:
-        """Ask for the plain offsets that are not yet known, in one question."""
+        """Fetch the plain offsets that are not yet known, in one request."""
         missing = {source for one in asking for source in self.sources(one.id) if source not in one.plain}
         if not missing:
             self.unstable = {}
@@ -234,8 +232,8 @@ class Positions:
                     one.plain.setdefault(partition, committed)
 
     def _check_rows(self, rows: Offsets) -> None:
-        """See `Follower.check`; what it finds wrong is asked again for `DOUBT_S`, since a broker that stood still may
-        have told an end of before.
+        """See `Follower.check`. Retry for `DOUBT_S` before an error counts, since a lagging broker may answer with an
+        old end.
         """
         try:
             self._follower.check(rows)
@@ -250,7 +248,7 @@ class Positions:
         return Position(self._log.start_offset(partition) if self._from_start else self._log.end_offset(partition))
 
     def _check(self, progress: Iterable[Progress]) -> None:
-        """A position below the log start would be skipped silently by a reset; here it is an error."""
+        """Raise for a position below the log start: a consumer would reset it silently and skip the deleted records."""
         for one in progress:
             for partition in one.partitions:
                 at, start = one.position(partition).offset, self._log.start_offset(partition)

@@ -1,19 +1,18 @@
-"""How far one task is, what of a batch it still has to do, and what a commit of several tasks consists of.
+"""The progress of one task, the records of a batch that it still has to process, and the commit of several tasks.
 
-A consumer that finishes records out of order keeps count of them itself (`consumer.inflight`) and says where it stands
-with `stand`.
+A consumer that finishes records out of order counts them itself (`consumer.inflight`) and notes its segments with
+`stand`.
 
-A task opens with segments (`view.PartitionStart`): parts of its range may be further than others, after a merge of
-ranges. The reader begins at the lowest; `unseen` drops what is done already; once the reader is past the highest, there
-is one segment and `unseen` costs one comparison.
+A task opens with segments (`view.PartitionStart`): after a merge of ranges, parts of its range may be further than
+others. The reader begins at the lowest position; `unseen` drops the records that are done already; once the reader is
+past the highest position, there is one segment and `unseen` costs one comparison.
 
-`plan` turns the tasks of one stream thread into one commit: records first, offsets to fence with last.
+`plan` turns the tasks of one stream thread into one commit: records first, then the offsets of the fence.
 
-Invariant: a record is handed to the program exactly once between opening and closing, however often the reader begins
-again below it. After any doubt about a commit, `Progress` is thrown away and opened again from the log: what was staged
+Invariant: a record is handed to the program exactly once between opening and closing, however often the reader goes
+back below it. After any doubt about a commit, `Progress` is discarded and opened again from the log: what was staged
 may or may not have counted.
-Turned down: keeping done runs as a reason to jump ahead of them (the stream time at the end of a run is unknown;
-reading on is cheap).
+Turned down: skipping done runs in the reader (the stream time at the end of a run is unknown; reading on is cheap).
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ from coopstreams.topology.keys import KeyRange, key_hashes
 
 @dataclass(frozen=True, slots=True)
 class Author:
-    """Who writes a task's commits: stays the same as long as the task stays open.
+    """The writer of a task's commits; unchanged as long as the task stays open.
 
-    Shape: `generation` is that in which the task was opened; `transactional_id` names the writer (at-least-once: any
-    name for people). `alone`: no group coordinator fences its plain offset, so an individual commit says everything.
+    Shape: `generation` is that in which the task was opened; `transactional_id` names the writer (at-least-once: a name
+    for people). `alone`: no group coordinator fences its plain offset, so it writes an individual commit each time.
     """
 
     group: str
@@ -46,7 +45,7 @@ class Author:
 
 
 class Commits(Protocol):
-    """What a commit needs to know of everybody else's: `follower.Follower`."""
+    """What a commit needs to know of the commits of other members: `follower.Follower`."""
 
     @property
     def partition(self) -> TopicPartition:
@@ -59,11 +58,11 @@ class Commits(Protocol):
         ...
 
     def mirror(self, partition: TopicPartition, committed: Committed | None) -> Committed | None:
-        """See `view.View.mirror`."""
+        """See `view.CommitView.mirror`."""
         ...
 
     def garbage(self, partition: TopicPartition, mine: Sequence[KeyRange]) -> list[bytes]:
-        """See `view.View.garbage`."""
+        """See `view.CommitView.garbage`."""
         ...
 
 
@@ -79,17 +78,17 @@ class _Source:
     staged_mirror: Committed | None
     claim: bool
     begins: bool
-    """Its position is nowhere yet."""
+    """Nothing was committed for it yet: its first position is not durable."""
     until: int
-    """From this offset on nothing has to be skipped."""
+    """From this offset on `unseen` skips nothing."""
     reached: int = 0
     stream_time: int = NO_STREAM_TIME
     said: tuple[Segment, ...] = ()
-    """What this task's own individual commit says; nothing: it has written none."""
+    """The segments of this task's own individual commit; empty: it has written none."""
     staged_said: tuple[Segment, ...] = ()
 
     def now(self) -> tuple[Segment, ...]:
-        """The segments with what was reached since, joined; each is kept up to date so that the next call is short."""
+        """Return the segments, advanced to what was reached and joined; kept, so that the next call is short."""
         if any(segment.position < self.reached for segment in self.segments):
             self.segments = tuple(join([self._moved(segment) for segment in self.segments]))
         return self.segments
@@ -113,9 +112,9 @@ class Progress:
         self.range = covered
         self.author = author
         self.topic_ids = topic_ids or {}
-        """Of which topics the positions are, by name; a topic that is not here goes without."""
+        """The topic ids that go into the commits, by topic name; a topic without an entry goes without."""
         self.metadata = ""
-        """What goes beside the positions into the next commits."""
+        """The metadata of the next commits."""
         self._sources = {
             partition: _Source(
                 opening.term,
@@ -133,7 +132,7 @@ class Progress:
 
     @staticmethod
     def beginning(covered: KeyRange, positions: Mapping[TopicPartition, Position]) -> Progress:
-        """Return the progress of a task that begins at these positions, and whose commits no group hears of."""
+        """Return the progress of a task that begins at these positions and commits to no group."""
         segments = {source: (Segment(covered, at.offset, at.stream_time),) for source, at in positions.items()}
         return Progress(
             covered,
@@ -180,29 +179,29 @@ class Progress:
                 source.until = next_offset
 
     def segments(self, partition: TopicPartition) -> tuple[Segment, ...]:
-        """Return how far each part of the range is."""
+        """Return the progress of each part of the range."""
         return self._sources[partition].now()
 
     def term(self, partition: TopicPartition) -> int:
-        """Return the term under which the task speaks."""
+        """Return the term of the task's commits."""
         return self._sources[partition].term
 
     def plain_offset(self, partition: TopicPartition) -> Committed | None:
-        """Return the plain offset as it was found, or as this task last wrote it."""
+        """Return the plain offset that was found at the opening, or that this task wrote last."""
         return self._sources[partition].mirrored
 
     def committed_segments(self, partition: TopicPartition) -> tuple[Segment, ...]:
-        """Return how far each part of the range is committed."""
+        """Return the committed progress of each part of the range."""
         return self._sources[partition].durable
 
     def stand(self, partition: TopicPartition, segments: Iterable[Segment]) -> None:
-        """Note how far each part of the range is, where records are done out of order; in the place of `advance`."""
+        """Set the segments of a source whose records are done out of order; in the place of `advance`."""
         self._sources[partition].segments = tuple(join(list(segments)))
 
     @property
     def parted(self) -> bool:
-        """Whether parts of the range are at different offsets: of the records that come now, earlier owners have done
-        some.
+        """Whether parts of the range are at different offsets, so that earlier owners have done some of the records to
+        come.
         """
         return any(_parted(source.now()) for source in self._sources.values())
 
@@ -212,11 +211,10 @@ class Progress:
         return any(source.now() != source.durable for source in self._sources.values())
 
     def record(self, partition: TopicPartition, *, claim: bool = False) -> tuple[bytes, bytes] | None:
-        """Stage what was reached; return the individual commit that says it, None where nothing moved or the plain
-        offset says it all.
+        """Stage the segments reached and return their individual commit; None if the plain offset alone says them.
 
-        `claim` (at-least-once, before the first record is processed): return the inherited segments, unless no claim is
-        needed.
+        Also None where nothing moved. `claim` (at-least-once, before the first record is processed): return the
+        inherited segments, unless no claim is needed.
         """
         source = self._sources[partition]
         segments = source.staged = source.now()
@@ -225,9 +223,9 @@ class Progress:
         elif claim:
             needed = source.claim
         elif self.range.is_whole:
-            # Also when nothing moved: the plain offset goes out at this term, and would silence what older terms say
-            # above it. And where there are individual commits of others, this task writes its own, too: plain offsets
-            # may go away, and older terms would speak again.
+            # Also when nothing moved: the plain offset is written at this term and outranks individual commits of older
+            # terms that are above it. Where other tasks have individual commits, this task writes its own as well:
+            # if the plain offset goes away, older terms would count again.
             needed = _parted(segments) or (source.claim and segments != source.said)
         else:
             needed = segments != source.durable
@@ -239,8 +237,9 @@ class Progress:
         return encode_key(key), encode_value(CommitValue(self.author.transactional_id, segments, beside))
 
     def plain(self, partition: TopicPartition, commits: Commits) -> Committed | None:
-        """Stage and return the plain offset to write: a whole-range task's own position, hash 0's owner's mirror of the
-        stable offset.
+        """Stage and return the plain offset to write; None: this task writes none now.
+
+        A task of the whole range writes its own position; the owner of hash 0 mirrors the stable offset.
         """
         source = self._sources[partition]
         if self.range.start:
@@ -256,11 +255,10 @@ class Progress:
         return source.staged_mirror
 
     def begin(self) -> dict[TopicPartition, tuple[int, str]]:
-        """Stage and return the plain offsets with which a task begins partitions of which nothing was ever committed;
-        most often none.
+        """Stage and return the plain offsets for partitions of which nothing was ever committed; usually none.
 
-        They go out before its first record is processed: without a position there can be no state, and state without
-        one has lost it.
+        They become durable before the first record is processed. So state always comes with a position, and state
+        without one means that the position was lost (`opening.begun`).
         """
         offsets: dict[TopicPartition, tuple[int, str]] = {}
         for partition, source in self._sources.items():
@@ -271,19 +269,19 @@ class Progress:
         return offsets
 
     def begun(self) -> None:
-        """Note that `begin` counted."""
+        """Note that the offsets of `begin` are committed."""
         for source in self._sources.values():
             source.begins = False
 
     def durable(self, partition: TopicPartition) -> int:
-        """Return the lowest committed position of the task: what its lag is measured from. Any thread."""
+        """Return the lowest committed position of the task: its lag is measured from there. Any thread."""
         return min(segment.position for segment in self._sources[partition].durable)
 
     def committed_positions(self, partition: TopicPartition) -> dict[KeyRange, int]:
         """Return the parts of the range, each with the offset below which all its records are done.
 
         Raises:
-            ValueError: above that offset records were done out of order: it does not say which.
+            ValueError: records above that offset were done out of order, so no offset describes the state.
         """
         segments = self._sources[partition].now()
         if any(segment.runs for segment in segments):
@@ -294,26 +292,24 @@ class Progress:
         return {segment.range: segment.position for segment in segments}
 
     def stream_time(self, partition: TopicPartition) -> int:
-        """Return the stream time of the latest commit, or of one that is on its way: what is in the database is not
-        newer. Any thread.
-        """
+        """Return the stream time of the latest commit, staged or durable: the database is not newer. Any thread."""
         return max(segment.stream_time for segment in self._sources[partition].staged)
 
     def stable(self, partition: TopicPartition) -> int | None:
-        """Return the offset below which the whole partition is done, as this task last committed it; None unless it
-        owns hash 0. Any thread.
-        """
+        """Return the stable offset as this task last committed it; None unless it owns hash 0. Any thread."""
         mirrored = self._sources[partition].mirrored
         return mirrored.offset if mirrored is not None and not self.range.start else None
 
     @property
     def mirrors(self) -> bool:
-        """Whether this task writes the stable offset for its siblings: it owns hash 0, and not all. Any thread."""
+        """Whether this task writes the stable offset for its siblings: it owns hash 0, but not the whole range. Any
+        thread.
+        """
         return not self.range.start and not self.range.is_whole
 
     def mirror_due(self, commits: Commits) -> bool:
-        """Whether siblings moved the stable offset since this task last wrote it: then commit even if nothing of its
-        own moved.
+        """Whether siblings moved the stable offset since this task last wrote it: it then commits, even if it has not
+        moved.
         """
         return self.mirrors and any(
             commits.mirror(partition, source.mirrored) not in (None, source.mirrored)
@@ -321,7 +317,7 @@ class Progress:
         )
 
     def committed(self) -> None:
-        """Note that what was staged last is durable. Only when the commit is known to have counted."""
+        """Note that the staged commit is durable. Only when the commit is known to have counted."""
         for source in self._sources.values():
             source.durable = source.staged
             source.said = source.staged_said
@@ -329,7 +325,7 @@ class Progress:
 
 
 def _parted(segments: Sequence[Segment]) -> bool:
-    """Whether no single offset says all of it."""
+    """Whether these segments cannot be written as one offset."""
     return len(segments) > 1 or any(segment.runs for segment in segments)
 
 
@@ -351,10 +347,9 @@ class CommitPlan:
 
 
 def plan(tasks: Iterable[Progress], commits: Commits, *, claim: bool = False) -> CommitPlan:
-    """Stage a commit of these tasks (of one thread) and return what to write. When it counted, call `committed` on each
-    of them.
+    """Stage a commit of these tasks (of one thread) and return it. When it counted, call `committed` on each of them.
 
-    `claim`: the commit with which at-least-once tasks open, before they process anything; exactly-once has none.
+    `claim`: the claims with which at-least-once tasks open, before they process anything; exactly-once has none.
     """
     records: list[tuple[bytes, bytes | None]] = []
     offsets: dict[TopicPartition, tuple[int, str]] = {}
@@ -368,8 +363,8 @@ def plan(tasks: Iterable[Progress], commits: Commits, *, claim: bool = False) ->
             plain = task.plain(partition, commits)
             if plain:
                 offsets[partition] = plain.offset, plain.metadata
-    # Tombstones only beside a record: it names the transaction's writer, for those who must end it when it is left
-    # open.
+    # Tombstones only beside a record: the record names the transaction's writer, so that a successor can end the
+    # transaction if it is left open.
     if records:
         for partition, ranges in mine.items():
             records += [(key, None) for key in commits.garbage(partition, ranges)]
@@ -377,7 +372,8 @@ def plan(tasks: Iterable[Progress], commits: Commits, *, claim: bool = False) ->
 
 
 def ask(commits: Commits) -> dict[TopicPartition, tuple[int, str]]:
-    """Return what an at-least-once opener sends with the fence after reading its opening and before writing its claim
-    (see `view`).
+    """Return the offsets of the ask: an at-least-once opener sends them with the fence between reading and claiming.
+
+    See `view` for the four steps of an opening.
     """
     return {commits.partition: (commits.tail, "")}

@@ -1,6 +1,7 @@
-"""Runs of offsets that are done, and a position that swallows those it reaches.
+"""Done runs: sorted ranges of offsets above a position, and the arithmetic on them.
 
-A task that finishes records out of order has done everything below its position, and some runs above it.
+A task that finishes records out of order has done everything below its position, and some runs above it. The position
+advances over a run as soon as it reaches it.
 
 Invariant: runs are inclusive `(start, end)` pairs as the proposal prints them, ascending, never overlapping and never
 adjacent.
@@ -81,7 +82,7 @@ def common(left: Runs, right: Runs) -> Runs:
 
 
 def above(runs: Runs, position: int) -> Runs:
-    """Return what of the runs lies at or above a position; a run across it is cut there."""
+    """Return the part of the runs at or above a position; a run across it is cut there."""
     if not runs or runs[0][0] >= position:
         return runs
     kept = runs[bisect_left(runs, position, key=lambda run: run[1]) :]

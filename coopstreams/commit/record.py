@@ -1,6 +1,6 @@
-"""The records of `__individual_commit_offsets`, and the metadata of a plain committed offset.
+"""The records of `__individual_commit_offsets`, and the metadata of a plain offset.
 
-One record per task, source partition and commit. The key says who speaks for which hashes, the value how far they are:
+One record per task, source partition and commit. The key names the range, term and generation, the value the positions:
 
     key     u8 version | str group | str topic | i32 partition | u64 start | u64 end | i32 term | i32 generation
     value   u8 version | str transactional.id | uvar n | n x segment [| str metadata]               null = tombstone
@@ -10,15 +10,15 @@ One record per task, source partition and commit. The key says who speaks for wh
     big-endian. Segments tile the key's range. Each of the m runs begins `gap` after the end of the one before (the
     first: after the position).
 
-Of any version a key begins with version and group, so that a group can tell its own records from others'. The
+A key of any version begins with version and group, so a group can tell its own records from those of other groups. The
 generation is that in which the task was opened. It is in the key because, under at-least-once, two openers of the same
 range may choose the same term (the first one stalled before its claim): with equal keys the late claim of the first
 would overwrite the commits of the second. Each segment carries the partition's stream time at its position, so that
 windows close alike wherever the task goes on.
 
-A plain committed offset carries `ic <stream time> <term>`: it is the record of a task that owns the whole hash space
-(see `view`). Where it does not say everything by itself, a fourth word names the highest term of an individual commit
-beside it: without that one, commits went away.
+A plain offset carries the metadata `ic <stream time> <term>`: it is the commit of a task that owns the whole hash space
+(see `view`). If it does not hold the whole progress, a fourth word names the highest term of an individual commit
+beside it. A group without a commit of that term has lost commits.
 
 Invariant: a key has one writer for ever; its positions only grow.
 Turned down: one record per run, as the proposal has it (a commit would need an id and a count to be atomic, and a
@@ -40,20 +40,21 @@ from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.naming import COMMIT_TOPIC
 
 PARTITIONS = 50
-"""Partitions of a topic that we create. They must never change: a group would look for its progress in another one."""
+"""Partitions of a commit topic that coopstreams creates. Never change it: groups would look in another partition."""
 
 VERSION = 1
 _KEY_TAIL = struct.Struct(">iQQii")
 TAIL_BYTES = _KEY_TAIL.size
 PARTITION = struct.Struct(">i")
-"""How the tail of a key begins."""
+"""The first field of a key's tail: the partition."""
 _U64 = struct.Struct(">Q")
 _DAMAGED = (IndexError, ValueError, struct.error)
 
 
 def topic_spec(partitions: int = PARTITIONS, replication: int = -1) -> TopicSpec:
-    """Return how the commit topic is created: compacted, in segments of 10 MiB, so that reading all of it stays about a
-    second.
+    """Return the specification of the commit topic.
+
+    It is compacted, in segments of 10 MiB, so that reading all of it stays at about a second.
     """
     return TopicSpec(
         COMMIT_TOPIC,
@@ -69,13 +70,13 @@ def topic_spec(partitions: int = PARTITIONS, replication: int = -1) -> TopicSpec
 
 
 def partition_of(group: str, partitions: int) -> int:
-    """Return the partition of the commit topic that holds everything of a group. Frozen: xxh32 of the name, seed 0."""
+    """Return the partition of the commit topic that holds a group's records. Frozen: xxh32 of the name, seed 0."""
     return xxh32_intdigest(group.encode()) % partitions
 
 
 @dataclass(frozen=True, slots=True)
 class CommitKey:
-    """Who speaks: a task's range on one source partition, and the term and generation in which it was opened."""
+    """The key of an individual commit: a range of one source partition, and the term and generation of the opening."""
 
     group: str
     topic: str
@@ -90,7 +91,7 @@ class CommitKey:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """How far a run of hashes is.
+    """The progress of a run of hashes.
 
     Shape: everything below `position` is done, and the offsets in `runs` (inclusive, at or above the position).
     """
@@ -103,11 +104,12 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class CommitValue:
-    """What is said: segments that tile the key's range, and the transactional id of the writer (for ending it when it
-    is dead).
+    """The value of an individual commit: segments that tile the key's range, and the writer's transactional id.
 
-    Shape: `metadata` is what a consumer wants to find beside its offsets, as in any commit; empty, it is not written.
-    An application puts the id of the source topic there: its positions mean nothing in another topic of that name.
+    A successor needs the id to end a transaction that the writer left open.
+
+    Shape: `metadata` is the metadata of a consumer's commit; empty, it is not written. An application puts the id of
+    the source topic there, because its positions mean nothing in another topic of that name.
     """
 
     transactional_id: str
@@ -117,10 +119,10 @@ class CommitValue:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The plain committed offset of a source partition, as the group coordinator keeps it.
+    """The plain offset of a source partition, as the group coordinator keeps it.
 
-    Shape: `term` None means somebody else wrote it (an ordinary consumer, or an operator's reset). `beside`: the
-    highest term of an individual commit that was there when this was written; 0 where it says everything itself.
+    Shape: `term` None: a foreign offset (an ordinary consumer, or an operator's reset). `beside`: the highest term of
+    an individual commit when this was written; 0 if this offset alone holds the whole progress.
     """
 
     offset: int
@@ -130,7 +132,7 @@ class Committed:
 
     @staticmethod
     def parse(offset: int, metadata: str | None) -> Committed:
-        """Return a fetched offset with what its metadata says. Clients append a NUL to metadata; it is ignored."""
+        """Return a fetched offset with its parsed metadata. Clients append a NUL to metadata; it is ignored."""
         words = (metadata or "").rstrip("\0").split(" ")
         if len(words) in (3, 4) and words[0] == "ic":
             try:
@@ -141,7 +143,7 @@ class Committed:
 
     @property
     def metadata(self) -> str:
-        """What goes beside the offset."""
+        """The metadata of the offset."""
         return f"ic {self.stream_time} {self.term or 0}" + (f" {self.beside}" if self.beside else "")
 
 
@@ -156,7 +158,7 @@ def tail_of(key: CommitKey) -> bytes:
 
 
 def key_of(group: str, topic: str, tail: bytes) -> CommitKey:
-    """Return the key that ends like this."""
+    """Return the key with this tail."""
     partition, start, end, term, generation = _KEY_TAIL.unpack(tail)
     return CommitKey(group, topic, partition, KeyRange(start, end), term, generation)
 
@@ -218,7 +220,7 @@ def decode_value(data: bytes, covered: KeyRange) -> CommitValue:
 
 
 def payload_of(data: bytes, covered: KeyRange) -> bytes:
-    """Return what follows the writer in a value that can be decoded: the same whoever wrote it.
+    """Return the bytes of a value after the writer's id: they are the same whoever wrote it.
 
     Raises:
         LogError: another version, or not a value at all.
@@ -229,7 +231,7 @@ def payload_of(data: bytes, covered: KeyRange) -> bytes:
 
 
 def decode_payload(said: bytes, covered: KeyRange) -> tuple[tuple[Segment, ...], str]:
-    """Return the segments and the metadata of a value, of which `payload_of` is here."""
+    """Return the segments and the metadata in a `payload_of` a value."""
     return _read_said(said, 0, covered)
 
 

@@ -1,15 +1,15 @@
-"""What the log says about one group's progress, and the rule that turns it into positions.
+"""The individual commits of one group, and the rule that resolves them and the plain offset to positions.
 
-Two kinds of records say how far a source partition is:
+Two kinds of records hold the progress on a source partition:
 
 * **individual commits** `[range]@term -> segments` in `__individual_commit_offsets` (`record`), one per task that
   shares the partition;
 * the **plain committed offset** in `__consumer_offsets`, written by the owner of hash 0. A task that owns the whole
   hash space, has done nothing out of order, and has found no individual commit on the partition writes nothing else: an
-  ordinary Kafka application. Its metadata says at which term (`ic <stream time> <term>`). While the partition is
+  ordinary Kafka application. Its metadata has the term (`ic <stream time> <term>`). While the partition is
   shared, the owner of hash 0 keeps that term and mirrors the *stable* offset there, for lag monitors.
 
-The rule. For each hash the record of the highest term speaks; the plain offset is a record for all hashes at the term
+The rule. For each hash the record of the highest term counts; the plain offset is a record for all hashes at the term
 in its metadata.
 
     resolve(h)  plain.term > individual(h).term -> the plain offset          equal -> the larger of both
@@ -26,7 +26,7 @@ in its metadata.
 owner of h at a time, others are zombies; the fence, asked for after all records of the transaction are in the log,
 refuses zombies; o(k+1) opens when it has read the commit partition up to the high watermark it took after learning its
 generation, and after that fetched the plain offset with `require_stable`; so it sees everything that earlier owners can
-ever commit. Its term is above all it saw, so whatever it commits speaks from then on; what it did not commit changes
+ever commit. Its term is above all it saw, so its commits count from then on; what it did not commit changes
 nothing. In detail, for the mixed use:
 
 * *whole -> split.* The whole-range task at term t committed plain = p@t. Children resolve to p (older individual
@@ -37,20 +37,20 @@ nothing. In detail, for the mixed use:
   outranks is collected; the highest individual commit of a hash is never tombstoned.
 * *merges of ranges and re-cuts*: resolve works on hashes, not on tasks.
 
-**What goes away.** Both places are outside of this program: offsets expire when a group is empty for long
-(`offsets.retention.minutes`) or are deleted with their group; topics are deleted, or made anew.
-* *The plain offset goes away*: individual commits alone say the same, where they tile the hash space. For whoever
-  opened a partition that had one wrote one with each commit, at its own term, also as the owner of all of it. A hash
-  without one has never been committed since the partition was first shared: it rested upon the plain offset. An
-  application opens nothing then (`tasks.begun`), because a position was made durable before the first record was
-  processed (`Progress.begin`): nothing in either place means that nothing was done. Under at-least-once, claims of
-  stalled openers may tile the hash space beside an owner of all of it who found none and wrote none: then they speak,
-  and what was done since is done again.
+**Loss of commits.** Both places are outside of this program: offsets expire when a group is empty for long
+(`offsets.retention.minutes`) or are deleted with their group; topics are deleted or recreated.
+* *The plain offset goes away*: individual commits alone hold the same progress, where they tile the hash space. A
+  task that opens a partition with individual commits writes one with each commit, at its own term, also if it owns all
+  of it. A hash without one has never been committed since the partition was first shared: it rested upon the plain
+  offset. An application opens nothing then (`opening.begun`), because a position was made durable before the first
+  record was processed (`Progress.begin`): nothing in either place means that nothing was done. Under at-least-once,
+  claims of stalled openers may tile the hash space beside a whole-range owner that found and wrote no individual
+  commit: then the claims count, and what was done since is done again.
 * *Individual commits go away*: the plain offset names the highest term beside it (`Committed.beside`). That record is
   never garbage, so a view behind the barrier without it lacks commits (`lacks`): refused. A task of all hashes in one
-  segment names none: its offset says everything. Terms go on above the one that is named, so a zombie of before stays
-  outranked. What is not seen is a loss between the very first individual commit of a partition and the next commit of
-  the owner of hash 0.
+  segment names none: its offset says everything. Terms go on above the one that is named, so an earlier zombie stays
+  outranked. One loss is not detected: that of the very first individual commits of a partition, before the next
+  commit of the owner of hash 0.
 
 * *The plain offset goes back*: a copy of a transaction's offsets that a client sent again, delayed until the producer's
   next transaction, would be taken for that one's (transactions of protocol version 1; version 2 gives each its own
@@ -83,7 +83,7 @@ A torn at-least-once commit (some records arrived) is harmless: each is written 
 stands for were flushed. Tombstones are derived from what is *read back*, never from what is about to be written, so
 they may be torn off as well.
 
-Invariant: `live` holds the last value of each key and no tombstoned key; which record speaks for which hash changes
+Invariant: `live` holds the last value of each key and no tombstoned key; which record counts for which hash changes
 only with the keys.
 Turned down: "last in the log wins" (one unfenced zombie is enough to go back); collecting what lies below the stable
 offset (terms would start again at 1, and an old zombie would win).
@@ -118,20 +118,20 @@ from coopstreams.topology.keys import WHOLE, KeyRange
 
 
 class Hole(NamedTuple):
-    """Hashes for which nobody has written an individual commit."""
+    """Hashes without an individual commit."""
 
     range: KeyRange
 
 
 class Winner(NamedTuple):
-    """A segment, and the term of the record it stands in."""
+    """A segment of the individual commit that counts for its hashes, and the term of that commit."""
 
     segment: Segment
     term: int
 
     @property
     def range(self) -> KeyRange:
-        """The hashes it speaks for."""
+        """The hashes of the segment."""
         return self.segment.range
 
 
@@ -139,9 +139,9 @@ class Winner(NamedTuple):
 class PartitionStart:
     """Where a task begins on one source partition.
 
-    Shape: `segments` tile the range. `committed` is the plain offset found, its term filled in. `claim`: under
-    at-least-once these segments must be in the log, under this term, before the first record is processed. Under both
-    guarantees: the task writes individual commits.
+    Shape: `segments` tile the range. `committed` is the plain offset found. `claim`: under at-least-once these segments
+    must be in the log, under this term, before the first record is processed. Under both guarantees: the task writes
+    individual commits.
     """
 
     term: int
@@ -149,16 +149,14 @@ class PartitionStart:
     committed: Committed | None
     claim: bool
     begins: bool = False
-    """Nothing was ever committed of some of these hashes, as far as can be seen: they begin at `auto.offset.reset`."""
+    """Some of these hashes have no commit at all, as far as can be seen: they begin at `auto.offset.reset`."""
     named: frozenset[str] = frozenset()
-    """The metadata of the individual commits that speak: an application's name their topic."""
+    """The metadata of the individual commits that count: in an application, the ids of their topics."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveCommit:
-    """What one record says, and under which key. Who wrote it is not kept: only `Follower.blockers` asks, which reads
-    the log.
-    """
+    """One individual commit. Its writer is not kept: only `Follower.blockers` needs it, and reads it from the log."""
 
     key: CommitKey
     segments: tuple[Segment, ...]
@@ -166,38 +164,37 @@ class LiveCommit:
 
 
 class _Tiling(NamedTuple):
-    """Which record speaks for which hashes of a partition."""
+    """The individual commit that counts for each hash of a partition."""
 
     tiles: list[tuple[KeyRange, CommitKey | None]]
-    """The hash space, ascending."""
+    """The hash space, ascending, with the key that counts."""
     silent: list[CommitKey]
-    """Those that speak for none."""
+    """The keys that count for no hash."""
 
 
 TILINGS = 64
-"""Tilings that are kept at most: of the partitions that this process commits, and so asks about again and again."""
+"""Most tilings to keep: those of the partitions that this process commits are needed again and again."""
 
 
 class CommitView:
     """The individual commits of one group, as far as they were read. Not thread-safe: `follower.Follower` guards one.
 
-    They are kept as they were written, packed, and decoded when they are asked for: 50 bytes a key range instead of 990
-    (measured).
+    They are kept packed as they were written, and decoded on demand: 50 bytes a key range instead of 990 (measured).
     """
 
     def __init__(self, group: str) -> None:
         self.group = group
         self._name = encode_text(group)
         self.taken = 0
-        """How many records of the group came, those included that this version cannot read."""
+        """How many records of the group were applied, unreadable ones included."""
         self._live: dict[str, Packed] = {}
-        """By topic: the tail of the key -> what was said."""
+        """By topic: the tail of the key -> the payload of the value."""
         self._tilings: dict[TopicPartition, _Tiling] = {}
         self._mirrors: dict[tuple[TopicPartition, Committed | None], Committed | None] = {}
-        """What `mirror` has answered since the last record: tasks ask at each interval."""
+        """Answers of `mirror` since the last record: tasks ask at each interval."""
 
     def apply(self, key: bytes, value: bytes | None) -> None:
-        """Take one record of the group's partition, in log order; records of other groups change nothing.
+        """Apply one record of the group's partition, in log order; records of other groups change nothing.
 
         Raises:
             LogError: a record of this group that this version cannot read.
@@ -214,7 +211,7 @@ class CommitView:
             self._tilings.pop(TopicPartition(parsed.topic, parsed.partition), None)
 
     def sources(self) -> list[TopicPartition]:
-        """Return the source partitions of which there are individual commits."""
+        """Return the source partitions that have individual commits."""
         found = {
             (topic, *PARTITION.unpack_from(tail)) for topic, live in self._live.items() for tail, _ in live.items()
         }
@@ -228,7 +225,7 @@ class CommitView:
         )
 
     def resolve(self, partition: TopicPartition, covered: KeyRange) -> list[Winner | Hole]:
-        """Return what the individual commits say about a range: pieces that tile it, ascending."""
+        """Return the individual commits that count for a range: pieces that tile it, ascending."""
         pieces: list[Winner | Hole] = []
         for tile, key in self._tiling(partition).tiles:
             part = tile.intersect(covered)
@@ -252,12 +249,13 @@ class CommitView:
         return 1 + max(plain, self.highest(partition))
 
     def highest(self, partition: TopicPartition) -> int:
-        """Return the highest term of an individual commit on a partition; 0: there is none. It never falls."""
+        """Return the highest term of an individual commit on a partition; 0 without any. It never falls."""
         return max((key.term for key, _ in self._entries(partition)), default=0)
 
     def lacks(self, partition: TopicPartition, committed: Committed | None) -> bool:
-        """Whether individual commits went away on which this plain offset rests: their topic was made anew, or its
-        records were deleted.
+        """Whether individual commits that this plain offset names are gone.
+
+        Their topic was recreated, or its records were deleted.
         """
         return (
             committed is not None
@@ -268,9 +266,7 @@ class CommitView:
     def open(
         self, partition: TopicPartition, covered: KeyRange, committed: Committed | None, reset: Position
     ) -> PartitionStart:
-        """Return where a task with this range begins. Only behind the barrier, with the plain offset fetched after
-        it.
-        """
+        """Return where a task with this range begins. Only behind the barrier, with a plain offset fetched after it."""
         pieces = self.resolve(partition, covered)
         segments = combine(pieces, committed, reset)
         claim = not covered.is_whole or any(self._entries(partition))
@@ -287,10 +283,10 @@ class CommitView:
     def stable(
         self, partition: TopicPartition, committed: Committed | None, own: Sequence[Segment] = ()
     ) -> Position | None:
-        """Return the position below which everything is done over the whole hash space; None while some hash never
+        """Return the stable position: everything below it is done over the whole hash space. None while a hash never
         committed.
 
-        Shape: `own` is what the caller knows to be committed of its ranges, read back or not.
+        Shape: `own` are the segments of the caller that are committed, whether read back or not.
         """
         others = WHOLE.minus(segment.range for segment in own)
         pieces = [piece for covered in others for piece in self.resolve(partition, covered)]
@@ -303,11 +299,10 @@ class CommitView:
         return Position(lowest.position, lowest.stream_time)
 
     def mirror(self, partition: TopicPartition, committed: Committed | None) -> Committed | None:
-        """Return the plain offset that the owner of hash 0 writes now, where it last wrote (or found) `committed`;
-        None: nothing yet.
+        """Return the plain offset that the owner of hash 0 writes now; None: none yet.
 
-        A foreign one is replaced only when nothing rests upon it any more: ours would no longer count as the larger of
-        both.
+        `committed` is the one it last wrote, or found. A foreign offset is replaced only when every hash has passed it:
+        our own offset would no longer count as the larger of both.
         """
         asked = partition, committed
         if asked not in self._mirrors:
@@ -326,8 +321,9 @@ class CommitView:
         return Committed(stable.offset, stable.stream_time, committed.term or 0 if committed else 0, beside)
 
     def garbage(self, partition: TopicPartition, mine: Sequence[KeyRange]) -> list[bytes]:
-        """Return the keys that may be tombstoned and whose first hash lies in one of these ranges: each has one such
-        owner.
+        """Return the keys that may be tombstoned and whose first hash is in one of these ranges.
+
+        The first hash has one owner, so one task tombstones each key.
         """
         return [
             encode_key(key)
@@ -336,7 +332,7 @@ class CommitView:
         ]
 
     def _named(self, partition: TopicPartition, covered: KeyRange) -> frozenset[str]:
-        """Return the metadata of the records that speak for some of these hashes."""
+        """Return the metadata of the individual commits that count for some of these hashes."""
         keys = {key for tile, key in self._tiling(partition).tiles if key and tile.overlaps(covered)}
         return frozenset(
             metadata
@@ -345,16 +341,14 @@ class CommitView:
         )
 
     def _entries(self, partition: TopicPartition) -> Iterator[tuple[CommitKey, bytes]]:
-        """What is live of a partition, as it was said."""
+        """Yield the live keys of a partition with their payloads."""
         topic, number = partition
         if topic in self._live:
             for tail, said in self._live[topic].items(PARTITION.pack(number)):
                 yield key_of(self.group, topic, tail), said
 
     def _tiling(self, partition: TopicPartition) -> _Tiling:
-        """Return which record speaks for what. Kept until a key comes or goes: a commit of a running task changes no
-        tile.
-        """
+        """Return the tiling of a partition. Kept until a key comes or goes: a running task's commits change no tile."""
         tiling = self._tilings.get(partition)
         if tiling is None:
             if len(self._tilings) >= TILINGS:
@@ -390,12 +384,12 @@ def _rank(key: CommitKey) -> tuple[int, int, KeyRange]:
 
 
 def combine(pieces: Sequence[Winner | Hole], committed: Committed | None, reset: Position) -> list[Segment]:
-    """Return where each piece stands, the plain offset taken into account; equal neighbours are joined."""
+    """Return a segment for each piece, the plain offset taken into account; equal neighbours are joined."""
     return join([_combined(piece, committed, reset) for piece in pieces])
 
 
 def join(segments: Sequence[Segment]) -> list[Segment]:
-    """Return the same progress with neighbours that stand alike made one."""
+    """Return the same progress with neighbours of equal progress joined."""
     joined: list[Segment] = []
     for segment in segments:
         last = joined[-1] if joined else None

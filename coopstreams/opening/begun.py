@@ -1,16 +1,16 @@
-"""Whether a task that finds no position has never begun, or has lost it.
+"""Whether a task without a position has never begun, or has lost its position.
 
-A task makes its first position durable before it processes anything (`Progress.begin`). So where there is state, there
-was a position: a changelog with records, and no offset of any source, means that the group's offsets were deleted, or
-expired while no instance ran. To begin at `auto.offset.reset` then would do everything again on top of the state. The
-same holds where key ranges have committed and the plain offset, which came first, is gone, but for hashes of which
-individual commits tell.
+A task makes its first position durable before it processes anything (`Progress.begin`). So state implies a position. A
+changelog with records and no offset of any source means that the group's offsets were deleted, or expired while no
+instance ran. To begin at `auto.offset.reset` then would process everything again on top of the state. The same holds if
+key ranges have committed and the plain offset, which came first, is gone; hashes with individual commits keep their
+positions.
 
-The first task without a position has all of the application looked at: a task without state, too, must not write
-results again into the sources of one whose state is there.
+The first task without a position triggers a check of the whole application: even a task without state must not write
+its results again into the sources of a task that has state.
 
-Invariant: ends are asked for before offsets, so an application that is just beginning elsewhere is never taken for one
-that has lost them.
+Invariant: changelog ends are fetched before offsets, so an application that is just beginning elsewhere never counts as
+one that lost its offsets.
 Turned down: looking at the local state (it may be gone while the changelog is there, and the other way round).
 """
 
@@ -32,7 +32,7 @@ from coopstreams.topology.task_id import TaskId
 
 @dataclass(slots=True)
 class Begun:
-    """Looks at the changelogs of one application. Used by the opener thread."""
+    """Checks the changelogs of one application. Used by the opener thread."""
 
     group: str
     log: Log
@@ -40,8 +40,9 @@ class Begun:
     resolved: Callable[[], ResolvedTopology]
     changelog: Callable[[StoreSpec], str]
     new: Callable[[], Collection[str]] = frozenset
-    """The repartition topics that only this version of the topology reads: a store that it feeds them into had its
-    positions in others.
+    """The repartition topics that only this version of the topology reads.
+
+    A store that is fed from them has its earlier positions in other topics.
     """
     _looked: bool = field(default=False, init=False)
 
@@ -51,15 +52,16 @@ class Begun:
         openings: Mapping[TopicPartition, PartitionStart],
         individual: Callable[[], Iterable[TopicPartition]],
     ) -> None:
-        """Do nothing if a task has a position, or has never begun. `individual`: the partitions of which there are
-        individual commits.
+        """Do nothing if a task has a position, or has never begun.
+
+        `individual`: returns the partitions that have individual commits.
 
         Raises:
-            ConfigError: it has lost its position; says what to do.
+            ConfigError: it has lost its position; the message has the cure.
         """
         beginning = [source for source, opening in openings.items() if opening.begins]
         for source in beginning:
-            if openings[source].term > 1:  # others have committed, and they began with a plain offset
+            if openings[source].term > 1:  # siblings have committed, and they began with a plain offset
                 raise self._lost(
                     f"key ranges of {source} have committed, others never did, and the plain offset that they began "
                     "with is gone",

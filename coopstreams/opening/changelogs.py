@@ -1,8 +1,8 @@
-"""What the brokers say of changelogs: where they begin and end, which topics they are, how long they keep tombstones.
+"""What brokers report of changelogs: topic ids, start and end offsets, and how long they keep tombstones.
 
-Invariant: of a topic itself they are asked once until `forget`: tasks open together, and each would ask the same.
-Invariant: which topic it is, is asked before its offsets, and after: offsets of another one are never taken for its own
-for longer than until `is_still` says so.
+Invariant: the id and the settings of a topic are fetched once until `forget`: tasks that open together need the same.
+Invariant: the id is fetched before the offsets and checked again later (`is_still`), so offsets of a recreated topic
+are used until that check at most.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Changelogs:
-    """The changelogs of one instance. One thread.
+    """The changelogs of one instance. Belongs to one thread.
 
     Raises:
         LogError: the brokers do not answer.
@@ -35,18 +35,19 @@ class Changelogs:
         self._trusted_ms: dict[str, int] = {}
 
     def forget(self) -> None:
-        """Ask anew from now on: a topic may be made anew, or be set otherwise."""
+        """Discard cached ids and settings: a topic may be recreated or reconfigured."""
         self._ids.clear()
         self._trusted_ms.clear()
 
     def bounds(self, changelog: TopicPartition, stops: Mapping[KeyRange, int] = NO_STOPS) -> Bounds:
-        """Return what a restore can go on from now. It ends where the changelog does, unless `stops` say where each of
-        its ranges ends.
+        """Return the bounds of a restore that begins now.
+
+        The target is the end of the changelog, unless `stops` has the end of each range.
         """
         return self.all_bounds({changelog: stops})[changelog]
 
     def all_bounds(self, changelogs: Mapping[TopicPartition, Mapping[KeyRange, int]]) -> dict[TopicPartition, Bounds]:
-        """Return the bounds of each of these, with its stops, in one question for their ends."""
+        """Return the bounds of each of these changelogs, with its stops; one request fetches the ends."""
         asked_ms = self._clock_ms()
         ids = {changelog: self._topic_id(changelog.topic) for changelog in changelogs}
         ends = self._cluster.end_offsets([changelog for changelog, stops in changelogs.items() if not stops])
@@ -66,7 +67,7 @@ class Changelogs:
         return self._topic_id(topic) == topic_id
 
     def topic(self, topic: str) -> Changelog:
-        """Return which topic it is now."""
+        """Return the topic's name, current id and partition count."""
         return Changelog(topic, self._topic_id(topic), self._cluster.partitions([topic]).get(topic, 0))
 
     def _topic_id(self, topic: str) -> str:
@@ -75,8 +76,9 @@ class Changelogs:
         return self._ids[topic]
 
     def _keeps_ms(self, topic: str) -> int:
-        """Return for how long a checkpoint can be continued from; as by Kafka's defaults if the brokers are not to say
-        it.
+        """Return for how long a checkpoint can be continued from.
+
+        Kafka's defaults apply if this process may not read the topic's settings.
         """
         if topic not in self._trusted_ms:
             try:

@@ -1,12 +1,11 @@
-"""The global tables of an instance: each read whole before the first task starts, then followed for as long as the
-instance lives.
+"""The global tables of an instance: each is loaded in full before the first task starts, then kept up to date.
 
-Every instance reads every partition of their topics, as nobody's member and without commits: after a restart the rows
-are read again.
+Every instance reads every partition of their topics, outside of the group and without commits: after a restart it reads
+all rows again.
 
 Invariant: when `load` has returned, the rows hold everything that was in the topics when it was called. A record that
-cannot be read is for the deserialisation handler, as elsewhere; one that the processor of a global store does not bear
-is for the processing handler. Nobody commits here, so each start of each instance comes upon it anew: it is counted and
+cannot be deserialised goes to the deserialisation handler, as elsewhere; one at which the processor of a global store
+raises goes to the processing handler. Without commits, each start of each instance meets it again: it is counted and
 logged, and a dead letter written, every time.
 """
 
@@ -47,12 +46,12 @@ class Globals:
         sayings: Sayings,
         host: Host = SYSTEM,
     ) -> None:
-        """Get a reader. `count` hears what is left out."""
+        """Open a reader. `count` is called with each record that is left out."""
         self._host = host
         self.rows = {table.store.name: rows_of(table, host.wall_ms) for table in tables}
         self._closing = list(self.rows.values())
         self.loaded = False
-        """Whether `load` has read all there was."""
+        """Whether `load` has read everything."""
         self._log = log
         self._of: dict[TopicPartition, list[GlobalRows]] = {}
         for table in tables:
@@ -72,8 +71,8 @@ class Globals:
 
         Raises:
             LogError: they cannot be read, or a dead letter cannot be written.
-            ProcessingError: a record is not of its table's serde, or the processor of a global store raised, and the
-                handler says `fail`.
+            ProcessingError: a record cannot be deserialised, or the processor of a global store raised, and the handler
+                says `fail`.
         """
         if self._reader is None:
             self.loaded = True
@@ -92,13 +91,13 @@ class Globals:
         )
 
     def follow(self, failed: Callable[[BaseException], None]) -> None:
-        """Go on reading, on a thread of its own; `failed` hears of what ends it."""
+        """Read on in a thread of its own; `failed` gets the error that ends it."""
         if self._reader is not None:
             self._thread = self._host.thread(partial(self._run, failed), "global tables")
             self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and let go of the reader. Idempotent."""
+        """End the thread and close reader, tables and writer. Idempotent."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(10)
@@ -113,12 +112,12 @@ class Globals:
         try:
             while not self._stopped.is_set():
                 self._step()
-        except BaseException as error:  # whatever it is, the control thread must learn of it
+        except BaseException as error:  # any error: the control thread must hear of it
             log.debug("the global tables end", exc_info=True)
             failed(error)
 
     def _step(self) -> dict[TopicPartition, int]:
-        """Read on once; return how far the partitions are of which something came."""
+        """Fetch and apply once; return the next offset of each partition that had records."""
         assert self._reader is not None
         reached: dict[TopicPartition, int] = {}
         for batch in self._reader.fetch(_BATCH, _WAIT_S):
@@ -139,11 +138,10 @@ class Globals:
         self._writer.append(self._dead_letters, [failure.key], [failure.value], [failure.timestamp], headers=[headers])
 
     def _deliver(self) -> None:
-        """Return when the dead letters are in the log; while brokers are away they are written again, some of them
-        twice.
+        """Wait until the dead letters are in the log; after a retryable failure write all again, some of them twice.
 
         Raises:
-            LogError: the brokers do not take them.
+            LogError: the brokers refuse them, or the instance stops.
         """
         while self._undelivered and self._writer is not None:
             try:

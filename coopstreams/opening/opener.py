@@ -1,12 +1,11 @@
-"""How a task comes to be open: wait at the barrier, learn the positions, restore the state. On a thread of its own.
+"""The opener: a thread that opens tasks. It waits at the barrier, learns the positions and restores the state.
 
     barrier    the true end of the commit topic, taken after the generation is known; wait until everything below it is
                read
     positions  individual commits and the group's plain offset -> segments, term
     restore    each changelog to the end it has now, filtered by key range, beside the tasks that run
 
-Invariant: a task is open only when its barrier is passed (`commit.barrier`) and its state holds what its positions
-stand for.
+Invariant: a task is open only when its barrier is passed (`commit.barrier`) and its state matches its positions.
 """
 
 from __future__ import annotations
@@ -37,20 +36,18 @@ from coopstreams.topology.task_id import TaskId
 log = logging.getLogger(__name__)
 
 IDLE_S = 1.0
-"""Longest time it waits for commits of the group while nobody waits for them; a request ends that."""
+"""Longest wait for commits of the group while no task waits for them; a request ends it."""
 LOOK_S = 0.1
-"""The same while tasks wait for them, or transactions of members that are gone are to be ended."""
+"""The same while tasks wait for them, or transactions of members that have left are to be ended."""
 BUSY_S = 0.01
-"""The same while tasks wait for what the brokers have to say."""
+"""The same while tasks wait for answers of the brokers."""
 RETRY_S = 0.3
-"""How long to wait after a question that was not answered."""
+"""How long to wait after a request that failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskWait:
-    """What a task that is not yet open waits for, in words; and how far each store is that is restored, or comes from a
-    snapshot.
-    """
+    """Why a task is not yet open, in words, and the progress of its stores' restores and snapshot downloads."""
 
     why: str
     restores: Sequence[RestoreProgress] = ()
@@ -65,15 +62,15 @@ class _Opening:
     barrier: int | None = None
     doubted_at: float | None = None
     plain: dict[TopicPartition, Committed | None] = field(default_factory=dict)
-    """The plain offsets that are certain, behind the barrier."""
+    """The plain offsets fetched behind the barrier that no open transaction can change."""
     progress: Progress | None = None
-    """Known once the barrier is passed."""
+    """Set once the positions are known."""
     database: Database | None = None
-    """Open once the barrier is passed; the state is being restored, first from a snapshot, from then on."""
+    """Set once the positions are known; from then on its stores are restored, first from a snapshot."""
 
 
 class Opener:
-    """Opens tasks for an instance. `open`, `cancel`, `follow_generation` return at once; events answer."""
+    """Opens tasks for an instance. `open`, `cancel` and `follow_generation` return at once; events answer."""
 
     def __init__(
         self,
@@ -89,27 +86,25 @@ class Opener:
         moved: Callable[[], None],
         host: Host = SYSTEM,
     ) -> None:
-        """`moved`: is told when more is known of the group's commits."""
+        """`moved` is called when more of the group's commits are known."""
         self._host = host
         self._moved = moved
         self._member = member
         self._barrier = Barrier(member, follower, ours, settle, host)
         self._doubt: tuple[int, float] | None = None
-        """Under which epoch, and when the group was asked, since a position is one that the log does not have."""
+        """The epoch, and when the group was asked, after a position was out of range; None: no such error."""
         self._follower = follower
         self._positions = positions
         self._restoring = restoring
         self._take_over = take_over
         self._taken: int | None = None
-        """Under which epoch it is this version of the topology that has tasks; None: another one may have had them
-        since.
-        """
+        """The epoch in which `take_over` last ran; None: another version of the topology may have had tasks since."""
         self._databases = databases
         self._emit = emit
         self._requests: Inbox[_Opening | TaskId | Assigned | None] = host.inbox()
         self._openings: dict[TaskId, _Opening] = {}
         self._trouble = ""
-        """Why the last turn came to nothing, in words; empty: it did not."""
+        """Why the last turn failed, in words; empty: it did not."""
         self._thread = host.thread(self._run, "opener")
 
     def start(self) -> None:
@@ -117,7 +112,7 @@ class Opener:
         self._thread.start()
 
     def follow_generation(self, assigned: Assigned) -> None:
-        """Learn who is in the group now: transactions of anybody else are ended."""
+        """Learn the members of a new generation; transactions of all other members are ended."""
         self._ask(assigned)
 
     def open(self, task: TaskId, epoch: int) -> None:
@@ -125,11 +120,11 @@ class Opener:
         self._ask(_Opening(task, epoch, self._host.now()))
 
     def cancel(self, task: TaskId) -> None:
-        """Give up opening a task; `Cancelled` follows if it was not yet open."""
+        """Stop opening a task; `Cancelled` follows if it was not yet open."""
         self._ask(task)
 
     def stop(self) -> None:
-        """End the thread and let go of the readers."""
+        """End the thread and close the readers."""
         self._ask(None)
         if self._thread.is_alive():
             self._thread.join(10)
@@ -160,7 +155,7 @@ class Opener:
         try:
             while self._take_requests():
                 self._try_turn()
-        except BaseException as error:  # whatever it is, the control thread must learn of it
+        except BaseException as error:  # any error: the control thread must hear of it
             log.debug("the opener ends", exc_info=True)
             self._emit(Failed(error, "opener"))
         finally:
@@ -181,11 +176,12 @@ class Opener:
             self._host.sleep(RETRY_S)
 
     def _heed(self, error: OffsetOutOfRangeError) -> None:
-        """Do nothing while another member may have the tasks by now, and may have deleted what it processed: everything
-        is asked again.
+        """Hold an out-of-range error until the group confirms this member; everything is fetched again meanwhile.
+
+        A member that has taken over the tasks may have deleted the records it processed.
 
         Raises:
-            OffsetOutOfRangeError: the group has confirmed this member since it first happened: the records are lost.
+            OffsetOutOfRangeError: the group has confirmed this member since the error: the records are lost.
         """
         epoch = self._barrier.epoch
         if self._doubt is None or self._doubt[0] != epoch:
@@ -235,7 +231,7 @@ class Opener:
             self._emit(Opened(Incarnation(id_, self._positions.sources(id_), state, opening.progress, opening.epoch)))
 
     def _wait_s(self) -> float:
-        """How long to wait for commits of the group: behind the barrier tasks wait for something else."""
+        """Return how long to poll for commits: a task behind its barrier waits for something else."""
         waiting = [opening.barrier for opening in self._openings.values() if opening.progress is None]
         if any(barrier is None or self._follower.passed(barrier) for barrier in waiting):
             return BUSY_S
@@ -259,7 +255,7 @@ class Opener:
                 opening.database = self._databases.enter(id_)
             stores = self._databases.subtopology(id_).stores
             self._restoring.add(id_, stores, opening.database, committed_positions(id_, stores, progress))
-            opening.progress = progress  # last: if the brokers did not answer, everything is asked again
+            opening.progress = progress  # last: if a request fails, all of this is repeated
         if len(opened) < len(waiting) or self._restoring.stuck():
             self._barrier.hunt_later()
 

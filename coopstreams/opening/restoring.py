@@ -1,15 +1,13 @@
-"""State of tasks that open, brought up to their changelogs, beside the tasks that run.
+"""Restores the state of tasks that open from their changelogs, while other tasks run.
 
-A changelog partition is read once for all tasks of an instance that restore from it; one that opens later joins the
-reading.
+A changelog partition is read once for all tasks of an instance that restore from it; a task that opens later joins the
+restore. A restore begins with the slices of a published snapshot and reads the changelog from where they end.
 
-What a published snapshot has of them is taken from there first; the changelog is read from where that ends.
-
-Invariant: a task is finished when every store of it stands at the end its changelog had when the task was added:
-whatever an earlier owner committed lies below that (the caller has passed the barrier of the commit topic before). A
-store that is restored from its source topic ends where the task begins.
-Invariant: a changelog is one topic from the first record of a restore to the last: one that is made anew meanwhile is
-read from its beginning.
+Invariant: a task is finished when each of its stores is at the end that its changelog had when the task was added:
+every commit of an earlier owner lies below that (the caller has passed the barrier of the commit topic before). A store
+that is restored from its source topic ends where the task begins.
+Invariant: a restore reads one topic from the first record to the last. If the changelog is recreated meanwhile, the
+restore begins again with the new topic.
 """
 
 from __future__ import annotations
@@ -37,61 +35,61 @@ log = logging.getLogger(__name__)
 
 BATCH = 10_000
 PATIENCE_S = 0.3
-"""A restore that does not move for so long is waiting for somebody's open transaction."""
+"""A restore that has not moved for so long waits for an open transaction."""
 COMPARE_S = 1.0
-"""Time between two looks whether the changelog of such a one is still the same."""
+"""Time between two checks whether the changelog of a stuck restore is still the same topic."""
 LOOK_S = 0.005
-"""How long a step waits for what it reads or downloads."""
+"""How long a step waits for records or downloads."""
 
 
 class Counts(Protocol):
-    """Is told what restores do: the metrics of an instance."""
+    """Counts restores: the metrics of an instance."""
 
     def restored(self, task: TaskId, store: str, records: int, remaining: int | None = None) -> None:
-        """So many changelog records were read."""
+        """Count changelog records that were read, and those that remain."""
 
     def fetched(self, task: TaskId, store: str, bytes_: int, remaining: int) -> None:
-        """So many bytes of a snapshot have come, and as many are to come."""
+        """Count bytes of a snapshot that were downloaded, and those that remain."""
 
     def restored_from_snapshot(self, task: TaskId, store: str, keys: int) -> None:
-        """So many keys came from a snapshot."""
+        """Count keys that came from a snapshot."""
 
 
 class Uncounted:
     """Counts nothing."""
 
     def restored(self, task: TaskId, store: str, records: int, remaining: int | None = None) -> None:
-        """Nobody wants to know."""
+        """Do nothing."""
 
     def fetched(self, task: TaskId, store: str, bytes_: int, remaining: int) -> None:
-        """Nobody wants to know."""
+        """Do nothing."""
 
     def restored_from_snapshot(self, task: TaskId, store: str, keys: int) -> None:
-        """Nobody wants to know."""
+        """Do nothing."""
 
 
 @dataclass(slots=True)
 class _SnapshotRestore:
-    """One store that a task takes from a snapshot, and what follows then."""
+    """One store that a task restores from a snapshot."""
 
     download: SnapshotDownload
     spec: StoreSpec
     database: Database
     bytes: int = 0
-    """That were counted."""
+    """Bytes already counted."""
 
 
 @dataclass(slots=True)
 class _Job:
-    """One store of one partition, for the tasks that wait for it."""
+    """The restore of one store partition, for all tasks that wait for it."""
 
     restore: Restore
     moved_at: float
     tasks: dict[TaskId, Mapping[KeyRange, int]] = field(default_factory=dict)
-    """With where each of its ranges ends, if that is not at the target."""
+    """Each task with the end of each of its ranges, if that is not the target."""
 
     def retarget(self, bounds: Bounds | None = None) -> None:
-        """Restore what these tasks wait for."""
+        """Restore the ranges of the tasks that wait now."""
         bounds = bounds or self.restore.bounds
         self.restore.retarget(
             self.ranges,
@@ -100,23 +98,23 @@ class _Job:
         )
 
     def anew(self, bounds: Bounds) -> None:
-        """Restore it from another topic, which has taken the place of the one before."""
+        """Restore from the topic that has replaced the changelog."""
         bounds = replace(bounds, target=max(self.stops.values(), default=bounds.target))
         self.restore = Restore(self.restore.database, self.restore.spec, self.ranges, bounds, stops=self.stops)
 
     @property
     def ranges(self) -> list[KeyRange]:
-        """Of the tasks that wait."""
+        """The ranges of the waiting tasks."""
         return [task.range for task in self.tasks]
 
     @property
     def stops(self) -> dict[KeyRange, int]:
-        """Where they end, if that is not at the target."""
+        """The end of each range that does not end at the target."""
         return {key_range: stop for each in self.tasks.values() for key_range, stop in each.items()}
 
 
 class Restoring:
-    """The restores of one instance. Used by the opener thread; `progress` by any."""
+    """The restores of one instance. Used by the opener thread; `progress` and `downloading` by any."""
 
     def __init__(
         self,
@@ -139,7 +137,7 @@ class Restoring:
         self._snapshot_restores: dict[tuple[TaskId, TopicPartition], _SnapshotRestore] = {}
         self._waiting: dict[TaskId, set[TopicPartition]] = {}
         self._compare_at = 0.0
-        """When changelogs that do not move are to be looked at: `Host.now`."""
+        """When to check stuck changelogs next: `Host.now`."""
         self._done: list[TaskId] = []
 
     def add(
@@ -149,7 +147,7 @@ class Restoring:
         database: Database,
         positions: Mapping[str, Mapping[KeyRange, int]],
     ) -> None:
-        """Restore the stores of a task; it is `finished` at once if it has none that can be.
+        """Restore the stores of a task; without any to restore, it is `finished` at once.
 
         `positions`: where the task begins, for each store that is restored from its source topic.
 
@@ -168,7 +166,7 @@ class Restoring:
             for changelog, (spec, _) in changelogs.items()
         }
         known = {changelog: self._changelogs.topic(changelog.topic) for changelog, groups in missing.items() if groups}
-        self._waiting[task] = set()  # only now: when the brokers do not answer, nothing is half added
+        self._waiting[task] = set()  # only now: if the brokers do not answer, nothing is added in part
         for changelog, (spec, stops) in changelogs.items():
             if changelog in known:
                 self._begin(task, changelog, spec, database, known[changelog], missing[changelog], bounds[changelog])
@@ -177,7 +175,7 @@ class Restoring:
         self._go_on(task)
 
     def cancel(self, task: TaskId) -> None:
-        """Stop restoring for a task; what is in the database stays, with its checkpoint."""
+        """Stop restoring for a task; what was restored stays in the database, with its checkpoint."""
         for changelog in self._waiting.pop(task, set()):
             from_snapshot = self._snapshot_restores.pop((task, changelog), None)
             if from_snapshot is not None:
@@ -195,10 +193,10 @@ class Restoring:
         self._place()
 
     def step(self) -> bool:
-        """Read on once; return whether there is more to do.
+        """Fetch and apply once; return whether there is more to do.
 
         Raises:
-            StateError: a database does not take what came from a snapshot.
+            StateError: a database does not take the slices of a snapshot.
         """
         self._changelogs.forget()
         if self._snapshot_restores:
@@ -227,8 +225,8 @@ class Restoring:
         self._complete()
 
     def _fetch(self) -> list[RecordBatch]:
-        """Return what comes of the changelogs. Those that have no such offset any more, or end before the target, may
-        be others than before.
+        """Fetch from the changelogs. An offset out of range, or a stuck restore, may mean that a changelog was
+        recreated.
         """
         try:
             batches = self._reader.fetch(BATCH, LOOK_S)
@@ -242,8 +240,8 @@ class Restoring:
         return batches
 
     def _changed(self) -> bool:
-        """Begin anew where a changelog is another topic now, or has lost what is read next; return whether there was
-        one.
+        """Restart the restores whose changelog was recreated or has lost the next record; return whether there were
+        any.
         """
         changed = False
         for changelog, job in self._jobs.items():
@@ -257,28 +255,30 @@ class Restoring:
         return changed
 
     def finished(self) -> list[TaskId]:
-        """Return the tasks whose state is complete since the last call."""
+        """Return the tasks whose restore has completed since the last call."""
         done, self._done = self._done, []
         return done
 
     def stuck(self) -> bool:
-        """Whether some restore has not moved for a while: an open transaction keeps the end of its changelog back."""
+        """Whether some restore has not moved for `PATIENCE_S`: an open transaction keeps back the end of its
+        changelog.
+        """
         return any(self._host.now() - job.moved_at > PATIENCE_S for job in self._jobs.values())
 
     def progress(self, task: TaskId) -> list[RestoreProgress]:
-        """Return how far each store is that a task still waits for."""
+        """Return the progress of each store that a task still restores from its changelog."""
         jobs = [self._jobs.get(changelog) for changelog in list(self._waiting.get(task, ()))]
         return [job.restore.progress() for job in jobs if job is not None]
 
     def downloading(self, task: TaskId) -> list[DownloadProgress]:
-        """Return how far each store is that a task takes from a snapshot."""
+        """Return the progress of each store that a task still restores from a snapshot."""
         from_snapshots = [
             self._snapshot_restores.get((task, changelog)) for changelog in list(self._waiting.get(task, ()))
         ]
         return [from_snapshot.download.progress() for from_snapshot in from_snapshots if from_snapshot is not None]
 
     def close(self) -> None:
-        """Stop reading, and give up what is on its way."""
+        """Close the reader and give up downloads that run."""
         for from_snapshot in self._snapshot_restores.values():
             from_snapshot.download.give_up()
         self._snapshot_restores.clear()
@@ -309,7 +309,7 @@ class Restoring:
         self._waiting[task].add(changelog)
 
     def _missing(self, task: TaskId, spec: StoreSpec, database: Database, bounds: Bounds) -> list[int]:
-        """Return the key groups that a snapshot may have: a restore cannot go on from what is there."""
+        """Return the key groups whose checkpoints no restore can continue from: a snapshot may have them."""
         if self._snapshots is None or spec.source is not None:  # a snapshot ends where a changelog does
             return []
         return lacking(database.checkpoints(spec.name), task.range, bounds)
@@ -324,7 +324,7 @@ class Restoring:
         groups: Sequence[int],
         bounds: Bounds,
     ) -> None:
-        """Have a store fetched; what the snapshot does not have is restored behind that."""
+        """Begin the download of a store; the changelog restore follows it."""
         assert self._snapshots is not None
         download = SnapshotDownload(
             self._downloads, self._snapshots, database, spec, changelog.partition, known, groups, bounds
@@ -333,7 +333,7 @@ class Restoring:
         self._waiting[task].add(changelog)
 
     def _look(self) -> None:
-        """Restore behind the pick-ups that have ended."""
+        """Begin the changelog restores behind the downloads that have ended."""
         self._downloads.ended.clear()
         for (task, changelog), from_snapshot in list(self._snapshot_restores.items()):
             ended, progress = from_snapshot.download.look(), from_snapshot.download.progress()
@@ -347,7 +347,7 @@ class Restoring:
             if ended:
                 bounds = self._changelogs.bounds(
                     changelog
-                )  # that took its time; if the brokers do not answer, it is asked again
+                )  # fetched again, since a download takes long; if the brokers do not answer, the next step asks
                 self._counts.restored_from_snapshot(task, progress.store, from_snapshot.download.keys)
                 del self._snapshot_restores[task, changelog]
                 self._waiting[task].discard(changelog)
