@@ -149,7 +149,7 @@ class Compiled:
     sites: tuple[tuple[Phase, str], ...]
     """Phase and node of each place where a record can fail."""
     drops: tuple[tuple[str, str], ...]
-    """Node and reason (`null key`, `null value`, `late`, `timestamp`, `no partition`) of each place that drops a record."""
+    """Node and reason of each place that drops a record: `null key`, `null value`, `late`, `timestamp`, `no partition`."""
     make: Callable[[Process, Mapping[str, TableStore], Mapping[str, Output]], Code]
     operator_times: Mapping[str, tuple[str, ...]]
     """Topic to the nodes whose stream time its records advance."""
