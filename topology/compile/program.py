@@ -149,7 +149,10 @@ class Compiled:
     sites: tuple[tuple[Phase, str], ...]
     """Phase and node of each place where a record can fail."""
     drops: tuple[tuple[str, str], ...]
-    """Node and reason of each place that drops a record: `null key`, `null value`, `late`, `timestamp`, `no partition`."""
+    """Node and reason of each place that drops a record.
+
+    Shape: the reason is `null key`, `null value`, `late`, `timestamp`, `no partition`, `not the latest` or `stale answer`.
+    """
     make: Callable[[Process, Mapping[str, TableStore], Mapping[str, Output]], Code]
     operator_times: Mapping[str, tuple[str, ...]]
     """Topic to the nodes whose stream time its records advance."""
