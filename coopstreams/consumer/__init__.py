@@ -1,4 +1,4 @@
-"""Consumers that share partitions by key range and commit records in whatever order they were done."""
+"""Consumers that share partitions by key range and commit records in any order."""
 
 from coopstreams.commit.offsets import OffsetAndRanges, list_consumer_group_offsets
 from coopstreams.consumer.assignors import Subscription, key_range_range, key_range_round_robin, sticky

@@ -1,22 +1,22 @@
 """Which consumer of a group reads which key ranges of which partitions: pure functions, run by the group's leader.
 
-Where the members of a group that opt into sharing outnumber the partitions of a topic, its partitions are cut and
-assigned to them (the proposal's *reverse-assign*: members are assigned to partitions, not partitions to members).
-Elsewhere partitions stay whole.
+If more members of a group opt into sharing than a topic has partitions, its partitions are cut and each is assigned to
+several members (the proposal's *reverse-assign*: members are assigned to partitions, not partitions to members).
+Otherwise partitions stay whole.
 
     key_range_round_robin   member after member takes the next partition                       `roundrobin`
     key_range_range         neighbouring members share a partition, neighbouring partitions a member   `range`
-    sticky                  fair like those, and nothing moves without a cause                 `cooperative-sticky`
+    sticky                  fair like those, and a range moves only for balance                `cooperative-sticky`
 
-Each returns what everybody shall have in the end. What somebody else still holds is withheld from it until it was
-released (`group/claims.py`), whichever of the three was asked: so every one of them is cooperative.
+Each returns the target: the key ranges of each member once all hand-overs are done. `group/claims.py` withholds a range
+from its new owner until the old one has released it. So all three are cooperative.
 
-Invariant: `check` holds for what is returned: no overlap, no hole, nobody gets what it did not subscribe to or may not
-share.
+Invariant: `checked` holds for the result: no overlap, no hole, no topic that the member did not subscribe to, no
+part of a partition that may not be shared.
 Source: the proposal's `KeyRangeBasedRoundRobinAssignor`; Kafka's RangeAssignor, RoundRobinAssignor, and KIP-429 for the
 third.
-Turned down: giving whole partitions to members that do not share while others share the rest (nobody could foresee its
-load).
+Turned down: giving whole partitions to members that do not share while others share the rest (the load of a member
+would be unpredictable).
 """
 
 from __future__ import annotations
@@ -41,36 +41,38 @@ Held: TypeAlias = Mapping[str, tuple[tuple[int, KeyRange], ...]]
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """A member as an assignor sees it. Source: Kafka's `ConsumerPartitionAssignor.Subscription`, with the proposal's
-    `allowKeyShare`.
+    """A member as an assignor sees it.
+
+    Source: Kafka's `ConsumerPartitionAssignor.Subscription`, with the proposal's `allowKeyShare`.
     """
 
     topics: frozenset[str]
     allow_key_share: bool = True
     held: Held = field(default_factory=dict)
-    """What it reads now, or has not released yet."""
+    """The key ranges that it reads now, or has not released yet."""
     promised: Held = field(default_factory=dict)
-    """What its last assignment said it shall have once all hand-overs are done."""
+    """Its target by its last assignment."""
     generation: int = NO_GENERATION
-    """Of that assignment: of two claims the newer one is true."""
+    """Of its last assignment. If two members claim the same range, the higher generation is right."""
 
 
 Members: TypeAlias = Mapping[str, Subscription]
 Assignor: TypeAlias = Callable[[Mapping[str, int], Members, Collection[str]], Mapping[str, Held]]
-"""(partitions by topic, members by id, topics that may be shared) -> what each member shall have."""
+"""(partitions by topic, members by id, topics that may be shared) -> the target of each member."""
 
 
 def key_range_round_robin(
     partitions: Mapping[str, int], members: Members, shareable: Collection[str]
 ) -> Mapping[str, Held]:
-    """Return each member's key ranges, assigned in turn: sharers of a topic over its partitions, whole partitions over
-    the members.
+    """Return each member's key ranges, assigned in turn.
+
+    A shared topic's members take turns over its partitions; whole partitions take turns over the members.
 
     Shape: the order of the members' ids. Whole partitions of all topics are assigned in one circle, those of a shared
     topic in their own.
 
     Raises:
-        AssignmentError: a bug here.
+        AssignmentError: a bug in this function.
     """
     assigned = _Assigned(members)
     circle = cycle(sorted(members))
@@ -86,13 +88,12 @@ def key_range_round_robin(
 
 
 def key_range_range(partitions: Mapping[str, int], members: Members, shareable: Collection[str]) -> Mapping[str, Held]:
-    """Return each member's key ranges, in blocks: neighbouring members share a partition, or a member has neighbouring
-    partitions.
+    """Return each member's key ranges, in blocks of neighbouring members or neighbouring partitions.
 
-    Shape: the order of the members' ids, topic by topic; the first ones take one more where it does not come out even.
+    Shape: the order of the members' ids, topic by topic; without an even split, the first ones take one more.
 
     Raises:
-        AssignmentError: a bug here.
+        AssignmentError: a bug in this function.
     """
     assigned = _Assigned(members)
     for topic, readers, share in _topics(partitions, members, shareable):
@@ -108,13 +109,12 @@ def key_range_range(partitions: Mapping[str, int], members: Members, shareable: 
 
 
 def sticky(partitions: Mapping[str, int], members: Members, shareable: Collection[str]) -> Mapping[str, Held]:
-    """Return each member's key ranges, fair, and moving little: what was promised while it still fits, else around what
-    is held.
+    """Return each member's key ranges, balanced with few moves: the last target if it fits, else near what is held.
 
     The same decision as for shared tasks (`group/assignor.py`), a topic in the place of a sub-topology.
 
     Raises:
-        AssignmentError: a bug here.
+        AssignmentError: a bug in this function.
     """
     index = {topic: i for i, topic in enumerate(sorted(partitions))}
     claims = claims_of(
@@ -145,11 +145,11 @@ ASSIGNORS: Mapping[str, Assignor] = {
 def checked(
     partitions: Mapping[str, int], members: Members, shareable: Collection[str], assigned: Mapping[str, Held]
 ) -> Mapping[str, Held]:
-    """Return what was assigned, looked at by someone else: also for an assignor of the user's.
+    """Return what was assigned, after checking the assignor's result; users may pass an assignor of their own.
 
     Raises:
-        AssignmentError: an overlap, a hole, a stranger, a topic that the member did not subscribe to, a part where
-            sharing is not allowed.
+        AssignmentError: an overlap, a hole, an unknown member, a topic that the member did not subscribe to, or a part
+            of a partition where sharing is not allowed.
     """
     owned: dict[tuple[str, int], list[KeyRange]] = {}
     for member, held in assigned.items():
@@ -188,7 +188,7 @@ def _check_piece(
 
 
 class _Assigned:
-    """What was assigned so far."""
+    """The key ranges assigned so far."""
 
     def __init__(self, members: Iterable[str]) -> None:
         self._of: dict[str, dict[str, list[tuple[int, KeyRange]]]] = {member: {} for member in members}
@@ -197,9 +197,7 @@ class _Assigned:
         self._of[member].setdefault(topic, []).append((partition, piece))
 
     def share(self, topic: str, partition: int, members: list[str]) -> None:
-        """Cut a partition for its members, in their order. More than there are key groups: the last ones get nothing of
-        it.
-        """
+        """Cut a partition for these members, in their order. Members beyond the number of key groups get none of it."""
         members = members[:GROUPS]
         for member, piece in zip(members, KeyRange.split(len(members)), strict=True):
             self.give(topic, partition, member, piece)
@@ -214,8 +212,9 @@ class _Assigned:
 def _topics(
     partitions: Mapping[str, int], members: Members, shareable: Collection[str]
 ) -> Iterator[tuple[str, list[str], bool]]:
-    """Yield each topic that somebody reads, who reads it, and whether its partitions are cut; members that do not share
-    read none of those.
+    """Yield each topic with readers, those readers, and whether its partitions are cut.
+
+    Members that do not share read no topic whose partitions are cut.
     """
     for topic in sorted(partitions):
         readers = sorted(id_ for id_, member in members.items() if topic in member.topics)
@@ -226,9 +225,7 @@ def _topics(
 
 
 def _blocks(items: int, parts: int) -> Iterator[tuple[int, int]]:
-    """Yield the half-open bounds of `parts` neighbouring blocks; the first ones are one larger where it does not come
-    out even.
-    """
+    """Yield the half-open bounds of `parts` neighbouring blocks; without an even split, the first are one larger."""
     size, larger = divmod(items, parts)
     return pairwise(size * i + min(i, larger) for i in range(parts + 1))
 

@@ -1,4 +1,4 @@
-"""A session is put together: for key ranges that were named, or for a member of a group."""
+"""Builds a session: for key ranges that the user assigned, or for a member of a group."""
 
 from __future__ import annotations
 
@@ -39,13 +39,11 @@ from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.task_id import TaskId
 
 STEADY_S = 5.0
-"""How long a question within `consume` may wait for brokers that are away; then `consume` returns, and asks again the
-next time.
-"""
+"""How long a request within `consume` waits for unreachable brokers; the next call of `consume` retries."""
 
 
 def transactional_ids(group: str) -> tuple[str, str]:
-    """Return the transactional ids of one life of a consumer: the user's producer, our own writer."""
+    """Return new transactional ids for one consumer: for the user's producer, and for the consumer's own writer."""
     life = uuid.uuid4().hex
     return f"{group}-consumer-{life}", f"{group}-consumer-{life}-commit"
 
@@ -63,7 +61,8 @@ def alone(
         for piece in pieces or (WHOLE,)
     ]
     ownership = Alone(GroupAdmin(config.client, config["group.id"], timeout_s=config["connect.timeout.ms"] / 1000))
-    # The same for whoever is told to read the same: a replacement ends what its predecessor left open, and fences it.
+    # The id depends on the key ranges only: a replacement that reads the same fences its predecessor, and ends the
+    # transaction that it left open.
     what = hashlib.sha256("\n".join(sorted(f"{topics[id_.subtopology]} {id_}" for id_ in ids)).encode()).hexdigest()[
         :16
     ]
@@ -71,8 +70,7 @@ def alone(
     session = _session(
         config, log, ownership, topics, transactional_id, filter_, policies, {}, queue.SimpleQueue(), parts=True
     )
-    # No coordinator counts generations here: of two that choose the same term, the one that began later outranks the
-    # other.
+    # No coordinator counts generations here: if two consumers choose the same term, the later start outranks the other.
     session.openings.barrier.generation = int(time.time())
     session.openings.want(ids, 0)
     return session
@@ -115,7 +113,7 @@ def shared(
     member = GroupMember(
         connector(config.client),
         group,
-        # The commit topic is among the topics: the broker expires offsets of topics that no member subscribes to.
+        # Subscribe to the commit topic, too: the broker expires offsets of topics without a subscription.
         [*topics, follower.partition.topic],
         info,
         assign,
@@ -167,7 +165,7 @@ def _session(
     positions = Positions(
         log, ownership, follower, sources, config["auto.offset.reset"], transactional_id, alone=ownership.alone
     )
-    # The whole form: the id of another group may begin like ours.
+    # Match the whole id: the id of another group may begin with this group's id.
     form = re.compile(re.escape(config["group.id"]) + r"-consumer-[0-9a-f]{32}(-commit)?")
     member = ownership.member if isinstance(ownership, Shared) else None
     commits = [follower.partition.topic]

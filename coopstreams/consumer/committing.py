@@ -1,25 +1,23 @@
-"""One commit of a consumer: a transaction, so that it counts for all its partitions or for none.
+"""Commits of a consumer: each is one Kafka transaction, so it counts for all its partitions or for none.
 
     begin | one individual commit a key range, tombstones | flush | fence: plain offsets | commit
 
-The proposal's commit id and number of records, by which a reader tells a torn commit, are Kafka's transaction here:
-producer id and epoch name it, its marker completes it, readers of committed records never see a torn one, and
-compaction does not let it replace what was complete. So nothing has to be restored or committed again.
+The proposal detects a torn commit by a commit id and a number of records. Kafka's transaction does that here: producer
+id and epoch identify it, its marker completes it, readers of committed records never see a torn commit, and compaction
+does not replace a complete commit by a torn one. So nothing has to be restored or committed again.
 
-`commit_order="offset"` is the proposal's purgatory ("Look into the future: Transactional Support"). The transaction
-markers of Kafka know the order of a partition only. Who needs results to become visible in the order of the input has
-its transactional commit wait until the stable offset of the partition has reached its first offset; the next one then
-waits for this one.
+`commit_order="offset"` is the proposal's purgatory ("Look into the future: Transactional Support"). Kafka's transaction
+markers order transactions within a partition only. With this setting a transactional commit waits until the stable
+offset of each partition has reached the commit's first offset, so results become visible in the order of the input.
 
     stable 40;  B commits [45,49] -> waits;  A commits [40,44] -> proceeds, stable 45 -> B proceeds
 
-The queue is the commit topic: each consumer reads there how far the others are, so nobody has to be told that it may
-proceed.
+The commit topic is the queue: each consumer reads the progress of the others there, and needs no other signal.
 
-Invariant: records first, fence last (`tasks/committer`). After a failure what is in flight stays as it is, and the next
-commit says it all again: the writer is aborted first, so whether the failed one counted is decided by then, and
-positions only grow.
-Turned down: making every transaction wait (the default is free of order: per key there is one anyway).
+Invariant: individual commits first, fence last (`tasks/committer`). After a failure the writer aborts, which decides
+whether the failed commit counted. What is in flight stays in flight, and the next commit repeats everything; positions
+only grow.
+Turned down: making every transaction wait (the default is free of order; within a key there is order anyway).
 """
 
 from __future__ import annotations
@@ -44,11 +42,11 @@ WAIT_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """What a commit came to, of each partition that it was about.
+    """The result of a commit, by partition.
 
-    Shape: `offset`: everything of this consumer's key ranges below it is committed. `last_stable_offset`: everything of
-    all key ranges below it is, as far as is known; None: some key range has never committed. `ranges`: what was done
-    since the last commit.
+    Shape: `offset`: below it, this consumer's key ranges are committed. `last_stable_offset`: below it, all key ranges
+    are committed, as far as is known; None: some key range has never committed. `ranges`: the offsets done since the
+    last commit.
     """
 
     offset: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -57,27 +55,27 @@ class CommitResult:
 
 
 class Committing:
-    """Commits the key ranges of one consumer. One thread."""
+    """Commits the key ranges of one consumer. Belongs to one thread."""
 
     def __init__(
         self, log: Log, follower: Follower, transactional_id: str, timeout_s: float, *, in_offset_order: bool
     ) -> None:
-        """`transactional_id`: of our own writer, which ends what a predecessor of that id left open."""
+        """Open the writer. Its `transactional_id` ends a transaction that a predecessor with the same id left open."""
         self._follower = follower
         self._writer: Writer = log.writer(transactional_id, lambda: [follower.partition.topic])
         self._timeout_s = timeout_s
         self._in_offset_order = in_offset_order
         self.in_order = False
-        """Whether commits say positions only."""
+        """Whether commits contain positions only, without done runs above them."""
 
     def claim(self, shares: Sequence[Share], ownership: Ownership) -> None:
-        """Say under our own terms what was found: whoever opens the same hashes from now on speaks louder, and can be
-        heard.
+        """Commit the inherited positions of these key ranges under this consumer's own terms.
 
-        A group that begins at the end of the log keeps that position from now on, whoever gets the key range next.
+        From then on, this consumer's commits outrank those of earlier owners. A group that begins at the end of the log
+        keeps that position, whichever member gets the key range next.
 
         Raises:
-            LogError: it may or may not have counted.
+            LogError: it is unknown whether the claim counted.
         """
         for share in shares:
             found = [said.metadata for said in self._follower.live(share.at) if said.key.range.overlaps(share.id.range)]
@@ -90,11 +88,11 @@ class Committing:
     def commit(
         self, shares: Sequence[Share], ownership: Ownership, metadata: Mapping[TopicPartition, str]
     ) -> CommitResult:
-        """Commit what these have done, in a transaction of its own; without anything to say, write nothing.
+        """Commit the done records of these key ranges in a transaction of its own; write nothing if nothing changed.
 
         Raises:
-            MembershipLostError: the group went on; what is uncommitted is void.
-            LogError: it may or may not have counted; the next commit says it again.
+            MembershipLostError: the group has removed this member; uncommitted work is void.
+            LogError: it is unknown whether the commit counted; the next commit repeats it.
         """
         for share in shares:
             share.stand(in_order=self.in_order)
@@ -110,10 +108,10 @@ class Committing:
         return self._result(shares, moved, news)
 
     def commit_in(self, transaction: Transaction, shares: Sequence[Share], ownership: Ownership) -> CommitResult:
-        """Commit what these (at least one) have done within a transaction that is open, and end it.
+        """Add the commit of these key ranges (at least one) to an open transaction, and commit the transaction.
 
         Raises:
-            MembershipLostError | LogError: abort it.
+            MembershipLostError | LogError: abort the transaction.
         """
         for share in shares:
             share.stand(in_order=self.in_order)
@@ -121,13 +119,12 @@ class Committing:
         news = _news(shares)
         if self._in_offset_order:
             self._await_turn(shares, news)
-        self._write(
-            transaction, moved, ownership, shares[0].epoch
-        )  # the fence also if nothing moved: results are fenced, too
+        # The fence is sent even if nothing moved: it fences the user's results, too.
+        self._write(transaction, moved, ownership, shares[0].epoch)
         return self._result(shares, moved, news)
 
     def close(self) -> None:
-        """Let go of the writer."""
+        """Close the writer."""
         self._writer.close()
 
     def _in_own_transaction(self, shares: Sequence[Share], ownership: Ownership, *, claim: bool = False) -> None:
@@ -157,10 +154,10 @@ class Committing:
         ownership.commit(transaction, commit, epoch, self._timeout_s)
 
     def _await_turn(self, shares: Sequence[Share], news: Mapping[TopicPartition, Runs]) -> None:
-        """Return when others are done with everything before what is new.
+        """Return when other consumers have committed everything before the first offset of this commit.
 
         Raises:
-            LogError: retryable: they are not, for so long that the transaction would time out.
+            LogError: retryable: they have not after half of the transaction timeout.
         """
         first = {at: runs[0][0] for at, runs in news.items() if runs}
         give_up = time.monotonic() + self._timeout_s / 2
@@ -177,7 +174,7 @@ class Committing:
             self._follower.poll(WAIT_S)
 
     def _others_stable(self, at: TopicPartition, shares: Sequence[Share]) -> int | None:
-        """How far all key ranges but our own are."""
+        """Return the stable offset of a partition, with this consumer's own key ranges counted as done."""
         mine = [share for share in shares if share.at == at]
         own = [Segment(share.id.range, 1 << 62) for share in mine]
         stable = self._follower.stable(at, mine[0].progress.plain_offset(at), own)
@@ -204,7 +201,7 @@ class Committing:
 
 
 def _news(shares: Sequence[Share]) -> dict[TopicPartition, Runs]:
-    """What is done since the last commit, in all key ranges of a partition together."""
+    """Return the offsets done since the last commit, of all key ranges of a partition together."""
     news: dict[TopicPartition, list[tuple[int, int]]] = {}
     for share in shares:
         news.setdefault(share.at, []).extend(share.inflight.news())
@@ -215,10 +212,10 @@ P = TypeVar("P")
 
 
 def behind(first: Mapping[P, int], stable: Mapping[P, int | None]) -> dict[P, int | None]:
-    """Return the partitions in which somebody is not done with what comes before a commit; empty: it may proceed.
+    """Return the partitions in which offsets before a commit are not all done; empty: the commit may proceed.
 
-    Shape: `first` is the first offset that it commits, of each partition; `stable` the first offset that is not done
-    there, None: not known.
+    Shape: `first` has the first offset that the commit covers in each partition; `stable` the first offset that is not
+    done there, None: unknown.
     """
     return {
         at: stable.get(at) for at, offset in first.items() if (reached := stable.get(at)) is None or reached < offset

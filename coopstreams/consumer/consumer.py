@@ -1,13 +1,13 @@
-"""A consumer that shares partitions by key range and commits records in whatever order they were done.
+"""A consumer that shares partitions by key range and commits records in any order.
 
     subscribe | assign  ->  consume  ->  (your work, any thread)  ->  done  ->  commit  ->  close
 
-The methods below check what they are given and hand it to the `ConsumerSession`. They belong to one thread at a time (a
-second one waits); `done` may be called from any, at any time.
+The methods check their arguments and call the `ConsumerSession`. A lock admits one thread at a time; `done` may be
+called from any thread at any time.
 
-Invariant: what is committed was `done` (or named as done); a record that is not done is handed out again, to whoever
-has its key range next.
-Turned down: a background thread (one more queue between a record and its user, and errors that nobody sees).
+Invariant: only records marked `done` (or committed by name) are committed; a record that is not done is handed out
+again, to the next owner of its key range.
+Turned down: a background thread (one more queue between a record and its user, and errors that surface nowhere).
 Source: the proposals 1 (cooperative consumer), 2 (KIP-983), 3 (offset management); see docs/proposals.md.
 """
 
@@ -47,10 +47,10 @@ Partition = TopicPartition | tuple[str, int]
 
 
 class CooperativeConsumer:
-    """Reads key ranges of partitions, and commits what was done, in any order.
+    """Reads key ranges of partitions, and commits done records in any order.
 
-    Shape: `config` in Kafka's dotted names; what is not ours goes to librdkafka. `filter`: records that it does not let
-    pass count as done.
+    Shape: `config` has Kafka's dotted names; settings unknown here go to librdkafka. Records that `filter` drops count
+    as done.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class CooperativeConsumer:
         filter: Filter | None = None,  # noqa: A002
         assignor: Assignor | None = None,
     ) -> None:
-        """Check the settings; contact nothing yet.
+        """Check the settings; connect to nothing yet.
 
         Raises:
-            ConfigError: a setting that cannot be.
+            ConfigError: an invalid setting.
         """
         self._config = ConsumerConfig.of(config)
         self._filter = filter
@@ -85,10 +85,10 @@ class CooperativeConsumer:
         on_revoke: RangesCallback | None = None,
         on_lost: RangesCallback | None = None,
     ) -> None:
-        """Join the group, and read what it assigns to this member; with `allow_key_share`, parts of partitions, too.
+        """Join the group and read what it assigns; with `allow_key_share`, also parts of partitions.
 
-        Shape: the callbacks get key ranges by partition, from within `consume`: when they are open; before they are
-        given up (their last commit follows); when they are lost.
+        Shape: `consume` calls the callbacks with key ranges by partition: `on_assign` once they are open, `on_revoke`
+        before they are given up (their last commit follows), `on_lost` when they are lost.
 
         Raises:
             UnknownTopicError: a topic that does not exist.
@@ -110,10 +110,10 @@ class CooperativeConsumer:
             )
 
     def assign(self, partitions: Mapping[Partition, Sequence[KeyRange]]) -> None:
-        """Read these key ranges, as a member of nothing; an empty sequence is the whole partition.
+        """Read these key ranges without joining the group; an empty sequence is the whole partition.
 
-        The positions are those of the group `group.id`, which must have no members. Of two consumers that are told to
-        read the same hashes the one that came last counts.
+        The positions are those of the group `group.id`, which must have no members. If two consumers read the same
+        hashes, the commits of the one that opened them last count.
 
         Raises:
             TopicRangeFetchNotAllowedError: a part of a partition, and the topic does not allow it.
@@ -134,40 +134,41 @@ class CooperativeConsumer:
     # --- records ---
 
     def consume(self, num_messages: int = 500, timeout_s: float = 1.0) -> list[ConsumerRecord]:
-        """Return the next records, at most so many; without any, wait for the first. Returns early when the group wants
-        something back.
+        """Return up to `num_messages` records; block up to `timeout_s` for the first one.
 
-        Never records that are committed, nor of key ranges that are to be revoked.
+        Returns early when the group revokes something. Hands out no committed records, and none of key ranges that are
+        to be revoked.
 
         Raises:
             MembershipLostError | LogError: a commit in between failed; nothing is lost, call it again.
-            OffsetOutOfRangeError: the log has lost records of the group's position; says which.
-            GroupError: Kafka will not have this member; says why.
+            OffsetOutOfRangeError: the log no longer has the group's position; the message names it.
+            GroupError: Kafka refuses this member; the message says why.
         """
         with self._lock:
             return self._free.consume(num_messages, timeout_s)
 
     def done(self, record: ConsumerRecord) -> None:
-        """Note that a record was processed; the next commit says so. Any thread, at once."""
+        """Mark a record as processed, for the next commit. Any thread; does not block."""
         session = self._running
         if session is not None:
             session.finished.append((record.share, record.offset))
 
     def pause(self, partitions: Iterable[Partition]) -> None:
-        """Hand out nothing of these partitions until `resume`."""
+        """Stop handing out records of these partitions until `resume`."""
         with self._lock:
             for at in partitions:
                 self._session.fetching.pause(TopicPartition(*at), True)
 
     def resume(self, partitions: Iterable[Partition]) -> None:
-        """Go on with these partitions."""
+        """Hand out records of these partitions again."""
         with self._lock:
             for at in partitions:
                 self._session.fetching.pause(TopicPartition(*at), False)
 
     def seek(self, partition: Partition, offset: int) -> None:
-        """Hand out from this offset on. What is skipped counts as done; what is done stays committed, although it is
-        handed out again.
+        """Hand out from this offset on.
+
+        Skipped records count as done; done records stay committed, although they are handed out again.
         """
         with self._lock:
             self._session.take_done()
@@ -183,18 +184,19 @@ class CooperativeConsumer:
         expected: Mapping[Partition, int] | None = None,
         metadata: str = "",
     ) -> CommitResult:
-        """Commit what is done, all partitions or none; with `offsets`, everything below these as well, and of these
-        partitions only.
+        """Commit everything done, in all partitions or none; with `offsets`, also everything below them.
 
-        Shape: `metadata` goes beside each offset. `expected`: commit only if this consumer's key ranges of a partition
-        are committed up to exactly there.
+        With `offsets`, only these partitions are committed.
+
+        Shape: `metadata` is stored beside each offset. `expected`: commit only if this consumer's key ranges of a
+        partition are committed up to exactly this offset.
 
         Raises:
             CommitConflictError: they are not; nothing was committed.
-            IndividualCommitTooOldError: somebody else has taken over some of it (after `assign` only); this consumer
+            IndividualCommitTooOldError: another consumer has taken over some of it (after `assign` only); this consumer
                 goes on from there.
-            MembershipLostError: the group went on without this consumer; `lost` will say what is gone.
-            LogError: it may or may not have counted; commit again.
+            MembershipLostError: the group has removed this member; `lost` returns its former key ranges.
+            LogError: it is unknown whether the commit counted; commit again.
         """
         with self._lock:
             session = self._free
@@ -216,14 +218,13 @@ class CooperativeConsumer:
         expected: Mapping[Partition, int] | None = None,
         metadata: str = "",
     ) -> CommitResult:
-        """Commit these offsets, handed out or not: inclusive (start, end). Those of other key ranges among them do not
-        count.
+        """Commit these offsets, handed out or not, as inclusive (start, end); ignore offsets of other key ranges.
 
-        It raises what `commit` raises, too. Nothing is committed then.
+        Also raises what `commit` raises. Nothing is committed when it raises.
 
         Raises:
             IndividualCommitNotAllowedError: the cluster, or this consumer, does not allow it.
-            IndividualCommitTooOldError: all that is named of a partition is committed already; says how far it is.
+            IndividualCommitTooOldError: everything named in a partition is committed already; has its position.
             MaxIndividualCommitReachedError: more ranges than `max.individual.commits`.
             ValueError: a range that ends before it starts.
         """
@@ -244,10 +245,10 @@ class CooperativeConsumer:
             return self._commit(shares, expected or {}, metadata)
 
     def committed(self, partitions: Iterable[Partition]) -> dict[TopicPartition, OffsetAndRanges | None]:
-        """Return what the group has committed, whoever did: everything that was finished before this call.
+        """Return the commits of the whole group that were finished before this call.
 
         Raises:
-            LogError: retryable: an open transaction keeps the answer back.
+            LogError: retryable: an open transaction delays the answer.
         """
         with self._lock:
             catch_up(self._session.follower)
@@ -257,8 +258,9 @@ class CooperativeConsumer:
 
     @contextmanager
     def transaction(self, producer: Any) -> Iterator[None]:
-        """Within: produce, and say `done`. At the end both count, or neither: then everything since the last commit is
-        handed out again.
+        """Commit what the body produces and marks `done`, both or neither.
+
+        If neither counts, everything since the last commit is handed out again.
 
         Shape: `producer` is a `confluent_kafka.Producer` with `transactional.id` = `consumer.transactional_id`, after
         `init_transactions`.
@@ -293,32 +295,33 @@ class CooperativeConsumer:
 
     @property
     def transactional_id(self) -> str:
-        """The transactional id for the producer of `transaction`: other members end what it leaves open when this
-        process dies.
+        """The transactional id for the producer of `transaction`.
+
+        If this process dies, other members abort the transaction that it left open under this id.
         """
         return self._ids[0]
 
     # --- giving up ---
 
     def to_be_revoked(self) -> Ranges:
-        """Return what the next `consume` gives up: finish and commit it, or `delay_revoke`."""
+        """Return the key ranges that the next `consume` gives up: finish and commit them, or call `delay_revoke`."""
         with self._lock:
             return by_partition(self._session.revocations.next)
 
     def lost(self) -> Ranges:
-        """Return what was lost during the last `consume`: stop working on it, it is somebody else's."""
+        """Return the key ranges lost in the last `consume`: stop working on them, other members own them."""
         with self._lock:
             return by_partition(self._session.revocations.lost)
 
     def delay_revoke(self, partitions: Iterable[Partition]) -> bool:
-        """Keep the key ranges of these partitions for one more `consume`; return False if some of them are lost."""
+        """Keep the key ranges of these partitions for one more `consume`; return False if one of them is lost."""
         with self._lock:
             wanted = {TopicPartition(*at) for at in partitions}
             lists = self._session.revocations
             return lists.delay([share for share in [*lists.next, *lists.lost] if share.at in wanted])
 
     def close(self) -> None:
-        """Commit what is done, leave the group, let go of everything. Idempotent."""
+        """Commit everything done, leave the group, close all connections. Idempotent."""
         with self._lock:
             session, self._running = self._running, None
             if session is not None:
@@ -335,7 +338,7 @@ class CooperativeConsumer:
 
     @property
     def _free(self) -> ConsumerSession:
-        """The session, for what commits by itself."""
+        """The session, for calls that are not allowed within a transaction."""
         if self._in_transaction:
             raise GroupError(
                 "a transaction is open: end it before you consume or commit, or records would be committed outside of "

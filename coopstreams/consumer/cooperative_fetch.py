@@ -1,17 +1,16 @@
-"""Work without order: records are delivered to whoever asks, key or no key, and nobody owns a range.
+"""Unordered consumption: records go to any member that asks, regardless of their key, and no member owns a range.
 
-The broker does it: a share group (KIP-932) keeps the marker that the proposal asks for, delivers runs of offsets to the
-members in turn, knows each by id and epoch (zombies and retries), and delivers again what was not finished within
-`max.gap.wait.ms`. So nothing is kept in the commit topic: stable offset and gaps are the broker's.
+A share group (KIP-932) provides it. The broker keeps the marker that the proposal asks for and delivers runs of offsets
+to the members in turn. It knows each member by id and epoch, which covers zombies and retries, and delivers again what
+was not finished within `max.gap.wait.ms`. So the commit topic is not used: the broker keeps stable offset and gaps.
 
     poll -> waiting -> consume -> out -> done | release -> commit -> the next poll
 
-Invariant: a record is handed out once a delivery; nothing is polled while something of the last batch is out and still
-this process's.
-What that costs: a record that takes long holds up its own consumer, for `max.gap.wait.ms` at most, and no other. At
-least once, but not for ever: after five deliveries in vain (`group.share.delivery.count.limit`) the broker gives a
-record up.
-Turned down: assigning offset ranges over the group's leader (a second marker, session and re-assignment beside the
+Invariant: each delivery of a record is handed out once; nothing is polled while records of the last batch are
+unfinished and their lock has not expired.
+Cost: a slow record holds up its own consumer, for `max.gap.wait.ms` at most, and no other. Delivery is at-least-once,
+but limited: after five failed deliveries (`group.share.delivery.count.limit`) the broker gives a record up.
+Turned down: assigning offset ranges through the group's leader (a second marker, session and re-assignment beside the
 broker's own).
 """
 
@@ -39,17 +38,17 @@ log = logging.getLogger(__name__)
 
 _COMMIT_S = 30.0
 _POLL_S = 0.5
-"""Short, as the time of what a poll brings is counted from its beginning."""
+"""Short, because the lock of a polled record is timed from the beginning of the poll."""
 _OF_THE_GROUP = {
     "auto.offset.reset": ("share.auto.offset.reset", "earliest"),
     "isolation.level": ("share.isolation.level", "read_committed"),
     "max.gap.wait.ms": ("share.record.lock.duration.ms", "30000"),
 }
-"""Our settings that the broker keeps for the whole group: its name, and our default."""
+"""Settings that the broker keeps for the whole group: Kafka's name, and the default here."""
 
 
 class Acquired:
-    """The records of one batch: which wait, which are out, which are finished. Any thread may finish one. No I/O."""
+    """The records of one batch: waiting, handed out, finished. Any thread may finish one. No I/O."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -63,16 +62,14 @@ class Acquired:
             self._waiting.extend(records)
 
     def hand_out(self, most: int) -> list[AcquiredRecord]:
-        """Return the next records for the user."""
+        """Return up to `most` records for the user."""
         with self._changed:
             records = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
             self._out |= {record.id: record for record in records}
             return records
 
     def finish(self, record: AcquiredRecord, *, done: bool) -> bool:
-        """Note that a record is done, or is to be delivered again; return False if it is not this process's any
-        more.
-        """
+        """Mark a record as done, or for another delivery; return False if this process no longer holds it."""
         with self._changed:
             if self._out.get(record.id) is not record:
                 return False
@@ -81,13 +78,13 @@ class Acquired:
             return True
 
     def finished(self) -> list[tuple[AcquiredRecord, bool]]:
-        """Return what was finished since the last question, and whether it is done."""
+        """Return the records finished since the last call, and whether each is done."""
         with self._changed:
             finished, self._finished = self._finished, []
             return finished
 
     def give_up(self) -> list[AcquiredRecord]:
-        """Return what is not finished: it is not this process's any more."""
+        """Return the unfinished records, and forget them: this process no longer holds them."""
         with self._changed:
             left = [*self._out.values(), *self._waiting]
             self._out.clear()
@@ -95,7 +92,7 @@ class Acquired:
             return left
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until everything of the batch is finished, but no longer than this."""
+        """Block until every record of the batch is finished, up to `timeout_s`."""
         with self._changed:
             self._changed.wait_for(lambda: self.empty, timeout_s)
 
@@ -111,7 +108,7 @@ class Acquired:
 
 
 class CooperativeFetch:
-    """A consumer of records in no order. `done` and `release` from any thread, everything else from one.
+    """A consumer of records in no order. `done` and `release` may be called from any thread, the rest from one.
 
     Settings: `bootstrap.servers`, `group.id` (of a share group: not one of consumers), `auto.offset.reset`,
     `isolation.level`, `max.gap.wait.ms`, and how to connect, in librdkafka's names.
@@ -135,10 +132,10 @@ class CooperativeFetch:
         )
         self._acquired = Acquired()
         self._until = 0.0
-        """Until when the records of the batch are this process's."""
+        """Until when this process holds the records of the batch."""
 
     def subscribe(self, topics: Sequence[str]) -> None:
-        """Be given records of these topics, instead of those before.
+        """Subscribe to these topics, replacing earlier ones.
 
         Raises:
             UnknownTopicError: a topic does not exist.
@@ -156,11 +153,12 @@ class CooperativeFetch:
         self._client.subscribe(topics)
 
     def consume(self, num_records: int, timeout_s: float) -> list[AcquiredRecord]:
-        """Return records that are this process's for `max.gap.wait.ms`; nothing, if none came, or earlier ones were not
-        finished, in time.
+        """Return records that this process holds for `max.gap.wait.ms`.
+
+        Empty if none arrived in time, or if earlier ones were not finished in time.
 
         Raises:
-            LogError: what does not heal by itself.
+            LogError: a fault that a retry does not cure.
         """
         give_up = time.monotonic() + timeout_s
         while True:
@@ -177,18 +175,17 @@ class CooperativeFetch:
                 return []
 
     def done(self, record: AcquiredRecord) -> bool:
-        """Note that a record is done; return False if that was too late: it was delivered to somebody else. Any
-        thread.
-        """
+        """Mark a record as done; return False if it was too late, and the record is delivered again. Any thread."""
         return self._finish(record, done=True)
 
     def release(self, record: AcquiredRecord) -> bool:
-        """Give a record back, for anybody to try again; return False if that was too late. Any thread."""
+        """Return a record to the broker for another delivery; return False if it was too late. Any thread."""
         return self._finish(record, done=False)
 
     def commit(self) -> dict[TopicPartition, str]:
-        """Tell the broker what is done; return the partitions in which it was too late for some, and why: they are done
-        again by somebody.
+        """Acknowledge finished records; return why, for each partition in which it was too late for some of them.
+
+        Those are delivered again.
 
         Raises:
             LogError: no answer: what was done since the last commit may be done again.
@@ -204,7 +201,7 @@ class CooperativeFetch:
         return refused
 
     def close(self) -> None:
-        """Commit what is done, give everything else back, leave the group."""
+        """Commit done records, return all others to the broker, and leave the group."""
         self._release_left()
         self.commit()
         self._client.close()
@@ -222,7 +219,7 @@ class CooperativeFetch:
             log.warning("%d records were not finished within max.gap.wait.ms; they are delivered again", left)
 
     def _release_left(self) -> int:
-        """Acknowledge what is not finished as given back: the client polls again only then."""
+        """Return unfinished records to the broker, and count them: the client polls again only after that."""
         left = self._acquired.give_up()
         for record in left:
             self._client.acknowledge(record, done=False)

@@ -1,12 +1,12 @@
-"""One reader for all key ranges of a consumer: each partition is fetched once, hashed once, and each record goes to the
-range that owns it.
+"""One reader for all key ranges of a consumer: it fetches each partition once and routes each record to its range.
 
-A range that cannot take records now does not hold up the others of its partition. Its records are kept, within
-`max.bytes.key.range.cache`, and evicted as they are handed out. Of a topic that does not reserve values only keys and
-offsets are kept (`waiting`), and a second reader gets the values (`refetching`). What does not fit is dropped, and the
-first reader goes back for it.
+A range that is paused or has too many records in flight does not hold up the other ranges of its partition. Its records
+are cached, up to `max.bytes.key.range.cache` in total, and leave the cache when they are handed out. Of a topic that
+does not reserve values, the cache keeps only keys and offsets (`waiting`), and a second reader fetches the values later
+(`refetching`). Records that do not fit are dropped, and the first reader goes back for them.
 
-Invariant: a range gets every record from where it was opened, in order, once, whatever the others of its partition do.
+Invariant: a range gets every record from its opening position on, in order, once, whatever the other ranges of its
+partition do.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class _Partition:
     shares: list[Share] = field(default_factory=list)
     """In the order of the reader's slots."""
     at: int | None = None
-    """Where the reader stands; None: it is not being read."""
+    """The next offset that the reader fetches; None: the partition is not being read."""
 
 
 class Fetching:
-    """Moves records from a reader to key ranges, and on to the user. One thread."""
+    """Moves records from a reader to key ranges, and on to the user. Belongs to one thread."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Fetching:
         self._partitions: dict[TopicPartition, _Partition] = {}
 
     def open(self, share: Share) -> None:
-        """Read a key range from where it was opened."""
+        """Read a key range from its opening position on."""
         partition = self._partitions.setdefault(share.at, _Partition())
         share.paused = any(other.paused for other in partition.shares)
         partition.shares.append(share)
@@ -56,7 +56,7 @@ class Fetching:
         self._place({share.at})
 
     def close(self, shares: Iterable[Share]) -> None:
-        """Read these no more; what waits is dropped."""
+        """Stop reading these key ranges, and drop their waiting records."""
         touched = set()
         for share in shares:
             share.live = False
@@ -71,7 +71,7 @@ class Fetching:
             self._place(touched)
 
     def fetch(self, most: int, timeout_s: float) -> None:
-        """Fetch once; wait only for the first record."""
+        """Fetch once; block up to `timeout_s`, and only while no record has arrived."""
         self.catch_up()
         for share in self._shares():
             if (offsets := share.ask()) is not None:
@@ -88,7 +88,7 @@ class Fetching:
         self._again.fetch(0.0 if batches else timeout_s)
 
     def records(self, most: int) -> list[ConsumerRecord]:
-        """Return what can be handed out now."""
+        """Return up to `most` records that can be handed out now."""
         records: list[ConsumerRecord] = []
         for share in self._shares():
             if len(records) < most:
@@ -97,7 +97,7 @@ class Fetching:
         return records
 
     def catch_up(self) -> None:
-        """Have the reader go back for ranges that it has passed, and that can take records again."""
+        """Move the reader back for ranges whose records it dropped, and which can take records again."""
         behind = {
             at
             for at, partition in self._partitions.items()
@@ -107,7 +107,7 @@ class Fetching:
             self._place(behind)
 
     def pause(self, at: TopicPartition, paused: bool) -> None:
-        """Hand out nothing of a partition, and fetch nothing; or go on."""
+        """Stop or resume fetching a partition and handing out its records."""
         partition = self._partitions.get(at)
         if partition is not None:
             for share in partition.shares:
@@ -127,7 +127,7 @@ class Fetching:
             yield from partition.shares
 
     def _place(self, touched: set[TopicPartition]) -> None:
-        """Tell the reader where to read and whom to route to."""
+        """Set the reader's positions, and the key range of each of its slots."""
         for at in touched & self._partitions.keys():
             partition = self._partitions[at]
             partition.shares.sort(key=lambda share: share.id)
@@ -135,7 +135,7 @@ class Fetching:
                 if share.behind and not share.waiting and (partition.at is None or not share.stuck):
                     partition.at = share.taken if partition.at is None else min(partition.at, share.taken)
                     share.behind = False
-            if partition.at is None:  # all of them are stuck: from the first, later
+            if partition.at is None:  # every range is stuck: begin at the lowest offset, once one can take records
                 partition.at = min(share.taken for share in partition.shares)
         self._reader.assign({at: Position(partition.at or 0) for at, partition in self._partitions.items()})
         for at in touched & self._partitions.keys():

@@ -1,7 +1,7 @@
-"""Which records a consumer is not interested in: by key, by size.
+"""A filter drops records of a consumer by key and by size.
 
-What a filter holds back is done as far as the group is concerned: the position passes over it, nobody of the group gets
-it. So all members of a group have the same filter.
+A record that the filter drops counts as done for the whole group: the committed position passes over it, and no member
+receives it. All members of a group must therefore use the same filter.
 
 Source: the proposal's outlook on broker-side filtering: key ranges, blacklisted and whitelisted keys, largest and
 smallest record size.
@@ -16,7 +16,7 @@ from coopstreams.topology.columns import Columns
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Lets a record pass if it meets all conditions that are given.
+    """Passes a record that meets every condition that is set.
 
     Units: the size of a record is that of its key and value, in bytes.
     """
@@ -28,14 +28,14 @@ class Filter:
     max_record_bytes: int | None = None
 
     def passes(self, key: bytes | None, value: bytes | None) -> bool:
-        """Return whether a record is handed out."""
+        """Return whether the record passes."""
         if (self.allow_keys is not None and key not in self.allow_keys) or key in self.deny_keys:
             return False
         size = len(key or b"") + len(value or b"")
         return size >= self.min_record_bytes and (self.max_record_bytes is None or size <= self.max_record_bytes)
 
     def columns(self, columns: Columns) -> Columns:
-        """Return those of the records that pass."""
+        """Return the records that pass."""
         return columns.pick(
             [i for i, record in enumerate(zip(columns.keys, columns.values, strict=True)) if self.passes(*record)]
         )

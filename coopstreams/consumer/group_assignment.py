@@ -1,7 +1,7 @@
-"""The leader's decision for a group of consumers: what an assignor wants, and what of it is free now.
+"""The assignment of a consumer group, as its leader makes it: the assignor's target, and what is granted of it now.
 
-A topic takes the place of a sub-topology: its number is a hash of its name, so that members which subscribe to
-different topics agree.
+A topic takes the place of a sub-topology in task ids. Its number is a hash of its name, so that members with different
+subscriptions agree on the number.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def topic_numbers(topics: Iterable[str]) -> dict[int, str]:
     """Return the topics by number.
 
     Raises:
-        ConfigError: two of them have the same number; one chance in four thousand million.
+        ConfigError: two of them have the same number (one chance in 2^32); read one of them in another group.
     """
     numbers: dict[int, str] = {}
     for topic in topics:
@@ -42,10 +42,10 @@ def topic_numbers(topics: Iterable[str]) -> dict[int, str]:
 def assign_consumers(
     assignor: Assignor, partitions: Mapping[str, int], shareable: Collection[str], members: Mapping[str, MemberState]
 ) -> dict[str, Assignment]:
-    """Return what each member gets; topics that are not among `partitions` are not assigned.
+    """Return each member's assignment. Topics that are not among `partitions` are not assigned.
 
     Raises:
-        AssignmentError: an overlap or a hole; nothing was given to anybody.
+        AssignmentError: the assignor's ranges overlap or leave a hole; no member is assigned anything.
     """
     topics = topic_numbers(partitions)
     consumers = {id_: state for id_, state in members.items() if not state.info.topology}
@@ -54,7 +54,8 @@ def assign_consumers(
     assigned = checked(partitions, wanted, shareable, assignor(partitions, wanted, shareable))
     target = {id_: _tasks(assigned.get(id_, {})) for id_ in consumers}
     claims = claims_of(consumers)
-    held = any(state.tasks for state in strangers.values())  # what their tasks read, only they know
+    # Instances of an application hold tasks whose topics are unknown here: grant nothing until they have released them.
+    held = any(state.tasks for state in strangers.values())
     granted = dict.fromkeys(consumers, ()) if held else grant(target, claims)
     check_granted(granted, claims)
     settled = granted == target

@@ -1,22 +1,20 @@
-"""Which records of one key range of one partition were handed out, which are done, and what a commit of them says.
+"""The records of one key range: which are handed out, which are done, and the segments that a commit of them writes.
 
-    offsets   ....DDDDDDD|oDDoooD|..........      o handed out, D done: here, by an earlier owner, or in somebody
-              else's key range
-                         ^       ^
+    offsets   ....DDDDDDD|oDDoooD|..........      o handed out, D done: here, by an earlier owner, or in another
+                         ^       ^                key range
                      position   next
 
-Everything below `next` is done, but for what is handed out and not done. So what has to be kept is what is *missing*,
-and the done runs above the position are the gaps between these offsets: offsets of other key ranges do not break them.
-(Of a partition in which every second record is its own, a consumer commits one run, where the proposal counts a range
-per record.)
+Everything below `next` is done, except the records that are handed out and not done. So only these *missing* offsets
+are stored. The done runs above the position are the gaps between missing offsets; offsets of other key ranges do not
+break a run. (If every second record of a partition belongs to this key range, a consumer commits one run, where the
+proposal counts a range per record.)
 
-An earlier owner may have done more in some part of the range than in another: the segments that were found. They are
-kept until `next` has passed them, and records that they cover are not handed out.
+An earlier owner may have done more in one part of the range than in another: the segments that were found at opening.
+They are kept until `next` has passed them, and records that they cover are not handed out.
 
-Invariant: a commit covers no offset that was handed out and is not done; what one commit covers, every later one
-covers, too.
-Turned down: keeping what is done (a million finished records behind one slow one are a million entries; what is missing
-is one).
+Invariant: a commit covers no offset that is handed out and not done; what one commit covers, every later one covers.
+Turned down: storing the done offsets (a million finished records behind one slow one are a million entries; missing is
+one).
 """
 
 from __future__ import annotations
@@ -34,37 +32,36 @@ class InFlight:
     """The records of one key range. Not thread-safe, no I/O."""
 
     def __init__(self, segments: Sequence[Segment], most: int) -> None:
-        """Begin where the segments stand, which tile the range. `most`: so many records may be out."""
+        """Begin at the positions of the segments, which tile the range. At most `most` records may be in flight."""
         self.range = KeyRange(segments[0].range.start, segments[-1].range.end)
         self.most = most
         self.next = min(segment.position for segment in segments)
-        """Every record of the range below it was handed out, or needed not be."""
+        """Every record of the range below it was handed out, or was done before."""
         self.wanted = self.next
-        """The next offset to hand out: below `next` after a seek, for records that are handed out again."""
+        """The next offset to hand out: below `next` after a seek back, when records are handed out again."""
         self._found = tuple(segments)
         self._missing: set[int] = set()
         self._named: Runs = ()
-        """Committed by name before they were handed out: at or above `next`."""
+        """Offsets at or above `next` that the user committed by name before they were handed out."""
         self._news: Runs = ()
         self._latest: list[int] = []
-        """Done since the last commit, not yet in `_news`."""
+        """Offsets done since the last commit, not yet merged into `_news`."""
         self._blocked = False
 
     @property
     def missing(self) -> int:
-        """How many records are handed out and not done."""
+        """The number of records that are handed out and not done."""
         return len(self._missing)
 
     def blocked(self) -> bool:
-        """Return whether nothing more may be handed out: too much is out, and since then not half of it was done."""
+        """Return whether handing out stops: `most` records are in flight, and since then less than half became done."""
         self._blocked = len(self._missing) >= (max(1, self.most // 2) if self._blocked else self.most)
         return self._blocked
 
     def hand_out(self, keys: Sequence[bytes | None], offsets: Sequence[int], next_offset: int) -> list[int]:
-        """Return the indices of the records that are to be handed out now: not done, and not handed out before (but for
-        a seek).
+        """Return the indices of the records to hand out now: not done, and (except after a seek) not handed out before.
 
-        Shape: records of this range in offset order; `next_offset` is the first offset that was not looked at.
+        Shape: records of this range in offset order; `next_offset` is the first offset behind them.
         """
         again = range(bisect_left(offsets, self.wanted), bisect_left(offsets, self.next))
         fresh = list(range(max(again.start, again.stop), len(offsets)))
@@ -77,8 +74,9 @@ class InFlight:
         return [*again, *fresh]
 
     def done(self, offset: int) -> bool:
-        """Note that a record was processed; return False if it is not out: it was done before, or is handed out again
-        after a seek.
+        """Note that a record was processed; return False if it is not in flight.
+
+        It is not if it was done before, or is handed out again after a seek.
         """
         if offset not in self._missing:
             return False
@@ -87,14 +85,13 @@ class InFlight:
         return True
 
     def held_with(self, runs: Runs) -> int:
-        """Return how many ranges a commit may come to have when these are done, too."""
+        """Return an upper bound of the ranges that a commit has when these are done, too."""
         return len(merge(self._named, above(runs, self.next))) + sum(
             not contains(runs, offset) for offset in self._missing
         )
 
     def done_by_name(self, runs: Runs) -> None:
-        """Note that these offsets are done, whether they were handed out or not. Other key ranges' among them do not
-        matter.
+        """Note that these offsets are done, whether or not they were handed out; ignore offsets of other key ranges.
 
         Raises:
             OverflowError: more runs than may be held; nothing is noted.
@@ -111,29 +108,30 @@ class InFlight:
         self._named, self._news = named, merge(self._news, ahead)
 
     def news(self) -> Runs:
-        """Return what was done since the last commit as runs: the ranges that the proposal's commit request has."""
+        """Return the offsets done since the last commit as runs: the ranges of the proposal's commit request."""
         if self._latest:
             latest, self._latest = self._latest, []
             self._news = merge(self._news, runs_of(latest))
         return self._news
 
     def many_news(self, most: int) -> bool:
-        """Return whether more ranges than this were done since the last commit."""
+        """Return whether more than `most` ranges were done since the last commit."""
         return len(self._latest) + len(self._news) > most and len(self.news()) > most
 
     def committed(self) -> None:
-        """Note that a commit of everything that is done has counted."""
+        """Note that a commit of everything done has counted."""
         self._news, self._latest = (), []
 
     def seek(self, offset: int) -> None:
-        """Hand out from this offset on. What is skipped counts as done; what is done stays done, although it is handed
-        out again.
+        """Hand out from this offset on.
+
+        Skipped records count as done; done records stay done, although they are handed out again.
         """
         self.wanted = offset
         self.next = max(self.next, offset)
 
     def segments(self) -> tuple[Segment, ...]:
-        """Return how far each part of the range is: what a commit says."""
+        """Return the progress of each part of the range, as a commit writes it."""
         self._named = above(self._named, self.next)
         position, runs = self._own()
         stands = []
@@ -142,18 +140,18 @@ class InFlight:
             stands.append(Segment(found.range, at, found.stream_time, done))
         segments = tuple(join(stands))
         if len(segments) == 1 and segments[0].position == position == self.next:
-            self._found = segments  # everything that was found is behind us
+            self._found = segments  # `next` has passed every segment that was found
         return segments
 
     def _own(self) -> tuple[int, Runs]:
-        """What is done here, not counting what was found."""
+        """Return the position and the done runs above it, without the segments that were found."""
         missing = sorted(self._missing)
         bounds = [*missing, self.next]
         runs = [(a + 1, b - 1) for a, b in zip(missing, bounds[1:], strict=True) if b - a > 1]
         return advance(bounds[0], merge(tuple(runs), self._named) if self._named else tuple(runs))
 
     def _not_found(self, keys: Sequence[bytes | None], offsets: Sequence[int], some: Sequence[int]) -> list[int]:
-        """Those of the indices at which no earlier owner was done."""
+        """Return the indices whose offsets no earlier owner has done."""
         ends = [segment.range.end for segment in self._found]
         hashes = [0] * len(some)
         if len(ends) > 1:

@@ -1,12 +1,11 @@
-"""How a consumer comes to have key ranges: alone, by what it is told to read, or as a member of a group. And what it
-may commit.
+"""How a consumer opens key ranges and fences its commits: alone (`assign`), or as a member of a group (`subscribe`).
 
     wanted -> barrier -> positions -> opened           `Openings`, for both
-    Alone          nobody assigns anything; a later opener of the same hashes speaks louder (a higher term)
-    Shared         the group assigns; what it wants back stays held until it is released
+    Alone          no group assigns; a later opener of the same hashes outranks this one (a higher term)
+    Shared         the group assigns; a revoked range stays held until it is released
 
-Invariant: of one partition, nothing is opened that overlaps what this consumer still holds.
-Invariant: alone or not, a range is opened behind the barrier, at a term above all that was seen.
+Invariant: no key range is opened that overlaps another one of its partition that this consumer still holds.
+Invariant: alone or not, a range is opened behind the barrier, at a term above all terms seen before.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from coopstreams.topology.task_id import TaskId
 log = logging.getLogger(__name__)
 
 COMPLAIN_S = 5.0
-"""How long a key range may wait for the barrier before that is said, and said again."""
+"""How long a key range waits for the barrier before a warning is logged, and between warnings."""
 
 
 @dataclass(slots=True, eq=False)
 class Opening:
-    """A key range that is wanted and not yet open."""
+    """A key range that is wanted and not open yet."""
 
     id: TaskId
     epoch: int
@@ -46,11 +45,11 @@ class Opening:
     doubted_at: float | None = None
     plain: dict[TopicPartition, Committed | None] = field(default_factory=dict)
     said_at: float = field(default_factory=time.monotonic)
-    """When it was wanted, or was last said to wait."""
+    """When it was first wanted, or last logged as waiting."""
 
 
 class Openings:
-    """The key ranges that wait for the barrier. One thread."""
+    """The key ranges that wait for the barrier. Belongs to one thread."""
 
     def __init__(self, follower: Follower, barrier: Barrier, positions: Positions) -> None:
         self.barrier = barrier
@@ -62,23 +61,23 @@ class Openings:
         return bool(self._waiting)
 
     def want(self, ids: Iterable[TaskId], epoch: int) -> None:
-        """Open these when that is possible."""
+        """Open these as soon as the barrier lets them pass."""
         for id_ in ids:
             self._waiting[id_] = Opening(id_, epoch)
 
     def drop(self, ids: Iterable[TaskId]) -> list[TaskId]:
-        """Open these no more; return those that were waiting."""
+        """Cancel these openings; return those that were waiting."""
         return [id_ for id_ in ids if self._waiting.pop(id_, None) is not None]
 
     def clear(self) -> None:
-        """Open nothing."""
+        """Cancel all openings."""
         self._waiting.clear()
 
     def step(self, held: Collection[TaskId]) -> list[tuple[Progress, Opening]]:
-        """Return what is open now; ends transactions of dead members that stand in the way.
+        """Return the key ranges that opened now; end transactions of dead members that hold the barrier.
 
         Raises:
-            LogError: the brokers did not answer (ask again), or a position that the log no longer has.
+            LogError: the brokers did not answer (call again), or the log no longer has a position.
         """
         self.barrier.hunt()
         ready = [one for one in self._waiting.values() if not any(one.id.conflicts(other) for other in held)]
@@ -90,7 +89,7 @@ class Openings:
         return [(progress, self._waiting.pop(id_)) for id_, progress in opened.items()]
 
     def _complain(self, waiting: Iterable[Opening]) -> None:
-        """Say who waits for long, and for what."""
+        """Log the key ranges that have waited for long, and what they wait for."""
         now = time.monotonic()
         for one in waiting:
             if now - one.said_at > COMPLAIN_S and one.barrier is not None:
@@ -116,7 +115,7 @@ class Openings:
 
 
 class Transaction(Protocol):
-    """What a commit needs of a writer: ours, or a producer of the user's."""
+    """The writer of a commit: `Writer`, or a producer of the user's."""
 
     def begin(self) -> None:
         """See `Writer`."""
@@ -146,7 +145,7 @@ class Transaction(Protocol):
 
 
 class Ownership(Protocol):
-    """What a commit needs: whose it is."""
+    """How the commits of this consumer are fenced."""
 
     alone: bool
 
@@ -155,16 +154,16 @@ class Ownership(Protocol):
         ...
 
     def commit(self, writer: Transaction, plan: CommitPlan, epoch: int, timeout_s: float) -> None:
-        """Make what was written in the open transaction count, with the plain offsets of the plan.
+        """Commit the open transaction together with the plain offsets of the plan.
 
         Raises:
-            MembershipLostError: refused: the group went on. What is uncommitted is void.
-            LogError: it may or may not have counted.
+            MembershipLostError: the fence was refused: the group has removed this member. Uncommitted work is void.
+            LogError: it is unknown whether the commit counted.
         """
 
 
 class Alone:
-    """Without a membership: `assign`."""
+    """Ownership without a group membership: `assign`."""
 
     alone = True
 
@@ -176,22 +175,25 @@ class Alone:
         return self._admin.committed(partitions)
 
     def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:
-        """Return what is known of these partitions now."""
+        """Return the coordinator's current offsets of these partitions."""
         return self._admin.fetch_offsets(partitions, stable=stable)
 
     def commit(self, writer: Transaction, plan: CommitPlan, epoch: int, timeout_s: float) -> None:  # noqa: ARG002
-        """End the transaction; then tell the coordinator, for monitors: the individual commits say it all."""
+        """Commit the transaction, then commit the plain offsets without a fence.
+
+        Positions are read from the individual commits; the plain offsets are for monitoring tools.
+        """
         writer.commit(timeout_s)
         if offsets := {at: offset for at, offset in plan.offsets.items() if offset[1]}:
             self._admin.commit(offsets)
 
     def close(self) -> None:
-        """Let go."""
+        """Close the connection."""
         self._admin.close()
 
 
 class Shared:
-    """As a member of a group: `subscribe`."""
+    """Ownership as a member of a group: `subscribe`."""
 
     alone = False
 
@@ -204,17 +206,17 @@ class Shared:
         return self.member.committed(partitions)
 
     def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:
-        """Return what is known of these partitions now."""
+        """Return the coordinator's current offsets of these partitions."""
         return self.member.fetch_offsets(partitions, stable=stable)
 
     def commit(self, writer: Transaction, plan: CommitPlan, epoch: int, timeout_s: float) -> None:
-        """Ask for the fence, which comes last; end the transaction."""
+        """Send the plain offsets with the group's fence, last, and commit the transaction."""
         with self.member.fence(epoch) as fence:
             writer.send_offsets(plan.offsets, fence)
         writer.commit(timeout_s)
 
     def released(self, ids: Iterable[TaskId]) -> None:
-        """Say that these are committed and closed."""
+        """Report these as committed and closed, so that the group may assign them to others."""
         assert self.assigned is not None
         self.member.released(ids, self.assigned.serial)
 

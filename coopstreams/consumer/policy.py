@@ -1,24 +1,23 @@
-"""What administrators allow: whether a group may commit out of order, whether a topic may be read by key range.
+"""The policy of administrators: whether groups may commit out of order, whether a topic may be read by key range.
 
-The proposal has three places to turn sharing off. Two are settings of brokers and topics, which a client cannot add;
-they are kept in a compacted topic of their own, and every cooperative consumer obeys it. The third is the consumer's
-`allow.individual.commit`.
+The proposal turns sharing off in three places. Two are settings of brokers and topics, which a client cannot add to
+Kafka; they are kept in a compacted topic of their own, and every cooperative consumer obeys it. The third is the
+consumer's `allow.individual.commit`.
 
-    cluster   accept.individual.commit                               true
-    topic     accept.range.fetch, reserve.message.value.range.fetch  false, unless somebody says otherwise
+    cluster   accept.individual.commit                               default true
+    topic     accept.range.fetch, reserve.message.value.range.fetch  default false
 
-    key     JSON: [setting, topic]; the topic of a setting of the cluster is ""
-    value   JSON: true or false                                      null: the default again
+    key     JSON: [setting, topic]; the topic of a cluster setting is ""
+    value   JSON: true or false                                      null: back to the default
 
-A consumer looks at them, and at which topics there are, now and then (`Policies`). The leader assigns on the I/O thread
-of its membership, where nothing may be asked: it uses what was seen last, and is told to assign again when something
-else is seen.
+A consumer refreshes the policy and the partition counts of topics every few seconds (`Policies`). The leader assigns on
+the I/O thread of its membership, which must not block: it uses the values seen last, and rejoins when they change.
 
-Invariant: who can read the topic obeys it, who may write it decides (`kafka-acls`); a client that is not ours is not
-held by it.
-Invariant: `for_leader`, `shareable` and `reserves_values` never ask the brokers.
-Turned down: settings of Kafka topics (brokers refuse names they do not know), one file beside each consumer (no single
-place to turn it off).
+Invariant: every consumer that can read the topic obeys it; Kafka's ACLs (`kafka-acls`) decide who may write it. Clients
+other than coopstreams ignore it.
+Invariant: `for_leader`, `shareable` and `reserves_values` never contact the brokers.
+Turned down: settings of Kafka topics (brokers refuse unknown names), one file beside each consumer (no single place to
+turn it off).
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ TOPICS: Mapping[str, tuple[bool, str]] = {
         "are read again.",
     ),
 }
-"""Settings by name: the default, and what it means."""
+"""Settings by name: the default, and the meaning."""
 
 _PARTITION = TopicPartition(TOPIC, 0)
 _TIMEOUT_S = 30.0
@@ -63,7 +62,7 @@ _BATCH = 1000
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What was set, by (topic, setting); the topic of a setting of the cluster is empty."""
+    """The settings that were set, by (topic, setting); the topic of a cluster setting is empty."""
 
     values: Mapping[tuple[str, str], bool] = field(default_factory=dict)
 
@@ -73,17 +72,15 @@ class Policy:
         return self.get("accept.individual.commit")
 
     def accepts_range_fetch(self, topic: str) -> bool:
-        """Whether the partitions of a topic may be read by key range: the topic says so, and the cluster takes
-        individual commits.
-        """
+        """Whether a topic may be read by key range: the topic allows it, and the cluster accepts individual commits."""
         return self.accepts_individual_commit and self.get("accept.range.fetch", topic)
 
     def reserves_values(self, topic: str) -> bool:
-        """Whether values of records that wait are kept in memory."""
+        """Whether consumers cache the values of waiting records."""
         return self.get("reserve.message.value.range.fetch", topic)
 
     def get(self, name: str, topic: str | None = None) -> bool:
-        """Return a setting of the cluster, or of a topic: what was set, else the default.
+        """Return a setting of the cluster, or of a topic: its value, else its default.
 
         Raises:
             ConfigError: there is no such setting at this level.
@@ -95,7 +92,7 @@ def default(name: str, topic: str | None = None) -> bool:
     """Return the default of a setting of the cluster, or of topics.
 
     Raises:
-        ConfigError: there is no such setting at this level; says which there are.
+        ConfigError: there is no such setting at this level; the message lists those there are.
     """
     known = CLUSTER if topic is None else TOPICS
     if name not in known:
@@ -112,15 +109,15 @@ def default(name: str, topic: str | None = None) -> bool:
 
 
 def topic_spec(replication: int = -1) -> TopicSpec:
-    """Return how the policy topic is created."""
+    """Return the configuration of the policy topic."""
     return TopicSpec(TOPIC, 1, {"cleanup.policy": "compact", "segment.bytes": "10485760"}, replication)
 
 
 def read_policy(settings: Mapping[str, Any]) -> Policy:
-    """Return the policy of a cluster. `settings`: how to reach it, in librdkafka's names.
+    """Return the policy of a cluster. `settings`: its connection, in librdkafka's names.
 
     Raises:
-        LogError: it cannot be read.
+        LogError: the policy topic cannot be read.
     """
     log = KafkaLog(settings)
     policies = PolicyTopic(log)
@@ -132,7 +129,7 @@ def read_policy(settings: Mapping[str, Any]) -> Policy:
 
 
 def set_policy(settings: Mapping[str, Any], values: Mapping[str, bool | None], topic: str | None = None) -> None:
-    """Set what a cluster, or a topic of it, allows; None: the default again.
+    """Set what a cluster, or one of its topics, allows; None: back to the default.
 
     Raises:
         ConfigError: there is no such setting at this level; nothing is set.
@@ -150,10 +147,10 @@ def set_policy(settings: Mapping[str, Any], values: Mapping[str, bool | None], t
 
 
 class PolicyTopic:
-    """The policy topic of a cluster. One thread."""
+    """The policy topic of a cluster. Belongs to one thread."""
 
     def __init__(self, log: Log, *, replication: int = -1) -> None:
-        """Contact nothing yet. `replication` is for the topic, when the first setting makes it."""
+        """Connect to nothing yet. `replication` is for the topic, which the first setting creates."""
         self._log = log
         self._replication = replication
         self._values: dict[tuple[str, str], bool] = {}
@@ -161,7 +158,7 @@ class PolicyTopic:
         self._at = 0
 
     def read(self) -> Policy:
-        """Return the policy as it is now; only what is new is read. Without the topic everything has its default.
+        """Return the current policy, reading only new records. Without the topic, every setting has its default.
 
         Raises:
             LogError: the topic cannot be read.
@@ -185,7 +182,7 @@ class PolicyTopic:
         return Policy(dict(self._values))
 
     def set(self, name: str, value: bool | None, topic: str | None = None) -> None:
-        """Set one setting of the cluster or of a topic, for everybody; None: the default again.
+        """Set one setting of the cluster or of a topic; None: back to the default.
 
         Raises:
             ConfigError: there is no such setting at this level.
@@ -216,9 +213,7 @@ class PolicyTopic:
             self._reader.close()
 
     def _apply(self, columns: Columns) -> None:
-        """Take settings in the order of the log; those of a later version of coopstreams are kept, and nobody asks for
-        them.
-        """
+        """Apply settings in the order of the log. Settings of later versions of coopstreams are kept, and unused."""
         for key, value, offset in zip(columns.keys, columns.values, columns.offsets, strict=True):
             try:
                 name, topic = orjson.loads(key or b"")
@@ -238,9 +233,7 @@ LOOK_EVERY_S = 5.0
 
 
 class Policies:
-    """Topics and policy, as they were when they were last looked at. `look` and `watch` belong to the thread that has
-    the consumer.
-    """
+    """The topics and the policy, as last seen. Only the consumer's thread calls `changed` and `watch`."""
 
     def __init__(self, log: Log, replication: int) -> None:
         self._log = log
@@ -248,11 +241,11 @@ class Policies:
         self._policy = Policy()
         self._counts: dict[str, int] = {}
         self._asked: set[str] = set()
-        """The topics of the group, as far as its leader has heard of them."""
+        """The topics of the group, as far as this member knows them."""
         self._look_at = 0.0
 
     def watch(self, topics: Iterable[str]) -> None:
-        """Look now; these are topics of the group.
+        """Refresh now; these are topics of the group.
 
         Raises:
             UnknownTopicError: one of them does not exist.
@@ -264,8 +257,9 @@ class Policies:
             raise UnknownTopicError(f"there is no topic {', '.join(missing)}: create it first, or correct the name")
 
     def changed(self) -> bool:
-        """Look again if it is time; return whether the group should assign again. While brokers are away, what was seen
-        last holds.
+        """Refresh if it is time; return whether the group should rebalance.
+
+        While brokers are unreachable, the values seen last stay valid.
         """
         if time.monotonic() < self._look_at:
             return False
@@ -278,7 +272,7 @@ class Policies:
         return before != self._seen()
 
     def for_leader(self, topics: set[str]) -> tuple[dict[str, int], frozenset[str]]:
-        """Return the partitions of these topics, as far as they are known, and which of them may be shared."""
+        """Return the partition counts of these topics, as far as known, and which of them may be shared."""
         self._asked |= topics - {COMMIT_TOPIC}
         known = {topic: self._counts[topic] for topic in topics - {COMMIT_TOPIC} if topic in self._counts}
         if len(known) < len(topics - {COMMIT_TOPIC}):
@@ -290,7 +284,7 @@ class Policies:
         return self._policy.accepts_range_fetch(topic)
 
     def reserves_values(self, topic: str) -> bool:
-        """Whether values of records that wait may be kept."""
+        """Whether values of waiting records may be cached."""
         return self._policy.reserves_values(topic)
 
     @property
@@ -303,7 +297,7 @@ class Policies:
         return {topic_number(topic): topic for topic in self._counts}
 
     def close(self) -> None:
-        """Let go of the reader."""
+        """Close the reader."""
         self._topic.close()
 
     def _look(self) -> None:

@@ -1,16 +1,13 @@
-"""Values that were not kept are read again, when their records can be handed out: a second reader, one request after
-the other.
+"""A second reader that reads records again whose values were not cached, one request after the other.
 
-    a key range wants the values at some offsets -> `ask` -> the reader goes there and reads -> `fetch` returns what the
-    log has at them
+    a key range wants the values at some offsets -> `ask` -> the reader seeks and reads -> `fetch` fills the records in
 
-Offsets that lie near each other are read in one go, together with what lies between them; the reader jumps over more
-than `JUMP` offsets.
+Offsets that lie near each other are read in one go, together with what lies between them; the reader seeks over gaps of
+more than `JUMP` offsets.
 
-Invariant: a request is answered once, with what the log has: fewer records where compaction has removed some. What
-retention has deleted is the error that reading it the first time would have been.
-Turned down: sending the first reader back (it has gone on for the other key ranges of the partition, and would read for
-all of them again).
+Invariant: a request is answered once, with the records that the log still has; compaction may have removed some. An
+offset that retention has deleted raises the same error as on the first read.
+Turned down: sending the first reader back (it would read again for all key ranges of the partition).
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from coopstreams.topology.columns import Columns, TopicPartition, joined
 from coopstreams.topology.errors import LogError
 
 JUMP = 5000
-"""Reading so many records takes as long as going elsewhere, about: a few milliseconds."""
+"""Reading so many records takes about as long as seeking: a few milliseconds."""
 
 
 @dataclass(slots=True)
@@ -37,38 +34,38 @@ class Refetch:
     offsets: Sequence[int]
     waiting: WaitingRecords
     next: int = 0
-    """The first offset that was not looked at."""
+    """The first offset that was not read yet."""
     found: list[Columns] = field(default_factory=list)
 
     @property
     def wanted(self) -> bool:
-        """Whether it is still waited for: a seek or a rebalance may have ended that."""
+        """Whether the key range still waits for it; a seek or a rebalance cancels it."""
         return self.waiting.asked is self.offsets
 
 
 class Refetching:
-    """Reads records again by offset. One thread."""
+    """Reads records again by offset. Belongs to one thread."""
 
     def __init__(self, make_reader: Callable[[], Reader]) -> None:
-        """Make no reader before there is something to read."""
+        """Make no reader yet: the first request does."""
         self._make_reader = make_reader
         self._reader: Reader | None = None
         self._reading: tuple[TopicPartition, int] | None = None
-        """What the reader reads, and where it stands."""
+        """The partition that the reader reads, and its next offset."""
         self._requests: deque[Refetch] = deque()
 
     def __bool__(self) -> bool:
         return bool(self._requests)
 
     def ask(self, request: Refetch) -> None:
-        """Read this when all that was asked for before is read."""
+        """Add a request behind the earlier ones."""
         self._requests.append(request)
 
     def fetch(self, timeout_s: float) -> None:
-        """Fetch once, for the first request; wait only for the first record. Without requests, fetch nothing ahead.
+        """Fetch once, for the first request; block only while no record has arrived. Without requests, fetch nothing.
 
         Raises:
-            OffsetOutOfRangeError: the log does not have the offset any more.
+            OffsetOutOfRangeError: the log no longer has the offset.
         """
         while self._requests and not self._requests[0].wanted:
             self._requests.popleft()
@@ -91,7 +88,7 @@ class Refetching:
             self._reader.assign({request.at: Position(first)})
             self._reading = request.at, first
         try:
-            # Not one record more than that: the next request goes on from there.
+            # Read no record beyond `last`: the next request may continue from there.
             batches = self._reader.fetch(last + 1 - self._reading[1], timeout_s)
         except LogError:
             self._reading = None
@@ -115,7 +112,7 @@ def span(offsets: Sequence[int], start: int) -> tuple[int, int]:
 
 
 def _indexes(offsets: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    """The indices of those that are wanted."""
+    """Return the indices of the offsets that are wanted."""
     found = []
     for i, offset in enumerate(offsets):
         at = bisect_left(wanted, offset)

@@ -1,13 +1,12 @@
-"""Giving key ranges up without stopping: asked for in one poll, done in the next, or in a later one if the user says
-so.
+"""The lists by which a consumer gives up key ranges without stopping: revoked in one poll, released in a later one.
 
-    asked       -> revoke-next                       nothing more is handed out of it; its records are finished and
+    asked       -> revoke-next                       nothing more of it is handed out; its records are finished and
                 committed meanwhile
     poll begins    revoke-next -> released;  revoke-thereafter -> revoke-next
     delayed        revoke-next -> revoke-thereafter  each poll anew, until the deadline
-    deadline    -> lost                              what is not committed is void; others may have it
+    deadline    -> lost                              its uncommitted work is void; other members may own it
 
-Invariant: what is on a list is not handed out; it leaves the lists by being released or lost, once.
+Invariant: a key range on a list is not handed out; it leaves the lists once, released or lost.
 Source: KIP-983 (`getToBeRevokedPartitions`, `getLostPartitions`, `delayRevoke`), with its three lists, for key ranges.
 """
 
@@ -20,28 +19,26 @@ T = TypeVar("T")
 
 
 class Revocations(Generic[T]):
-    """The lists of one consumer. No clock: the caller says what time it is. Units: seconds."""
+    """The lists of one consumer. The caller passes the time. Units: seconds."""
 
     def __init__(self, deadline_s: float) -> None:
         self.lost: set[T] = set()
-        """Lost during the last poll, or since."""
+        """Lost since the last poll began."""
         self._deadline_s = deadline_s
         self._next: dict[T, float] = {}
         self._thereafter: dict[T, float] = {}
-        """Until when each may be kept."""
+        """The deadline of each key range; so in `_next`."""
 
     @property
     def next(self) -> frozenset[T]:
-        """What the next poll gives up, unless it is delayed."""
+        """The key ranges that the next poll gives up, unless they are delayed."""
         return frozenset(self._next)
 
     def __contains__(self, one: object) -> bool:
         return one in self._next or one in self._thereafter
 
     def poll(self, now: float) -> tuple[set[T], set[T]]:
-        """Begin a poll: return what is to be given up now, committed first, and what is lost because its time is
-        over.
-        """
+        """Begin a poll: return the key ranges to commit and release now, and those that are lost by their deadline."""
         self.lost = set()
         given_up = set(self._next)
         self._next, self._thereafter = self._thereafter, {}
@@ -49,31 +46,31 @@ class Revocations(Generic[T]):
         return given_up, late
 
     def expire(self, now: float) -> set[T]:
-        """Return what has been kept for too long; it is lost."""
+        """Move the key ranges that are past their deadline to `lost`, and return them."""
         late = {one for waiting in (self._next, self._thereafter) for one, until in waiting.items() if until <= now}
         self.lose(late)
         return late
 
     def ask(self, some: Iterable[T], now: float) -> None:
-        """The group wants these back."""
+        """Note that the group revokes these."""
         for one in some:
             if one not in self:
                 self._next[one] = now + self._deadline_s
 
     def keep(self, some: Iterable[T]) -> None:
-        """The group gives these back: they stay."""
+        """Note that the group assigns these again: they leave the lists."""
         for one in some:
             self._next.pop(one, None)
             self._thereafter.pop(one, None)
 
     def lose(self, some: Iterable[T]) -> None:
-        """These are gone, whether they were to be given up or not."""
+        """Note that these are lost, whether or not they were on a list."""
         gone = set(some)
         self.keep(gone)
         self.lost |= gone
 
     def delay(self, some: Iterable[T]) -> bool:
-        """Keep these for one more poll; return False, and change nothing, if one of them is lost."""
+        """Keep these for one more poll; return False, and change nothing, if one of them is already lost."""
         wanted = list(some)
         if any(one in self.lost for one in wanted):
             return False

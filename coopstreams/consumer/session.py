@@ -1,12 +1,11 @@
-"""What a consumer has and does between `subscribe` or `assign` and `close`: opens, hands out, gives up. One thread at a
-time.
+"""The state of a consumer from `subscribe` or `assign` to `close`: it opens, hands out and gives up key ranges.
 
-    the group says     -> openings, revocations        `_handle`
+    group events       -> openings, revocations        `_handle`
     openings           -> shares, fetched from now on  `_open`
     revocations        -> committed, released          `_begin_poll`
 
-Invariant: what is to be revoked is not handed out any more; what stays is never paused.
-Invariant: a share that leaves is marked, so that `done` for its records changes nothing.
+Invariant: a key range that is being revoked hands out nothing more; the others are never paused for a rebalance.
+Invariant: a share that is given up is marked, so that `done` for its records changes nothing.
 """
 
 from __future__ import annotations
@@ -44,19 +43,19 @@ from coopstreams.topology.task_id import TaskId
 log = logging.getLogger(__name__)
 
 SLICE_S = 0.05
-"""Longest wait for records before the group is listened to again."""
+"""The longest wait for records between two looks at the group's events."""
 OPENING_S = 0.005
 """The same, while a key range waits to be opened."""
 AGAIN_S = 0.1
 MOST_IN_VAIN = 5
-"""How often a commit is repeated that the group refused because it has a new generation."""
+"""How often a commit is tried again that was fenced because the group has a new generation."""
 
 Ranges = dict[TopicPartition, tuple[KeyRange, ...]]
 RangesCallback = Callable[[Ranges], object]
 
 
 class ConsumerSession:
-    """The key ranges of a consumer. The parts are made by the consumer; this is how they work together."""
+    """The key ranges of a consumer, and how its parts work together. `building` makes the parts."""
 
     def __init__(
         self,
@@ -72,9 +71,7 @@ class ConsumerSession:
         *,
         parts: bool,
     ) -> None:
-        """`parts`: whether this consumer takes parts of partitions. `listeners`: what to call on "assign", "revoke",
-        "lost".
-        """
+        """`parts`: whether this consumer takes parts of partitions. `listeners`: by "assign", "revoke", "lost"."""
         self.config = config
         self.ownership = ownership
         self.follower = follower
@@ -84,23 +81,21 @@ class ConsumerSession:
         self.revocations: Revocations[Share] = Revocations(config["max.revoke.delay.ms"] / 1000)
         self.shares: dict[TaskId, Share] = {}
         self.finished: deque[tuple[Share, int]] = deque()
-        """(share, offset) of records that are done; any thread adds to it."""
+        """(share, offset) of done records; any thread appends."""
         self.polled = [time.monotonic()]
-        """When `consume` was called last: the membership looks at it."""
+        """When `consume` was last called; the membership checks it against `max.poll.interval.ms`."""
         self._policies = policies
         self._inbox = inbox
         self._listeners = listeners
         self._parts = parts
         self._told = False
-        """Whether something was revoked or lost during this poll."""
+        """Whether something was revoked or lost during this poll, so that `consume` returns early."""
         self._blocked: set[Share] = set()
         self._refused: GroupError | None = None
         self._obey()
 
     def consume(self, most: int, timeout_s: float) -> list[ConsumerRecord]:
-        """Return the next records; without any, wait for the first. Returns early when the group wants something
-        back.
-        """
+        """Return up to `most` records; block up to `timeout_s` for the first; return early after a revocation."""
         deadline = time.monotonic() + timeout_s
         self._begin_poll()
         while True:
@@ -119,27 +114,26 @@ class ConsumerSession:
                 return records
 
     def commit(self, shares: Collection[Share], metadata: Mapping[TopicPartition, str] | None = None) -> CommitResult:
-        """Commit what is done of these.
+        """Commit the done records of these key ranges.
 
         Raises:
-            MembershipLostError: the group went on: `lost` will say so, with the next poll.
-            LogError: it may or may not have counted; the next commit says it again.
+            MembershipLostError: the group has removed this member; the next poll fills `lost`.
+            LogError: it is unknown whether the commit counted; the next commit repeats it.
         """
         in_order = sorted(shares, key=lambda share: share.id)
         for _ in range(MOST_IN_VAIN if isinstance(self.ownership, Shared) else 0):
             try:
                 return self.committing.commit(in_order, self.ownership, metadata or {})
-            except (
-                FencedError
-            ) as error:  # the group has a new generation; while this is a member, it still has what it holds
+            # The group has a new generation. As long as this is a member, it still owns what it holds: commit again.
+            except FencedError as error:
                 log.info("committing again: %s", error)
                 time.sleep(AGAIN_S)
         return self.committing.commit(in_order, self.ownership, metadata or {})
 
     def take_done(self) -> bool:
-        """Learn which records were finished; return False if some were of key ranges that are not here any more.
+        """Take over the records marked done; return False if some belong to key ranges that were given up.
 
-        These, and what was done before, are logged and change nothing.
+        Such records, and records that were done before, are logged and ignored.
         """
         twice: list[str] = []
         gone: list[str] = []
@@ -160,12 +154,11 @@ class ConsumerSession:
         return not gone
 
     def check_overtaken(self, shares: Collection[Share]) -> None:
-        """Do nothing if nobody has opened these hashes after us. Only after `assign`: a group has one owner of a hash
-        at a time.
+        """Do nothing unless another consumer has opened the same hashes later; only after `assign` can that happen.
 
         Raises:
-            IndividualCommitTooOldError: somebody has: what is done here since does not count. These are opened again
-                from there.
+            IndividualCommitTooOldError: one has: uncommitted work here does not count. The key range is opened again
+                at the position of the other.
         """
         if not self.ownership.alone:
             return
@@ -186,7 +179,7 @@ class ConsumerSession:
                 )
 
     def reopen(self) -> None:
-        """Forget what is not committed, and ask the log: it is handed out again."""
+        """Forget uncommitted progress, and open the key ranges again, so that their records are handed out again."""
         epochs = {share.id: share.epoch for share in self.shares.values() if share not in self.revocations}
         self.fetching.close(self.shares.values())
         leaving = [share for share in self.shares.values() if share in self.revocations]
@@ -196,7 +189,7 @@ class ConsumerSession:
             self.openings.want([id_], epoch)
 
     def close(self) -> None:
-        """Commit what is done, give everything up."""
+        """Commit everything done, and give up all key ranges."""
         self.take_done()
         self._told = True
         try:
@@ -240,13 +233,13 @@ class ConsumerSession:
         self._gone(given_up)
 
     def _obey(self) -> None:
-        """Do as the cluster and this consumer's settings say."""
+        """Apply the cluster's policy and this consumer's settings."""
         self.committing.in_order = not (
             self.config["allow.individual.commit"] and self._policies.accepts_individual_commit
         )
 
     def _handle(self) -> None:
-        """Listen to the group."""
+        """Process the events of the group and the deadlines of revocations."""
         late = self.revocations.expire(time.monotonic())
         if late:
             self._lose(late)
@@ -290,7 +283,7 @@ class ConsumerSession:
         self._told = self._told or bool(asked)
 
     def _open(self) -> None:
-        """Open what the barrier does not hold any more; claim it, so that nobody is in doubt where it stands."""
+        """Open the key ranges that passed the barrier, and commit their positions as a claim."""
         if not self.openings:
             return
         opened: list[tuple[Progress, Opening]] = []
@@ -315,7 +308,7 @@ class ConsumerSession:
         self._tell("assign", fresh)
 
     def _note(self) -> None:
-        """Take what is done; commit if it is much; ask for a rebalance when a key range is blocked."""
+        """Take over done records; commit if they are many; rejoin when a key range becomes blocked."""
         self.take_done()
         most = self.config["max.num.ranges.to.commit"]
         many = [share for share in self.shares.values() if share.inflight.many_news(most)]
@@ -333,7 +326,7 @@ class ConsumerSession:
         self._blocked = blocked
 
     def _lose(self, lost: Iterable[Share]) -> None:
-        """These are somebody else's now."""
+        """Note that these are lost, and call `on_lost`."""
         gone = [share for share in lost if share.live]
         self.revocations.lose(gone)
         self._told = True
@@ -341,7 +334,7 @@ class ConsumerSession:
         self._tell("lost", gone)
 
     def _gone(self, shares: Collection[Share]) -> None:
-        """Let go of these; the group may give them to others."""
+        """Close these, and release them to the group."""
         self.fetching.close(shares)
         for share in shares:
             self.shares.pop(share.id, None)

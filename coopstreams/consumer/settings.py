@@ -1,6 +1,6 @@
 """Settings of a cooperative consumer: Kafka's names, the proposal's, and whatever librdkafka knows.
 
-Invariant: what is not listed here goes to the Kafka clients as it is, and they refuse what they do not know.
+Invariant: names not listed here are passed to the Kafka clients unchanged, and they refuse unknown names.
 """
 
 from __future__ import annotations
@@ -87,13 +87,14 @@ SETTINGS: Mapping[str, tuple[Callable[[Any], Any], Any, str]] = {
     ),
     "connect.timeout.ms": (integer(1000), 60_000, "How long to look for the brokers before giving up."),
 }
-"""Every setting of ours: how it is read, its default, what it means."""
+"""Every setting of coopstreams: its parser, its default, its meaning."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerConfig:
-    """Checked settings. `values` has every name of `SETTINGS`; `client` what goes to the Kafka clients, in librdkafka's
-    names.
+    """Checked settings.
+
+    Shape: `values` has every name of `SETTINGS`; `client` has the settings of the Kafka clients, in librdkafka's names.
     """
 
     values: Mapping[str, Any]
@@ -104,10 +105,10 @@ class ConsumerConfig:
 
     @staticmethod
     def of(settings: Mapping[str, Any]) -> ConsumerConfig:
-        """Return the checked settings, with defaults for what is not said.
+        """Return the checked settings, with defaults for those that are missing.
 
         Raises:
-            ConfigError: a value that cannot be, or no group.
+            ConfigError: an invalid value, or no `group.id`.
         """
         values = {name: default for name, (_, default, _) in SETTINGS.items()}
         for name in settings.keys() & SETTINGS.keys():

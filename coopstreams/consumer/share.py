@@ -1,11 +1,11 @@
-"""One key range of one partition that a consumer has, and the records of it that wait to be handed out.
+"""One key range of one partition that a consumer owns, and its records that wait to be handed out.
 
     reader -> take -> waiting -> hand_out -> the user -> done -> segments -> the next commit
                          |  ^
-                       ask  fill      of what waits without values, they are read again when it can be handed out
+                       ask  fill      records cached without values are read again when they can be handed out
 
-Invariant: records wait only while their key range cannot take them (too much of it is in flight, or it is paused). What
-does not fit into the cache is dropped and read again: `behind` says so.
+Invariant: records wait only while their key range is stuck (too many are in flight, or it is paused). Records that do
+not fit into the cache are dropped and read again: `behind` notes it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from coopstreams.topology.task_id import TaskId
 
 @dataclass(slots=True, eq=False)
 class ConsumerRecord:
-    """A record as it is handed out. Units: the timestamp in ms since the epoch, -1 without one."""
+    """A record for the user. Units: the timestamp in ms since the epoch, -1 without one."""
 
     topic: str
     partition: int
@@ -36,33 +36,33 @@ class ConsumerRecord:
     timestamp: int
     headers: Headers | None
     share: Share = field(repr=False)
-    """Whose record it is, for `done`."""
+    """The key range whose record it is, for `done`."""
 
     @property
     def key_range(self) -> KeyRange:
-        """The key range that it was handed out for."""
+        """The key range that owned the record when it was handed out."""
         return self.share.id.range
 
 
 class Share:
-    """A key range of a partition, from its opening to its end. Belongs to the thread that has the consumer."""
+    """A key range of a partition, from its opening to its end. Belongs to the consumer's thread."""
 
     def __init__(self, id_: TaskId, progress: Progress, epoch: int, most: int) -> None:
         self.id = id_
         (self.at,) = progress.partitions
         self.progress = progress
         self.epoch = epoch
-        """Of the membership under which it was opened."""
+        """The membership epoch under which it was opened."""
         self.inflight = InFlight(progress.segments(self.at), most)
         self.taken = self.inflight.next
-        """The next offset wanted from the reader."""
+        """The next offset to take from the reader."""
         self.behind = False
-        """Whether the reader has passed `taken`: it has to go back there."""
+        """Whether the reader has passed `taken`, and must go back there."""
         self.paused = False
         self.leaving = False
-        """Whether the group wants it back: nothing more is handed out."""
+        """Whether the group has revoked it: nothing more is handed out."""
         self.live = True
-        """Whether it is still this consumer's."""
+        """Whether this consumer still owns it."""
         self.waiting = WaitingRecords()
 
     def __str__(self) -> str:
@@ -70,21 +70,20 @@ class Share:
 
     @property
     def stuck(self) -> bool:
-        """Whether it cannot take records now."""
+        """Whether nothing can be handed out now."""
         return self.paused or self.leaving or self.inflight.blocked()
 
     def take(self, columns: Columns, next_offset: int, room: Callable[[], int], *, values: bool) -> None:
-        """Keep what a fetch brought, or remember to read it again if there is no room for it (in bytes) while it cannot
-        be handed out.
+        """Keep fetched records; if they cannot be handed out and exceed the room in the cache, drop them to read again.
 
-        `room`: asked only then. `values`: whether to keep the values of what cannot be handed out.
+        `room` returns the free bytes, and is called only then. `values`: whether to cache values, too.
         """
         if self.behind or next_offset <= self.taken:
             return
         if not len(columns) and not self.waiting:
             self.inflight.hand_out((), (), next_offset)
         elif self.stuck or not self.waiting.ready:
-            # What comes while the last values are being read again is handed out right after them.
+            # Records that arrive while the last values are being read again are handed out right after them.
             whole = values or (not self.stuck and self.waiting.all_asked)
             if not self.waiting.keep(columns, next_offset, room(), values=whole):
                 self.behind = True
@@ -94,7 +93,7 @@ class Share:
         self.taken = next_offset
 
     def hand_out(self, most: int) -> list[ConsumerRecord]:
-        """Return the next records for the user."""
+        """Return up to `most` records for the user."""
         records: list[ConsumerRecord] = []
         while len(records) < most and not self.stuck and self.waiting and self.waiting.ready:
             columns, next_offset = self.waiting.pop(
@@ -104,15 +103,14 @@ class Share:
         return records
 
     def settle(self, room: Callable[[], int], *, values: bool) -> None:
-        """Have what was about to be handed out, and cannot be, take its place in the cache; without room it is read
-        again.
-        """
+        """Count waiting records against the cache if the range became stuck; without room, drop them to read again."""
         if self.stuck and not self.waiting.settle(room(), values=values):
             self._forget_waiting()
 
     def ask(self) -> Sequence[int] | None:
-        """Return the offsets of records to read again, so that they can be handed out; None if there are none, or they
-        are asked for already.
+        """Return the offsets of bare records whose values are to be read now.
+
+        None if there are none, if they are being read already, or if the range is stuck.
         """
         return None if self.stuck else self.waiting.ask(self.inflight.most - self.inflight.missing)
 
@@ -122,13 +120,13 @@ class Share:
         self._forget_waiting()
 
     def leave(self, leaving: bool) -> None:
-        """Hand out nothing more; or go on, the group gives it back."""
+        """Stop handing out (the group revokes it), or go on (the group assigns it again)."""
         self.leaving = leaving
         if leaving:
             self._forget_waiting()
 
     def stand(self, *, in_order: bool) -> tuple[Segment, ...]:
-        """Tell `progress` what a commit now says, and return it; `in_order`: positions only."""
+        """Set the segments of the next commit in `progress`, and return them; `in_order`: without new done runs."""
         segments = self.inflight.segments()
         if in_order:
             segments = tuple(replace(segment, runs=self._committed_runs(segment)) for segment in segments)
@@ -136,12 +134,12 @@ class Share:
         return segments
 
     def _forget_waiting(self) -> None:
-        """Drop what waits; it is read again."""
+        """Drop the waiting records, to read them again."""
         self.waiting.clear()
         self.taken, self.behind = self.inflight.wanted, True
 
     def _committed_runs(self, segment: Segment) -> Runs:
-        """The done runs that were committed before: they are not taken back."""
+        """Return the done runs that are committed already: a later commit must not take them back."""
         before = [done for done in self.progress.committed_segments(self.at) if done.range.overlaps(segment.range)]
         return reduce(common, (above(done.runs, segment.position) for done in before))
 

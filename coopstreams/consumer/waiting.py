@@ -1,13 +1,13 @@
-"""The records of one key range that wait to be handed out: whole, or bare, which is keys and offsets without values.
+"""The cached records of one key range: whole, or bare (keys and offsets without values).
 
     put, keep -> [whole] [bare] [bare] ... -> pop
-                           ask, fill: the first bare ones become whole, or are gone
+                           ask, fill: the first bare records get their values, or are dropped
 
-Bare records are what `reserve.message.value.range.fetch` of a topic is about. Whoever wants them asks for the values of
-the first ones, and fills in what the log still has: what compaction has removed meanwhile is passed over.
+Records are kept bare unless their topic sets `reserve.message.value.range.fetch`. `ask` returns the offsets of the
+first bare records, and `fill` replaces them by what the log still has; records that compaction has removed are skipped.
 
-Invariant: offsets ascend; `bytes` is the sum of what waits and cannot be handed out now, whole or bare.
-Turned down: asking for single records (each costs a round trip; neighbours cost one together).
+Invariant: offsets ascend; `bytes` is the size of all records that cannot be handed out now, whole or bare.
+Turned down: asking for single records (each costs a round trip; neighbours together cost one).
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from dataclasses import dataclass
 from coopstreams.topology.columns import NO_RECORDS, Columns
 
 RECORD_BYTES = 200
-"""What a record costs beside its key and value, about."""
+"""The approximate memory of a record beside its key and value."""
 BARE_BYTES = 64
-"""What it costs without a value beside its key: an object, a reference, an offset."""
+"""The same for a bare record, beside its key: an object, a reference, an offset."""
 BARE_RECORDS = 1000
-"""Bare neighbours are kept together up to so many, and asked for together."""
+"""The most bare neighbours that are kept in one batch and asked for together."""
 
 
 @dataclass(slots=True)
 class _Batch:
-    """Neighbours. Shape: `next_offset` is the first that was not looked at; bare columns have keys and offsets only."""
+    """Neighbouring records. `next_offset` is the first offset behind them; bare columns have keys and offsets only."""
 
     columns: Columns
     next_offset: int
     bare: bool = False
     bytes: int = 0
-    """What counts: nothing while it is about to be handed out."""
+    """Its size against the cache: zero while it is about to be handed out."""
 
 
 class WaitingRecords:
-    """A queue. Belongs to the thread that has the consumer."""
+    """A queue of batches. Belongs to the consumer's thread."""
 
     def __init__(self) -> None:
         self.bytes = 0
         self.asked: Sequence[int] | None = None
-        """The offsets of the first bare records, while they are read again."""
+        """The offsets of the first bare records, while they are being read again."""
         self._batches: deque[_Batch] = deque()
         self._loose = False
-        """Whether some batches do not count, or have values that need not be kept."""
+        """Whether some batches are not counted in `bytes`, or have values that need not be kept."""
 
     def __bool__(self) -> bool:
         return bool(self._batches)
@@ -59,7 +59,7 @@ class WaitingRecords:
 
     @property
     def all_asked(self) -> bool:
-        """Whether everything that is bare is being read again."""
+        """Whether all bare records are being read again."""
         bare = sum(len(batch.columns) for batch in self._batches if batch.bare)
         return self.asked is not None and len(self.asked) == bare
 
@@ -69,7 +69,7 @@ class WaitingRecords:
         self._loose = True
 
     def keep(self, columns: Columns, next_offset: int, room: int, *, values: bool) -> bool:
-        """Add records that cannot be handed out now; return False, and change nothing, if there is no room."""
+        """Add records that cannot be handed out now; return False, and change nothing, if they exceed `room` bytes."""
         batch = _kept(columns, next_offset, values=values)
         if batch.bytes > room:
             return False
@@ -88,8 +88,9 @@ class WaitingRecords:
         return True
 
     def settle(self, room: int, *, values: bool) -> bool:
-        """Make everything count, without values if they need not be kept; return False if it exceeds the room, which
-        then is exceeded.
+        """Count every batch in `bytes`, dropping values that need not be kept; return False if that exceeds `room`.
+
+        The batches are kept in either case.
         """
         if self._loose and self.asked is None:
             before = self.bytes
@@ -104,7 +105,7 @@ class WaitingRecords:
         return True
 
     def pop(self, most: int) -> tuple[Columns, int]:
-        """Take out the first records, which are ready, and the offset after them."""
+        """Remove and return the first records (`ready` must hold), and the offset after them."""
         batch = self._batches.popleft()
         columns, next_offset = batch.columns, batch.next_offset
         self.bytes -= batch.bytes
@@ -117,8 +118,9 @@ class WaitingRecords:
         return columns, next_offset
 
     def ask(self, most: int) -> Sequence[int] | None:
-        """Return the offsets of the first records, if these are bare, and note that they are asked for; None if not, or
-        if some are.
+        """Return the offsets of the first records if these are bare, and note that they are asked for; else None.
+
+        Also None while an earlier request is unanswered.
         """
         if self.ready or self.asked is not None:
             return None
@@ -126,9 +128,7 @@ class WaitingRecords:
         return self.asked
 
     def fill(self, found: Columns) -> None:
-        """Put what the log has at the offsets that were asked for into their place: all of it, or what was not removed
-        meanwhile.
-        """
+        """Replace the records that were asked for by those that the log still has at their offsets."""
         assert self.asked is not None
         batch, count, self.asked = self._batches.popleft(), len(self.asked), None
         self.bytes -= batch.bytes
@@ -141,7 +141,7 @@ class WaitingRecords:
         self._loose = True
 
     def clear(self) -> None:
-        """Forget everything, also that something was asked for."""
+        """Drop everything, and forget the request."""
         self._batches.clear()
         self.bytes, self.asked, self._loose = 0, None, False
 

@@ -1,6 +1,6 @@
-"""The HTTP surface: routes, and the one place where errors become answers.
+"""The HTTP routes, and the one place where errors become responses.
 
-Invariant: every answer is JSON (or NDJSON, or Prometheus' text), every error has the form of `problems`, and every
+Invariant: every response is JSON (or NDJSON, or Prometheus' text), every error has the form of `problems`, and every
 request is counted.
 """
 
@@ -68,7 +68,7 @@ class QueryApp:
         return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: self._no_route})
 
     def answers(self) -> dict[str, Answer]:
-        """Return who answers at each path."""
+        """Return the handler of each path."""
         return {
             "/v1/stores": self._stores,
             "/v1/stores/{store}/keys": self._keys,
@@ -161,8 +161,9 @@ class QueryApp:
     async def _lines(
         self, store: StoreInfo, query: Query, page: Page, total: int | None, asked: Asked
     ) -> AsyncIterator[bytes]:
-        """Yield a line for each entry, page by page; the last line says that it is the last: `cursor` and `count`, or
-        an error.
+        """Yield a line for each entry, page by page.
+
+        The last line marks the end: `cursor` and `count`, or an error.
         """
         count = 0
         cursor: str | None = None
@@ -217,7 +218,7 @@ class QueryApp:
         return how_asked(parameters, forwarded=request.headers.get(FORWARDED) == "1")
 
     def _endpoint(self, path: str, answer: Answer) -> Answer:
-        """Return an endpoint that bounds the time of an answer, turns errors into answers, and counts."""
+        """Return an endpoint that limits the time of an answer, turns errors into responses, and counts requests."""
         route = path.replace(":path", "")
 
         async def endpoint(request: Request) -> Response:

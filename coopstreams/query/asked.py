@@ -1,8 +1,8 @@
-"""A request as the service understands it: parameters that are checked, text that was really sent.
+"""Parses and checks the parameters of a request.
 
-Invariant: a text that is not UTF-8 after percent-decoding is refused. Frameworks put U+FFFD in its place, and the key
-with that character in it is another key: a wrong "not found".
-Turned down: ignoring parameters nobody knows (`?form=` for `?from=` would answer with everything).
+Invariant: a text that is not UTF-8 after percent-decoding is refused. Frameworks replace the invalid bytes by U+FFFD,
+which makes another key: a wrong "not found".
+Turned down: ignoring unknown parameters (`?form=` instead of `?from=` would return everything).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from coopstreams.query.router import Asked
 from coopstreams.query.service import RequestLimits
 
 FAR = (1 << 63) - 1
-"""The last timestamp there is."""
+"""The largest timestamp."""
 
 RANGE_PARAMETERS = ("from", "to", "prefix", "reverse", "limit", "cursor", "local")
 TIME_PARAMETERS = ("from", "to", "limit", "local")
@@ -29,11 +29,11 @@ VERSION_PARAMETERS = ("as_of", "from", "to", "local")
 
 
 class Parameters:
-    """The query string of a request: known names only, given once unless `many`.
+    """The query string of a request: known names only, each once, except the name `many`.
 
     Raises:
-        QueryError: BAD_PARAMETER: an unknown name (the nearest is named), a name given twice, or bytes that are not
-            UTF-8.
+        QueryError: BAD_PARAMETER: an unknown name (the message suggests the nearest), a name given twice, or bytes that
+            are not UTF-8.
     """
 
     def __init__(self, query_string: bytes, known: Sequence[str], many: str | None = None) -> None:
@@ -63,7 +63,7 @@ class Parameters:
         return self._values.get(name)
 
     def flag(self, name: str) -> bool:
-        """Return a parameter that is true or false; without it, false."""
+        """Return a boolean parameter; without it, false."""
         value = self._values.get(name, "false").lower()
         if value not in ("true", "false"):
             raise bad_request("BAD_PARAMETER", f'{name}={value}: give "true" or "false"')
@@ -81,7 +81,7 @@ class Parameters:
 
 
 def path_piece(raw_path: bytes, number: int) -> str:
-    """Return what follows the `number`-th slash of a path, as text; slashes in it are its own.
+    """Return the rest of a path after its `number`-th slash, as text; the rest may have slashes.
 
     Raises:
         QueryError: BAD_KEY: not UTF-8.
@@ -100,7 +100,7 @@ def how_asked(parameters: Parameters, *, forwarded: bool) -> Asked:
 
 
 def range_query(store: StoreInfo, parameters: Parameters, limit: int) -> Query:
-    """Return the query that the parameters of a range request ask for.
+    """Return the query of a range request.
 
     Raises:
         QueryError: BAD_KEY | BAD_PARAMETER.
@@ -131,7 +131,7 @@ def unpacked(text: str | None) -> Query:
 
 
 def times_of(parameters: Parameters) -> tuple[int, int]:
-    """Return the first and the last moment that are asked for, both inclusive."""
+    """Return the first and the last moment of the request, both inclusive."""
     first, last = parameters.number("from", 0, 0, FAR), parameters.number("to", FAR, 0, FAR)
     if first > last:
         raise bad_request("BAD_PARAMETER", f"from={first} is later than to={last}")
@@ -139,7 +139,7 @@ def times_of(parameters: Parameters) -> tuple[int, int]:
 
 
 def version_times(parameters: Parameters) -> tuple[int, int]:
-    """Return the first and the last moment of which the versions are asked for: one moment with `as_of`."""
+    """Return the first and the last moment of a versions request, both inclusive; with `as_of`, one moment."""
     if parameters.text("as_of") is None:
         return times_of(parameters)
     if parameters.text("from") is not None or parameters.text("to") is not None:
@@ -151,5 +151,5 @@ def version_times(parameters: Parameters) -> tuple[int, int]:
 
 
 def limit_of(parameters: Parameters, limits: RequestLimits) -> int:
-    """Return how many entries are asked for."""
+    """Return the limit of entries."""
     return parameters.number("limit", min(limits.entries, limits.max_entries), 1, limits.max_entries)

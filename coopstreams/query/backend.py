@@ -1,13 +1,11 @@
-"""What the query room asks of the instance it serves. The runtime implements `Backend`; nothing else is shared between
-the two.
+"""`Backend`, the interface between the query server and the instance that it serves. The runtime implements it.
 
-Everything here is a value but the open view, which pins a database for the time of one read.
+Everything here is a value except the open view, which keeps a database open for the duration of one read.
 
-Invariant: an open view answers for committed state of its whole key range, and `owned()` is true from before a read
-until after it if and only if nobody else can have been the owner meanwhile. An instance that cannot be sure that it is
-still a member of the group (no heartbeat answered within the session time-out) owns nothing.
-Turned down: handing out stores and letting the query room find out by exceptions (Kafka Streams' users write retry
-loops around it).
+Invariant: an open view reads committed state of its whole key range. `owned()` is true if and only if no other instance
+can have owned the range since the view was opened. An instance that cannot be sure of its membership (no heartbeat
+answered within the session time-out) owns nothing.
+Turned down: returning stores and letting reads fail with exceptions (Kafka Streams' users write retry loops around it).
 """
 
 from __future__ import annotations
@@ -28,14 +26,12 @@ TaskState = Literal["waiting", "restoring", "running", "closing"]
 
 
 Kind = Literal["key_value", "versioned", "window", "session", "global"]
-"""What can be asked of a store."""
+"""The kind of a store, which decides the requests that it answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Of a versioned store: how far back it goes, and the topics whose stream time, the latest of them, that is counted
-    from.
-    """
+    """The history of a versioned store: its length, counted back from the latest stream time of these topics."""
 
     topics: tuple[str, ...]
     history_ms: int
@@ -64,23 +60,22 @@ class StoreInfo:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A member of the group. `url` (no slash at the end) is None while it has not said where it serves, or does not
-    serve.
+    """A member of the group. `url` (no slash at the end) is None if it serves no queries, or has not told its address.
 
-    `id` names one life of one process: an instance that starts again has another, so that nobody takes it for the one
-    before.
+    `id` names one life of one process: after a restart an instance has another id, so it is not mistaken for the
+    previous one.
     """
 
     id: str
     url: str | None
     tasks: tuple[TaskId, ...]
     ready: bool = True
-    """Whether its tasks were all open when it was last heard of. For people; routing asks the instance itself."""
+    """Whether its tasks were all open at its last report. Only shown to people; routing asks the instance itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who has a task."""
+    """A task, and the instance that owns it."""
 
     instance: Peer
     task: TaskId
@@ -88,15 +83,16 @@ class Owner:
 
 @dataclass(frozen=True)
 class Placement:
-    """Who owns what, by the last assignment this instance received. `here` is this instance's id; it need not be among
-    `instances`.
+    """The owners of all tasks, by the last assignment that this instance received.
+
+    `here` is this instance's id; it need not be among `instances`.
     """
 
     generation: int
     here: str
     instances: tuple[Peer, ...]
     waits: str = ""
-    """Why this instance knows nobody's tasks; empty: it knows them."""
+    """Why this instance does not know the owners; empty: it knows them."""
 
     @cached_property
     def by_partition(self) -> Mapping[tuple[int, int], Sequence[Owner]]:
@@ -109,16 +105,16 @@ class Placement:
 
 
 class OpenView(Protocol):
-    """A store of one local task, open for reading. A context manager: the database is not closed under it."""
+    """A store of one local task, open for reading. As a context manager it keeps the database open."""
 
     @property
     def task(self) -> TaskId:
-        """The task; its range is what the view answers for."""
+        """The task; the view covers its key range."""
         ...
 
     @property
     def epoch(self) -> int:
-        """Which ownership this is: another one after the task was lost or moved, even if it came back."""
+        """The ownership's epoch: it changes when the task is lost or moved, even if it comes back."""
         ...
 
     @property
@@ -132,13 +128,11 @@ class OpenView(Protocol):
         ...
 
     def stream_time(self, topic: str) -> int:
-        """Return how far stream time is in a topic of the task: at least as far as in the state that was read
-        before.
-        """
+        """Return the stream time of a topic of the task, at least that of the state read before."""
         ...
 
     def owned(self) -> bool:
-        """Whether the instance has been the owner, under this epoch, from when the view was opened until now."""
+        """Return whether the instance has owned the range, under this epoch, since the view was opened."""
         ...
 
     def __enter__(self) -> OpenView: ...
@@ -149,7 +143,7 @@ class OpenView(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NotOpen:
-    """Why a range cannot be read here now. `range` is what of it this instance has, None if nothing."""
+    """Why a range cannot be read here now. `range` is this instance's part of it, None if it has none."""
 
     reason: Literal["not owned", "waiting", "restoring", "closing"]
     message: str
@@ -160,8 +154,9 @@ class NotOpen:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Something that keeps an instance from being well. `code` is a word for programs: `restoring`, `no-progress`,
-    `another-version`, ...
+    """A reason why an instance is not healthy.
+
+    `code` is a word for programs: `restoring`, `no-progress`, `another-version`, ...
     """
 
     code: str
@@ -171,8 +166,9 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """`live`: the process does its work or waits for good reason. `ready`: a member of the group, with all its tasks
-    open.
+    """The health of an instance.
+
+    `live`: it does its work or waits for good reason. `ready`: it is a member of the group, with all its tasks open.
     """
 
     live: bool
@@ -182,7 +178,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """How far a task is in one topic partition. None: not known (yet)."""
+    """The progress of a task in one topic partition. None: not known (yet)."""
 
     source: TopicPartition
     position: int
@@ -199,7 +195,7 @@ class SourceStatus:
 
 @dataclass(frozen=True, slots=True)
 class RestoreStatus:
-    """How far a store is restored. Units: records, records/s, seconds."""
+    """The progress of a store's restore. Units: records, records/s, seconds."""
 
     store: str
     restored: int
@@ -210,7 +206,7 @@ class RestoreStatus:
 
 @dataclass(frozen=True, slots=True)
 class DownloadStatus:
-    """How far a store has come from a snapshot. Units: bytes, bytes/s, seconds."""
+    """The progress of a store's download from a snapshot. Units: bytes, bytes/s, seconds."""
 
     store: str
     fetched_bytes: int
@@ -221,10 +217,10 @@ class DownloadStatus:
 
 @dataclass(frozen=True, slots=True)
 class TaskStatus:
-    """A task of this instance, and what it has done since it was opened. Units: `rate` in records/s over the last
-    seconds.
+    """A task of this instance, and its work since it was opened.
 
-    Shape: `written` by topic, changelogs left out; `dropped` by node and reason.
+    Shape: `written` by topic, without changelogs; `dropped` by node and reason.
+    Units: `rate` in records/s over the last seconds.
     """
 
     task: TaskId
@@ -239,7 +235,7 @@ class TaskStatus:
     dropped: Mapping[tuple[str, str], int] = field(default_factory=dict)
     dead_letters: int = 0
     behind_ms: int | None = None
-    """How far stream time is behind the clock; None: there is none yet. Of several sources, the latest counts."""
+    """How far stream time is behind the wall clock; None: no stream time yet. Of several sources, the latest counts."""
 
     @property
     def stream_time(self) -> int | None:
@@ -249,8 +245,9 @@ class TaskStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What this instance is doing. `state` is a word for people: `joining`, `waiting`, `rebalancing`, `running`,
-    `stopping`.
+    """The status of this instance.
+
+    `state` is a word for people: `joining`, `waiting`, `rebalancing`, `running`, `stopping`.
     """
 
     application: str
@@ -262,41 +259,40 @@ class Status:
 
 
 class Backend(Protocol):
-    """An instance, as its query server sees it. Any thread may call; everything returns at once, but reads in a
-    view.
-    """
+    """An instance, as its query server sees it. Thread-safe. All calls return at once; only reads of a view block."""
 
     @property
     def application(self) -> str:
-        """The application id: a forwarded request for another application is refused."""
+        """The application id; requests forwarded for another application are refused."""
         ...
 
     def stores(self) -> Mapping[str, StoreInfo]:
-        """Return every store of the topology by name, whoever owns it."""
+        """Return every store of the topology by name, whichever instance owns it."""
         ...
 
     def placement(self) -> Placement:
-        """Return who owns what. The same object until an assignment or an instance's url changes: what is derived from
-        it is kept.
+        """Return the owners of all tasks.
+
+        The same object until an assignment or an instance's url changes, so that derived values can be cached in it.
         """
         ...
 
     def view(self, store: str, partition: int, hash_: int) -> OpenView | NotOpen:
-        """Return an open view of the local task that holds this key hash of a store, or why there is none."""
+        """Return an open view of the local task that owns this key hash of a store, or why there is none."""
         ...
 
     def views(self, store: str) -> Sequence[OpenView | NotOpen]:
-        """Return one view for each task of this instance that keeps a part of a store, in no order."""
+        """Return one view for each local task of a store, in no order."""
         ...
 
     def global_view(self, store: str) -> GlobalView | None:
-        """Return a global table of this instance; None while it is still being read."""
+        """Return a global table of this instance; None while it is still being loaded."""
         ...
 
     def health(self) -> Health:
-        """Return whether the instance is well, and why not."""
+        """Return the health of the instance."""
         ...
 
     def status(self) -> Status:
-        """Return what the instance is doing."""
+        """Return the status of the instance."""
         ...

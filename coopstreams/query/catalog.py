@@ -1,6 +1,6 @@
-"""Which stores of a topology are asked over HTTP, and what there is to ask. Pure.
+"""The stores of a topology that can be queried, and their kinds. Pure.
 
-Turned down: showing the buffers of operators (suppress, joins that wait): what lies in them is not yet a result.
+Turned down: querying the buffers of operators (suppress, stream-table joins): their contents are not results yet.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ def _row_key(spec: StoreSpec) -> Serde[Windowed[Any]] | None:
 
 
 def _topics_of(subtopology: SubTopology, store: str) -> tuple[str, ...]:
-    """Return the topics whose stream time a versioned store goes by: that of its table, or all of the task if a
-    processor keeps it.
+    """Return the topics whose stream time bounds the history of a versioned store.
+
+    These are the topics of its table, or all topics of the task if a processor keeps the store.
     """
     nodes = {node.name: node for node in subtopology.nodes}
     for node in subtopology.nodes:

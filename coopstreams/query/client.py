@@ -1,11 +1,11 @@
-"""A small client for the queries of a running application: any instance will do, it forwards.
+"""A small client for interactive queries of a running application. Any instance will do: it forwards to the owner.
 
     with QueryClient("http://localhost:8080") as queries:
         queries.get("counts", "be")            # Found(value=2, ...), or None
         for entry in queries.range("counts", prefix="t"): ...
 
-Invariant: None means that the owner of the key has no such key. Whatever may pass (a task moves, an instance restarts)
-is tried again until `deadline_s` is over, and only then raised.
+Invariant: None means that the owner of the key has no such key. Transient failures (a task moves, an instance restarts)
+are retried until `deadline_s` is over, and raised then.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LATEST_MS = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The value of a key, and who says so. `lag`: records the owner was behind, None if it did not know.
+    """The value of a key, and its owner. `lag`: records the owner was behind, None if unknown.
 
     Partition, key range and epoch are None for a global table: every instance has all of it.
     """
@@ -51,8 +51,9 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class WindowFound:
-    """One window of a key, or one session. Units: ms since the epoch; `end` is outside of a window, inside of a
-    session; None: it never ends.
+    """One window of a key, or one session. Units: ms since the epoch.
+
+    Shape: `end` is exclusive for a window, inclusive for a session; None: it never ends.
     """
 
     start: int
@@ -63,8 +64,9 @@ class WindowFound:
 
 @dataclass(frozen=True, slots=True)
 class EntryFound:
-    """An entry of a range. `window` is (start, end) in window and session stores; `partition` is None in a global
-    table.
+    """An entry of a range.
+
+    Shape: `window` is (start, end) in window and session stores; `partition` is None in a global table.
     """
 
     key: Any
@@ -76,7 +78,8 @@ class EntryFound:
 
 @dataclass(frozen=True, slots=True)
 class VersionFound:
-    """A version of a row of a versioned table: it held while `since <= moment < until`; `until` None: it still does.
+    """A version of a row of a versioned table, valid while `since <= moment < until`; `until` None: still valid.
+
     Units: ms since the epoch.
     """
 
@@ -96,7 +99,7 @@ class QueryClient:
         timeout_s: float = 15.0,
         on_wait: Callable[[QueryError], None] | None = None,
     ) -> None:
-        """`on_wait` hears once of each question why it is asked again."""
+        """Connect with the first query. `on_wait` is called once a query, with the error of its first retry."""
         self._url = url.rstrip("/")
         self._on_wait = on_wait
         self._deadline_s = deadline_s
@@ -107,7 +110,7 @@ class QueryClient:
         """Return the value of a key, or None if there is none.
 
         Raises:
-            QueryError: the store or key cannot be, or nobody could answer before the deadline.
+            QueryError: unknown store or unparsable key, or no instance could answer before the deadline.
         """
         try:
             answer = self._ask(store_path(store, f"keys/{piece(self._text(store, key))}"))
@@ -140,13 +143,12 @@ class QueryClient:
         return self._timed("sessions", store, key, f"from={start_ms}&to={end_ms}&limit={limit}")
 
     def versions(self, store: str, key: Any, start_ms: int = 0, end_ms: int = LATEST_MS) -> list[VersionFound]:
-        """Return the versions of a key that held at some moment of start_ms..end_ms, both inclusive, ascending; without
-        deletions.
+        """Return the versions of a key valid at some moment of start_ms..end_ms, both inclusive, ascending.
 
-        What ended before the history that the table keeps is left out.
+        Deletions are left out, and so are versions that ended before the history that the table keeps.
 
         Raises:
-            QueryError: FORGOTTEN: all of that time is before the history that is kept.
+            QueryError: FORGOTTEN: the whole time lies before the history that is kept.
         """
         path = store_path(store, f"versions/{piece(self._text(store, key))}?from={start_ms}&to={end_ms}")
         return [
@@ -155,10 +157,10 @@ class QueryClient:
         ]
 
     def as_of(self, store: str, key: Any, moment_ms: int) -> VersionFound | None:
-        """Return what a key of a versioned table was at a moment, None if there was nothing.
+        """Return the version of a key that was valid at a moment, None if there was none.
 
         Raises:
-            QueryError: FORGOTTEN: the moment is before the history that is kept.
+            QueryError: FORGOTTEN: the moment lies before the history that is kept.
         """
         return next(iter(self.versions(store, key, moment_ms, moment_ms)), None)
 
@@ -172,8 +174,9 @@ class QueryClient:
         reverse: bool = False,
         page: int = 1000,
     ) -> Iterator[EntryFound]:
-        """Yield the entries first..last, both inclusive, of all instances, in the order of the serialised keys; pages
-        are fetched as needed.
+        """Yield the entries first..last, both inclusive, of all instances, in the order of the serialised keys.
+
+        Pages are fetched as needed.
         """
         asked: dict[str, str] = {"limit": str(page)}
         for name, value in (("from", first), ("to", last), ("prefix", prefix)):
@@ -201,15 +204,15 @@ class QueryClient:
         return self._ask("/v1/metadata")
 
     def owner(self, store: str, key: Any) -> dict[str, Any]:
-        """Return where a key lies; `owner` is None while it moves."""
+        """Return the partition and owner of a key; `owner` is None while it moves."""
         return self._ask(f"/v1/metadata/{piece(store)}/{piece(self._text(store, key))}")
 
     def status(self) -> dict[str, Any]:
-        """Return what the instances are doing."""
+        """Return the status of the instances."""
         return self._ask("/v1/status")
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._client.close()
 
     def __enter__(self) -> QueryClient:
@@ -256,7 +259,7 @@ class QueryClient:
         return answer
 
     def _text(self, store: str, key: Any) -> str:
-        """Return a key as the server reads it; only for texts it matters which serde the store's keys have."""
+        """Return a key in the form that the server parses; for a str that depends on the serde of the store's keys."""
         if isinstance(key, bytes):
             return "base64:" + base64.b64encode(key).decode()
         if isinstance(key, str):

@@ -1,7 +1,6 @@
-"""What a row of a store is in an answer: its key, its value, and its window if it has one. Pure.
+"""The JSON form of a store's row: its key, its value, and its window if it has one. Pure.
 
-Invariant: a window that is shown is that of the operator. One that never ends has no end, rather than the last number
-there is.
+Invariant: a shown window is the operator's. A window that never ends has the end null, not the largest timestamp.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from coopstreams.topology.windows import FOREVER_MS
 
 
 def shown(store: StoreInfo, row: StoredRow, partition: int) -> bytes | None:
-    """Return a row as JSON; None if it is none: the latest version is a deletion.
+    """Return a row as JSON; None if the latest version of a versioned row is a deletion.
 
     Raises:
-        QueryError: UNREADABLE: key, value or window are not of the store's serdes.
+        QueryError: UNREADABLE: the store's serdes cannot read key, value or window.
     """
     key = show_key(store.key, plain_key(store.kind, row.key))
     where = f"the value of key {key!r} in {store.name}"
@@ -42,8 +41,9 @@ def shown(store: StoreInfo, row: StoredRow, partition: int) -> bytes | None:
 
 
 def row_value(store: StoreInfo, data: bytes, where: str) -> tuple[Any] | None:
-    """Return the value of a row as JSON shows it (it may be null), of a versioned store the latest; None if that is a
-    deletion.
+    """Return the value of a row for JSON, which may be null.
+
+    Of a versioned store it is the latest version's; None if that is a deletion.
     """
     if store.kind != "versioned":
         return (show_value(store.value, data, where),)

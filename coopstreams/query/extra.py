@@ -1,6 +1,4 @@
-"""Whether the extra `http` is installed: asked before anything connects, so that its absence is one line and no
-traceback.
-"""
+"""Checks for the extra `http` before anything connects, so that a missing extra is one line instead of a traceback."""
 
 from importlib.util import find_spec
 
@@ -8,10 +6,10 @@ from coopstreams.topology.errors import ConfigError
 
 
 def need_http(user: str, otherwise: str = "") -> None:
-    """Return when the libraries of the extra are there; `user` is who needs them, `otherwise` how to do without.
+    """Return if the libraries of the extra are installed; `user` is the feature, `otherwise` how to do without.
 
     Raises:
-        ConfigError: one is missing. Install the extra, or do what `otherwise` says.
+        ConfigError: one is missing. Install the extra, or follow `otherwise`.
     """
     missing = [name for name in ("httpx", "starlette", "uvicorn") if find_spec(name) is None]
     if missing:

@@ -1,13 +1,12 @@
-"""Keys from a URL to the bytes that are stored, and bytes from a store to JSON.
+"""Keys from a URL to stored bytes, and stored bytes to JSON.
 
     text, raw          the text as it is; raw also as `base64:...`
     int64, float64     a number in decimal
-    anything else      the serialised key as text (for json: the JSON text), or `base64:...`; written anew by its
-                       serde, so that
-                       `{"a": 1}` finds the key that was written `{"a":1}`
+    anything else      the serialised key as text (for json: the JSON text), or `base64:...`; the serde reads and
+                       writes it again, so that `{"a": 1}` finds the key that was written as `{"a":1}`
 
-Invariant: what an answer prints as a key, as text, finds that key again.
-Turned down: guessing a key's type from how it looks (`007` is a text, a number and a JSON error).
+Invariant: the text by which an answer shows a key finds that key again.
+Turned down: guessing a key's type from its text (`007` is a text, a number and invalid JSON).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def parse_key(key: Serde[Any], text: str) -> bytes:
     """Return the bytes of a key given as text.
 
     Raises:
-        QueryError: BAD_KEY: the text is no key of this serde; says what one looks like.
+        QueryError: BAD_KEY: the text is no key of this serde; the message shows the expected form.
     """
     if key == serdes.text:
         return text.encode()
@@ -60,7 +59,7 @@ def parse_prefix(key: Serde[Any], text: str) -> bytes:
     """Return the bytes that keys with this prefix begin with.
 
     Raises:
-        QueryError: BAD_PARAMETER: keys of this serde have no prefixes that mean anything.
+        QueryError: BAD_PARAMETER: the serde does not preserve prefixes of keys.
     """
     if key == serdes.text or (key == serdes.raw and not text.startswith(BASE64)):
         return text.encode()
@@ -72,25 +71,25 @@ def parse_prefix(key: Serde[Any], text: str) -> bytes:
 
 
 def show_key(key: Serde[Any], data: bytes) -> Any:
-    """Return a key as JSON shows it.
+    """Return a key for JSON.
 
     Raises:
-        QueryError: UNREADABLE: the bytes are none of this serde's; shows them.
+        QueryError: UNREADABLE: the serde cannot read the bytes.
     """
     return _shown(key, data, "a key")
 
 
 def show_value(value: Serde[Any], data: bytes, where: str) -> Any:
-    """Return a value as JSON shows it; `where` names its key in the error.
+    """Return a value for JSON; `where` names its key in the error.
 
     Raises:
-        QueryError: UNREADABLE: the bytes are none of this serde's.
+        QueryError: UNREADABLE: the serde cannot read the bytes.
     """
     return _shown(value, data, where)
 
 
 def to_json(value: Any, where: str) -> bytes:
-    """Return JSON. Dataclasses, dates, enums, msgspec types, sets and decimals become what JSON has for them.
+    """Return JSON. Dataclasses, dates, enums, msgspec types, sets and decimals are converted to JSON types.
 
     Raises:
         QueryError: UNREADABLE: some part of it has no form in JSON.
@@ -117,7 +116,7 @@ def _shown(serde: Serde[Any], data: bytes, where: str) -> Any:
 
 
 def _as_text(data: bytes) -> str:
-    """Text where the bytes are some, unless it would be taken for base64 on the way back."""
+    """Return the bytes as text if they are UTF-8 and do not begin with `base64:`, else in base64."""
     try:
         text = data.decode()
     except UnicodeDecodeError:

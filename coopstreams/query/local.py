@@ -1,8 +1,7 @@
-"""Reading what this instance has. Blocks on the disk: called in the server's reader threads.
+"""Reads the stores of this instance. Blocks on the disk: called in the server's reader threads.
 
-Invariant: whoever reads here has checked, after the read, that the instance owned the range all along. Only then is
-"not found" an answer; otherwise it is TASK_MOVING. A global table is everybody's: it is there once it has been read
-whole.
+Invariant: after every read it is checked that the instance owned the range during the whole read. Only then is "not
+found" an answer; otherwise the answer is TASK_MOVING. A global table has no owner: it can be read once it is loaded.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ CHECK_EVERY = 256
 """Rows between two looks at the clock."""
 
 Wanted: TypeAlias = tuple[str, bytes, KeyLocation]
-"""A key as it was given, its bytes, and where it lies."""
+"""A key as the request gave it, its bytes, and its location."""
 
 Times: TypeAlias = tuple[int, int]
-"""The first and the last moment (ms) that are asked for, both inclusive."""
+"""The first and the last moment (ms) of a request, both inclusive."""
 
 _Rows: TypeAlias = Iterable[tuple[bytes, int, StoredRow]]
 
@@ -53,7 +52,7 @@ class LocalReader:
         return to_json({"store": store.name} | fields | found, _where(store, wanted[0]))
 
     def points(self, store: StoreInfo, wanted: Sequence[Wanted]) -> list[bytes]:
-        """Return the JSON of several keys; those that are not there say so."""
+        """Return the JSON of several keys; a missing one has `found` false."""
         entries = []
         for one in wanted:
             fields, found = self._look_up(store, one)
@@ -61,7 +60,7 @@ class LocalReader:
         return entries
 
     def windows(self, store: StoreInfo, wanted: Wanted, times: Times, limit: int) -> bytes:
-        """Return the JSON of a key's windows that start within `times`, ascending; `more` if the limit cut them off."""
+        """Return the JSON of a key's windows that start within `times`, ascending; `more`: the limit cut some off."""
         text, key, at = wanted
         with self._reading(store, at) as view:
             found = [
@@ -72,7 +71,7 @@ class LocalReader:
         return _timed(store, text, key, "windows", found, limit, about)
 
     def sessions(self, store: StoreInfo, wanted: Wanted, times: Times, limit: int) -> bytes:
-        """Return the JSON of a key's sessions that overlap `times`, ascending; `more` if the limit cut them off."""
+        """Return the JSON of a key's sessions that overlap `times`, ascending; `more`: the limit cut some off."""
         text, key, at = wanted
         with self._reading(store, at) as view:
             found = [
@@ -83,17 +82,17 @@ class LocalReader:
         return _timed(store, text, key, "sessions", found, limit, about)
 
     def versions(self, store: StoreInfo, wanted: Wanted, times: Times) -> bytes:
-        """Return the JSON of the versions of a key that held at some moment of `times`, ascending.
+        """Return the JSON of the versions of a key that were valid at some moment of `times`, ascending.
 
         Raises:
-            QueryError: FORGOTTEN: the history kept begins later; TASK_MOVING.
+            QueryError: FORGOTTEN: the history begins later; TASK_MOVING.
         """
         text, key, at = wanted
         assert store.history is not None
         with self._reading(store, at) as view:
             row = view.store.get(key)
-            # After the read: in the other order a commit in between could have shortened the history that we take for
-            # whole.
+            # Read stream time after the row: in the other order, a commit in between could shorten the history, and the
+            # answer would seem complete.
             oldest = max(0, max(map(view.stream_time, store.history.topics)) - store.history.history_ms)
             about = self._about(view)
         where = _where(store, text)
@@ -109,12 +108,12 @@ class LocalReader:
         )
 
     def part(self, store: StoreInfo, query: Query, timeout_s: float) -> PartialPage:
-        """Return what this instance has for a range query: the first `limit` entries of all its open ranges.
+        """Return this instance's part of a range query: the first `limit` entries of all its open ranges.
 
-        Ranges that are not open are missing from `covers`: whoever puts the parts together sees the hole.
+        Ranges that are not open are missing from `covers`, which the merge of the parts detects.
 
         Raises:
-            QueryError: TIMED_OUT, or TASK_MOVING if a range moved while it was read.
+            QueryError: TIMED_OUT, or TASK_MOVING if a range moved during the read.
         """
         if store.kind == "global":
             return _collected(
@@ -129,7 +128,7 @@ class LocalReader:
             return _collected(store, query, timeout_s, [self._cover(view) for view in views], found)
 
     def sizes(self) -> dict[str, int]:
-        """Return about how many entries of each store this instance keeps."""
+        """Return the approximate number of entries of each store on this instance."""
         sizes = {}
         for name, store in self._backend.stores().items():
             if store.kind == "global":
@@ -141,7 +140,7 @@ class LocalReader:
         return sizes
 
     def _look_up(self, store: StoreInfo, wanted: Wanted) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Return key and whereabouts, and value and timestamp if there are any."""
+        """Return the fields about key and owner, and those about value and timestamp, None if the key is missing."""
         text, key, at = wanted
         if store.kind == "global":
             found = self._global(store).get(key)
@@ -202,10 +201,10 @@ class LocalReader:
 
 @contextmanager
 def _owned_throughout(views: Sequence[OpenView]) -> Iterator[None]:
-    """Do nothing if the views are owned from their opening until the end of the block.
+    """Raise unless the views are owned from their opening until the end of the block.
 
     Raises:
-        QueryError: TASK_MOVING: one is not; what was read is void, and so is whatever a closed database said about it.
+        QueryError: TASK_MOVING: one is not. The result is void, and so is an error that a closed database raised.
     """
     try:
         yield
@@ -248,7 +247,7 @@ def _collected(store: StoreInfo, query: Query, timeout_s: float, covers: list[Co
 def _timed(
     store: StoreInfo, text: str, key: bytes, name: str, found: Sequence[StoredRow], limit: int, about: dict[str, Any]
 ) -> bytes:
-    """Return the JSON of windows or sessions of a key; one more than the limit says that there are more."""
+    """Return the JSON of windows or sessions of a key; `found` has one more than the limit if there are more."""
     where = _where(store, text)
     shown = [
         window_of(store, row.key, where)

@@ -1,7 +1,6 @@
-"""The description of the HTTP interface (OpenAPI 3.1), written by hand; a test holds it against the routes and the
-answers.
+"""The OpenAPI 3.1 description of the HTTP interface, written by hand; a test compares it to routes and answers.
 
-Turned down: a framework that derives it from annotations (it would bring its own model layer into every answer).
+Turned down: a framework that derives it from annotations (it would add its own model layer to every answer).
 """
 
 from __future__ import annotations
@@ -180,9 +179,9 @@ def _health(id_: str, summary: str) -> Schema:
 
 
 def _schemas() -> Schema:
-    """What queries answer."""
+    """Return the schemas of the answers to queries."""
     where = {"partition": _WHOLE, "key_range": _STRING, "owner": _STRING, "epoch": _WHOLE, "lag": _MAYBE_WHOLE}
-    # Of a global table there is no more to say than who answered.
+    # A global table has no partition, key range, epoch or lag: its answers name only the instance that answered.
     about = {
         "partition": _MAYBE_WHOLE,
         "key_range": _MAYBE_STRING,
@@ -223,7 +222,7 @@ def _schemas() -> Schema:
 
 
 def _group_schemas() -> Schema:
-    """What the routes about stores, instances and tasks answer."""
+    """Return the schemas of the answers about stores, instances and tasks."""
     place = {"id": _STRING, "subtopology": _WHOLE, "partition": _WHOLE, "key_range": _STRING}
     task = _object({**place, "stores": _list(_STRING), "state": _MAYBE_STRING, "lag": _MAYBE_WHOLE})
     instance = _object({"id": _STRING, "url": _MAYBE_STRING, "ready": _BOOLEAN, "tasks": _list(task)})

@@ -1,10 +1,10 @@
-"""Pages of a range query: what one instance contributes, and how the parts become one ordered page.
+"""Pages of a range query: the part of one instance, and the merge of all parts into one ordered page.
 
 Order: the bytes of the stored keys, as Kafka Streams orders; equal keys of two partitions by partition. Every part
-holds the first `limit` entries after the cursor, so the first `limit` of all parts together are right.
+holds its first `limit` entries after the cursor, so the first `limit` entries of all parts together are the page.
 
-Invariant: a page and those that follow its cursors hold every key that was there all along exactly once.
-Turned down: offsets as cursors (an entry that comes or goes between two pages shifts all others).
+Invariant: following the cursors returns every key that exists the whole time exactly once.
+Turned down: offsets as cursors (an entry that is added or deleted between two pages shifts all others).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Cover(msgspec.Struct, array_like=True, frozen=True):
-    """A range that an instance answered for. `start` and `end` are hashes, both inclusive."""
+    """A range that an instance read. `start` and `end` are hashes, both inclusive."""
 
     partition: int
     start: int
@@ -45,7 +45,7 @@ Entry: TypeAlias = tuple[bytes, int, bytes]
 
 
 class PartialPage(msgspec.Struct, array_like=True):
-    """What one instance knows: entries in order, and whether it has more behind them."""
+    """The part of one instance: entries in order, and whether it has more behind them."""
 
     covers: list[Cover]
     entries: list[Entry]
@@ -53,7 +53,7 @@ class PartialPage(msgspec.Struct, array_like=True):
 
 
 class Page(msgspec.Struct):
-    """Entries of all ranges in order; `cursor` is None after the last one."""
+    """Entries of all ranges in order; `cursor` is None if no entries follow."""
 
     covers: list[Cover]
     entries: list[Entry]
@@ -61,8 +61,9 @@ class Page(msgspec.Struct):
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
-    """A range query in bytes. Shape: `first` and `last` are keys, both inclusive, None = open; `after` is where the
-    last page ended.
+    """A range query in bytes.
+
+    Shape: `first` and `last` are keys, both inclusive, None = unbounded; `after` is the cursor of the last page.
     """
 
     first: bytes | None = None
@@ -90,20 +91,20 @@ def page_of(parts: Sequence[PartialPage], query: Query) -> Page:
 
 
 def in_order(streams: Iterable[Iterable[tuple[bytes, int, T]]], reverse: bool) -> Iterator[tuple[bytes, int, T]]:
-    """Return (stored key, partition, whatever) of ordered streams in order, lazily."""
+    """Return (stored key, partition, value) of ordered streams in order, lazily."""
     return iter(merge(*streams, key=_order, reverse=reverse))
 
 
 def cursor_text(key: bytes, partition: int) -> str:
-    """Return a place in the order as text for a URL. Clients pass it back as it is."""
+    """Return a cursor as text for a URL. Clients pass it back unchanged."""
     return base64.urlsafe_b64encode(partition.to_bytes(4, "big") + key).decode().rstrip("=")
 
 
 def cursor_of(text: str) -> tuple[bytes, int]:
-    """Return the place that a cursor names.
+    """Return the stored key and partition of a cursor.
 
     Raises:
-        QueryError: BAD_PARAMETER: no cursor of ours.
+        QueryError: BAD_PARAMETER: the text is not a cursor.
     """
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)

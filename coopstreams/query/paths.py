@@ -1,6 +1,6 @@
-"""Paths that find a key again: what the client and a forwarding instance ask for.
+"""URL paths of stores and keys, for the client and for an instance that forwards.
 
-Invariant: no address is longer than an HTTP client takes (64 KiB), however many keys are asked for.
+Invariant: no URL is longer than HTTP clients allow (64 KiB), however many keys are asked for.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ CHARACTERS_A_REQUEST = 30_000
 
 
 def piece(text: str) -> str:
-    """Return a text as one piece of a path; a dot is written out, or `..` would climb."""
+    """Return a text as one segment of a path. Dots are percent-encoded, because clients would resolve `..`."""
     return quote(text, safe="").replace(".", "%2E")
 
 
 def store_path(store: str, rest: str) -> str:
-    """Return the path of something of a store."""
+    """Return the path of a resource of a store."""
     return f"/v1/stores/{piece(store)}/{rest}"
 
 

@@ -1,9 +1,9 @@
-"""Asking another instance, once: a request that was forwarded is never forwarded again.
+"""Requests to other instances, forwarded at most once.
 
-A request names whom it means and by which generation; an answer names who gave it. An address that another process has
-taken over since (a restart, another application) is thereby not believed.
+A request names its target instance and the sender's generation; an answer names the instance that gave it. So an answer
+is refused if another process has taken over the address (after a restart, or of another application).
 
-Invariant: whatever keeps the owner from answering is TASK_MOVING: it is retried, and it is never "not found".
+Invariant: whatever keeps the owner from answering is TASK_MOVING, which is retried, and never "not found".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INSTANCE = "x-coopstreams-instance"
 """Headers: the first four of a forwarded request, the last of every answer."""
 
 PART_TYPE = "application/x-msgpack"
-"""What parts of a range query travel as."""
+"""The media type of the parts of a range query."""
 
 
 class Peers:
@@ -40,8 +40,8 @@ class Peers:
         """Return the body of an instance's answer to `GET path`.
 
         Raises:
-            QueryError: what the instance says; TASK_MOVING if it does not answer, is another one, or is of another
-                mind.
+            QueryError: the error that the instance returns; TASK_MOVING if it does not answer, if another instance
+                answers, or if it does not know the store.
         """
         headers = {
             FORWARDED: "1",
@@ -68,15 +68,15 @@ class Peers:
         raise refusal
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._client.aclose()
 
 
 def check_hop(headers: Mapping[str, str], placement: Placement, application: str) -> None:
-    """Do nothing if a forwarded request is meant for this instance, and this instance knows as much as the sender.
+    """Do nothing if a forwarded request is for this instance, and this instance knows the sender's generation.
 
     Raises:
-        QueryError: TASK_MOVING: the sender looks again.
+        QueryError: TASK_MOVING: the sender retries with a new placement.
     """
     if headers.get(APPLICATION) != application or headers.get(TARGET) != placement.here:
         raise moving(

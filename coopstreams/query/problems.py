@@ -1,15 +1,15 @@
-"""What can go wrong with a query, as errors that travel.
+"""The errors of queries, which travel as JSON.
 
-    400  BAD_KEY, BAD_PARAMETER, WRONG_KIND   what was asked cannot be parsed or cannot be asked of this store
+    400  BAD_KEY, BAD_PARAMETER, WRONG_KIND   the request cannot be parsed, or does not fit this kind of store
     404  KEY_NOT_FOUND                        only from the owner of the key, whose range was open during the whole read
     404  UNKNOWN_STORE, UNKNOWN_PATH
-    410  FORGOTTEN                            a versioned store does not know any more what a row was then
-    421  NOT_OWNER                            `local=true` at another instance; `owner` and `url` say where to go
-    500  UNREADABLE, INTERNAL                 stored bytes that are no value, or a bug
-    503  TASK_MOVING                          nobody can answer now: ask again after `retry_after_ms`
+    410  FORGOTTEN                            the time lies before the history that a versioned store keeps
+    421  NOT_OWNER                            `local=true` at another instance; `owner` and `url` name the owner
+    500  UNREADABLE, INTERNAL                 stored bytes that the serde cannot read, or a bug
+    503  TASK_MOVING                          no instance can answer now: ask again after `retry_after_ms`
     504  TIMED_OUT                            ask again, or ask for less
 
-Invariant: `retryable` means the same request may succeed later without anybody changing anything.
+Invariant: `retryable` means that the same request may succeed later without any intervention.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import orjson
 from coopstreams.topology.errors import QueryError
 
 RETRY_AFTER_MS = 200
-"""How long a client waits when nobody knows better."""
+"""The pause before a retry, unless the instance knows a better one."""
 
 
 def bad_request(code: str, message: str) -> QueryError:
@@ -62,7 +62,7 @@ def not_owner(owner: str, url: str) -> QueryError:
 
 
 def moving(message: str, retry_after_ms: int = RETRY_AFTER_MS) -> QueryError:
-    """Return the error for what nobody can answer now."""
+    """Return the error for a key or range that no instance can answer for now."""
     return QueryError("TASK_MOVING", message, status=503, retryable=True, retry_after_ms=retry_after_ms)
 
 
@@ -72,7 +72,7 @@ def timed_out(message: str) -> QueryError:
 
 
 def unreadable(message: str) -> QueryError:
-    """Return the error for stored bytes that have no form in an answer."""
+    """Return the error for stored bytes that cannot be shown as JSON."""
     return QueryError("UNREADABLE", message, status=500)
 
 
@@ -85,7 +85,7 @@ def body_of(error: QueryError) -> bytes:
 
 
 def error_of(status: int, body: bytes) -> QueryError:
-    """Return the error that a body carries; INTERNAL when it carries none."""
+    """Return the error that a body carries; INTERNAL if it carries none."""
     try:
         fields = orjson.loads(body)
         code, message, retryable = str(fields.pop("error")), str(fields.pop("message")), bool(fields.pop("retryable"))

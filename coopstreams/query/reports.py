@@ -1,4 +1,4 @@
-"""What an instance knows about itself and the group, as plain values for JSON. Pure."""
+"""The state of an instance and its group, as plain values for JSON. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Report = dict[str, Any]
 
 
 def metadata(placement: Placement, stores: Mapping[str, StoreInfo], status: Status) -> Report:
-    """Return the instances with their tasks and key ranges; states and lags of this instance's own tasks."""
+    """Return the instances with their tasks and key ranges; only this instance's tasks have states and lags."""
     own = {task.task: task for task in status.tasks}
     kept = _stores_by_subtopology(stores.values())
 
@@ -44,7 +44,7 @@ def metadata(placement: Placement, stores: Mapping[str, StoreInfo], status: Stat
 
 
 def key_metadata(placement: Placement, store: StoreInfo, key: bytes, at: KeyLocation) -> Report:
-    """Return where a key lies and who owns it; `owner` is null while nobody does."""
+    """Return the location and owner of a key; `owner` is null while it has none."""
     owner = owner_of(placement, store, at)
     return {
         "store": store.name,
@@ -83,7 +83,7 @@ def health(report: Health) -> Report:
 
 
 def instance_status(placement: Placement, url: str | None, status: Status) -> Report:
-    """Return what this instance is doing."""
+    """Return the status of this instance."""
     return {
         "id": placement.here,
         "url": url,
@@ -97,7 +97,7 @@ def instance_status(placement: Placement, url: str | None, status: Status) -> Re
 
 
 def unreachable_status(instance: Peer, error: Exception) -> Report:
-    """Return what is known of an instance that does not answer: what the last assignment says."""
+    """Return the last assignment's tasks of an instance that does not answer."""
     return {
         "id": instance.id,
         "url": instance.url,
@@ -166,7 +166,7 @@ def _task_place(task: TaskId) -> Report:
 
 
 def _lag(status: TaskStatus) -> int | None:
-    """The sum over the sources; unknown if one is."""
+    """Return the sum over the sources; None if one of them is unknown."""
     lags = [source.lag for source in status.sources]
     known = [lag for lag in lags if lag is not None]
     return sum(known) if lags and len(known) == len(lags) else None

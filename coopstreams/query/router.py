@@ -1,12 +1,12 @@
-"""Where a query goes: a pure function of the placement and the key.
+"""Routes queries: a pure function of the placement and the key.
 
 By key: murmur2 gives the partition, the key hash the task, the placement the instance. By range: to every instance that
-has a part of the store; the parts together must cover the whole hash space of every partition, each hash once, or the
-answer is incomplete.
+owns a part of the store. The parts together must cover the whole hash space of every partition, each hash once; if they
+do not, the answer is refused as incomplete.
 
-Invariant: a hash has one owner or none. Two claims for a hash (two generations seen at once) count as none, so that
-nobody is believed who may be wrong; whatever has no owner is moving, and the client may ask again.
-Turned down: asking the instance that used to own the key (it answers from the past while the new owner already writes).
+Invariant: a hash has one owner or none. Two claims for a hash (two generations seen at once) count as none, because
+either may be wrong. A hash without an owner is moving, and the client may ask again.
+Turned down: asking the previous owner of the key (it returns old values while the new owner already writes).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from coopstreams.topology.keys import KeyRange, check_tiling, key_hash, partitio
 from coopstreams.topology.task_id import TaskId
 
 Asked: TypeAlias = Literal["any", "local", "forwarded"]
-"""How a request came: it may be forwarded, it must not (`local=true`), or it was already."""
+"""How a request came: it may be forwarded, it must not be (`local=true`), or it was forwarded already."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLocation:
-    """Where a key lies in a store."""
+    """The partition and key hash of a key."""
 
     partition: int
     hash: int
@@ -49,7 +49,7 @@ class There:
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """Another instance owns it, and the client wants no forwarding."""
+    """Another instance owns it, and the client wants no forwarding: refuse with its address."""
 
     owner: Owner
     url: str
@@ -57,7 +57,7 @@ class Elsewhere:
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """Nobody can answer now; somebody soon will."""
+    """No instance can answer now, but one will soon."""
 
     reason: str
 
@@ -66,18 +66,18 @@ Route: TypeAlias = Here | There | Elsewhere | Moving
 
 
 def locate(store: StoreInfo, key: bytes) -> KeyLocation:
-    """Return where a serialised key lies: the partition as Java's producers choose it, and the key hash."""
+    """Return the location of a serialised key: the partition as Java's producers choose it, and the key hash."""
     return KeyLocation(partition_of(key, store.partitions), key_hash(key))
 
 
 def owner_of(placement: Placement, store: StoreInfo, at: KeyLocation) -> Owner | None:
-    """Return who owns a key, or None if nobody or more than one does."""
+    """Return the owner of a key, or None if there is none or more than one."""
     claims = [owner for owner in _owners(placement, store, at.partition) if at.hash in owner.task.range]
     return claims[0] if len(claims) == 1 else None
 
 
 def route(placement: Placement, store: StoreInfo, at: KeyLocation, asked: Asked = "any") -> Route:
-    """Return where a query by key goes."""
+    """Return the route of a query by key."""
     owner = owner_of(placement, store, at)
     if placement.waits:
         return Moving(f"instance {placement.here} cannot say who owns the key: {placement.waits}")
@@ -114,9 +114,7 @@ def scatter(placement: Placement, store: StoreInfo) -> Sequence[Peer] | Moving:
 
 
 def coverage_gap(store: StoreInfo, ranges: Iterable[tuple[int, KeyRange]]) -> str | None:
-    """Return what keeps these (partition, range) from covering the store, each hash exactly once; None if nothing
-    does.
-    """
+    """Return why these (partition, range) do not cover the store, each hash exactly once; None if they do."""
     pieces: dict[int, list[KeyRange]] = {partition: [] for partition in range(store.partitions)}
     for partition, piece in ranges:
         pieces.setdefault(partition, []).append(piece)

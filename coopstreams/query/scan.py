@@ -25,7 +25,7 @@ _TIMES: Mapping[Kind, int] = {"window": START_BYTES, "session": SESSION_BYTES}
 
 
 def rows(view: KeyRangeView | GlobalView, kind: Kind, partition: int, query: Query) -> Iterator[StoredRow]:
-    """Return the rows of a view that a query asks for, lazily; the limit is for the caller."""
+    """Return the rows of a view that a query asks for, lazily; the caller applies the limit."""
     found = (
         _timed_rows(view, query, _TIMES[kind])
         if kind in _TIMES and isinstance(view, KeyRangeView)
@@ -40,7 +40,7 @@ def plain_key(kind: Kind, stored: bytes) -> bytes:
 
 
 def _sought(view: KeyRangeView | GlobalView, query: Query, last: bytes | None) -> Iterator[StoredRow]:
-    """Begin at the cursor; an entry at the cursor itself may be one of another partition."""
+    """Return the rows from the cursor on, including the cursor's own key, which another partition may have, too."""
     first = query.first
     if query.after is not None:
         if query.reverse:

@@ -1,10 +1,8 @@
-"""The query server of one instance: a socket at once, an event loop in a thread of its own when there is something to
-serve.
+"""The query server of one instance: binds its socket at once, and serves on an event loop in its own thread later.
 
-The address is known before the instance joins its group, because the group must be told; so binding and serving are two
-steps.
+An instance tells the group its address when it joins, before it can serve. So binding and serving are two steps.
 
-Invariant: importing this module loads no web server; starting one does.
+Invariant: importing this module loads no web server; `start` does.
 """
 
 from __future__ import annotations
@@ -54,10 +52,10 @@ class QueryServer:
         self._thread: threading.Thread | None = None
 
     def start(self, backend: Backend, metrics: Metrics, limits: RequestLimits | None = None) -> None:
-        """Serve, on a thread of its own; returns when requests are answered.
+        """Serve on a thread of its own; return when requests are answered.
 
         Raises:
-            ConfigError: the server did not come up; says why.
+            ConfigError: the server did not start; the log says why.
         """
         import uvicorn
 
@@ -83,13 +81,13 @@ class QueryServer:
             target=self._run, args=(self._server, started), name="coopstreams-http", daemon=True
         )
         self._thread.start()
-        # not for a while only: a process that is stopped while it starts would end, and with this error all others
+        # Without a time-out: a process that is paused during its start would fail, and end all others with this error.
         started.wait()
         if not self._server.started:
             raise ConfigError(f"the query server at {self.url} did not come up; see the log")
 
     def stop(self) -> None:
-        """Finish what is being answered, then let go of the address. Idempotent; also without `start`."""
+        """Finish the running requests, then close the socket. Idempotent; `start` need not have been called."""
         if self._server is not None and self._thread is not None:
             self._server.should_exit = True
             self._thread.join(2 * DRAIN_S + 4)
@@ -140,7 +138,7 @@ def _bound(listen: str) -> socket.socket:
 
 
 def _reachable(host: str) -> str:
-    """A server on all addresses is reached by this host's name."""
+    """Return this host's name for a server on all addresses."""
     return socket.gethostname() if host in ("0.0.0.0", "::") else host
 
 

@@ -1,12 +1,11 @@
-"""Answers to queries: routed, read here or asked of the owner, tried again for a short while when a task moves.
+"""Answers queries: routes each one, reads here or asks the owner, and retries briefly while a task moves.
 
     key -> partition, hash -> owner -> read here in a thread | ask the owner (one hop) | TASK_MOVING
     range -> every instance that has a part -> check that the parts cover the store -> merge
     global table -> read here: every instance has all of it
 
-Invariant: the loop that tries again runs on the instance that the client asked; one that was asked by another answers
-at once.
-Turned down: caching answers, or whom we asked last (the placement is at hand, and it is what the group agreed on).
+Invariant: only the instance that the client asked retries; an instance that another one asked answers at once.
+Turned down: caching answers or the last owner (the placement is local, and the group has agreed on it).
 """
 
 from __future__ import annotations
@@ -49,31 +48,31 @@ FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.2
 
 WITH_VALUES: Collection[Kind] = ("key_value", "versioned", "global")
-"""Kinds of stores in which a key has one value."""
+"""The kinds of stores in which a key has one value."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What a request may take. Units: entries, keys, seconds."""
+    """Limits of a request. Units: entries, keys, seconds."""
 
     entries: int = 1000
-    """When the request does not say."""
+    """The limit of a request that sets none."""
     max_entries: int = 100_000
     max_keys: int = 1000
     request_s: float = 10.0
     """After this, TIMED_OUT."""
     forward_s: float = 3.0
-    """How long to wait for the owner of a key."""
+    """The longest wait for the owner of a key."""
     connect_s: float = 1.0
-    """How long to wait for a connection to another instance."""
+    """The longest wait for a connection to another instance."""
     retry_s: float = 2.0
-    """How long TASK_MOVING is kept from the client."""
+    """How long TASK_MOVING is retried before the client gets it."""
 
 
 class QueryService:
-    """Everything the routes answer with. Coroutines run on the server's loop, reads in its threads.
+    """The answers to all routes. Coroutines run on the server's loop, reads in thread pools.
 
-    Scans have threads of their own, so that they never delay a read by key.
+    Scans have a pool of their own, so that they never delay a read by key.
     """
 
     def __init__(self, backend: Backend, peers: Peers, limits: RequestLimits) -> None:
@@ -132,7 +131,7 @@ class QueryService:
         return await self._by_key(store, at, asked, path, lambda: self._local.versions(store, (text, key, at), times))
 
     async def points(self, store: StoreInfo, texts: Sequence[str], asked: Asked) -> bytes:
-        """Return the JSON of several keys, in the order asked; all or, while one is moving, none."""
+        """Return the JSON of several keys, in the order of the request; while one of them moves, the request fails."""
         _expect(store, *WITH_VALUES)
         if not 1 <= len(texts) <= self.limits.max_keys:
             raise bad_request(
@@ -160,7 +159,7 @@ class QueryService:
         return await self._settled(attempt, asked)
 
     async def page(self, store: StoreInfo, query: Query, asked: Asked) -> Page:
-        """Return a page of a range query over all ranges of all instances; with `local` only of this one's."""
+        """Return a page of a range query over all ranges of all instances; with `local`, of this instance only."""
 
         async def attempt() -> Page:
             placement = self.backend.placement()
@@ -185,7 +184,7 @@ class QueryService:
         return await (alone() if asked == "local" else self._settled(attempt, asked))
 
     async def packed_part(self, store: StoreInfo, query: Query) -> bytes:
-        """Return what this instance has for a range query, for the instance that puts the parts together."""
+        """Return this instance's part of a range query, packed for the instance that merges the parts."""
         return msgspec.msgpack.encode(await self._part(store, query))
 
     async def stores(self, asked: Asked) -> bytes:
@@ -199,12 +198,12 @@ class QueryService:
                     unreachable.append(instance.id)
                     continue
                 for store in answer["stores"]:
-                    if store["kind"] != "global":  # all of it is here, too
+                    if store["kind"] != "global":  # this instance has all of it, too
                         sizes[store["name"]] = sizes.get(store["name"], 0) + store["approximate_entries"]
         return orjson.dumps(reports.store_list(stores, sizes, unreachable))
 
     async def status(self, asked: Asked) -> bytes:
-        """Return the JSON of what the instances are doing; one that does not answer is listed as unreachable."""
+        """Return the JSON of the instances' status; an instance that does not answer is listed as unreachable."""
         placement, status = self.backend.placement(), self.backend.status()
         url = next((instance.url for instance in placement.instances if instance.id == placement.here), None)
         found = [reports.instance_status(placement, url, status)]
@@ -223,14 +222,14 @@ class QueryService:
         return orjson.dumps(reports.metadata(self.backend.placement(), self.backend.stores(), self.backend.status()))
 
     def key_metadata(self, store: StoreInfo, text: str) -> bytes:
-        """Return the JSON of where a key lies."""
+        """Return the JSON of a key's location and owner."""
         if store.kind == "global":
             raise bad_request("WRONG_KIND", f"{store.name} is a global table: every instance has all of it")
         key = parse_key(store.key, text)
         return orjson.dumps(reports.key_metadata(self.backend.placement(), store, key, locate(store, key)))
 
     def close(self) -> None:
-        """Let go of the threads once what they read is read."""
+        """Shut the thread pools down once running reads are finished."""
         self._gets.shutdown(cancel_futures=True)
         self._scans.shutdown(cancel_futures=True)
 
@@ -256,7 +255,7 @@ class QueryService:
     def _split(
         self, store: StoreInfo, locations: Sequence[KeyLocation], asked: Asked
     ) -> tuple[list[int], list[tuple[Peer, list[int]]]]:
-        """Return the indices of the keys that are here, and of those with each other owner."""
+        """Return the indices of the keys that this instance owns, and those of each other owner."""
         if store.kind == "global":
             return list(range(len(locations))), []
         here: list[int] = []
@@ -271,7 +270,7 @@ class QueryService:
         return here, list(there.values())
 
     async def _settled(self, attempt: Callable[[], Awaitable[T]], asked: Asked) -> T:
-        """Return the first result that is not TASK_MOVING, or raise that after a while."""
+        """Return the first result that is not TASK_MOVING; raise TASK_MOVING when `retry_s` is over."""
         deadline = time.monotonic() + (self.limits.retry_s if asked == "any" else 0.0)
         pause = FIRST_PAUSE_S
         while True:
@@ -314,10 +313,10 @@ class QueryService:
 
 
 def _put_together(store: StoreInfo, query: Query, answers: Sequence[PartialPage | bytes]) -> Page:
-    """Return the page of these parts; takes a while when they are large.
+    """Return the page of these parts; slow if they are large.
 
     Raises:
-        QueryError: TASK_MOVING: together they do not cover the store, or two have the same range.
+        QueryError: TASK_MOVING: the parts do not cover the store, or two of them have the same range.
     """
     parts = [
         msgspec.msgpack.decode(answer, type=PartialPage) if isinstance(answer, bytes) else answer for answer in answers
@@ -333,7 +332,7 @@ def _part_path(store: StoreInfo, query: Query) -> str:
 
 
 def _expect(store: StoreInfo, *kinds: Kind) -> None:
-    """Refuse what cannot be asked of a store; say what can."""
+    """Raise WRONG_KIND if the request does not fit the kind of the store; the message names one that does."""
     if store.kind not in kinds:
         kind = "global table" if store.kind == "global" else f"{store.kind.replace('_', '-')} store"
         forms: Mapping[Kind, str] = {

@@ -1,8 +1,8 @@
-"""A topology drawn: text as Kafka Streams prints it, Mermaid, DOT, JSON.
+"""Descriptions of a topology: text as Kafka Streams prints it, Mermaid, DOT, JSON.
 
-All four are drawn from the same nodes in the same order, so that two drawings differ where two topologies do.
+All four list the same nodes in the same order, so that a diff of two descriptions shows how two topologies differ.
 
-Invariant: user functions are not part of a drawing: they may change without a topic or a store changing.
+Invariant: a description leaves out user functions: they may change without changing a topic or a store.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.windows import AnyWindows
 
 JSON_FORMAT = 1
-"""What `_json` writes: `outlines` reads it, maybe with a later version of coopstreams."""
+"""The version of the JSON format: `outline` reads it, possibly in a later version of coopstreams."""
 
 
 def describe(topology: Structure, format: str) -> str:  # noqa: A002 the word users type
     """Return the topology as `text`, `mermaid`, `dot` or `json`.
 
     Raises:
-        TopologyError: another format.
+        TopologyError: an unknown format.
     """
     formats: dict[str, Callable[[Structure], str]] = {"text": _text, "mermaid": _mermaid, "dot": _dot, "json": _json}
     if format not in formats:
@@ -49,7 +49,7 @@ def describe(topology: Structure, format: str) -> str:  # noqa: A002 the word us
 
 
 def _stores(topology: Structure, node: Node) -> list[StoreSpec]:
-    """Return the stores that a node keeps or looks into, of those that are made."""
+    """Return the stores that a node writes or looks up, without those that the topology does not make."""
     made = {store.name for subtopology in topology.subtopologies for store in subtopology.stores}
     made |= {table.store.name for table in topology.global_tables}
     looked_into = [node.store] if isinstance(node, StreamTableJoin | StreamGlobalJoin) else []
@@ -65,13 +65,13 @@ def _children(subtopology: SubTopology) -> dict[str, list[str]]:
 
 
 def _whole(subtopology: SubTopology) -> str:
-    """Return why key ranges of a partition cannot be tasks, for the end of a title; empty if they can."""
+    """Return the end of a title: why key ranges of a partition cannot be tasks; empty if they can."""
     whole = [node.name for node in subtopology.nodes if isinstance(node, Processing) and not node.by_key]
     return f" (one task a partition: by_key=False at {', '.join(whole)})" if whole else ""
 
 
 def _text(topology: Structure) -> str:
-    """As Kafka Streams' `TopologyDescription`, whose viewers read it."""
+    """Return the text of Kafka Streams' `TopologyDescription`, which viewers for it can read."""
     pieces = []
     for subtopology in topology.subtopologies:
         children = _children(subtopology)
@@ -177,7 +177,7 @@ def _windows(windows: AnyWindows | JoinWindows) -> dict[str, Any]:
 
 
 def _edges(topology: Structure) -> Iterator[tuple[str, str]]:
-    """Yield what points to what: topics to sources, nodes to nodes, sinks to topics, each prefixed by its kind."""
+    """Yield the edges: topic to source, node to child, sink to topic, node to store; each end begins with its kind."""
     for subtopology in topology.subtopologies:
         for node in subtopology.nodes:
             if isinstance(node, Source):

@@ -1,18 +1,17 @@
-"""A fingerprint of a sub-topology, 16 hex digits: members of a group compare them, so that all of them run the same
-tasks.
+"""The fingerprint of a sub-topology, 16 hex digits, by which the members of a group check that they run the same tasks.
 
-It covers the whole program except the functions: operators and how they are connected, source topics (of a pattern: the
-pattern), sinks, internal topics, stores with their serdes, windows and changelogs, global tables that are looked into,
-and the partition count.
+It covers the whole program except the functions: operators and their connections, source topics (for a pattern: the
+pattern), sinks, internal topics, stores with their serdes, windows and changelogs, the global tables that are looked
+up, and the partition count.
 
-Not covered: functions (a program with a corrected function may be rolled out process by process), names of nodes (an
-operator in front changes generated ones), topics that match a pattern now and their partition counts (each process sees
-them at a time of its own), and where a store is kept.
+Not covered: functions (so that a corrected function can be rolled out process by process), names of nodes (an operator
+inserted before others changes generated names), the topics that match a pattern now and their partition counts (each
+process sees them at a time of its own), and the store type.
 
-Invariant: the same program has the same fingerprints in every process: no address, no module path, no order of a set is
-in them.
-Turned down: hashing the bytecode of functions (it changes with the version of Python, and with a comment's line
-numbers).
+Invariant: the same program has the same fingerprints in every process: they depend on no address, no module path and
+no order of a set.
+Turned down: hashing the bytecode of functions (it changes with the Python version, and with the line numbers that a
+comment moves).
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ _LEFT_OUT = {"name", "parents", "store_type"}
 
 
 def fingerprints(topology: Structure, partitions: Sequence[int]) -> tuple[str, ...]:
-    """Return the fingerprint of each sub-topology. `partitions` of each, as `ResolvedTopics.tasks`.
+    """Return the fingerprint of each sub-topology, given the partition count of each (`ResolvedTopics.tasks`).
 
-    Shape: of the topology that runs (`as_it_runs`): `topology.optimization` decides which changelogs there are.
+    Shape: `topology` is the one that runs (`as_it_runs`): `topology.optimization` decides which changelogs it has.
     """
     fixed = not topology.has_patterns
     return tuple(
@@ -57,7 +56,7 @@ def _fingerprint(topology: Structure, part: SubTopology, partitions: int | None)
 
 
 def _looked_into(topology: Structure, part: SubTopology) -> list[GlobalTable]:
-    """The global tables whose rows the nodes read."""
+    """Return the global tables that the nodes look up."""
     names = {node.store.name for node in part.nodes if isinstance(node, StreamGlobalJoin)}
     names |= {name for node in part.nodes if isinstance(node, Processing) for name in node.store_names}
     return [table for table in topology.global_tables if table.store.name in names]
@@ -71,7 +70,7 @@ def _node(node: Node, number_of: Mapping[str, int]) -> dict[str, Any]:
 
 
 def said(value: Any) -> Any:
-    """Return a value of a program as JSON has it, functions left out: the same in every process."""
+    """Return a value of a program as JSON values, each function as "function": the same in every process."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, Serde):
@@ -86,7 +85,7 @@ def said(value: Any) -> Any:
         return _fields(value) | {"name": value.name}
     if is_dataclass(value):
         return _fields(value)
-    if isinstance(value, Windows):  # of the user's, and no dataclass
+    if isinstance(value, Windows):  # the user's own class, and no dataclass
         return {"": type(value).__name__, "size_ms": value.size_ms, "grace_ms": value.grace_ms}
     return _text(value)
 
@@ -97,8 +96,9 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def _text(value: object) -> str:
-    """A value in a user's windows, such as a time zone; of one that shows its address, or things in an order of its
-    own, its class.
+    """Return the text of a value in a user's windows, such as a time zone.
+
+    For an object whose text shows its address, and for a container without a fixed order, return its class name.
     """
     if isinstance(value, set | frozenset | Mapping):
         return type(value).__name__

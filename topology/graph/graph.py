@@ -1,14 +1,14 @@
-"""A topology under construction: a growing list of nodes, and for each stream or table a pointer to its node.
+"""A topology under construction: `Graph` collects the nodes, and a `Flow` points to the node of a stream or table.
 
-`Graph` has the nodes. A `Flow` is a value: a node of the graph, and the serdes of the records that it forwards. An
-operator that keeps keys (or values) keeps their serde. One that makes new ones makes the serde unknown until a `key=`
-or `value=` names it, there or at the next topic or store. Where bytes are needed and the serde is still unknown,
-building fails.
+A `Flow` is a value: a node of the graph, and the serdes of the records that the node forwards. An operator that keeps
+the keys (or values) keeps their serde. An operator that makes new ones makes the serde unknown, until `key=` or
+`value=` names it at that operator or at the next topic or store. If records must be serialised there and the serde is
+still unknown, building fails.
 
 Invariant: parents are attached before children. Keys that are not `rekeyed` have a known serde, and their bytes are
-those of the record in the topic: what its partition and its key range were computed from.
-Turned down: default serdes (the type of a value at run time is known too late), and keeping a serde for new values
-"until they do not fit" (a JSON serde fits everything: the mistake would be found by whoever reads the topic).
+those of the source record, from which its partition and its key range were computed.
+Turned down: default serdes (the type of a value is known only at run time), and keeping a serde for new values "until
+they do not fit" (a JSON serde fits everything, so only the readers of the topic would find the mistake).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Part = Literal["key", "value"]
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """No serde is known for keys or values, since the operator that made them."""
+    """The serde of keys or values is unknown since this operator, which made them."""
 
     since: str
 
 
 @dataclass(frozen=True, slots=True)
 class Repartition:
-    """A repartition topic and whose records go through it."""
+    """A repartition topic, and the node whose records go through it."""
 
     node: str
     key: Serde[Any]
@@ -47,9 +47,9 @@ class Repartition:
     source: str
     partitions: int | None
     explicit: bool = False
-    """The program asked for it with `repartition()`, so operators that need a topic of their own do not share it."""
+    """Made by `repartition()`: operators that need a repartition topic do not share this one."""
     partitioner: Callable[..., Any] | None = None
-    """With one, equal keys may be on several partitions: the flow behind it is still `rekeyed`."""
+    """With a partitioner, equal keys may be on several partitions, so the flow below is still `rekeyed`."""
 
 
 @dataclass(eq=False, slots=True)
@@ -61,15 +61,15 @@ class Graph:
     nodes: dict[str, Node] = field(default_factory=dict)
     repartitions: list[Repartition] = field(default_factory=list)
     needed_stores: set[str] = field(default_factory=set)
-    """Stores that are named or that an operator looks into. Table sources make no others."""
+    """Stores that have a name or that an operator looks up. Table sources make no others."""
     added_stores: dict[str, StoreSpec] = field(default_factory=dict)
-    """Stores of no processor of their own: processors are connected to them by name."""
+    """Stores that belong to no node: processors are connected to them by name."""
     global_tables: list[GlobalTable] = field(default_factory=list)
     sending_old: set[str] = field(default_factory=set)
-    """Tables that forward the old value with each update; see `old_values`."""
+    """The names of the tables that forward the old value with each update."""
 
     def attach(self, node: Node) -> str:
-        """Add a node under its name, which `names` has handed out; returns the name."""
+        """Add a node under its name, which `names` has given out; return the name."""
         self.nodes[node.name] = node
         return node.name
 
@@ -77,7 +77,8 @@ class Graph:
         """Return the source of some topics: a new node, or the one that reads these topics already.
 
         Raises:
-            TopologyError: a topic is read already with other serdes, another extractor, or in another set of topics.
+            TopologyError: a topic is already read with another serde, timestamp extractor or name, or in another set of
+                topics.
         """
         wanted = make(name="")
         if (known := self.reader_of(wanted)) is not None:
@@ -90,9 +91,7 @@ class Graph:
         return node
 
     def reader_of(self, wanted: Source) -> tuple[str, Source] | None:
-        """Return a topic, or the pattern, of a source that is read already, and the source that reads it; None if there
-        is none.
-        """
+        """Return a topic or pattern that the graph already reads, with its source; None if there is none."""
         for node in self.nodes.values():
             if isinstance(node, Source) and not node.internal and (topic := _read_by_both(wanted, node)) is not None:
                 return topic, node
@@ -103,7 +102,7 @@ class Graph:
 class Flow:
     """A stream or a table: the node that forwards its records, and their serdes.
 
-    Shape: `rekeyed`: keys have changed since the topic, so equal keys may be on several partitions.
+    Shape: `rekeyed`: keys have changed since the source topic, so equal keys may be on several partitions.
     """
 
     graph: Graph
@@ -113,31 +112,28 @@ class Flow:
     rekeyed: bool = False
 
     def then(self, prefix: str, name: str | None, make: Callable[..., Node]) -> Flow:
-        """Attach `make(name=..., parents=...)` below; the same is known about what comes out of it."""
+        """Attach `make(name=..., parents=...)` below and return its flow, with the same serdes."""
         return replace(
             self, node=self.graph.attach(make(name=self.graph.names.node(prefix, name), parents=(self.node,)))
         )
 
     def with_key(self, key: Serde[Any] | None, where: str) -> Flow:
-        """Return the flow with new keys, made by the method `where`, to be written with this serde (None: not
-        known).
-        """
+        """Return the flow with new keys, made by the method `where`, and their serde (None: unknown)."""
         known = serde_or_none(key, "key", where)
         return replace(self, key=Unknown(f"{where} ({self.node})") if known is None else known, rekeyed=True)
 
     def with_value(self, value: Serde[Any] | None, where: str) -> Flow:
-        """Return the flow with new values, made by the method `where`, to be written with this serde (None: not
-        known).
-        """
+        """Return the flow with new values, made by the method `where`, and their serde (None: unknown)."""
         known = serde_or_none(value, "value", where)
         return replace(self, value=Unknown(f"{where} ({self.node})") if known is None else known)
 
     def needed(self, part: Part, where: str, cure: str = "") -> Serde[Any]:
-        """Return the serde of the keys or the values, which are about to become bytes. `cure` is a second place to name
-        it.
+        """Return the serde of the keys or the values, which are about to be serialised.
+
+        `cure` is a second place where it can be named.
 
         Raises:
-            TopologyError: not known; says since which operator, and where to name it.
+            TopologyError: it is unknown; the message says since which operator, and where to name it.
         """
         serde = self.key if part == "key" else self.value
         if isinstance(serde, Serde):
@@ -148,10 +144,10 @@ class Flow:
         )
 
     def same_graph(self, other: Flow, where: str) -> None:
-        """Do nothing if both belong to one builder.
+        """Do nothing if both flows belong to one builder.
 
         Raises:
-            TopologyError: they do not; nodes of two programs cannot be connected.
+            TopologyError: they do not. Read the topic again with this builder.
         """
         if self.graph is not other.graph:
             raise TopologyError(
@@ -160,10 +156,10 @@ class Flow:
 
 
 def serde_or_none(serde: Any, part: Part, where: str) -> Serde[Any] | None:
-    """Return what was given for a serde.
+    """Return the serde that was given, None if none was.
 
     Raises:
-        TopologyError: something else, a class for example.
+        TopologyError: something else was given, for example a class.
     """
     if serde is None or isinstance(serde, Serde):
         return serde
@@ -171,7 +167,7 @@ def serde_or_none(serde: Any, part: Part, where: str) -> Serde[Any] | None:
 
 
 def reads(source: Source, topic: str) -> bool:
-    """Whether a source reads a topic, by its name or by a pattern."""
+    """Whether a source reads a topic, by name or by pattern."""
     return topic in source.topics or (source.pattern is not None and source.pattern.fullmatch(topic) is not None)
 
 

@@ -1,4 +1,4 @@
-"""The nodes of joins between two tables, two streams, a stream and a global table. See `nodes` for the others.
+"""The nodes of joins: table-table, stream-stream, stream-global table, and foreign-key. See `nodes` for the others.
 
 Invariant: `parents` is (left, right). Equal keys are equal bytes: `key` is the serde of both sides.
 """
@@ -18,8 +18,9 @@ JoinKind = Literal["inner", "left", "outer"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableTableJoin(Node):
-    """A table of `joiner(left value, right value)`, updated by either side. `store` None: a view, looked up through
-    both sides.
+    """A table of `joiner(left value, right value)`, updated by either side.
+
+    `store` None: the table is a view, and a lookup goes through both sides.
     """
 
     kind: JoinKind
@@ -30,9 +31,7 @@ class TableTableJoin(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferedJoin(StreamTableJoin):
-    """A `StreamTableJoin` with a versioned table that holds each record until stream time has passed it by the
-    grace.
-    """
+    """A `StreamTableJoin` with a versioned table: it holds each record until stream time has passed it by the grace."""
 
     buffer: StoreSpec
     grace_ms: int
@@ -40,8 +39,9 @@ class BufferedJoin(StreamTableJoin):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamGlobalJoin(Node):
-    """`joiner(value, row)` (with the key in front if `with_key`) of each record and the row of `mapper(key, value)`;
-    `left`: also without one.
+    """`joiner(value, row)` of each record and the global table's row of the key `mapper(key, value)`.
+
+    With `with_key`, the joiner takes the key first. `left`: also for records without a row.
     """
 
     store: StoreSpec
@@ -52,7 +52,7 @@ class StreamGlobalJoin(Node):
 
 
 def method_of(join: Node) -> str:
-    """Return the method that a user called to make a join."""
+    """Return the name of the DSL method that makes such a join."""
     if isinstance(join, StreamTableJoin):
         return "left_join" if join.left else "join"
     kind = getattr(join, "kind", "inner")
@@ -60,7 +60,7 @@ def method_of(join: Node) -> str:
 
 
 def stores_of(node: Node) -> list[StoreSpec]:
-    """Return the stores that a node keeps, not those that it only looks into."""
+    """Return the stores that a node writes, not those that it only looks up."""
     if isinstance(node, StreamTableJoin):
         return [node.buffer] if isinstance(node, BufferedJoin) else []
     if isinstance(node, StreamGlobalJoin):
@@ -71,11 +71,11 @@ def stores_of(node: Node) -> list[StoreSpec]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamStreamJoin(Node):
-    """A record of either stream meets those of the other that are near in time: `joiner(left value, right value)`, or
-    with the key in front.
+    """Joins records of two streams that are near in time: `joiner(left value, right value)`, with `with_key` the key
+    first.
 
-    `stores` are the records of the left, those of the right and, where a record without a match has to wait, those that
-    wait. A stream that is joined with itself may have one for both sides: see `optimizing`.
+    `stores` are the records of the left side, those of the right side and, if a record without a match must wait, the
+    waiting records. The self-join of a stream may have one store for both sides: see `optimizing`.
     """
 
     kind: JoinKind
@@ -88,10 +88,10 @@ class StreamStreamJoin(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignKeyAsk(Node):
-    """Each change of a left row becomes subscriptions to the right rows it names and named: see `foreign_keys`.
+    """Turns each change of a left row into subscriptions to the right rows that it names and named: see `foreign_keys`.
 
-    `extract(key, value)` returns the foreign key; `key` and `value` are the serdes of the left table, `foreign_key` is
-    that of the right's keys.
+    `extract(key, value)` returns the foreign key. `key` and `value` are the serdes of the left table, `foreign_key` is
+    that of the right table's keys.
     """
 
     extract: Function
@@ -103,8 +103,9 @@ class ForeignKeyAsk(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignKeyAnswer(Node):
-    """Keeps subscriptions, and answers: to a new one, and to all of a right row when it changes. `parents`:
-    (subscriptions, right table).
+    """Keeps the subscriptions. Answers each new one, and all of a right row when the row changes.
+
+    `parents` is (subscriptions, right table).
     """
 
     store: StoreSpec
@@ -114,8 +115,9 @@ class ForeignKeyAnswer(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignKeyResult(Node):
-    """Joins the answers that are not stale: `joiner(left value, right value)`. `parents`: (answers, left table), which
-    is only looked into.
+    """Joins the answers that are not stale: `joiner(left value, right value)`.
+
+    `parents` is (answers, left table); it only looks up the left table.
     """
 
     joiner: Function

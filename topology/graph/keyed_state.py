@@ -1,11 +1,11 @@
 """Checks that the state of processors is partitioned like their records.
 
-A task gets the records whose serialised keys hash into its range. State is restored, moved and queried by the same hash
-of the store's keys. So a processor with `by_key=True` needs the unchanged keys of its topic, and stores whose key serde
-writes the same bytes.
+A task gets the records whose serialised keys hash into its key range, and the stores are restored, moved and queried by
+the hash of the store keys. So a processor with `by_key=True` needs the unchanged keys of its topic, and stores whose
+key serde writes the same bytes.
 
-Invariant: a processor that passes, and keeps state under the key of the record, finds it however the partition is cut
-into ranges.
+Invariant: a processor that passes the checks, and keeps state under the keys of its records, finds that state however
+the partition is cut into key ranges.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ _KEEP_KEYS = (
 
 
 def keys_as_read(nodes: Iterable[Node]) -> dict[str, Serde[Any] | None]:
-    """Return, for each node, how the keys that come out of it are written in the topic they were read from; None: they
-    may be other keys.
+    """Return, for each node, the serde with which its output keys are written in the source topic.
+
+    None: the keys may be other ones than in the source topic.
 
     Shape: `nodes` parents first.
     """
@@ -79,14 +80,15 @@ def keys_as_read(nodes: Iterable[Node]) -> dict[str, Serde[Any] | None]:
 
 
 def common_key(keys: Iterable[Serde[Any] | None]) -> Serde[Any] | None:
-    """Return the serde that all of these are, or None."""
+    """Return the serde if all of these are equal, else None."""
     first, *others = keys
     return first if all(other == first for other in others) else None
 
 
 def check_processors(nodes: list[Node], kept: Mapping[str, StoreSpec]) -> None:
-    """Do nothing if every processor finds its stores, and by-key state lies where its records do. `kept`: stores that
-    no node here keeps, by name.
+    """Do nothing if every processor finds its stores, and state by key lies in the key ranges of its records.
+
+    `kept`: stores, by name, that none of these nodes writes.
 
     Raises:
         TopologyError: names the processor and the store.
@@ -119,9 +121,7 @@ def _check_state_by_key(node: Processing, key: Serde[Any] | None) -> None:
 
 
 def shared_state(nodes: Iterable[Node], above: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield, for each store that is kept by key under records of several topics, its place for messages and these
-    topics.
-    """
+    """Yield each store kept by key under the records of several topics: its place for messages, and these topics."""
     topics: dict[str, dict[str, None]] = {}
     for node in nodes:
         if isinstance(node, Processing) and node.by_key:

@@ -1,9 +1,11 @@
-"""The graph that a builder writes and the compiler reads: one frozen value a node.
+"""The nodes of a topology: the graph that a builder writes and the compiler reads.
 
-A node knows its parents by name and what it does; it holds no logic. Source, sink and stateful nodes are where bytes
-are made, so they are the ones that carry serdes. A repartition is a `Sink` and a `Source` on one internal topic.
+A node is a frozen value that knows the names of its parents and what it does; it holds no logic. Sources, sinks and
+stateful nodes serialise or deserialise, so they carry the serdes. A repartition is a `Sink` and a `Source` on one
+internal topic.
 
-Invariant: nodes come in the order in which they were attached (parents first), children run in that order, depth first.
+Invariant: nodes are listed in the order in which they were attached, parents first. The children of a node run in that
+order, depth first.
 """
 
 from __future__ import annotations
@@ -22,19 +24,20 @@ Function: TypeAlias = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """What every node has. `name` as Kafka Streams generates it (`KSTREAM-FILTER-0000000003`) or as the user said."""
+    """What every node has. `name` is generated as by Kafka Streams (`KSTREAM-FILTER-0000000003`) or the user's."""
 
     name: str
     parents: tuple[str, ...] = ()
     sends_old: bool = False
-    """A table that says with each update what it said of the row before. `cut` sets it, from `Graph.sending_old`."""
+    """For a table: it forwards the old value with each update. `cut` sets it, from `Graph.sending_old`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source(Node):
-    """Records of topics. Internal ones are repartition topics; in a `Topology` their names carry the application id.
+    """Reads the records of topics. Internal ones are repartition topics, whose names carry the application id in a
+    `Topology`.
 
-    With a `pattern`, `topics` are those that match it, as far as somebody has looked; see `patterns`.
+    With a `pattern`, `topics` are those that matched when the cluster's topics were listed last; see `patterns`.
     """
 
     topics: tuple[str, ...]
@@ -48,21 +51,21 @@ class Source(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSource(Node):
-    """A source's records become the upserts of a table. `store` None: nobody needs it kept (not named, not joined)."""
+    """Makes a source's records the updates of a table. `store` None: it has no name and no operator looks it up."""
 
     store: StoreSpec | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sink(Node):
-    """Writes to a topic. Serdes None never reach the compiler: the builder has filled them in."""
+    """Writes to a topic. The builder has filled in both serdes."""
 
     topic: str
     key: Serde[Any]
     value: Serde[Any]
     internal: bool = False
     partitioner: Function | None = None
-    """See `partitioners`; None: as a Java producer chooses."""
+    """See `partitioners`. None: the Java producer's default partitioner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,31 +80,32 @@ class DynamicSink(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter(Node):
-    """Keeps the records for which `predicate(key, value)` is (or, negated, is not) true. On a table, others become
-    tombstones.
+    """Keeps the records for which `predicate(key, value)` is true, or with `negate` false.
+
+    A filtered table turns a row that fails into a tombstone.
     """
 
     predicate: Function
     negate: bool = False
     table: bool = False
     store: StoreSpec | None = None
-    """Of a table that is kept under a name of its own."""
+    """The store of a materialised table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapValues(Node):
-    """A new value: `mapper(value)`, or `mapper(key, value)` with the key. On a table a null value stays null."""
+    """Replaces the value by `mapper(value)`, or `mapper(key, value)`. A table's null values stay null."""
 
     mapper: Function
     with_key: bool = False
     table: bool = False
     store: StoreSpec | None = None
-    """Of a table that is kept under a name of its own."""
+    """The store of a materialised table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatMapValues(Node):
-    """Any number of values for one: `mapper(value)` or `mapper(key, value)` returns an iterable."""
+    """Replaces a value by any number of values: `mapper(value)` or `mapper(key, value)` returns an iterable."""
 
     mapper: Function
     with_key: bool = False
@@ -109,21 +113,21 @@ class FlatMapValues(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Map(Node):
-    """A new key and value: `mapper(key, value)` returns the pair."""
+    """Replaces key and value by the pair that `mapper(key, value)` returns."""
 
     mapper: Function
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatMap(Node):
-    """Any number of records for one: `mapper(key, value)` returns an iterable of (key, value) pairs."""
+    """Replaces a record by any number of records: `mapper(key, value)` returns an iterable of (key, value) pairs."""
 
     mapper: Function
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectKey(Node):
-    """A new key: `mapper(key, value)`."""
+    """Replaces the key by `mapper(key, value)`."""
 
     mapper: Function
 
@@ -137,13 +141,14 @@ class Peek(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merge(Node):
-    """The records of several streams in one; no order between them."""
+    """Merges several streams into one, in no order between them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split(Node):
-    """Each record goes to the `Branch` of the first predicate that is true; if none is, to the one behind them, if
-    there is one.
+    """Sends each record to the `Branch` of the first predicate that is true.
+
+    If none is true, the record goes to the default branch, which follows the predicates' branches, or is dropped.
     """
 
     predicates: tuple[Function, ...]
@@ -151,7 +156,7 @@ class Split(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch(Node):
-    """What a `Split` sends to its `number`th branch."""
+    """Receives the records that a `Split` sends to its `number`th branch."""
 
     number: int
 
@@ -160,9 +165,9 @@ class Branch(Node):
 class Processing(Node):
     """Gives records to the `processors.Processor` that `supplier()` makes for each task.
 
-    `stores` are its own, `store_names` all that it may use. `fixed_key`: the key stays the same; `key` is then its
-    serde, if known. `by_key`: it treats each key on its own, so that key ranges can be tasks; otherwise its partition
-    is one task.
+    `stores` are the stores that it adds, `store_names` all stores that it may use. `fixed_key`: the key stays the same;
+    `key` is then its serde, if known. `by_key`: the processor treats each key on its own, so key ranges can be tasks;
+    otherwise each partition is one task.
     """
 
     supplier: Function
@@ -175,16 +180,16 @@ class Processing(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropNullKeys(Node):
-    """Drops records without a key: what stands before the repartition topic of an aggregation or of an inner join."""
+    """Drops records without a key, before the repartition topic of an aggregation or of an inner join."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aggregate(Node):
-    """A table from a stream: `aggregator(key, value, aggregate)`, from `initializer()`.
+    """A table from a stream: `aggregator(key, value, aggregate)`, starting from `initializer()`.
 
-    With `windows`, the table is keyed by `serdes.Windowed`; `store.key` is then still the serde of the key inside. A
-    reduce has `initializer` None: the first value is the aggregate, later ones are `aggregator(aggregate, value)`. A
-    count has both None.
+    With `windows`, the table is keyed by `serdes.Windowed`; `store.key` is still the serde of the plain key. A reduce
+    has no `initializer`: the first value is the aggregate, and later ones give `aggregator(aggregate, value)`. A count
+    has neither function.
     """
 
     store: StoreSpec
@@ -192,27 +197,26 @@ class Aggregate(Node):
     aggregator: Function | None
     windows: AnyWindows | None = None
     merger: Function | None = None
-    """Of sessions: `merger(key, one aggregate, another)`."""
+    """For sessions: `merger(key, one aggregate, another)`."""
     emit_on_close: bool = False
-    """A window is forwarded once, when it is closed."""
+    """Emit on close: each window is forwarded once, when it closes."""
     cogrouped: bool = False
-    """Writes into the table of a `CogroupMerge` below, together with others."""
+    """Whether it is one of several aggregations that write into the store of a `CogroupMerge` below."""
 
     @property
     def drops_null_values(self) -> bool:
-        """Whether a record without a value is dropped; windows, but for sliding ones, take it in."""
+        """Whether it drops records with a null value. Windowed aggregations other than sliding ones take them in."""
         return self.windows is None or isinstance(self.windows, SlidingWindows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamTableJoin(Node):
-    """`joiner(value, table value)` (with the key in front if `with_key`) for each stream record; `left`: also without a
-    match.
+    """`joiner(value, table value)` for each stream record, with `left` also for records without a match.
 
-    `parents` is (stream, table). The table may be a view: `Filter` and `MapValues` nodes with `table=True` over the
-    node that has the store. `store` is the one at the root; a lookup applies the nodes between root and join, top down.
-    Keys are equal as bytes: both sides have the same key serde. An inner join drops records without a key, a left join
-    joins them with None.
+    With `with_key`, the joiner takes the key first. `parents` is (stream, table). The table may be a view: `Filter` and
+    `MapValues` nodes with `table=True` above which another node has the store. `store` is that store; a lookup applies
+    the nodes between store and join from the top down. Keys are equal as bytes: both sides have the same key serde. An
+    inner join drops records without a key, a left join joins them with None.
     """
 
     store: StoreSpec
@@ -223,19 +227,17 @@ class StreamTableJoin(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Late(Node):
-    """The records that its parent, a windowed aggregation or a versioned table, drops because they come too late; not
-    its updates.
-    """
+    """Forwards the late records that its parent, a windowed aggregation or versioned table, drops; not its updates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToStream(Node):
-    """The updates of a table as a stream."""
+    """Forwards the updates of a table as a stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class GlobalUpdate:
-    """Who keeps a global store: a processor, given the records of the topic as these serdes read them."""
+    """The processor that maintains a global store, and the serdes with which it reads the topic."""
 
     name: str
     supplier: Callable[..., Any]
@@ -245,8 +247,9 @@ class GlobalUpdate:
 
 @dataclass(frozen=True, slots=True)
 class GlobalTable:
-    """A topic and the store that every instance makes of it. Without an `update` each record is a row, and the store's
-    serdes are the topic's.
+    """A topic and the store that every instance makes of it.
+
+    Without an `update`, each record is a row, and the store's serdes are the topic's.
     """
 
     topic: str
@@ -256,10 +259,9 @@ class GlobalTable:
 
 @dataclass(frozen=True, slots=True)
 class SubTopology:
-    """Nodes that run together in a task: connected, and cut from the others by topics.
+    """Connected nodes, which run together in a task. Topics separate it from other sub-topologies.
 
-    Shape: `nodes` parents first. `topics` are the source topics, resolved (application id in front of internal ones),
-    in node order.
+    Shape: `nodes` parents first. `topics` are the source topics in node order, internal ones with the application id.
     """
 
     id: int
@@ -269,38 +271,34 @@ class SubTopology:
 
     @property
     def divisible(self) -> bool:
-        """Whether key ranges of a partition can be tasks of their own: not where a processor looks at several keys at a
-        time.
-        """
+        """Whether key ranges of a partition can be tasks: no processor looks at several keys at a time."""
         return all(node.by_key for node in self.nodes if isinstance(node, Processing))
 
     @property
     def stateful(self) -> bool:
-        """Whether its tasks keep state."""
+        """Whether its tasks have stores."""
         return bool(self.stores)
 
 
 @dataclass(frozen=True, slots=True)
 class InternalTopic:
-    """A topic the application makes for itself. `partitions_from`: the topics whose largest partition count it
-    takes.
-    """
+    """A topic that the application creates. It takes the largest partition count of the topics `partitions_from`."""
 
     name: str
     kind: str
     """`repartition` or `changelog`."""
     partitions_from: tuple[str, ...]
     partitions: int | None = None
-    """Given by the user (`repartition(partitions=...)`)."""
+    """The count that the user gave (`repartition(partitions=...)`), or None."""
     retention_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What a program consists of, as a value.
+    """The parts of a program, as a value.
 
-    Shape: node topics are resolved. `copartitioned` are sets of source topics that must have equal partition counts,
-    with the name of the join for the error message.
+    Shape: the topics of nodes are full names. `copartitioned` has sets of source topics that must have equal partition
+    counts, each with the name of its operator for error messages.
     """
 
     application_id: str

@@ -1,4 +1,4 @@
-"""Rewrites a topology so that it stores less and gives the same results: the setting `topology.optimization`.
+"""The setting `topology.optimization`: rewrites a topology so that it stores less and gives the same results.
 
     reuse.ktable.source.topics   a table that is a plain copy of its topic has no changelog: it is restored from the
                                  topic itself
@@ -6,8 +6,8 @@
     merge.repartition.topics     is always done, by `repartition`
 
 Invariant: only what is stored, and where it is restored from, changes.
-Turned down: doing it in `build()` (the builder knows no settings), reusing the topic of a table with a timestamp
-extractor or a history (a record of the topic is then not the row).
+Turned down: optimising in `build()` (the builder knows no settings), and reusing the topic of a table with a timestamp
+extractor or a history (there, a record of the topic is not the row).
 Source: Kafka Streams `InternalStreamsBuilder.buildAndOptimizeTopology`; KIP-862 for the self-join.
 """
 
@@ -32,10 +32,10 @@ OPTIMIZATIONS = (REUSE, MERGE, SELF_JOIN)
 
 
 def parse_optimization(text: str) -> frozenset[str]:
-    """Return the optimisations that a setting asks for: `none`, `all`, or names with commas between.
+    """Return the optimisations that the setting names: `none`, `all`, or names separated by commas.
 
     Raises:
-        ValueError: another word; says which there are.
+        ValueError: an unknown name; the message lists the known ones.
     """
     words = {word.strip() for word in text.split(",")}
     if words == {"all"}:
@@ -48,10 +48,10 @@ def parse_optimization(text: str) -> frozenset[str]:
 
 
 def optimized(topology: S, wanted: str) -> S:
-    """Return the topology with these optimisations, written as in the setting `topology.optimization`.
+    """Return the topology with the optimisations that `wanted`, a value of `topology.optimization`, names.
 
     Raises:
-        ValueError: see `parse_optimization`.
+        ValueError: an unknown name, see `parse_optimization`.
     """
     optimizations = parse_optimization(wanted)
     pieces = topology.subtopologies
@@ -91,10 +91,10 @@ def _restored_from(store: StoreSpec, reused: Mapping[str, str]) -> StoreSpec:
 
 
 def _reusable(nodes: tuple[Node, ...]) -> Iterator[tuple[str, str]]:
-    """Yield the stores that hold a topic as it is, with the topic.
+    """Yield the stores that hold a copy of a topic, with the topic.
 
-    The table must be the only reader of the source: where there are others, a key that cannot be read may keep a record
-    from all of them.
+    The table must be the only reader of the source: with other readers, a key that cannot be deserialised may keep a
+    record from all of them.
     """
     sources = {node.name: node for node in nodes if isinstance(node, Source)}
     readers = Counter(parent for node in nodes for parent in node.parents)
@@ -107,7 +107,7 @@ def _reusable(nodes: tuple[Node, ...]) -> Iterator[tuple[str, str]]:
 
 
 def _holds_as_it_is(source: Source, store: StoreSpec) -> bool:
-    """Whether each record of the topic is a row of the store: key, value and timestamp."""
+    """Whether each record of the topic is a row of the store, with the same key, value and timestamp."""
     same = (source.key, source.value) == (store.key, store.value)
     one = len(source.topics) == 1 and source.pattern is None
     return same and one and not source.internal and source.timestamp is None and store.history_ms is None

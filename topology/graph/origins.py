@@ -1,11 +1,10 @@
-"""The lineage of a node and of a store: the topics that their records come from, and the operator that writes the
-store.
+"""The lineage of nodes and stores: the topics that their records come from, and the operators that write a store.
 
-Two versions of a program are compared by it: a store with another lineage has rows of another meaning under the same
-name.
+`changes` compares two versions of a program by it: under the same name, a store with another lineage has rows of
+another meaning.
 
-Invariant: the topics are all that are read anywhere upstream, through internal topics too. A pattern counts as itself,
-because each process notices the topics that match it at another time.
+Invariant: the lineage has all topics that are read anywhere upstream, also those upstream of internal topics. A pattern
+stands for itself, because each process notices the topics that match it at another time.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def topics_above(topology: Structure) -> Above:
     above: dict[str, frozenset[str]] = {node.name: frozenset() for node in nodes}
     written: dict[str, frozenset[str]] = {}
     before: dict[str, frozenset[str]] = {}
-    while before != above:  # a repartition topic may be read by an earlier sub-topology than those that write it
+    while before != above:  # a sub-topology may read a repartition topic that a later one writes
         before = dict(above)
         for node in nodes:
             if isinstance(node, Source):
@@ -48,8 +47,10 @@ def read_by(source: Source) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """How a store comes to its rows. Shape: `methods` as `count` or `StreamStreamJoin`; `reads`: all topics that the
-    rows come from.
+    """The lineage of a store.
+
+    Shape: `methods` are the operators that write it, such as `count` or `StreamStreamJoin`; `reads` are all topics that
+    its rows come from.
     """
 
     methods: frozenset[str]
@@ -58,14 +59,14 @@ class Made:
 
 
 def made(subtopology: SubTopology, above: Above) -> dict[str, Made]:
-    """Return, for each store of a sub-topology by name, how it comes to its rows; several nodes may write one."""
+    """Return the lineage of each store of a sub-topology, by name. Several nodes may write one store."""
     found: dict[str, Made] = {}
     for node in subtopology.nodes:
         windows = node.windows if isinstance(node, Aggregate) else None
         for number, store in enumerate(stores_of(node)):
             parents = (
                 (node.parents[number],) if isinstance(node, StreamStreamJoin) and number < 2 else node.parents
-            )  # a store for each side
+            )  # its first two stores hold one side each
             reads = frozenset[str]().union(*(above[parent] for parent in parents))
             before = found.get(store.name, Made(frozenset(), frozenset(), None))
             found[store.name] = Made(before.methods | {_method(node)}, before.reads | reads, windows or before.windows)

@@ -1,9 +1,9 @@
-"""What two versions of a topology are compared by: stores, repartition topics, sources and sinks, by name.
+"""The outline of a topology: its stores, repartition topics, sources and sinks by name, to compare two versions.
 
-It is read from what `describe("json")` writes, whoever kept that: a file, or the topic in which a cluster has it.
+It is read from the JSON of `describe("json")`, which a file or a topic of the cluster keeps.
 
-Invariant: topologies that do the same with the same names have equal outlines. Functions, names of nodes and topics
-that match a pattern now are not in it.
+Invariant: topologies that do the same with the same names have equal outlines. An outline leaves out functions, names
+of nodes, and the topics that match a pattern now.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from coopstreams.topology.graph.topology import Topology
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """A store. `reads`: what its rows come from, internal topics too; `changelog`: maybe the source topic itself, None:
-    it has none.
+    """A store.
+
+    Shape: `reads` are the topics that its rows come from, internal topics included; `changelog` is the changelog topic,
+    which may be the source topic itself, or None.
     """
 
     name: str
@@ -35,19 +37,20 @@ class Store:
     made_by: tuple[str, ...]
     reads: frozenset[str]
     windows: tuple[tuple[str, Any], ...]
-    """Of an aggregation, without its grace: which windows there are."""
+    """The windows of an aggregation, without its grace."""
     changelog: str | None
 
     @property
     def form(self) -> tuple[object, ...]:
-        """What two stores have in common if they hold the same under two names."""
+        """What is equal in two stores that hold the same rows under different names."""
         return self.kind, self.key, self.value, self.suffix_bytes, self.made_by, self.windows
 
 
 @dataclass(frozen=True, slots=True)
 class RepartitionOutline:
-    """A repartition topic. `reads`: what its records come from; `feeds`: the stores, and the topics written, that come
-    from it.
+    """A repartition topic.
+
+    Shape: `reads` are the topics that its records come from; `feeds` are the stores and sink topics that come from it.
     """
 
     name: str
@@ -60,8 +63,9 @@ class RepartitionOutline:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """A version of a topology. Shape: by name; `sources` are topics and patterns that are read, but for repartition
-    topics.
+    """A version of a topology.
+
+    Shape: mappings are by name; `sources` are the topics and patterns that are read, without repartition topics.
     """
 
     application_id: str
@@ -73,11 +77,11 @@ class Outline:
     global_topics: frozenset[str]
 
     def outside(self, topics: Iterable[str]) -> frozenset[str]:
-        """Return those that are no internal topics."""
+        """Return the topics that are not internal."""
         return frozenset(topics) - self.repartitions.keys()
 
     def meets(self, mine: Iterable[str], other: Outline, others: Iterable[str]) -> bool:
-        """Return whether the same topics may be among what is read in two versions; of two patterns nobody can tell."""
+        """Return whether two versions may read a common topic; two different patterns may always match a common one."""
         pairs = ((one, another) for one in self.outside(mine) for another in other.outside(others))
         return any(
             one == another
@@ -88,7 +92,7 @@ class Outline:
 
 
 def outline(topology: Topology) -> Outline:
-    """Return the outline of a topology, as it runs: `topology.optimization` decides which changelogs there are."""
+    """Return the outline of a topology as it runs: `topology.optimization` decides which changelogs it has."""
     return read_outline(topology.describe("json"))
 
 
@@ -96,7 +100,8 @@ def read_outline(described: str | bytes) -> Outline:
     """Return the outline of a topology that was described in JSON.
 
     Raises:
-        TopologyError: it is no such description, or one of another version of coopstreams.
+        TopologyError: the text is not such a description, or another version of coopstreams wrote it. Describe it
+        again.
     """
     try:
         drawn = orjson.loads(described)

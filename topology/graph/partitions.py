@@ -1,11 +1,11 @@
-"""How many partitions everything has, once the cluster has said how many the source topics have.
+"""The partition counts of all topics, given those of the source topics.
 
-A repartition topic takes the largest count of the topics above it, unless the user gave it one or it is joined with
-others: topics that an operator reads side by side must have equal counts, so internal ones follow the topics that
-exist. A changelog has one partition a task.
+A repartition topic takes the largest count of the topics upstream, with two exceptions: the user gives it a count, or a
+join reads it beside other topics. Co-partitioned topics must have equal counts, so internal ones take the count of the
+existing ones. A changelog has one partition for each partition of its sub-topology.
 
-Invariant: what comes out is a function of the topology and the counts; existing internal topics either agree with it or
-are an error.
+Invariant: the result is a function of the topology and the counts; an existing internal topic with another count is an
+error.
 Source: Kafka Streams `StreamsPartitionAssignor`, `RepartitionTopics`, `CopartitionedTopicsEnforcer`,
 `InternalTopicConfig`.
 """
@@ -22,8 +22,9 @@ from coopstreams.topology.graph.nodes import InternalTopic
 from coopstreams.topology.graph.topology import Topology
 
 ADDITIONAL_RETENTION_MS = 24 * 60 * 60 * 1000
-"""How much longer than its store a window changelog keeps records: Kafka Streams'
-`windowstore.changelog.additional.retention.ms`.
+"""How much longer than its store a window changelog keeps records.
+
+Source: Kafka Streams' default of `windowstore.changelog.additional.retention.ms`.
 """
 
 _GENERATED = re.compile(r"-K(STREAM|TABLE)-[A-Z-]+-\d{10}")
@@ -32,7 +33,7 @@ _SEGMENT_BYTES = 50 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class TopicPlan:
-    """An internal topic as it must be. `exists`: it is there already, with this partition count."""
+    """An internal topic as the topology needs it. `exists`: the cluster has it already, with this partition count."""
 
     name: str
     partitions: int
@@ -42,13 +43,14 @@ class TopicPlan:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedTopics:
-    """The answer of `check_partitions`.
+    """The result of `check_partitions`.
 
-    Shape: `partitions` has every topic that is read and every internal one; `tasks[i]` is the number of partitions of
-    sub-topology i. Where nothing is there yet that matches a pattern, both are 0, and what lies behind it is not made.
-    `orphans` exist and look like internal topics of this application, which has none of that name: another version of
-    the program (in which a generated name had another number) left them behind, and the state in them. Or they belong
-    to an application whose id begins with this one and a '-': so a reason to warn, not to stop.
+    Shape: `partitions` has every topic that is read and every internal topic; `tasks[i]` is the number of partitions of
+    sub-topology i. While no topic matches a pattern, the counts of its sub-topology and of all internal topics that
+    follow from it are 0, and these are not created.
+    `orphans` are existing topics that look like internal topics of this application but are not in this topology.
+    Another version of the program (in which a generated name had another number) left them and their state behind, or
+    they belong to an application whose id begins with this one's and a '-'. So they are a reason to warn, not to stop.
     """
 
     partitions: Mapping[str, int]
@@ -58,16 +60,16 @@ class ResolvedTopics:
 
     @property
     def missing(self) -> tuple[TopicPlan, ...]:
-        """The internal topics that have to be created."""
+        """The internal topics that must be created."""
         return tuple(plan for plan in self.internal if not plan.exists)
 
 
 def check_partitions(topology: Topology, counts: Mapping[str, int]) -> ResolvedTopics:
-    """Return all partition counts, given those of the topics that exist.
+    """Return all partition counts, given those of the existing topics.
 
     Raises:
-        UnknownTopicError: source topics that do not exist; suggests names that nearly fit.
-        TopologyError: topics that are read side by side differ, or an internal topic exists with another count.
+        UnknownTopicError: source topics do not exist; the message suggests similar names.
+        TopologyError: co-partitioned topics have different counts, or an internal topic exists with another count.
     """
     missing = [topic for topic in topology.source_topics if topic not in counts]
     if missing:
@@ -97,12 +99,12 @@ def check_partitions(topology: Topology, counts: Mapping[str, int]) -> ResolvedT
 
 
 def check_names(topology: Topology) -> None:
-    """Do nothing if every internal topic has a name that somebody gave.
+    """Do nothing if every internal topic has an explicit name.
 
-    A generated one has a counter in it: an operator more or less would leave the topic, and the state in it, behind.
+    A generated name contains a counter: adding or removing an operator changes it and orphans the topic with its state.
 
     Raises:
-        TopologyError: names the topics, and says where to write a name.
+        TopologyError: a topic has a generated name; the message says where to write a name.
 
     Source: KIP-1111 `ensure.explicit.internal.resource.naming`.
     """
@@ -127,14 +129,14 @@ def topic_config(topic: InternalTopic) -> dict[str, str]:
 
 
 def _resolve(topology: Topology, counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the counts of all topics that are read."""
+    """Return the partition counts of all topics that are read."""
     repartitions = {topic.name: topic for topic in topology.internal_topics if topic.kind == "repartition"}
     fixed = {topic: counts[topic] for topic in topology.source_topics}
     fixed |= {name: topic.partitions for name, topic in repartitions.items() if topic.partitions is not None}
     beside = _side_by_side(topology)
 
     def largest(topic: str, seen: set[str]) -> int:
-        """The count of a topic, or 0 if it follows only from topics already asked."""
+        """Return the count of a topic, 0 if it depends only on topics in `seen`."""
         if topic in fixed:
             return fixed[topic]
         together = beside.get(topic, {topic})
@@ -149,7 +151,7 @@ def _resolve(topology: Topology, counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _side_by_side(topology: Topology) -> dict[str, set[str]]:
-    """Return, for each topic that must agree with others, all the topics that must agree with each other."""
+    """Return, for each co-partitioned topic, all topics that must have the same count, itself included."""
     beside: dict[str, set[str]] = {}
     for _, topics in topology.copartitioned:
         together = set(topics).union(*(beside.get(topic, ()) for topic in topics))
@@ -180,7 +182,7 @@ def _plan(topic: InternalTopic, partitions: int, existing: int | None) -> TopicP
 
 
 def looks_internal(topology: Topology, topic: str) -> bool:
-    """Whether a topic has the name of an internal one of this application, of this form of it or an older one."""
+    """Whether a topic is named like an internal topic of any version of this application."""
     return topic.startswith(f"{topology.application_id}-") and topic.endswith(("-repartition", "-changelog"))
 
 

@@ -1,12 +1,12 @@
-"""Topics by pattern: a source reads every topic whose whole name matches, those of now and those to come.
+"""Sources by pattern: such a source reads every topic whose whole name matches, including topics created later.
 
-Which they are, only the cluster can say, so a topology as it is built has no topics for such a source. `matched` fills
-them in, each time somebody has looked; everything that follows from the topics (internal topics, what must agree in
-partitions) is computed again.
+Only the cluster knows these topics, so a topology has none for such a source when it is built. `matched` fills them in
+whenever the topics of the cluster have been listed, and recomputes everything that follows from them (internal topics,
+co-partitioned topics).
 
-Invariant: internal topics never match: Kafka's (`__…`), and those of this application or of an older form of it.
-Turned down: an error when nothing matches. As in Kafka Streams the application waits: the first such topic may be made
-tomorrow.
+Invariant: internal topics never match: neither Kafka's (`__…`) nor those of any version of this application.
+Turned down: an error when nothing matches. As in Kafka Streams, the application waits: a matching topic may be created
+later.
 Source: Kafka Streams `InternalTopologyBuilder.updateSubscribedTopics`.
 """
 
@@ -29,10 +29,10 @@ def unmatched(topology: Topology) -> list[str]:
 
 
 def matched(topology: Topology, names: Iterable[str]) -> Topology:
-    """Return the topology as it was built, its patterns filled in with those of these topics that match.
+    """Return the topology with each pattern filled in with the topics that match it.
 
     Raises:
-        TopologyError: a topic would be read twice.
+        TopologyError: two sources, or a source and a global table, would read the same topic. Narrow a pattern.
     """
     if not topology.has_patterns:
         return topology

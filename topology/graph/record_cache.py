@@ -1,9 +1,9 @@
 """Which tables forward each update at once although the record cache is on.
 
-A join of two tables forwards the difference since the last flush. That is right if both sides hold their updates back
-until the flush, or neither does. So where one side is not cached, the other side and the join are not cached either.
+A join of two tables forwards the difference since the last flush. That is right if both sides hold back their updates
+until the flush, or neither does. So if one side is not cached, neither are the other side and the join.
 
-Invariant: the tables that a join looks into, and the join itself, are all cached or all uncached.
+Invariant: the tables that a join looks up, and the join itself, are all cached or all uncached.
 Turned down: caching one side alone (a row that comes and goes between two flushes would leave a join result that is
 never retracted).
 """
@@ -18,7 +18,7 @@ from coopstreams.topology.graph.nodes import Filter, MapValues, Node
 
 
 def uncached(nodes: Sequence[Node]) -> frozenset[str]:
-    """Return the names of these tables: those that say so, those with a history, and those that are joined with one."""
+    """Return the names of the uncached tables: not `cached` by their store, versioned, or joined with such a table."""
     by_name = {node.name: node for node in nodes}
     found = {node.name for node in nodes if _tells_at_once(node)}
     together = [_beside(node, by_name) for node in nodes if isinstance(node, TableTableJoin | CogroupMerge)]
@@ -33,7 +33,7 @@ def _tells_at_once(node: Node) -> bool:
 
 
 def _beside(node: Node, by_name: Mapping[str, Node]) -> set[str]:
-    """Return a table and the tables that it looks into, through views."""
+    """Return a table and the tables that it looks up, directly or through views."""
     return {node.name}.union(*(_looked_into(by_name[parent], by_name) for parent in node.parents))
 
 

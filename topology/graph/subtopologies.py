@@ -1,11 +1,10 @@
-"""From the graph of a builder to a `Topology`: cut into sub-topologies, internal topics named and collected.
+"""From the graph of a builder to a `Topology`: cuts it into sub-topologies, and names and collects internal topics.
 
-A sub-topology is a connected piece of the graph. A repartition topic is a sink here and a source there, with nothing
-between, so the cut is where the topics are. Sub-topologies are numbered in the order of their first node, as Kafka
-Streams does.
+A sub-topology is a connected piece of the graph. A repartition topic is a sink and a source without an edge between
+them, so it separates sub-topologies. They are numbered in the order of their first nodes, as in Kafka Streams.
 
-Invariant: every node is in one sub-topology, every store has one changelog, every internal topic one name that nobody
-else uses.
+Invariant: every node is in one sub-topology, every store has at most one changelog, every internal topic has a name of
+its own.
 """
 
 from __future__ import annotations
@@ -45,7 +44,9 @@ def cut(graph: Graph) -> Topology:
     """Return the topology that the graph describes.
 
     Raises:
-        TopologyError: there is no source, or a topic of the user has the name of an internal one.
+        TopologyError: the graph is empty, a topic is read in two ways, a processor's stores do not fit, or a topic of
+        the
+            user has the name of an internal one.
     """
     if not graph.nodes:
         raise TopologyError(
@@ -68,9 +69,7 @@ def assembled(
     given: Mapping[str, int | None],
     global_tables: tuple[GlobalTable, ...],
 ) -> Topology:
-    """Return the topology of pieces that are cut. `given`: the partition counts that the user gave repartition
-    topics.
-    """
+    """Return the topology of connected pieces. `given`: the user's partition counts of repartition topics, by name."""
     subtopologies = tuple(_subtopology(number, piece) for number, piece in enumerate(pieces))
     internal = (*_repartition_topics(given, subtopologies), *_changelog_topics(application_id, subtopologies))
     nodes = [node for subtopology in subtopologies for node in subtopology.nodes]
@@ -102,13 +101,13 @@ def _connected(nodes: list[Node]) -> list[list[Node]]:
 
 
 def _keepers(node: Node, keepers: Mapping[str, str]) -> list[str]:
-    """Return the nodes that keep the stores a processor uses: they run in the same task."""
+    """Return the nodes that write the stores a processor uses: they must run in the same task."""
     return [keepers[store] for store in node.store_names if store in keepers] if isinstance(node, Processing) else []
 
 
 def _subtopology(number: int, nodes: list[Node]) -> SubTopology:
     topics = dict.fromkeys(topic for node in nodes if isinstance(node, Source) for topic in node.topics)
-    stores = dict.fromkeys(store for node in nodes for store in stores_of(node))  # processors may share one
+    stores = dict.fromkeys(store for node in nodes for store in stores_of(node))  # processors may share a store
     return SubTopology(number, tuple(nodes), tuple(topics), tuple(stores))
 
 
@@ -167,9 +166,7 @@ _JOINS = StreamTableJoin | TableTableJoin | StreamStreamJoin | ForeignKeyAnswer 
 
 
 def _copartitioned(nodes: list[Node]) -> Iterable[tuple[str, tuple[str, ...]]]:
-    """Yield, for each operator that needs equal keys in equal partitions, its name for messages and the topics above
-    it.
-    """
+    """Yield, for each operator that needs co-partitioned topics, its name for messages and the topics upstream."""
     above: dict[str, tuple[str, ...]] = {}
     for node in nodes:
         sides = [above[parent] for parent in node.parents]

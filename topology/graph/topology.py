@@ -1,4 +1,4 @@
-"""`Topology`: the structure of a program, and what users ask of it."""
+"""`Topology`: the structure of a program, with the methods that users call."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from coopstreams.topology.graph.optimizing import optimized
 
 @dataclass(frozen=True, slots=True)
 class Topology(Structure):
-    """A program: what to compute, as a value. Made by `StreamsBuilder.build()`."""
+    """A program as a value. Made by `StreamsBuilder.build()`."""
 
     def optimized(self, optimization: str) -> Topology:
-        """Return the topology as the setting `topology.optimization` makes it: `none`, `all`, or names with commas
-        between.
-        """
+        """Return the topology as it runs with this `topology.optimization`: `none`, `all`, or comma-separated names."""
         return optimized(self, optimization)
 
     def describe(self, format: str = "text") -> str:  # noqa: A002 the word users type
-        """Return the topology drawn as `text`, `mermaid`, `dot` or `json`."""
+        """Return the description of the topology as `text`, `mermaid`, `dot` or `json`."""
         return describe(self, format)

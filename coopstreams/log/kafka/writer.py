@@ -351,18 +351,22 @@ class KafkaWriter:
                 self._errors.fatal = error if error.fatal() else None
 
     def _insist(self, call: Callable[[float], None], timeout_s: float, what: str) -> None:
-        """Make a call of the transactional API until it succeeds, refuses, or time runs out."""
+        """Make a call of the transactional API until it succeeds, refuses, or time runs out.
+
+        A call that ran out of time is not made again. librdkafka goes on with it and offers to resume it; but if a
+        resumed commit runs out of time as well, the client forgets that it commits, takes the coordinator's answer for
+        that to an abort, and ends the process (an assertion in `rd_kafka_txn_endtxn_complete`; seen on a busy machine).
+        """
         deadline = time.monotonic() + timeout_s
         while True:
-            left = max(deadline - time.monotonic(), 0.0)
             try:
-                return call(left)
+                return call(max(deadline - time.monotonic(), 0.0))
             except CLIENT_ERRORS as exception:
-                error = error_of(exception)
+                error, left = error_of(exception), deadline - time.monotonic()
                 if not error.retriable() or error.txn_requires_abort():
                     raise self._translated(exception, what) from exception
-                if left == 0.0:
-                    self._void = True  # librdkafka goes on with the call: another one would be answered with a conflict
+                if left <= 0.0 or error.code() == KafkaError._TIMED_OUT:
+                    self._void = True  # the call goes on: another one would be answered with a conflict
                     self._serve()
                     raise away(self._servers, what, timeout_s, self._errors) from exception
                 time.sleep(min(RETRY_S, left))
