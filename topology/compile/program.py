@@ -151,7 +151,8 @@ class Compiled:
     drops: tuple[tuple[str, str], ...]
     """Node and reason of each place that drops a record.
 
-    Shape: the reason is `null key`, `null value`, `late`, `timestamp`, `no partition`, `not the latest` or `stale answer`.
+    Shape: the reason is `null key`, `null value`, `late`, `timestamp`, `no partition`, `not the latest` or
+    `stale answer`.
     """
     make: Callable[[Process, Mapping[str, TableStore], Mapping[str, Output]], Code]
     operator_times: Mapping[str, tuple[str, ...]]
