@@ -2,26 +2,28 @@
 
     CoopStreamsError
     ├── ConfigError              a setting is unknown, missing or wrong
-    ├── TopologyError            the program is wrong; raised while it is built, before any connection
-    │   └── TopologyChangedError a version of it would lose or mix what the one before has left
-    ├── SerdeError               bytes that do not become a value, or a value that does not become bytes
+    ├── TopologyError            the topology is wrong; raised while it is built, before any connection
+    │   └── TopologyChangedError a new version of the topology would lose or mix state of the version before it
+    ├── SerdeError               bytes that cannot be deserialised, or a value that cannot be serialised
     ├── ProcessingError          a user function raised; names task, topic, partition, offset
     ├── LogError                 Kafka (or the in-memory log) refused something
     │   ├── UnknownTopicError    a topic that does not exist
     │   ├── OffsetOutOfRangeError  a position that the log no longer has
     │   ├── DeliveryError        a record that could not be written
+    │   │   └── RefusedError     a record that the topic does not allow
     │   └── FencedError          another producer or a newer generation took over; the transaction is void
     ├── GroupError               membership
+    │   ├── ApplicationStoppedError  an instance had all instances of the application stop
     │   ├── MembershipLostError  the group went on without this member; what is uncommitted is void
     │   ├── CommitConflictError  a commit that expected another offset
     │   └── AssignmentError      key ranges that overlap or leave a hole
     ├── IndividualCommitError    sharing a partition, or committing out of order, is not allowed or not possible;
     │                            carries a `code`
-    │   ├── IndividualCommitNotAllowedError     88  the cluster's policy, or the consumer's own setting
-    │   ├── TopicRangeFetchNotAllowedError      89  the topic's policy
-    │   ├── ConsumerRangeFetchNotAcceptedError  90  this consumer does not share
-    │   ├── IndividualCommitTooOldError         91  a commit behind the stable offset; says where that is
-    │   └── MaxIndividualCommitReachedError     92  too many done offsets above one that is not
+    │   ├── IndividualCommitNotAllowedError     88  the cluster's policy or the consumer's own setting forbids it
+    │   ├── TopicRangeFetchNotAllowedError      89  the topic's policy forbids it
+    │   ├── ConsumerRangeFetchNotAcceptedError  90  the consumer does not share partitions
+    │   ├── IndividualCommitTooOldError         91  a commit below the stable offset; says where that is
+    │   └── MaxIndividualCommitReachedError     92  too many done runs above an offset that is not done
     ├── DevError                 Java, the development Kafka or the examples' data could not be had
     ├── StateError               local state
     │   ├── StateLockedError     the folder is in use by another process
@@ -38,7 +40,7 @@ from collections.abc import Mapping
 
 
 class CoopStreamsError(Exception):
-    """The root: whatever coopstreams raises on purpose."""
+    """The base class of everything that coopstreams raises on purpose."""
 
 
 class ConfigError(CoopStreamsError):
@@ -50,23 +52,24 @@ class TopologyError(CoopStreamsError):
 
 
 class TopologyChangedError(TopologyError):
-    """A version of the topology would lose, mix or misread what the last one has left, and nothing would show it. Says
-    what, and the cures.
+    """A version of the topology would silently lose, mix or misread state or records that the version before it left.
+
+    The message names them, and the cures.
     """
 
 
 class SerdeError(CoopStreamsError):
-    """Bytes that do not become a value, or a value that does not become bytes."""
+    """Bytes that cannot be deserialised, or a value that cannot be serialised."""
 
 
 class ProcessingError(CoopStreamsError):
-    """A record could not be processed and the handler said `fail`. The message names task, topic, partition, offset."""
+    """A record could not be processed and the handler answered `fail`. Names task, topic, partition and offset."""
 
 
 class LogError(CoopStreamsError):
     """Kafka (or the in-memory log) refused something.
 
-    `retryable` says whether the same call may succeed later without anybody changing anything.
+    `retryable`: the same call may succeed later without any change.
     """
 
     def __init__(self, message: str, *, retryable: bool = False) -> None:
@@ -75,87 +78,84 @@ class LogError(CoopStreamsError):
 
 
 class UnknownTopicError(LogError):
-    """A topic that the cluster does not have. Create it, or correct the name in the topology."""
+    """The cluster has no such topic. Create it, or correct the name in the topology."""
 
 
 class OffsetOutOfRangeError(LogError):
-    """A position that the log no longer has (retention deleted it, or the topic was made anew)."""
+    """The log no longer has this position: retention deleted it, or the topic was deleted and created again."""
 
 
 class DeliveryError(LogError):
-    """A record that the broker did not take. Nothing of this commit counts."""
+    """The broker did not take a record. Nothing of this commit counts."""
 
 
 class RefusedError(DeliveryError):
-    """The broker refused a batch for what is in it: some record has a time, a size or a key that the topic does not
-    allow.
-    """
+    """The broker refused a batch for its content: a timestamp, a size or a key that the topic does not allow."""
 
 
 class FencedError(LogError):
-    """A newer producer or a newer generation took over. Abort, forget, open again from the log."""
+    """A newer producer or a newer generation took over. Abort, discard what is uncommitted, open again from the log."""
 
 
 class GroupError(CoopStreamsError):
-    """Something about the membership in the consumer group."""
+    """An error of the membership in the consumer group."""
 
 
 class ApplicationStoppedError(GroupError):
-    """An instance of the application met an error and had all of them stop; says which instance, and why."""
+    """An instance met an error and had all instances of the application stop. Names the instance and the reason."""
 
 
 class MembershipLostError(GroupError):
-    """The group went on without this member: whatever it has not committed is void."""
+    """The group went on without this member: everything that it has not committed is void."""
 
 
 class CommitConflictError(GroupError):
-    """A commit named the offset that it expected to be committed, and it is another. Nothing was committed; look at
-    `committed`.
-    """
+    """A commit expected another committed offset than there is. Nothing was committed; look at `committed`."""
 
 
 class AssignmentError(GroupError):
-    """Key ranges that overlap or leave a hole. A bug in an assignor, never the user's fault."""
+    """Key ranges overlap or leave a hole: a bug in an assignor, never the user's fault."""
 
 
 class IndividualCommitError(CoopStreamsError):
     """Sharing a partition by key range, or committing out of order, is not allowed or not possible.
 
-    Shape: `code` is the proposal's number. It is for programs and logs and never travels: Apache Kafka uses 88 to 92
-    for other things.
+    Shape: `code` is the proposal's error code. It is for programs and logs and never goes over the wire: Apache Kafka
+    uses 88 to 92 for other errors.
     """
 
     code = -1
 
 
 class IndividualCommitNotAllowedError(IndividualCommitError):
-    """Individual commits are turned off. Cure: `coopstreams policy set accept.individual.commit=true`; in the consumer,
-    `allow.individual.commit`.
+    """Individual commits are turned off.
+
+    Cure: `coopstreams policy set accept.individual.commit=true`; in the consumer, `allow.individual.commit`.
     """
 
     code = 88
 
 
 class TopicRangeFetchNotAllowedError(IndividualCommitError):
-    """The topic keeps the order of its partitions: no parts of them. Cure: `coopstreams policy set
-    accept.range.fetch=true --topic TOPIC`.
+    """The topic keeps the order within its partitions, so they cannot be read by key range.
+
+    Cure: `coopstreams policy set accept.range.fetch=true --topic TOPIC`.
     """
 
     code = 89
 
 
 class ConsumerRangeFetchNotAcceptedError(IndividualCommitError):
-    """A consumer that does not share was to read a part of a partition. Cure: allow it to (`allow.individual.commit`,
-    `allow_key_share`).
+    """A consumer that does not share partitions was told to read a key range of one.
+
+    Cure: allow sharing (`allow.individual.commit`, `allow_key_share`).
     """
 
     code = 90
 
 
 class IndividualCommitTooOldError(IndividualCommitError):
-    """A commit lies behind the stable offset: everything there is committed already. Go on from
-    `last_stable_offset`.
-    """
+    """A commit lies below the stable offset, where everything is committed. Go on from `last_stable_offset`."""
 
     code = 91
 
@@ -165,21 +165,20 @@ class IndividualCommitTooOldError(IndividualCommitError):
 
 
 class MaxIndividualCommitReachedError(IndividualCommitError):
-    """As many done offsets above one that is not as may be kept. Finish the oldest records; a member that hangs should
-    leave.
+    """The limit of done runs above an offset that is not done is reached.
+
+    Finish the oldest records first. If a member hangs, remove it from the group.
     """
 
     code = 92
 
 
 class DevError(CoopStreamsError):
-    """Java, the development Kafka, or the data of the examples could not be had; the message says why and what cures
-    it.
-    """
+    """Java, the development Kafka, or the data of the examples could not be had. Names the reason and the cure."""
 
 
 class StateError(CoopStreamsError):
-    """Something about the local state folder."""
+    """An error of the local state folder."""
 
 
 class StateLockedError(StateError):
@@ -191,16 +190,18 @@ class StateCorruptError(StateError):
 
 
 class SnapshotError(StateError):
-    """A snapshot that cannot be written, read or used here: damaged, missing, of a newer format, of another topic or
-    store. Names it.
+    """A snapshot that cannot be written, read or used here. Names the snapshot.
+
+    It is damaged, missing, in a newer format, or of another topic or store.
     """
 
 
 class QueryError(CoopStreamsError):
-    """An interactive query that has no answer now.
+    """An interactive query that cannot be answered now.
 
     Shape: `code` is the word in the JSON body, `status` the HTTP status; `retryable` and `retry_after_ms` tell a client
-    what to do; `details` are further fields of the body (the owner's url, the epoch of a "not found").
+    whether and when to ask again; `details` are further fields of the body (the owner's url, the epoch of a "not
+    found").
     """
 
     def __init__(

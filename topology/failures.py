@@ -1,7 +1,6 @@
 """A failure: the report of a compiled program on a record that a node could not process.
 
-Invariant: a failure belongs to one record and one node. The exception handlers, not the program, decide what follows
-from it.
+Invariant: a failure belongs to one record and one node. The exception handlers, not the program, decide what follows.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Literal, TypeAlias
 from coopstreams.topology.columns import Headers, TopicPartition
 
 Phase = Literal["deserialization", "processing", "production"]
-"""Where a record failed: while bytes became a value, in a function of the user's, or while a value became bytes."""
+"""Where a record failed: while it was deserialised, in a user function, or while it was serialised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +20,8 @@ class Failure:
     """A record that a node could not process.
 
     Shape: `key`, `value`, `headers`, `timestamp` and `offset` are those of the source record, as read. While the record
-    cache is forwarded (`flush`) there is none: then `offset` is None, `key` and `timestamp` are the table entry's,
-    `value` is None, and `source` is the partition processed last.
+    cache is forwarded (`flush`) there is no source record: `offset` and `value` are None, `key` and `timestamp` are the
+    table entry's, and `source` is the partition processed last.
     """
 
     phase: Phase
@@ -37,6 +36,6 @@ class Failure:
 
 
 OnFailure: TypeAlias = Callable[[Failure], None]
-"""Returns: the record is dropped at the failing node only, its siblings and the next record go on. Raises: the batch
-ends there.
+"""If it returns, only the failing node drops the record: sibling nodes and the next record go on. If it raises, the
+batch ends.
 """

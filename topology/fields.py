@@ -1,8 +1,8 @@
 """`field("amount")` returns a part of a value; `field("amount") > 100` is a predicate on one.
 
-They are functions, called like any other, and expressions: a native plan of a backfill translates them to Spark SQL
-instead of calling them. The operators are comparisons with constants, `&`, `|` and `~`: few enough to translate all,
-and enough for the filter in front of an aggregation, which is what most programs have.
+Fields and conditions are functions, called like any other, and also expressions: a native plan of a backfill translates
+them to Spark SQL instead of calling them. The operators are comparisons with constants, `&`, `|` and `~`: few enough to
+translate them all, and enough for the usual program, a filter in front of an aggregation.
 
 Invariant: an expression is immutable and pure.
 Turned down: arithmetic, functions, comparisons of two fields (a second language beside Python, of which a backfill
@@ -30,16 +30,15 @@ _COMPARE: Final[Mapping[Comparing, Callable[[Any, Any], Any]]] = {
 
 
 class Condition:
-    """What is true of a value or not: a function of `(value)` or `(key, value)`, of which it looks at the last only.
+    """A predicate: a function of `(value)` or `(key, value)` that reads only the last argument.
 
-    `one & other` and `one | other` ask the other only if it still matters, as `and` and `or` do; `~one` is the
-    opposite.
+    `one & other` and `one | other` short-circuit as `and` and `or` do; `~one` negates.
     """
 
     __slots__ = ()
 
     def __call__(self, *record: Any) -> Any:
-        """Return what holds for the last argument."""
+        """Return the value of the condition for the last argument; its truth counts."""
         raise NotImplementedError
 
     def __and__(self, other: Condition) -> Both:
@@ -63,13 +62,13 @@ class Condition:
 class field(Condition):  # noqa: N801 used as a function
     """Return the part of a value that has this name: `map_values(field("amount"))`, `select_key(field("carrier"))`.
 
-    Compared with a constant it is a condition: `filter((field("amount") > 100) & (field("country") == "DE"))`. By
-    itself it is one, too: whether the part is true.
+    Compared with a constant it is a condition: `filter((field("amount") > 100) & (field("country") == "DE"))`. Used as
+    a condition by itself, it tests whether the part is truthy.
 
-    Shape: called with `(value)` or `(key, value)`; a dict's item, or the attribute of a typed value.
+    Shape: called with `(value)` or `(key, value)`; the part is a dict's item, or the attribute of a typed value.
 
     Raises:
-        KeyError, AttributeError: the value has no such part; as any function that raises, it fails the record.
+        KeyError, AttributeError: the value has no such part, which fails the record, as in any user function.
     """
 
     name: str
@@ -80,7 +79,7 @@ class field(Condition):  # noqa: N801 used as a function
         return value[self.name] if isinstance(value, Mapping) else getattr(value, self.name)
 
     def __eq__(self, other: object) -> Any:
-        """Return a condition; of two fields, whether they are the same."""
+        """Return a condition; for two fields, whether they have the same name."""
         return self.name == other.name if isinstance(other, field) else self._compared("==", other)
 
     def __ne__(self, other: object) -> Any:
@@ -110,23 +109,23 @@ class field(Condition):  # noqa: N801 used as a function
                 f"{self!r} {comparing} {other!r}: a field is compared with a constant. Write a function of your own "
                 "for anything else."
             )
-        hash(other)  # a constant that could change raises here
+        hash(other)  # refuses mutable constants
         return Comparison(self, comparing, other)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Comparison(Condition):
-    """Whether a part of a value compares with a constant in this way, as Python compares them."""
+    """Whether a part of a value compares with a constant, by Python's comparison."""
 
     part: field
     comparing: Comparing
     constant: Any
 
     def __call__(self, *record: Any) -> bool:
-        """Return whether it does.
+        """Return whether the comparison holds.
 
         Raises:
-            TypeError: no order between the part and the constant.
+            TypeError: part and constant cannot be ordered.
         """
         return bool(_COMPARE[self.comparing](self.part(*record), self.constant))
 
@@ -136,13 +135,13 @@ class Comparison(Condition):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Both(Condition):
-    """Whether two conditions are true; the second is not asked if the first is false."""
+    """Whether both conditions are true; the second is not called if the first is false."""
 
     one: Condition
     other: Condition
 
     def __call__(self, *record: Any) -> bool:
-        """Return whether they are."""
+        """Return whether both are true."""
         return bool(self.one(*record)) and bool(self.other(*record))
 
     def __repr__(self) -> str:
@@ -151,13 +150,13 @@ class Both(Condition):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Either(Condition):
-    """Whether one of two conditions is true; the second is not asked if the first is."""
+    """Whether at least one condition is true; the second is not called if the first is true."""
 
     one: Condition
     other: Condition
 
     def __call__(self, *record: Any) -> bool:
-        """Return whether one is."""
+        """Return whether at least one is true."""
         return bool(self.one(*record)) or bool(self.other(*record))
 
     def __repr__(self) -> str:
@@ -171,7 +170,7 @@ class Not(Condition):
     one: Condition
 
     def __call__(self, *record: Any) -> bool:
-        """Return whether it is."""
+        """Return whether the condition is false."""
         return not bool(self.one(*record))
 
     def __repr__(self) -> str:

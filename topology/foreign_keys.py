@@ -1,12 +1,12 @@
-"""What travels between the two sides of a foreign-key join, and what a change of the left side tells the right side.
+"""The messages between the two sides of a foreign-key join.
 
-Each row of the left table subscribes to the row of the right table that it names: a subscription goes through a topic
-to the right row's key, the answer comes back through another to the left row's. An answer carries the hash of the left
-value that asked; if the row has changed meanwhile the answer is stale and is dropped, so that answers in any order
-leave the right result.
+Each left row subscribes to the right row that its foreign key names. The subscription goes through a topic to the
+partition of the foreign key; the answer returns through a second topic to the partition of the left row's key. An
+answer carries the hash of the left value that asked. If the left row has changed meanwhile, the hashes differ and the
+answer is dropped as stale, so that answers in any order leave the right result.
 
-Invariant: after all answers have come, each left row has been joined with the right row that it names now.
-Turned down: sending the left value along (Kafka Streams did not want every value twice in a topic either).
+Invariant: once all answers have come, each left row is joined with the right row that it names now.
+Turned down: sending the left value along. Like Kafka Streams, we do not write every value to a topic twice.
 Source: Kafka Streams KIP-213, `SubscriptionSendProcessorSupplier`, `SubscriptionWrapper`,
 `SubscriptionResponseWrapper`.
 """
@@ -23,18 +23,18 @@ from coopstreams.topology.serdes import Serde
 
 Instruction = Literal[0, 1, 2, 3]
 UNSUBSCRIBE: Instruction = 0
-"""Forget the subscription, no answer."""
+"""Delete the subscription; do not answer."""
 UNSUBSCRIBE_AND_ANSWER: Instruction = 1
 ANSWER_IF_FOUND: Instruction = 2
 ANSWER: Instruction = 3
-"""Answer, also that there is no such row."""
+"""Answer, even if there is no such row."""
 
 _LENGTH = Struct(">i")
 _HASH_BYTES = 16
 
 
 class ForeignKeySubscription(NamedTuple):
-    """What a left row tells the right side. `hash`: of its value, None if it is deleted."""
+    """The message of a left row to the right side. `hash` is that of the left value, None if the row is deleted."""
 
     instruction: int
     hash: bytes | None
@@ -42,16 +42,14 @@ class ForeignKeySubscription(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the right side answers: the hash that came with the question, and the right value, None if there is no such
-    row.
-    """
+    """The answer of the right side: the subscription's hash, and the right value, None if there is no such row."""
 
     hash: bytes | None
     value: bytes | None
 
 
 def hash_of(value: bytes | None) -> bytes | None:
-    """Return 16 bytes that tell a value from others."""
+    """Return a 16-byte hash of a value, None for None."""
     return None if value is None else xxh128_digest(value)
 
 
@@ -65,11 +63,10 @@ def questions(
     data: bytes | None,
     old: Any,
 ) -> list[tuple[bytes | None, ForeignKeySubscription]]:
-    """Return what a change of a left row (`old` to `value`, which is `data`) asks the right side, with the foreign keys
-    it goes to.
+    """Return the subscriptions that a change of a left row from `old` to `value` sends, each with its foreign key.
 
-    `left`: rows without a right row have a result too, so each change needs an answer, from a null key if the row names
-    none.
+    `data` is the serialised `value`. `left`: in a left join, rows without a right row have a result too. Each change
+    then needs an answer; if the row names no foreign key, the subscription has the foreign key None.
     """
     hash_ = hash_of(data)
     before = None if old is None else extract(key, old)
@@ -92,9 +89,7 @@ def questions(
 
 
 def subscribe(subscribers: dict[bytes, bytes] | None, asked: ForeignKeySubscription) -> dict[bytes, bytes] | None:
-    """Return the subscribers of a right row, by primary key with their hashes, after a subscription; None if there are
-    none.
-    """
+    """Return a right row's subscribers (primary key to hash) after a subscription; None if there are none."""
     after = dict(subscribers or {})
     if asked.hash is None or asked.instruction in (UNSUBSCRIBE, UNSUBSCRIBE_AND_ANSWER):
         after.pop(asked.primary_key, None)
@@ -104,7 +99,7 @@ def subscribe(subscribers: dict[bytes, bytes] | None, asked: ForeignKeySubscript
 
 
 def answer_to(asked: ForeignKeySubscription, value: bytes | None) -> Answer | None:
-    """Return the answer to a subscription, None if none is due."""
+    """Return the answer to a subscription, None if it asks for none."""
     if asked.instruction == UNSUBSCRIBE or (asked.instruction == ANSWER_IF_FOUND and value is None):
         return None
     return Answer(asked.hash, None if asked.instruction == UNSUBSCRIBE_AND_ANSWER else value)
@@ -150,10 +145,10 @@ def _read_subscribers(data: bytes) -> dict[bytes, bytes]:
 
 
 SUBSCRIPTION: Serde[ForeignKeySubscription] = Serde("subscription", _write_subscription, _read_subscription)
-"""Instruction (1 byte), whether there is a hash (1), hash (16), primary key."""
+"""Instruction (1 byte), whether there is a hash (1), hash (0 or 16), primary key."""
 
 ANSWERS: Serde[Answer] = Serde("answer", _write_answer, _read_answer)
-"""Whether there is a hash (1 byte), hash (16), whether there is a value (1), value."""
+"""Whether there is a hash (1 byte), hash (0 or 16), whether there is a value (1), value."""
 
 SUBSCRIBERS: Serde[dict[bytes, bytes]] = Serde("subscribers", _write_subscribers, _read_subscribers)
-"""For each, in key order: length (4 bytes big-endian) and bytes of the primary key, hash (16)."""
+"""For each subscriber, in key order: length (4 bytes big-endian) and bytes of the primary key, hash (16)."""

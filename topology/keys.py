@@ -1,12 +1,12 @@
-"""Where a key belongs: partition (Kafka's), key hash, key group, key range.
+"""Where a key belongs: its partition (Kafka's), key hash, key group and key range.
 
-Two different hashes on purpose. The partition is Kafka's murmur2, so that Java producers and consumers agree with us.
-The key hash that ranges are cut from is xxh64 with a seed, halved: with the partitioner's own hash, `hash % n` inside
-one partition leaves ranges empty. Spark's `xxhash64(binary)` is bit-identical to the key hash, so Spark can cut ranges
-natively.
+Partition and key hash come from two different hash functions. The partition is Kafka's murmur2, so that Java producers
+and consumers agree with us. Key ranges are cut from xxh64 with a seed, halved: with murmur2 again, `hash % n` inside
+one partition would leave ranges empty. Spark's `xxhash64(binary)` is bit-identical to xxh64 with this seed, so Spark
+can cut ranges natively.
 
 Invariant: both functions are frozen; `tests/topology/test_keys.py` has the published vectors.
-Turned down: `hash % n` for ranges (a range would not be contiguous, a split would move every key).
+Turned down: `hash % n` for ranges (a range would not be contiguous, and a split would move every key).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from coopstreams.topology.errors import AssignmentError
 
 HASH_BITS = 63
 MAX_HASH = (1 << HASH_BITS) - 1
-"""The largest key hash: Java's Long.MAX_VALUE, as the proposal has it."""
+"""The largest key hash: Java's Long.MAX_VALUE, as in the proposal."""
 
 GROUPS = 256
-"""Key groups: equal slices of the hash space, the grain at which tasks split."""
+"""The number of key groups: equal slices of the hash space, the grain at which tasks split."""
 
 _GROUP_SHIFT = HASH_BITS - 8
 _SEED = 42
 
 
 def key_hash(key: bytes) -> int:
-    """Return the hash of a serialised key that key ranges are cut from.
+    """Return the key hash of a serialised key, from which key ranges are cut.
 
     Shape: [0, 2**63 - 1].
     Source: xxh64, seed 42, shifted right by one.
@@ -41,17 +41,15 @@ def key_hash(key: bytes) -> int:
 
 
 def offset_hash(offset: int) -> int:
-    """Return the key hash of a record without a key: that of its offset, so that such records spread evenly and always
-    alike.
-    """
+    """Return the key hash of a record without a key: the hash of its offset, deterministic and evenly spread."""
     return xxh64_intdigest(offset.to_bytes(8, "big"), _SEED) >> 1
 
 
 def key_hashes(keys: Sequence[bytes | None], offsets: Sequence[int]) -> list[int]:
-    """Return the key hash of each record; a record without a key has that of its offset."""
+    """Return the key hash of each record; for a record without a key, the hash of its offset."""
     try:
         return [xxh64_intdigest(key, _SEED) >> 1 for key in keys]  # type: ignore[arg-type]
-    except TypeError:  # the hash refuses None: rare, and a test per key would cost every batch
+    except TypeError:  # xxhash refuses None, which is rare: testing every key would slow every batch
         return [
             offset_hash(offset) if key is None else key_hash(key) for key, offset in zip(keys, offsets, strict=True)
         ]
@@ -92,7 +90,7 @@ def partition_of(key: bytes, partitions: int) -> int:
 class KeyRange:
     """A run of the hash space that one shared task owns.
 
-    Shape: `start` and `end` are hashes, both inclusive. Ranges of stateful tasks begin and end at key groups.
+    Shape: `start` and `end` are hashes, both inclusive. Ranges of stateful tasks are cut at key groups.
     """
 
     MAX: ClassVar[int] = MAX_HASH
@@ -115,7 +113,7 @@ class KeyRange:
         """Return the whole hash space in `parts` contiguous ranges of nearly equal size, cut at key groups.
 
         Raises:
-            ValueError: more parts than key groups; nothing splits finer.
+            ValueError: there are fewer key groups than parts. Ask for at most 256.
         """
         if not 1 <= parts <= GROUPS:
             raise ValueError(f"a partition splits into 1 to {GROUPS} key ranges, not {parts}")
@@ -134,14 +132,14 @@ class KeyRange:
 
     @property
     def is_whole(self) -> bool:
-        """Whether this is the whole hash space: an ordinary task that owns its partition."""
+        """Whether this is the whole hash space: the range of a task that owns its partition alone."""
         return self.start == 0 and self.end == MAX_HASH
 
     def __contains__(self, hash_: int) -> bool:
         return self.start <= hash_ <= self.end
 
     def overlaps(self, other: KeyRange) -> bool:
-        """Whether some hash lies in both."""
+        """Whether the two ranges have a hash in common."""
         return self.start <= other.end and other.start <= self.end
 
     def covers(self, other: KeyRange) -> bool:
@@ -149,12 +147,12 @@ class KeyRange:
         return self.start <= other.start and other.end <= self.end
 
     def intersect(self, other: KeyRange) -> KeyRange | None:
-        """Return what both have in common, or None."""
+        """Return the hashes that both ranges have in common, None if there are none."""
         start, end = max(self.start, other.start), min(self.end, other.end)
         return KeyRange(start, end) if start <= end else None
 
     def minus(self, others: Iterable[KeyRange]) -> list[KeyRange]:
-        """Return what is left of this range without the others: contiguous pieces, ascending."""
+        """Return this range without the others: contiguous pieces, ascending."""
         left, at = [], self.start
         for other in sorted(others):
             if other.end < at or other.start > self.end:
@@ -167,7 +165,7 @@ class KeyRange:
         return left
 
     def __str__(self) -> str:
-        """Key groups where the range is cut at them (`0..127`), else the hashes."""
+        """Return the key groups if the range is cut at them (`0..127`), else the hashes."""
         if self == KeyRange.of_groups(self.first_group, self.last_group):
             return f"{self.first_group}..{self.last_group}"
         return f"{self.start}..{self.end}"
@@ -178,10 +176,10 @@ WHOLE = KeyRange(0, MAX_HASH)
 
 
 def check_tiling(ranges: Sequence[KeyRange], where: str) -> None:
-    """Do nothing if the ranges tile the whole hash space without overlap.
+    """Do nothing if the ranges tile the whole hash space.
 
     Raises:
-        AssignmentError: two ranges overlap, or a hash belongs to nobody; names the place.
+        AssignmentError: two ranges overlap, or a hash belongs to no range; names the place.
     """
     at = 0
     for piece in sorted(ranges):

@@ -1,11 +1,11 @@
-"""Names that land in Kafka: nodes, stores, internal topics.
+"""Names that appear in Kafka: of nodes, stores and internal topics.
 
-Names are the contract between two versions of a program: `<application>-<store>-changelog` holds a store, and a store
-whose name changes is an empty store. Generated names carry a counter, as Kafka Streams counts it: one number a
-generated or given node name, one a generated store name, three a repartition, used or not. So a topology ported from
-Java keeps its topics, and an operator put in front renames what comes behind: give names to what must live long.
+Names are the contract between two versions of a program: `<application>-<store>-changelog` holds a store, so a store
+whose name changes is empty. Generated names carry a counter, which counts as in Kafka Streams: one for each node, given
+name or generated; one for each generated store name; three for each repartition, used or not. So a topology ported from
+Java keeps its topics. An operator inserted before others renames them: give a name to everything that must live long.
 
-Invariant: a name is legal in Kafka and taken once.
+Invariant: a name is legal in Kafka and used once.
 Source: Kafka Streams `InternalStreamsBuilder.newProcessorName`, `NamedInternal`, `MaterializedInternal`,
 `Named.validate`.
 """
@@ -18,11 +18,11 @@ from collections.abc import Iterable
 from coopstreams.topology.errors import TopologyError
 
 MAX_NAME_LENGTH = 249
-"""The longest topic name that a broker takes."""
+"""The longest topic name that a broker accepts."""
 COMMIT_TOPIC = "__individual_commit_offsets"
 """The topic in which every group keeps the progress of its key ranges."""
 MARKS = "-backfill-"
-"""Between an application id and a run, in the name of the topic with the marks of a backfill."""
+"""In the name of a backfill's topic of marks: what stands between the application id and the run."""
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 _RUN = re.compile(r"\d{8}T\d{12}-[0-9a-f]{8}")  # as `new_run` of state/snapshot.py names them
@@ -30,10 +30,10 @@ _GENERATED = re.compile(r"KSTREAM.*-[0-9]{10}")
 
 
 def check_name(name: str, what: str) -> str:
-    """Return the name if Kafka takes it in a topic name.
+    """Return the name if it may be part of a topic name.
 
     Raises:
-        TopologyError: empty, too long, or with other characters than ASCII letters, digits, '.', '_' and '-'.
+        TopologyError: it is empty, too long, or has other characters than ASCII letters, digits, '.', '_' and '-'.
     """
     if not isinstance(name, str):
         raise TopologyError(f"{what} must be a string, not {name!r}")
@@ -47,7 +47,7 @@ def check_name(name: str, what: str) -> str:
 
 
 class Names:
-    """Hands out the names of nodes and stores of one builder, each once."""
+    """Gives out the names of the nodes and stores of one builder, each once."""
 
     def __init__(self) -> None:
         self._counter = 0
@@ -55,8 +55,9 @@ class Names:
         self._stores: set[str] = set()
 
     def node(self, prefix: str, given: str | None = None, suffix: str = "") -> str:
-        """Return the name of a new node: the given one with the suffix, else `KSTREAM-FILTER-0000000003`. Counts one
-        either way.
+        """Return the name of a new node: the given name and the suffix, or one such as `KSTREAM-FILTER-0000000003`.
+
+        Counts one in both cases.
         """
         generated = self._next(prefix)
         if given is None:
@@ -64,10 +65,10 @@ class Names:
         return self.take(check_name(given, "the node name") + suffix)
 
     def take(self, name: str) -> str:
-        """Return the name, which nobody may take from now on.
+        """Return the name and reserve it.
 
         Raises:
-            TopologyError: another node has it.
+            TopologyError: another node has the name.
         """
         if name in self._nodes:
             raise TopologyError(f'two nodes are named "{name}". Give one of them another name=.')
@@ -75,8 +76,9 @@ class Names:
         return name
 
     def store(self, prefix: str, given: str | None = None) -> str:
-        """Return the name of a new store: the given one, else `KSTREAM-AGGREGATE-STATE-STORE-0000000003`, which counts
-        one.
+        """Return the name of a new store: the given one, or one such as `KSTREAM-AGGREGATE-STATE-STORE-0000000003`.
+
+        Counts one only if it generates the name.
 
         Raises:
             TopologyError: another store has the name.
@@ -88,9 +90,7 @@ class Names:
         return name
 
     def repartition(self, prefix: str) -> tuple[str, str, str]:
-        """Return the names of the filter, sink and source of a repartition topic. Counts three. They are not taken
-        yet.
-        """
+        """Return the names of a repartition's filter, sink and source, without reserving them. Counts three."""
         sink, drop, source = (self._next(f"KSTREAM-{kind}-") for kind in ("SINK", "FILTER", "SOURCE"))
         if _GENERATED.fullmatch(prefix):
             return drop, sink, source
@@ -114,23 +114,21 @@ def changelog_topic(store: str) -> str:
 
 
 def internal_topic(application_id: str, name: str) -> str:
-    """Return the name that an internal topic has in Kafka.
+    """Return the name of an internal topic in Kafka.
 
     Raises:
-        TopologyError: longer than a broker takes.
+        TopologyError: the name is longer than a broker accepts.
     """
     return check_name(f"{application_id}-{name}", "the internal topic")
 
 
 def topology_topic(application_id: str) -> str:
-    """Return the name of the topic in which an application keeps which version of its topology ran last."""
+    """Return the name of the topic that holds the version of the topology that an application ran last."""
     return internal_topic(application_id, "topology")
 
 
 def backfill_runs(application_id: str, topics: Iterable[str]) -> list[str]:
-    """Return the backfills of an application that have begun and are not published, oldest first: each has a topic with
-    their marks.
-    """
+    """Return the runs of an application's unpublished backfills, oldest first: each run has a topic of marks."""
     before = f"{application_id}{MARKS}"
     return sorted(
         topic.removeprefix(before)

@@ -1,9 +1,9 @@
-"""Which partition of a topic a record goes to, where the program says so: `to(…, partitioner=…)`.
+"""Custom partitioners: `to(…, partitioner=…)` chooses the partition of each record.
 
-Everybody else's records go where a Java producer would put them, by `keys.partition_of`.
+Without one, a record goes where the Java producer's default partitioner sends it, see `keys.partition_of`.
 
-Turned down: None for "where the key belongs", as Java's empty `Optional` has it (it is also what a function returns
-that forgot to).
+Turned down: None for the default partition, as Java's empty `Optional` (a function that forgets to return also returns
+None).
 Source: Kafka Streams `StreamPartitioner`; KIP-837 for several partitions, or none.
 """
 
@@ -16,8 +16,8 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 Partitioner: TypeAlias = Callable[[str, K, V, int], int | Collection[int]]
-"""`(topic, key, value, partitions) -> partition`, from 0 to partitions - 1; or several, each of which gets the record;
-or `[]`: none does.
+"""`(topic, key, value, partitions) -> partition`, from 0 to partitions - 1; or several partitions, each of which gets
+the record; or `[]`, which drops it.
 """
 
 
@@ -25,7 +25,7 @@ def chosen(partitioner: Partitioner[Any, Any], topic: str, key: Any, value: Any,
     """Return the partitions that a partitioner chooses, each once.
 
     Raises:
-        ValueError: the topic has no such partition.
+        ValueError: the partitioner named a partition that the topic does not have.
     """
     answer: Any = partitioner(topic, key, value, partitions)
     found: Collection[Any] = (answer,)

@@ -1,7 +1,7 @@
-"""What `KStream.print` calls for each record: a line to standard output, to a file, or to whatever has a `write`.
+"""The printer of `KStream.print`: one line for each record, to standard output, a file, or an object with `write`.
 
-Invariant: a line is written whole and at once, so that those of several tasks and processes do not mix.
-Turned down: emptying a file at the start, as Kafka Streams does (each process of an application would empty what the
+Invariant: each line is written with one call, so that the lines of several tasks and processes do not mix.
+Turned down: truncating a file at the start, as Kafka Streams does (each process of an application would delete what the
 others wrote).
 Source: Kafka Streams `Printed`, `PrintForeachAction`.
 """
@@ -17,21 +17,21 @@ from coopstreams.topology.errors import TopologyError
 
 
 class Writable(Protocol):
-    """What text can be written to."""
+    """An object to which text can be written."""
 
     def write(self, text: str, /) -> object:
-        """Take a text."""
+        """Write a text."""
 
 
 Destination: TypeAlias = Writable | str | PathLike[str] | None
-"""What has a `write`; the path of a file, which grows at its end; None: standard output."""
+"""An object with `write`; the path of a file, to which lines are appended; None: standard output."""
 
 
 class Printer:
-    """Writes `[label]: key, value`, a line for each call.
+    """Writes one line `[label]: key, value` for each call.
 
     Raises:
-        TopologyError: `to` is neither a path nor has it a `write`.
+        TopologyError: `to` is neither a path nor an object with `write`.
     """
 
     def __init__(self, to: Destination, label: str) -> None:

@@ -1,6 +1,6 @@
-"""One record, as user functions see it where key and value alone do not do.
+"""Records as objects, for user functions that need more than key and value.
 
-Invariant: made for one call on one record; nothing keeps it, and no batch consists of them (see `columns`).
+Invariant: a record object is made for one call and kept by nothing; batches are columns (see `columns`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ V2 = TypeVar("V2")
 
 @dataclass(slots=True)
 class Record(Generic[K, V]):
-    """What a processor is given and what it forwards. Do not change one, make another: `record.with_value(1)`.
+    """What a processor is given and what it forwards. Do not mutate a record, make another: `record.with_value(1)`.
 
-    Units: `timestamp` in milliseconds. Null keys and values are None, whatever the types say.
+    Units: `timestamp` in milliseconds. Null keys and values are None, whatever the type parameters are.
     """
 
     key: K
@@ -45,12 +45,12 @@ class Record(Generic[K, V]):
         return replace(self, headers=[*self.headers, (name, value)])
 
 
-@dataclass(slots=True)  # not frozen: that alone takes 700 ns a record
+@dataclass(slots=True)  # not frozen: frozen costs 700 ns a record
 class TimestampedRecord(Generic[K, V]):
     """What a timestamp extractor is given: `timestamp=lambda record: record.value.time_ms`.
 
-    Units: `timestamp` is the one the record was written with, `stream_time` the largest of the partition so far (-1:
-    none), both in milliseconds. Null keys and values are None, whatever the types say.
+    Units: `timestamp` is the record's own, as written; `stream_time` is the largest of the partition so far (-1: none).
+    Both are in milliseconds. Null keys and values are None, whatever the type parameters are.
     """
 
     key: K

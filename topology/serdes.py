@@ -1,12 +1,13 @@
-"""Bytes to values and back.
+"""Serdes: how values become bytes and come back.
 
-A `Serde` is a name and two functions. Bytes are the identity of a key (they are hashed, routed, stored), so a serde
-must write the same bytes for the same key, always. Null is not a value: neither function ever sees None, whoever calls
-them passes null through.
+A `Serde` is a name and two functions. Keys are hashed, routed and stored as bytes, so a serde must always write the
+same bytes for the same key. Null is not a value: the caller passes null through, and neither function is ever given
+None.
 
-Invariant: `deserialize(serialize(value)) == value`, and what does not fit is a `SerdeError`, never other bytes.
-Turned down: choosing a serde by the type a value happens to have at run time (one record in a million corrupts a
-topic), and comparing serdes by name (two people call theirs "json").
+Invariant: `deserialize(serialize(value)) == value`. A value or bytes that do not fit raise `SerdeError`; they never
+become other bytes.
+Turned down: choosing a serde by the type of a value at run time (one record in a million corrupts a topic), and
+comparing serdes by name (two teams call theirs "json").
 """
 
 from __future__ import annotations
@@ -41,16 +42,16 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 SHOWN_BYTES = 60
-"""How much of the bytes, or of a value's text, an error message shows."""
+"""How many bytes, or characters of a value's text, an error message shows."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Serde(Generic[T]):
     """How values of one type become bytes and come back. `Serde("csv", encode, decode)` makes your own.
 
-    Shape: `encode` and `decode` are the bare functions, for loops that handle errors themselves: they raise whatever
-    they raise. `serialize` and `deserialize` raise `SerdeError`. None of them is ever given None. Two serdes are equal
-    if name and functions are: only then may bytes pass through unread.
+    Shape: `encode` and `decode` are the bare functions, for loops that handle errors themselves; they may raise
+    anything. `serialize` and `deserialize` raise only `SerdeError`. None of the four is ever given None. Two serdes are
+    equal if their names and functions are equal; between equal serdes, bytes pass through without being deserialised.
     """
 
     name: str
@@ -61,7 +62,7 @@ class Serde(Generic[T]):
         """Return the bytes of a value.
 
         Raises:
-            SerdeError: the value does not fit. Convert it, or name the serde that fits where the bytes are made.
+            SerdeError: the serde cannot write the value. Convert the value, or name another serde where it is written.
         """
         try:
             data = self.encode(value)
@@ -72,10 +73,10 @@ class Serde(Generic[T]):
         return data
 
     def deserialize(self, data: bytes) -> T:
-        """Return the value of some bytes.
+        """Return the value that the bytes stand for.
 
         Raises:
-            SerdeError: these are not bytes of this serde; shows the first of them.
+            SerdeError: the serde cannot read the bytes; the message shows the first of them.
         """
         try:
             return self.decode(data)
@@ -99,13 +100,13 @@ class Windowed(Generic[K]):
     end_ms: int
 
     def __str__(self) -> str:
-        """As Kafka Streams prints it."""
+        """Return the text that Kafka Streams prints for a windowed key."""
         return f"[{self.key}@{self.start_ms}/{self.end_ms}]"
 
-    if not TYPE_CHECKING:  # a checker would believe that there is every attribute
+    if not TYPE_CHECKING:  # with a __getattr__, a type checker would accept every attribute name
 
         def __getattr__(self, name: str) -> Any:
-            """Name the attributes for those of Kafka Streams' `Windowed`."""
+            """Raise an AttributeError that names our attributes if the name is one of Kafka Streams' `Windowed`."""
             hint = (
                 ": a window is key, start_ms and end_ms, without a window() in between"
                 if name in ("window", "start", "end")
@@ -118,8 +119,8 @@ class Windowed(Generic[K]):
 class Json(Serde[Any]):
     """Plain JSON values (dict, list, str, int, float, bool), and `json(Type)` for typed ones.
 
-    The JSON text `null` reads as None, and None is written as a null value: in a table, as a deletion. NaN and
-    infinities become `null`.
+    The JSON text `null` reads as None, and None is written as a null value: in a table, as a tombstone. NaN and
+    infinities are written as `null`.
     """
 
     @overload
@@ -127,11 +128,13 @@ class Json(Serde[Any]):
     @overload
     def __call__(self, type_: object) -> Serde[Any]: ...
     def __call__(self, type_: Any) -> Serde[Any]:
-        """Return the serde of a type that msgspec knows: dataclass, Struct, TypedDict, NamedTuple, list[...], a union,
-        ...
+        """Return the serde of a type that msgspec knows: dataclass, Struct, TypedDict, NamedTuple, list[...], a union.
 
-        The same type gives an equal serde. Values are checked against the type when read, and against its outer class
-        when written.
+        Equal types give equal serdes. A value is checked against the whole type when read, but only against its
+        outer class when written.
+
+        Raises:
+            SerdeError: msgspec does not know the type, or a type within it. Use one it knows, or write a `Serde`.
         """
         try:
             return _typed_json(type_)
@@ -149,16 +152,17 @@ class _Ends(Protocol):
 
 
 def windowed(inner: Serde[K], size_ms: int) -> Serde[Windowed[K]]:
-    """Return the serde of window keys: the key's bytes, then the window start as 8 bytes big-endian.
+    """Return the serde of windowed keys: the key's bytes, then the window start as 8 bytes big-endian.
 
-    Source: Kafka Streams `TimeWindowedSerializer`; the size is not in the bytes, as there.
+    Source: Kafka Streams `TimeWindowedSerializer`, which does not write the window size either.
     """
     return _windowed(inner, size_ms)
 
 
 def windowed_by(inner: Serde[K], windows: _Ends) -> Serde[Windowed[K]]:
-    """Return the serde of the keys of windows that may differ in length: as `windowed`, with the end that `windows`
-    say.
+    """Return the serde of windowed keys whose windows may differ in length: `windows.end` gives the end.
+
+    Shape: the bytes are those of `windowed`.
     """
     return _windowed_by(inner, windows)
 
@@ -172,7 +176,7 @@ def session_windowed(inner: Serde[K]) -> Serde[Windowed[K]]:
 
 
 def changed(inner: Serde[V]) -> Serde[tuple[V | None, V | None]]:
-    """Return the serde of an update of a table: the pair (new, old), of which one may be None.
+    """Return the serde of a table's update: the pair (new, old), one of which may be None.
 
     Shape: new + 01, old + 00, or length of new (zigzag varint) + new + old + 02.
     Source: Kafka Streams `ChangedSerializer` (KIP-904).
@@ -202,7 +206,7 @@ def _float64(data: bytes) -> float:
     return _FLOAT64.unpack(data)[0]  # type: ignore[no-any-return]
 
 
-# Without these, a dataclass or a datetime would be written, and come back as a dict or a string.
+# Without these options, orjson writes a dataclass or a datetime, which then reads back as a dict or a string.
 _STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 
 
@@ -218,7 +222,7 @@ def _json(value: Any) -> bytes:
 
 @cache
 def _typed_json(type_: Any) -> Serde[Any]:
-    msgspec.json.schema(type_)  # fails for a type that a decoder would be made for and then fail with each record
+    msgspec.json.schema(type_)  # raises for types that a Decoder accepts but fails on at every record
     decoder = msgspec.json.Decoder(type_)
     encode_any = msgspec.json.Encoder().encode
     classes = _outer_classes(type_)
@@ -235,7 +239,7 @@ def _typed_json(type_: Any) -> Serde[Any]:
 
 
 def _outer_classes(type_: Any) -> tuple[type, ...] | None:
-    """Return the classes a value of the type may have, or None when that cannot be told."""
+    """Return the classes that a value of the type may have, None if they cannot be told."""
     origin = get_origin(type_)
     if type_ is None:
         return (NoneType,)
@@ -335,9 +339,7 @@ def _varint(number: int) -> bytes:
 
 
 def _type_name(type_: Any) -> str:
-    """The name of a type as it is written, without modules: the same wherever a program was imported from, in every
-    Python.
-    """
+    """Return a type's name without modules, so that it does not depend on the import path or the Python version."""
     origin, inner = get_origin(type_), get_args(type_)
     if type_ is ... or type_ is NoneType:
         return "..." if type_ is ... else "None"
@@ -362,7 +364,7 @@ def _reason(error: Exception) -> str:
 
 
 raw: Serde[bytes] = Serde("raw", _same_bytes, _same_bytes)
-"""Bytes as they are."""
+"""Bytes, unchanged."""
 
 text: Serde[str] = Serde("text", str.encode, _text)
 """UTF-8."""

@@ -1,9 +1,9 @@
-"""The stores that operators see, and the specification that the runtime makes them from.
+"""The stores as operators see them, and the specification from which the runtime makes them.
 
-Operators work on live objects in a write buffer; bytes appear when a commit writes them. Keys are serialised: the very
-bytes that Kafka carried, so that the key hash of a store entry is the key hash of its record.
+Operators work on live objects in a write buffer; a commit serialises them. Store keys are serialised already: they are
+the key bytes that Kafka carried, so the key hash of a store entry is the key hash of its record.
 
-Invariant: an entry marked dirty is written (store, changelog) with the next commit or not at all.
+Invariant: the next commit writes every dirty entry to store and changelog, or none.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ _OF_YOUR_OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 class StoreSpec:
     """What the runtime needs to know to make a store.
 
-    Shape: `key` is the serde of the plain key, also where store keys are more: "window": `window_key(...)`; "session":
-    `session_key(...)`; "buffer": a plain, window or session key, whose last `suffix_bytes` are not of the plain key.
-    `row_key` is the serde of store keys, None where they are plain.
+    Shape: `key` is the serde of the plain key. Store keys may be longer: in a "window" store they are
+    `window_key(...)`, in a "session" store `session_key(...)`; in a "buffer" store they are plain, window or session
+    keys whose last `suffix_bytes` are not part of the plain key. `row_key` is the serde of store keys, None where they
+    are plain keys.
     Units: `retention_ms` is how long a window stays readable after stream time has passed its start (sessions: its
-    end); `window_ms` its size, None if they differ. `step_ms`: windows start at multiples of it, `lag_ms` before the
-    newest record: then those that a store shows follow stream time; None: the windows that were put decide.
+    end). `window_ms` is the window size, None if windows differ in size. With `step_ms`, windows start at multiples of
+    it, up to `lag_ms` before the newest record, and the visible windows follow stream time; with None they follow the
+    windows that were put.
     """
 
     name: str
@@ -48,26 +50,24 @@ class StoreSpec:
     step_ms: int | None = None
     lag_ms: int = 0
     history_ms: int | None = None
-    """Of a versioned table: how far back versions are kept. Its values are histories, see `versions`."""
+    """For a versioned table: how far back it keeps versions. The store's values are histories, see `versions`."""
     logged: bool = True
-    """Has a changelog topic `<application id>-<name>-changelog`."""
+    """Whether the store has a changelog: `<application id>-<name>-changelog`, or `source`."""
     cached: bool = True
-    """With the record cache on, it holds updates of its table back."""
+    """Whether the record cache, if it is on, holds back the updates of its table."""
     store_type: str | None = None
-    """Where it is kept: `rocksDB`, `in_memory`, or `package.module:Class` of an engine. None: as `default.dsl.store`
-    says.
-    """
+    """The engine: `rocksDB`, `in_memory`, or `package.module:Class`. None: the setting `default.dsl.store`."""
     source: str | None = None
-    """The topic that is its changelog, if it has none of its own: what it holds is what its task has read of it. See
-    `optimizing`.
+    """The source topic that serves as its changelog, None if it has its own. The store then holds what its task has
+    read of that topic. See `optimizing`.
     """
 
 
 def store_type_of(value: object) -> str:
-    """Return what a user wrote for where stores are kept.
+    """Return the value if it is a store type.
 
     Raises:
-        ValueError: it can be none; says what it must be.
+        ValueError: it is not; the message lists the store types.
     """
     if not isinstance(value, str) or (value not in (ROCKS_DB, IN_MEMORY) and not _OF_YOUR_OWN.fullmatch(value)):
         raise ValueError(f"{ROCKS_DB}, {IN_MEMORY}, or package.module:Class of an engine")
@@ -75,10 +75,10 @@ def store_type_of(value: object) -> str:
 
 
 def check_store_type(store: str, value: str | None) -> None:
-    """Do nothing if a store can be kept there; None: wherever stores usually are.
+    """Do nothing if `value` is a store type, or None for the default.
 
     Raises:
-        TopologyError: it names nothing that could be an engine.
+        TopologyError: it is not a store type.
     """
     if value is None:
         return
@@ -89,11 +89,11 @@ def check_store_type(store: str, value: str | None) -> None:
 
 
 class Entry:
-    """One key of a store, live: the value as an object, mutated in place by the operator that owns it.
+    """One row of a store as a live object; the operator that owns it mutates the value in place.
 
-    Shape: `value` None = no such key. `stored` is the serialised value as of the last commit (None: absent), which is
-    also the last value forwarded when the record cache is on. `dirty`: changed since the last commit. `headers`, with
-    the record cache on: of the record that changed it last, until it is forwarded.
+    Shape: `value` None: there is no such key. `stored` is the serialised value as of the last commit (None: absent);
+    with the record cache on it is also the value that was forwarded last. `dirty`: changed since the last commit.
+    `headers`: with the record cache on, those of the record that changed the row last, until the row is forwarded.
     """
 
     __slots__ = ("dirty", "headers", "stored", "timestamp", "value")
@@ -107,80 +107,75 @@ class Entry:
 
 
 class TableStore(Protocol):
-    """A timestamped store of one task, behind its write buffer. Window stores use `window_key` bytes as keys.
+    """The timestamped store of one task, behind its write buffer. Window stores use `window_key` bytes as keys.
 
-    The hot path is: `entry = entries.get(key) or load(key)`; change `entry.value` and `entry.timestamp`; `if not
+    The hot path: `entry = entries.get(key) or load(key)`; change `entry.value` and `entry.timestamp`; `if not
     entry.dirty: touch(key, entry)`.
     """
 
     spec: StoreSpec
     siblings: dict[str, Any]
-    """What operators of all tasks over the same database share, by name. Several threads: hold the `guard`."""
+    """What the operators of all tasks over the same database share, by name. Hold the `guard`: their threads differ."""
     guard: AbstractContextManager[Any]
     entries: dict[bytes, Entry]
-    """The buffer: what was loaded or changed lately. A miss says nothing: ask `load`. The same dict for ever: compiled
-    code holds its `get`.
+    """The write buffer: entries that were loaded or changed lately. A missing key may still be in the database: `load`
+    it. The dict is never replaced, because compiled code holds its `get`.
     """
 
     def load(self, key: bytes) -> Entry:
-        """Return the entry of a key from the buffer or the database; one with value None if there is none. Kept in
-        `entries`.
+        """Return the entry of a key from the buffer or the database, and keep it in `entries`.
+
+        The entry has the value None if there is no such key.
         """
         ...
 
     def touch(self, key: bytes, entry: Entry) -> None:
-        """Mark an entry of `entries` as changed since the last commit. Call it once before or after the first
-        change.
-        """
+        """Mark an entry of `entries` as changed since the last commit, once, before or after its first change."""
 
     def dirty(self) -> list[tuple[bytes, Entry]]:
-        """Return what changed since the last commit, in the order of the first change."""
+        """Return the entries that changed since the last commit, in the order of their first change."""
         ...
 
     def scan(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, Entry]]:
-        """Yield the live entries with start <= key < end in key order, buffer over database. For operators that need
-        order.
-        """
+        """Yield the live entries with start <= key < end in key order, the buffer's over the database's."""
         ...
 
     def advance(self, stream_time: int) -> None:
-        """Let stream time reach this value: windows older than the retention become invisible and are dropped with the
-        next commit.
-        """
+        """Raise the stream time: windows older than the retention become invisible; the next commit drops them."""
 
 
 class WindowTableStore(TableStore, Protocol):
-    """A store of windows in which those of a key can be found by time. Change it by `put` alone."""
+    """A window store that finds the windows of a key by time. Change it only with `put`."""
 
     def put(self, key: bytes, value: Any, timestamp: int) -> None:
-        """Set the value of a window key, None: delete it."""
+        """Set the value of a window key; None deletes it."""
 
     def fetch(self, key: bytes, first: int, last: int) -> list[tuple[bytes, Entry]]:
-        """Return the windows of a plain key with first <= start <= last, by their starts."""
+        """Return the windows of a plain key with first <= start <= last, in the order of their starts."""
         ...
 
     @property
     def observed(self) -> int:
-        """The time by which windows expire, as far as `advance` let it come; -1 if it never did."""
+        """The stream time by which windows expire, raised by `advance`; -1 before its first call."""
         ...
 
 
 class SessionTableStore(TableStore, Protocol):
-    """A store of sessions in which those of a key can be found by time. Change it by `put` alone."""
+    """A session store that finds the sessions of a key by time. Change it only with `put`."""
 
     def put(self, key: bytes, value: Any, timestamp: int) -> None:
-        """Set the value of a session key, None: delete it."""
+        """Set the value of a session key; None deletes it."""
 
     def sessions(self, key: bytes, earliest_end: int, latest_start: int) -> list[tuple[bytes, Entry]]:
-        """Return the sessions of a plain key with earliest_end <= end and start <= latest_start, by their ends."""
+        """Return the sessions of a plain key with earliest_end <= end and start <= latest_start, ordered by end."""
         ...
 
 
 def window_key(key: bytes, start_ms: int) -> bytes:
-    """Return the bytes under which a window store keeps the window of a key.
+    """Return the window store key of a key's window.
 
-    Shape: serialised key, then the start as 8 bytes big-endian: what Kafka Streams' `TimeWindowedSerializer` writes to
-    a topic.
+    Shape: the serialised key, then the start as 8 bytes big-endian, as Kafka Streams' `TimeWindowedSerializer` writes
+    it.
     """
     return key + start_ms.to_bytes(8, "big", signed=True)
 
@@ -191,10 +186,10 @@ def split_window_key(data: bytes) -> tuple[bytes, int]:
 
 
 def session_key(key: bytes, start_ms: int, end_ms: int) -> bytes:
-    """Return the bytes under which a session store keeps a session of a key.
+    """Return the session store key of a key's session.
 
-    Shape: serialised key, then the end and the start as 8 bytes big-endian: what Kafka Streams'
-    `SessionWindowedSerializer` writes.
+    Shape: the serialised key, then the end and the start, 8 bytes big-endian each, as Kafka Streams'
+    `SessionWindowedSerializer` writes it.
     """
     return key + end_ms.to_bytes(8, "big", signed=True) + start_ms.to_bytes(8, "big", signed=True)
 

@@ -19,7 +19,7 @@ class TaskId:
         return f"{self.subtopology}_{self.partition}[{self.range}]"
 
     def conflicts(self, other: TaskId) -> bool:
-        """Whether both own some hash of the same partition: they may never run at the same time."""
+        """Whether both own a common hash of the same partition and sub-topology, so that they must not run together."""
         return (
             self.subtopology == other.subtopology
             and self.partition == other.partition

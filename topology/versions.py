@@ -1,12 +1,11 @@
-"""The history of a row of a versioned table: which value it had when.
+"""The history of a row of a versioned table: its versions, each a timestamp and a value.
 
-A row is the list of its versions, oldest first: (timestamp, value), with None for a deletion. A version is valid from
-its timestamp until that of the next. Versions older than the history retention are removed with the next change of the
-row.
+A history is a list of (timestamp, value), oldest first, with None for a deletion. A version is valid from its timestamp
+until that of the next version. Each change of the row removes the versions older than the history retention.
 
-Invariant: timestamps ascend strictly; a second value of one moment replaces the first.
-Turned down: Kafka Streams' segments by time (its changelog has a record for each version, ours one for each row: a
-restored row is whole).
+Invariant: timestamps ascend strictly; a second value with the same timestamp replaces the first.
+Turned down: Kafka Streams' segments by time. Its changelog has a record for each version, ours has one for each row, so
+that one record restores a whole row.
 Source: Kafka Streams `RocksDBVersionedStore`, KIP-889, KIP-914.
 """
 
@@ -24,7 +23,7 @@ Version: TypeAlias = tuple[int, Any]
 
 
 class Held(NamedTuple):
-    """A version and when it held: `since <= moment < until`; `until` None: it still does. Units: ms."""
+    """A version and its validity: `since <= moment < until`; `until` is None for the latest version. Units: ms."""
 
     since: int
     until: int | None
@@ -33,7 +32,7 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Histories(Serde[list[Version]]):
-    """The serde of histories. `one`: that of a single version's value."""
+    """The serde of histories. `one` is the serde of a single version's value."""
 
     one: Serde[Any]
 
@@ -43,7 +42,10 @@ _DELETED = -1
 
 
 def put_version(versions: list[Version], timestamp: int, value: Any, oldest: int) -> bool:
-    """File a value into a history; return whether it is the latest. What was replaced before `oldest` is forgotten."""
+    """Insert a version into a history and return whether it is the latest.
+
+    Removes the versions whose validity ended before `oldest`.
+    """
     at = bisect_left(versions, timestamp, key=_timestamp)
     there = at < len(versions) and versions[at][0] == timestamp
     versions[at : at + there] = [(timestamp, value)]
@@ -53,13 +55,14 @@ def put_version(versions: list[Version], timestamp: int, value: Any, oldest: int
 
 
 def latest_value(versions: list[Version] | None) -> Any:
-    """Return the value of the latest version, None if there is none or it is a deletion."""
+    """Return the value of the latest version; None if there is no version or the latest is a deletion."""
     return versions[-1][1] if versions else None
 
 
 def version_at(versions: list[Version] | None, timestamp: int, oldest: int) -> Version | None:
-    """Return the version that held at a moment; None if there was none, it was a deletion, or a past before `oldest` is
-    asked for.
+    """Return the version that was valid at a moment, None if there was none or it was a deletion.
+
+    A moment before `oldest` gives None, too, unless the latest version was valid then: the history may be incomplete.
     """
     if not versions:
         return None
@@ -70,18 +73,18 @@ def version_at(versions: list[Version] | None, timestamp: int, oldest: int) -> V
 
 
 def value_at(versions: list[Version] | None, timestamp: int, oldest: int) -> Any:
-    """Return the value that held at a moment; None as `version_at`."""
+    """Return the value that was valid at a moment; None as in `version_at`."""
     version = version_at(versions, timestamp, oldest)
     return None if version is None else version[1]
 
 
 def versions_within(versions: list[Version] | None, first: int, last: int, oldest: int) -> list[Held] | None:
-    """Return the versions that held at some moment of first..last, oldest first, without deletions and without what
-    ended before `oldest`.
+    """Return the versions that were valid at some moment of first..last (inclusive), oldest first.
 
-    None: nobody knows, because all of that time is before `oldest` and the row has changed since.
-    Source: Kafka Streams `MultiVersionedKeyQuery` (KIP-968), which answers with nothing where we say that it is
-    forgotten.
+    Leaves out deletions and versions whose validity ended before `oldest`. None: the history does not reach back to
+    this time, because all of it is before `oldest` and the row has changed since.
+
+    Source: Kafka Streams `MultiVersionedKeyQuery` (KIP-968), which returns no versions where this returns None.
     """
     if not versions:
         return []
@@ -95,8 +98,9 @@ def versions_within(versions: list[Version] | None, first: int, last: int, oldes
 
 @cache
 def versions_of(inner: Serde[Any]) -> Histories:
-    """Return the serde of histories: for each version its timestamp (8 bytes big-endian), length (4; -1 for a
-    deletion), value.
+    """Return the serde of histories.
+
+    Shape: for each version its timestamp (8 bytes big-endian), the length of its value (4; -1 for a deletion), value.
     """
 
     def encode(versions: list[Version]) -> bytes:
